@@ -1,0 +1,186 @@
+"""Settings: frozen values with the RFC's names and defaults, checked when they are made.
+
+Units are in the names: ``_ms`` milliseconds, ``_bytes`` bytes. Components (store objects,
+runtime) are passed beside a config, not in it, so every config pickles and prints.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from opendata_buffer.errors import InvalidInput
+from opendata_buffer.formats.batch import Compression
+from opendata_buffer.formats.keys import check_key, check_prefix
+
+__all__ = [
+    "DEFAULT_DATA_PATH_PREFIX",
+    "ConsumerConfig",
+    "GarbageCollectorConfig",
+    "ProducerConfig",
+    "QueueConfig",
+    "StoreOptions",
+]
+
+DEFAULT_DATA_PATH_PREFIX = "ingest"
+MIB = 1024 * 1024
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InvalidInput(f"{name} is {value!r}: use a whole number of at least {least}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreOptions:
+    """How to reach an S3 store. Credentials come from boto3's standard chain, never from here.
+
+    Attributes:
+        endpoint_url: Another endpoint than AWS's. Default: ``AWS_ENDPOINT_URL``.
+        region: Default: the chain's.
+        profile: A profile of the shared configuration files. Default: the chain's.
+        connect_timeout_ms: Default 5,000.
+        read_timeout_ms: How long one answer may take. Default 30,000.
+        max_attempts: Attempts of reads and unconditional writes. Default 5. Conditional
+            writes always make one: a repeated one would lose against itself (failure F1).
+        max_connections: Connections a client keeps. Default 64.
+    """
+
+    endpoint_url: str | None = None
+    region: str | None = None
+    profile: str | None = None
+    connect_timeout_ms: int = 5_000
+    read_timeout_ms: int = 30_000
+    max_attempts: int = 5
+    max_connections: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("connect_timeout_ms", "read_timeout_ms", "max_attempts", "max_connections"):
+            _at_least(name, getattr(self, name), 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueConfig:
+    """Where a queue lives and how its manifest is written.
+
+    Attributes:
+        store: A URL: a path or ``file:///dir``, ``s3://bucket[/root]``, ``memory://name``.
+        data_path_prefix: Prefix of batch objects. Default ``ingest`` (RFC 0001, Producer).
+        manifest_path: Key of the manifest. Default ``<data_path_prefix>/manifest``.
+        store_options: How to reach an S3 store.
+        cas_deadline_ms: How long one manifest change may retry. Default 60,000.
+        backoff_base_ms: First step of the full-jitter backoff between attempts. Default 10.
+        backoff_max_ms: Largest step. Default 2,000.
+        max_manifest_bytes: Appends that would grow the manifest past this raise
+            :class:`~opendata_buffer.errors.QueueFull`. Every append rewrites the manifest, so
+            its size is the cost of an append. Default 64 MiB.
+    """
+
+    store: str
+    data_path_prefix: str = DEFAULT_DATA_PATH_PREFIX
+    manifest_path: str = ""
+    store_options: StoreOptions = field(default_factory=StoreOptions)
+    cas_deadline_ms: int = 60_000
+    backoff_base_ms: int = 10
+    backoff_max_ms: int = 2_000
+    max_manifest_bytes: int = 64 * MIB
+
+    def __post_init__(self) -> None:
+        check_prefix("data_path_prefix", self.data_path_prefix)
+        if not self.manifest_path:
+            object.__setattr__(self, "manifest_path", f"{self.data_path_prefix}/manifest")
+        check_key("manifest_path", self.manifest_path)
+        for name in ("cas_deadline_ms", "backoff_base_ms", "backoff_max_ms"):
+            _at_least(name, getattr(self, name), 1)
+        _at_least("max_manifest_bytes", self.max_manifest_bytes, 22)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProducerConfig(QueueConfig):
+    """Settings of a producer (RFC 0001, Producer).
+
+    Attributes:
+        flush_interval_ms: Age at which a batch is flushed. Default 100.
+        flush_size_bytes: Size beyond which a batch is flushed; a loose limit. Default 64 MiB.
+        max_buffered_inputs: ``produce()`` calls that may wait for durability before the next
+            one blocks. Default 1,000.
+        max_buffered_bytes: Bytes that may wait, uploads in flight included. Default 256 MiB.
+        compression: ``Compression.NONE`` (default) or ``Compression.ZSTD``.
+        zstd_level: Default 3 (RFC 0001, Compression).
+        max_batch_bytes: Largest record block written; readers refuse larger ones. One
+            ``produce()`` call must fit. Default 256 MiB.
+        upload_concurrency: Uploads at once. Default 8.
+        delivery_timeout_ms: How long a batch is retried before its handles fail, as Kafka's
+            ``delivery.timeout.ms``. Default 120,000.
+        gc_grace_period_ms: The collector's grace period. A batch older than half of it is
+            uploaded again instead of enqueued (failure F5). Default 600,000.
+    """
+
+    flush_interval_ms: int = 100
+    flush_size_bytes: int = 64 * MIB
+    max_buffered_inputs: int = 1_000
+    max_buffered_bytes: int = 256 * MIB
+    compression: Compression = Compression.NONE
+    zstd_level: int = 3
+    max_batch_bytes: int = 256 * MIB
+    upload_concurrency: int = 8
+    delivery_timeout_ms: int = 120_000
+    gc_grace_period_ms: int = 600_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in (
+            "flush_interval_ms",
+            "flush_size_bytes",
+            "max_buffered_inputs",
+            "max_buffered_bytes",
+            "max_batch_bytes",
+            "upload_concurrency",
+            "delivery_timeout_ms",
+            "gc_grace_period_ms",
+        ):
+            _at_least(name, getattr(self, name), 1)
+        if not 1 <= self.zstd_level <= 22:
+            raise InvalidInput(f"zstd_level is {self.zstd_level!r}: use 1 to 22")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GarbageCollectorConfig:
+    """Settings of the collector (RFC 0001, Garbage Collection).
+
+    Attributes:
+        enabled: Whether a consumer runs the collector. Default true.
+        interval_ms: Time between cycles. Default 300,000.
+        grace_period_ms: Least age of a deleted object. Default 600,000.
+    """
+
+    enabled: bool = True
+    interval_ms: int = 300_000
+    grace_period_ms: int = 600_000
+
+    def __post_init__(self) -> None:
+        _at_least("gc interval_ms", self.interval_ms, 1)
+        _at_least("gc grace_period_ms", self.grace_period_ms, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsumerConfig(QueueConfig):
+    """Settings of a consumer (RFC 0001, Consumer).
+
+    Attributes:
+        gc: The garbage collector that runs beside the consumer.
+        ack_interval: Serial acks per manifest write. Default 100.
+        max_batch_bytes: Largest record block decoded; a larger one is refused before it is
+            expanded (failure F21). Default 256 MiB.
+        allow_foreign_locations: Read batches outside the data prefix (failure F23). Default
+            false.
+    """
+
+    gc: GarbageCollectorConfig = field(default_factory=GarbageCollectorConfig)
+    ack_interval: int = 100
+    max_batch_bytes: int = 256 * MIB
+    allow_foreign_locations: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _at_least("ack_interval", self.ack_interval, 1)
+        _at_least("max_batch_bytes", self.max_batch_bytes, 1)

@@ -1,0 +1,269 @@
+"""Every error of the library, in one tree ordered by what the caller does next.
+
+::
+
+    BufferError
+    ├── InvalidInput (ValueError)     fix the call, the configuration or the URL
+    │   ├── PrefixConflict            two queues claim one data prefix: give each its own
+    │   └── UnsafeStore               the store has no compare-and-swap: use another store
+    ├── StorageError                  the store did not do what was asked
+    │   ├── TransientStorageError     try again later; nothing is wrong with the data
+    │   ├── PermanentStorageError     fix credentials, permissions, bucket or disk
+    │   └── ObjectNotFound            the key does not exist
+    ├── Conflict                      lost every CAS race until the deadline: try again later
+    ├── CommitStateUnknown            a write may or may not have landed: read what is known
+    ├── QueueFull                     the manifest is too large: let the consumer catch up
+    ├── Fenced                        another consumer owns the queue: stop this one
+    ├── CorruptData                   bytes on storage break the v1 format
+    │   ├── CorruptManifest           stop and look: ``opendata-buffer manifest dump``
+    │   └── CorruptBatch              the batch object cannot be decoded
+    ├── PoisonBatch                   one queued batch cannot be delivered: repair or skip it
+    │   ├── BatchMissing              its object is gone
+    │   ├── BatchUnreadable           its object does not decode
+    │   └── ForeignLocation           its location points outside the data prefix
+    ├── QueueReset                    the manifest vanished or went backwards: do not resume
+    ├── DataLoss                      a position that must be read is no longer queued
+    ├── FlushFailed                   batches could not be made durable: produce them again
+    └── Closed                        the producer or consumer was closed before the call
+
+Every error survives pickling and carries the values its message names as attributes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "BatchMissing",
+    "BatchUnreadable",
+    "BufferError",
+    "Closed",
+    "CommitStateUnknown",
+    "Conflict",
+    "CorruptBatch",
+    "CorruptData",
+    "CorruptManifest",
+    "DataLoss",
+    "Fenced",
+    "FlushFailed",
+    "ForeignLocation",
+    "InvalidInput",
+    "ObjectNotFound",
+    "PermanentStorageError",
+    "PoisonBatch",
+    "PrefixConflict",
+    "QueueFull",
+    "QueueReset",
+    "StorageError",
+    "TransientStorageError",
+    "UnsafeStore",
+]
+
+
+def _rebuild(cls: type[BufferError], args: tuple[Any, ...], state: dict[str, Any]) -> BufferError:
+    error = cls.__new__(cls)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class BufferError(Exception):
+    """Base of all errors of this library."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The default protocol calls cls(*args), which fails for any __init__ with other
+        # parameters; Spark and multiprocessing send errors between processes.
+        return (_rebuild, (type(self), self.args, self.__dict__.copy()))
+
+
+class InvalidInput(BufferError, ValueError):
+    """An argument, setting, option or URL is wrong. Nothing was read or written."""
+
+
+class PrefixConflict(InvalidInput):
+    """A data prefix belongs to the queue of another manifest (failure F7)."""
+
+    def __init__(self, data_path_prefix: str, manifest_path: str, owner: str) -> None:
+        super().__init__(
+            f"data prefix {data_path_prefix!r} belongs to the queue with manifest {owner!r}, "
+            f"and this queue has manifest {manifest_path!r}: its garbage collector would delete "
+            "the other queue's batches. Give this queue a data_path_prefix of its own."
+        )
+        self.data_path_prefix = data_path_prefix
+        self.manifest_path = manifest_path
+        self.owner = owner
+
+
+class UnsafeStore(InvalidInput):
+    """The store ignores or refuses conditional writes (failure F12)."""
+
+
+class StorageError(BufferError):
+    """The store did not do what was asked."""
+
+
+class TransientStorageError(StorageError):
+    """A timeout, throttling or server error that outlived its retries. Try again later."""
+
+
+class PermanentStorageError(StorageError):
+    """Credentials, permissions, a missing bucket or a full disk. Retrying does not help."""
+
+
+class ObjectNotFound(StorageError):
+    """The store has no object of this name."""
+
+    def __init__(self, key: str, store: str = "") -> None:
+        where = f" in {store}" if store else ""
+        super().__init__(f"object {key!r} does not exist{where}")
+        self.key = key
+        self.store = store
+
+
+class Conflict(BufferError):
+    """Every CAS attempt lost its race until the deadline. Nothing was written."""
+
+    def __init__(self, key: str, attempts: int, waited_s: float) -> None:
+        super().__init__(
+            f"manifest {key!r} could not be written: {attempts} attempts in {waited_s:.1f} s all "
+            "lost to other writers. Nothing was written. Try again, raise cas_deadline_ms, or "
+            "let fewer processes write this manifest."
+        )
+        self.key = key
+        self.attempts = attempts
+        self.waited_s = waited_s
+
+
+class CommitStateUnknown(BufferError):
+    """A write may have landed and storage no longer tells. Says what is known.
+
+    Attributes:
+        key: The manifest that was written.
+        sequence: First sequence the write would have taken, if it landed.
+        locations: Batch locations the write carried.
+        next_sequence: The manifest's next sequence when last read, if it could be read.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        sequence: int,
+        locations: tuple[str, ...],
+        next_sequence: int | None,
+        reason: str,
+    ) -> None:
+        known = "unknown" if next_sequence is None else str(next_sequence)
+        first = locations[0] if locations else ""
+        super().__init__(
+            f"append of {len(locations)} batches (first {first!r}) to manifest {key!r} at "
+            f"sequence {sequence} may or may not have landed: {reason} (next sequence {known}). "
+            "Do not delete the batches. Producing the records again may duplicate them; "
+            "a transaction identity lets the reader drop the repeat."
+        )
+        self.key = key
+        self.sequence = sequence
+        self.locations = locations
+        self.next_sequence = next_sequence
+        self.reason = reason
+
+
+class QueueFull(BufferError):
+    """The manifest has outgrown its limit; producers must wait (failure F35)."""
+
+    def __init__(self, key: str, size: int, limit: int, lag: int, oldest_ms: int | None) -> None:
+        age = "" if oldest_ms is None else f", the oldest for {oldest_ms / 1000:.0f} s"
+        super().__init__(
+            f"manifest {key!r} has {size} bytes, more than the limit of {limit}: {lag} batches "
+            f"wait for the consumer{age}. Start or speed up the consumer, or raise "
+            "max_manifest_bytes. Nothing was appended."
+        )
+        self.key = key
+        self.size = size
+        self.limit = limit
+        self.lag = lag
+        self.oldest_ms = oldest_ms
+
+
+class Fenced(BufferError):
+    """Another consumer claimed the queue after this one."""
+
+    def __init__(self, key: str, epoch: int, current_epoch: int) -> None:
+        super().__init__(
+            f"consumer with epoch {epoch} was fenced by epoch {current_epoch} on manifest "
+            f"{key!r}: another consumer or query owns the queue now. Stop this one; a queue has "
+            "one consumer at a time."
+        )
+        self.key = key
+        self.epoch = epoch
+        self.current_epoch = current_epoch
+
+
+class CorruptData(BufferError):
+    """Bytes on storage break the v1 format."""
+
+
+class CorruptManifest(CorruptData):
+    """The manifest breaks the v1 format. Nothing is written to it."""
+
+
+class CorruptBatch(CorruptData):
+    """A batch breaks the v1 format or exceeds a decoding limit."""
+
+
+class PoisonBatch(BufferError):
+    """One queued batch cannot be delivered. ``Consumer.skip(sequence)`` passes it by."""
+
+    def __init__(self, sequence: int, location: str, reason: str) -> None:
+        super().__init__(
+            f"batch {sequence} at {location!r} cannot be delivered: {reason}. Restore the object, "
+            f"or pass it by with skip({sequence}); its records are then lost."
+        )
+        self.sequence = sequence
+        self.location = location
+        self.reason = reason
+
+
+class BatchMissing(PoisonBatch):
+    """The batch object a queue entry names does not exist."""
+
+
+class BatchUnreadable(PoisonBatch):
+    """The batch object does not decode as a v1 batch within the limits."""
+
+
+class ForeignLocation(PoisonBatch):
+    """A queue entry names an object outside the data prefix (failure F23)."""
+
+
+class QueueReset(BufferError):
+    """The manifest vanished or its positions went backwards (failure F4)."""
+
+
+class DataLoss(BufferError):
+    """Sequences that must be read are no longer in the manifest."""
+
+    def __init__(self, key: str, needed: int, oldest: int, hint: str = "") -> None:
+        super().__init__(
+            f"sequence {needed} is needed but manifest {key!r} starts at {oldest}: "
+            f"{oldest - needed} batches were dequeued by somebody else. {hint}".rstrip()
+        )
+        self.key = key
+        self.needed = needed
+        self.oldest = oldest
+        self.hint = hint
+
+
+class FlushFailed(BufferError):
+    """Batches were given up after their retry budget; their handles failed too."""
+
+    def __init__(self, failed_calls: int, cause: str) -> None:
+        super().__init__(
+            f"{failed_calls} produce() calls were not made durable: {cause}. "
+            "Produce their records again with a new producer."
+        )
+        self.failed_calls = failed_calls
+        self.cause = cause
+
+
+class Closed(BufferError):
+    """The producer or consumer was closed before the call."""

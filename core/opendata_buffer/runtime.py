@@ -1,0 +1,103 @@
+"""Time, threads and randomness: all that is not deterministic, besides the store.
+
+This is the only module that may read a clock, sleep, start a thread or draw a random number
+(ruff's banned-api list enforces it). Everything else takes a :class:`Runtime`, so that the
+simulation can run the same code on virtual time with seeded randomness.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol
+
+from ulid import ULID
+
+__all__ = ["Condition", "Runtime", "SystemRuntime", "Task"]
+
+
+class Condition(Protocol):
+    """A lock with a waiting room; ``threading.Condition`` is one."""
+
+    def __enter__(self) -> bool: ...
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+    def wait(self, timeout: float | None = None) -> bool: ...
+    def notify_all(self) -> None: ...
+
+
+class Task(Protocol):
+    """A started thread."""
+
+    def join(self, timeout: float | None = None) -> None: ...
+    def is_alive(self) -> bool: ...
+
+
+class Runtime(Protocol):
+    """Where time, threads and randomness come from."""
+
+    def now_ms(self) -> int:
+        """Wall clock, milliseconds since the Unix epoch. May jump; never used for waiting."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds on a clock that never goes back. For intervals, ages and deadlines."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Block the calling thread."""
+        ...
+
+    def condition(self) -> Condition:
+        """A new lock with a waiting room."""
+        ...
+
+    def spawn(self, target: Callable[[], None], name: str) -> Task:
+        """Start a daemon thread that runs ``target``."""
+        ...
+
+    def random(self) -> float:
+        """A number in [0, 1). For jitter only."""
+        ...
+
+    def ulid(self) -> str:
+        """A new ULID of the current wall clock, 26 characters."""
+        ...
+
+
+class SystemRuntime:
+    """The real clock, real threads, real randomness."""
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def condition(self) -> Condition:
+        return threading.Condition()
+
+    def spawn(self, target: Callable[[], None], name: str) -> Task:
+        # Daemon: a service that exits without close() must not hang in interpreter shutdown.
+        thread = threading.Thread(target=target, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def random(self) -> float:
+        return random.random()
+
+    def ulid(self) -> str:
+        # Random bits from the operating system, not from `random`: forked workers share the
+        # state of the latter, and two equal ULIDs would overwrite each other's batch.
+        return str(ULID.from_bytes(self.now_ms().to_bytes(6, "big") + secrets.token_bytes(10)))

@@ -1,0 +1,214 @@
+"""Layer 1, storage: what the queue asks of an object store, and nothing more.
+
+Each function asks for the smallest protocol it needs: the fetcher wants :class:`Get`, the
+collector :class:`List` and :class:`Delete`, the queue :class:`Get` and :class:`ConditionalPut`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+__all__ = [
+    "ABSENT",
+    "Absent",
+    "Applied",
+    "Blob",
+    "ConditionalPut",
+    "Delete",
+    "DeleteFailure",
+    "Get",
+    "IfVersion",
+    "List",
+    "Listing",
+    "NotModified",
+    "ObjectInfo",
+    "Put",
+    "PutOutcome",
+    "Store",
+    "Unknown",
+    "Vanished",
+    "VersionConflict",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """What a read returned.
+
+    Attributes:
+        data: The object's bytes, or the asked range of them.
+        version: Token of exactly these bytes; opaque. Equal tokens mean equal bytes.
+        last_modified_ms: When the object was written, by the store's own clock.
+    """
+
+    data: bytes
+    version: str
+    last_modified_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotModified:
+    """The object still has the version the caller knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """Put only if no object of that name exists."""
+
+
+@dataclass(frozen=True, slots=True)
+class IfVersion:
+    """Put only if the object still has this version."""
+
+    version: str
+
+
+ABSENT = Absent()
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The write landed and the object now has this version."""
+
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class VersionConflict:
+    """The condition did not hold; nothing was written by this call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vanished:
+    """``IfVersion`` on an object that no longer exists; nothing was written (failure F4)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """The answer was lost: the write may have landed or still land (failures F1, F2)."""
+
+    reason: str
+
+
+PutOutcome = Applied | VersionConflict | Vanished | Unknown
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """One object of a listing; ``size`` in bytes, time by the store's own clock."""
+
+    key: str
+    size: int
+    last_modified_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The objects below a prefix and the store's own clock when the listing began.
+
+    Ages are ``now_ms - last_modified_ms``: both from one clock, so no client's clock can make
+    an object look old (failure F6).
+    """
+
+    objects: tuple[ObjectInfo, ...]
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteFailure:
+    """An object that could not be deleted, and why."""
+
+    key: str
+    reason: str
+
+
+class Get(Protocol):
+    """Reading one object."""
+
+    def get(
+        self,
+        key: str,
+        *,
+        if_changed: str | None = None,
+        byte_range: tuple[int, int] | None = None,
+        max_bytes: int | None = None,
+    ) -> Blob | NotModified:
+        """Read an object, or ``byte_range`` = (start, end exclusive) of it.
+
+        Returns :class:`NotModified` only when ``if_changed`` is the current version. A range
+        is cut at the end of the object.
+
+        Raises:
+            ObjectNotFound: No such object.
+            InvalidInput: A key no object can have, or a range that is empty or negative.
+            CorruptData: The object (or range) is larger than ``max_bytes``; it was not read.
+            TransientStorageError, PermanentStorageError: The store did not answer.
+        """
+        ...
+
+
+class Put(Protocol):
+    """Writing one object, whole, under a name nobody else uses."""
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        """Write an object atomically and durably; safe to repeat with the same bytes.
+
+        Raises:
+            TransientStorageError, PermanentStorageError: It may or may not have been written.
+        """
+        ...
+
+
+class ConditionalPut(Protocol):
+    """Compare-and-swap on one object."""
+
+    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        """Write an object if the condition holds, in one attempt.
+
+        Every answer of the store is a value. Only what is surely not applied and will not
+        help to repeat raises.
+
+        Raises:
+            PermanentStorageError: Refused: credentials, permissions, missing bucket.
+        """
+        ...
+
+    def check_conditional_writes(self, near: str) -> None:
+        """Make sure the store honours conditions, once per process (failure F12).
+
+        Writes nothing that stays; ``near`` is a key below which a probe object may be named.
+
+        Raises:
+            UnsafeStore: The store ignores or does not know conditional writes.
+        """
+        ...
+
+
+class List(Protocol):
+    """Listing."""
+
+    def list(self, prefix: str) -> Listing:
+        """All objects whose key starts with ``prefix``, in no promised order."""
+        ...
+
+
+class Delete(Protocol):
+    """Deleting."""
+
+    def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
+        """Delete objects; a missing one counts as deleted. Returns those that failed.
+
+        Never raises for a single object or a failed request: those keys are in the result.
+        """
+        ...
+
+
+class Store(Get, Put, ConditionalPut, List, Delete, Protocol):
+    """All of it. Stores are thread-safe, and picklable when another process can reach them."""
+
+    @property
+    def url(self) -> str:
+        """The URL that names this store; without credentials."""
+        ...
