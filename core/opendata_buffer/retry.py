@@ -1,0 +1,74 @@
+"""Retries: tenacity with the time and the randomness of a :class:`~.runtime.Runtime`."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from weakref import WeakKeyDictionary
+
+import tenacity
+
+from opendata_buffer.runtime import Runtime
+
+__all__ = ["full_jitter"]
+
+
+class _Backoff:
+    """Wait and stop of one policy; tenacity's own read the global clock and random numbers."""
+
+    def __init__(self, runtime: Runtime, base_ms: int, max_ms: int, deadline_ms: int) -> None:
+        self._runtime = runtime
+        self._base_s = base_ms / 1000
+        self._max_s = max_ms / 1000
+        self._deadline_s = deadline_ms / 1000
+        # Per call, not per policy: one policy may serve several threads at once.
+        self._began: MutableMapping[tenacity.RetryCallState, float] = WeakKeyDictionary()
+
+    def before(self, state: tenacity.RetryCallState) -> None:
+        if state.attempt_number == 1:
+            self._began[state] = self._runtime.monotonic()
+
+    def _left_s(self, state: tenacity.RetryCallState) -> float:
+        return self._began[state] + self._deadline_s - self._runtime.monotonic()
+
+    def wait(self, state: tenacity.RetryCallState) -> float:
+        # The exponent is capped: 2.0**1024 overflows after some hours of retries.
+        step = min(self._max_s, self._base_s * 2.0 ** min(state.attempt_number - 1, 64))
+        # Cut at the deadline, so that the last attempt is made at it and not given away.
+        return min(self._runtime.random() * step, max(0.0, self._left_s(state)))
+
+    def stop(self, state: tenacity.RetryCallState) -> bool:
+        return self._left_s(state) <= 0
+
+
+def full_jitter(
+    runtime: Runtime,
+    *,
+    base_ms: int,
+    max_ms: int,
+    deadline_ms: int,
+    retry_on: tuple[type[BaseException], ...],
+) -> tenacity.Retrying:
+    """A retry policy with full-jitter exponential backoff within a deadline.
+
+    Attempt ``n`` is followed by a sleep drawn from [0, min(max_ms, base_ms * 2**(n-1))). Full
+    jitter, because writers that lost one CAS race together would otherwise meet again in the
+    next one (failure F14). Call the policy, or iterate over it: ``for attempt in policy: with
+    attempt: ...``. It may be used again and by several threads.
+
+    Args:
+        runtime: Where sleeping, time and randomness come from.
+        base_ms: First backoff step, milliseconds.
+        max_ms: Largest backoff step, milliseconds.
+        deadline_ms: Milliseconds after the first attempt began when no further one begins. A
+            sleep is cut at the deadline, so the last attempt is made about then.
+        retry_on: Errors that are retried. Any other, and the last of these, is raised as it is.
+    """
+    backoff = _Backoff(runtime, base_ms, max_ms, deadline_ms)
+    return tenacity.Retrying(
+        sleep=runtime.sleep,
+        before=backoff.before,
+        wait=backoff.wait,
+        stop=backoff.stop,
+        retry=tenacity.retry_if_exception_type(retry_on),
+        reraise=True,
+    )

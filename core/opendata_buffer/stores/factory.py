@@ -1,0 +1,117 @@
+"""From a URL to a store."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import threading
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from opendata_buffer.config import StoreOptions
+from opendata_buffer.errors import InvalidInput
+from opendata_buffer.stores import Store
+from opendata_buffer.stores.memory import MemoryStore
+
+__all__ = ["open_store"]
+
+_SCHEMES = ("file", "s3", "s3a", "memory")
+# A name with a colon in it is a path unless it looks like a URL or starts like one of ours.
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?=/)|(?i:(file|s3|s3a|memory):)")
+_USAGE = "use a directory, file:///dir, s3://bucket[/root] or memory://name"
+
+_cache: dict[tuple[str, StoreOptions], Store] = {}
+_cache_lock = threading.Lock()
+
+
+def open_store(url: str, options: StoreOptions | None = None) -> Store:
+    """The store a URL names; the same object for the same URL and options in one process.
+
+    Opening reads and writes nothing: a missing directory, bucket or credential is reported by
+    the first operation.
+
+    Args:
+        url: ``s3://bucket[/root]`` (``s3a://`` is the same), ``file:///dir`` or a path
+            (relative and ``~`` paths are made absolute now), or ``memory://name``.
+        options: How to reach an S3 store. Default: the values of :class:`StoreOptions`.
+
+    Raises:
+        InvalidInput: Not a URL of a store, or one that carries credentials.
+    """
+    options = options if options is not None else StoreOptions()
+    key = (url, options)
+    if "://" not in url:
+        # A relative path means another directory after a chdir.
+        key = (str(Path.cwd()) + "\0" + url, options)
+    with _cache_lock:
+        store = _cache.get(key)
+        if store is None:
+            store = _cache[key] = _open(url, options)
+        return store
+
+
+def _open(url: str, options: StoreOptions) -> Store:
+    if not isinstance(url, str) or not url:
+        raise InvalidInput(f"store is {url!r}: {_USAGE}")
+    if any(ord(character) < 0x20 or ord(character) == 0x7F for character in url):
+        raise InvalidInput(f"store {url!r} has a control character: {_USAGE}")
+    match = _SCHEME.match(url)
+    if match is None:
+        return _open_directory(url)
+    scheme = (match[1] or match[2]).lower()
+    if scheme not in _SCHEMES:
+        near = difflib.get_close_matches(scheme, _SCHEMES, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise InvalidInput(
+            f"store {_redact(url)!r} has the unknown scheme {scheme!r}: {hint}{_USAGE}"
+        )
+    if scheme == "file":
+        return _open_file(url)
+    rest = url[match.end() :]
+    if not rest.startswith("//"):
+        raise InvalidInput(f"store {_redact(url)!r} lacks '//' after the scheme: {_USAGE}")
+    host, _, path = rest[2:].partition("/")
+    if "@" in host:
+        raise InvalidInput(
+            f"store {_redact(url)!r} carries credentials: they would end up in logs and "
+            "checkpoints. Remove them; credentials come from the standard AWS chain "
+            "(environment, profile, instance role)."
+        )
+    if not host:
+        raise InvalidInput(
+            f"store {url!r} names no {'store' if scheme == 'memory' else 'bucket'}: {_USAGE}"
+        )
+    if scheme == "memory":
+        if path:
+            raise InvalidInput(f"store {url!r} has a path: use memory://name")
+        return MemoryStore.named(host)
+    # boto3 takes 100 ms to import: only who uses S3 pays.
+    from opendata_buffer.stores.s3 import S3Store
+
+    return S3Store(host, path.strip("/"), options)
+
+
+def _open_file(url: str) -> Store:
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost"):
+        raise InvalidInput(
+            f"store {_redact(url)!r} names the host {parts.hostname!r}: local directories have "
+            "none, use three slashes as in file:///dir"
+        )
+    if not url[len("file:") :].startswith("/"):
+        raise InvalidInput(f"store {url!r} is not absolute: use file:///dir or a plain path")
+    if parts.query or parts.fragment:
+        raise InvalidInput(
+            f"store {url!r} has '?' or '#': write them as %3F and %23, or use a plain path"
+        )
+    return _open_directory(unquote(parts.path))
+
+
+def _open_directory(path: str) -> Store:
+    from opendata_buffer.stores.local import LocalStore
+
+    return LocalStore(Path(path).expanduser().absolute())
+
+
+def _redact(url: str) -> str:
+    return re.sub(r"//[^/@]*@", "//***@", url)

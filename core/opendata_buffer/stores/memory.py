@@ -1,0 +1,163 @@
+"""Objects in this process's memory: the reference behaviour of a store, for tests."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from opendata_buffer.errors import InvalidInput, ObjectNotFound
+from opendata_buffer.formats.keys import check_key
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores import (
+    Absent,
+    Applied,
+    Blob,
+    DeleteFailure,
+    IfVersion,
+    Listing,
+    NotModified,
+    ObjectInfo,
+    PutOutcome,
+    Vanished,
+    VersionConflict,
+)
+from opendata_buffer.stores.ranges import check_range, check_size, cut
+
+__all__ = ["MemoryStore"]
+
+# Never repeats in this process, not even over two stores: equal versions mean equal bytes.
+_versions = itertools.count(1)
+_registry: dict[str, MemoryStore] = {}
+_registry_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class _Object:
+    data: bytes
+    version: str
+    last_modified_ms: int
+
+
+class MemoryStore:
+    """A dictionary with a lock.
+
+    ``MemoryStore()`` is private to its creator. ``MemoryStore.named(name)`` is what
+    ``memory://name`` opens: one store for the whole process, and the only kind that pickles,
+    by its name, within the process.
+
+    Args:
+        name: Shown in :attr:`url` and in errors.
+        now_ms: The store's clock, milliseconds since the epoch; stamps ``last_modified_ms``.
+    """
+
+    def __init__(self, name: str = "", *, now_ms: Callable[[], int] | None = None) -> None:
+        self._name = name
+        self._now_ms = now_ms if now_ms is not None else SystemRuntime().now_ms
+        self._objects: dict[str, _Object] = {}
+        self._lock = threading.Lock()
+
+    @classmethod
+    def named(cls, name: str) -> MemoryStore:
+        """The process's store of this name, made at its first use."""
+        with _registry_lock:
+            if name not in _registry:
+                _registry[name] = cls(name)
+            return _registry[name]
+
+    @property
+    def url(self) -> str:
+        """``memory://name``."""
+        return f"memory://{self._name}"
+
+    def __repr__(self) -> str:
+        return f"MemoryStore({self.url!r})"
+
+    def __reduce__(self) -> tuple[Callable[[str], MemoryStore], tuple[str]]:
+        if _registry.get(self._name) is not self:
+            raise InvalidInput(
+                f"store {self.url!r} lives in the memory of one process and cannot be pickled: "
+                "use a directory or an s3:// URL to share a queue between processes."
+            )
+        return (_unpickle, (self._name,))
+
+    def get(
+        self,
+        key: str,
+        *,
+        if_changed: str | None = None,
+        byte_range: tuple[int, int] | None = None,
+        max_bytes: int | None = None,
+    ) -> Blob | NotModified:
+        """See :meth:`opendata_buffer.stores.Get.get`."""
+        check_key("key", key)
+        check_range(byte_range)
+        with self._lock:
+            found = self._objects.get(key)
+        if found is None:
+            raise ObjectNotFound(key, self.url)
+        if found.version == if_changed:
+            return NotModified()
+        start, end = cut(byte_range, len(found.data))
+        check_size(key, end - start, max_bytes)
+        return Blob(found.data[start:end], found.version, found.last_modified_ms)
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        """See :meth:`opendata_buffer.stores.Put.put`."""
+        check_key("key", key)
+        with self._lock:
+            self._write(key, data)
+
+    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        """See :meth:`opendata_buffer.stores.ConditionalPut.put_if`."""
+        check_key("key", key)
+        with self._lock:
+            found = self._objects.get(key)
+            if isinstance(condition, IfVersion):
+                if found is None:
+                    return Vanished()
+                if found.version != condition.version:
+                    return VersionConflict()
+            elif found is not None:
+                return VersionConflict()
+            return Applied(self._write(key, data))
+
+    def check_conditional_writes(self, near: str) -> None:
+        """See :meth:`opendata_buffer.stores.ConditionalPut.check_conditional_writes`."""
+        check_key("near", near)
+
+    def list(self, prefix: str) -> Listing:
+        """See :meth:`opendata_buffer.stores.List.list`."""
+        with self._lock:
+            return Listing(
+                tuple(
+                    ObjectInfo(key, len(found.data), found.last_modified_ms)
+                    for key, found in sorted(self._objects.items())
+                    if key.startswith(prefix)
+                ),
+                self._now_ms(),
+            )
+
+    def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
+        """See :meth:`opendata_buffer.stores.Delete.delete_many`."""
+        with self._lock:
+            for key in keys:
+                self._objects.pop(key, None)
+        return ()
+
+    def _write(self, key: str, data: bytes | memoryview) -> str:
+        version = str(next(_versions))
+        self._objects[key] = _Object(bytes(data), version, self._now_ms())
+        return version
+
+
+def _unpickle(name: str) -> MemoryStore:
+    with _registry_lock:
+        found = _registry.get(name)
+    if found is None:
+        raise InvalidInput(
+            f"store 'memory://{name}' was made in another process and its objects are not here: "
+            "use a directory or an s3:// URL to share a queue between processes."
+        )
+    return found

@@ -1,0 +1,39 @@
+"""Byte ranges and size limits of reads, the same for every store."""
+
+from __future__ import annotations
+
+from opendata_buffer.errors import CorruptData, InvalidInput
+
+__all__ = ["check_range", "check_size", "cut"]
+
+
+def check_range(byte_range: tuple[int, int] | None) -> None:
+    """Refuse a range (start, end exclusive) that is empty or negative.
+
+    Raises:
+        InvalidInput: It is.
+    """
+    if byte_range is not None and not 0 <= byte_range[0] < byte_range[1]:
+        raise InvalidInput(
+            f"byte_range is {byte_range!r}: use (start, end) with 0 <= start < end, end exclusive"
+        )
+
+
+def cut(byte_range: tuple[int, int] | None, size: int) -> tuple[int, int]:
+    """The part of the range that an object of ``size`` bytes has: (start, end)."""
+    if byte_range is None:
+        return (0, size)
+    return (min(byte_range[0], size), min(byte_range[1], size))
+
+
+def check_size(key: str, size: int, max_bytes: int | None) -> None:
+    """Refuse to read more than the caller wants to hold in memory.
+
+    Raises:
+        CorruptData: ``size`` is larger than ``max_bytes``.
+    """
+    if max_bytes is not None and size > max_bytes:
+        raise CorruptData(
+            f"object {key!r} has {size} bytes to read, more than the limit of {max_bytes}: "
+            "it was not read"
+        )
