@@ -1,0 +1,1 @@
+"""Benchmarks: ``./run bench`` prints one table, with the bar of each line."""

@@ -1,0 +1,46 @@
+"""``python -m benchmarks [suite ...]``: measure, and print one table.
+
+Ratios are taken within one run, so they hold on a busy machine too; the absolute figures in the
+last column do not.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+
+import click
+from rich.console import Console
+
+from benchmarks.table import Row, show
+
+SUITES = ("codec", "producers", "consumer", "spark")
+
+
+def measure(suite: str, progress: Console) -> list[Row]:
+    """The rows of one suite; a suite that breaks is a row that did not reach its bar."""
+    try:
+        with progress.status(f"{suite} ..."):
+            rows: list[Row] = importlib.import_module(f"benchmarks.{suite}").run()
+    except Exception as error:
+        progress.print(traceback.format_exc(), highlight=False, markup=False)
+        return [Row(suite, "failed", "runs", False, f"{type(error).__name__}: {error}")]
+    progress.print(f"{suite}: {len(rows)} measured")
+    return rows
+
+
+@click.command()
+@click.argument("suites", nargs=-1, type=click.Choice(SUITES))
+def main(suites: tuple[str, ...]) -> None:
+    """Measure SUITES (all of them by default). Exits 1 when a bar was missed."""
+    progress = Console(stderr=True)
+    rows = [row for suite in suites or SUITES for row in measure(suite, progress)]
+    # A pipe gets the whole width: folded cells are hard to read in a log.
+    console = Console() if sys.stdout.isatty() else Console(width=160)
+    show(rows, console)
+    sys.exit(any(row.ok is False for row in rows))
+
+
+if __name__ == "__main__":
+    main()
