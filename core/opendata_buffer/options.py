@@ -1,0 +1,151 @@
+"""Settings from strings: what the Spark source, the Spark sink and others share.
+
+A mapping of strings (Spark options arrive lower-cased) becomes typed values; every bad one is
+an :class:`~opendata_buffer.errors.InvalidInput` that names the option, its value and what is
+accepted, and an unknown name is answered with the nearest known one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any
+
+from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, QueueConfig, StoreOptions
+from opendata_buffer.errors import InvalidInput
+
+__all__ = ["STORAGE_OPTIONS", "OptionReader", "queue_fields", "storage_settings"]
+
+STORAGE_OPTIONS = ("path", "dataPathPrefix", "manifestPath", "endpointUrl", "region", "profile")
+"""Names :func:`storage_settings` reads."""
+
+_TRUE = frozenset({"true", "1", "yes", "on"})
+_FALSE = frozenset({"false", "0", "no", "off"})
+
+
+class OptionReader:
+    """Reads options of any case out of a mapping of strings.
+
+    Args:
+        options: Names and values. Of names that differ in case only, the last one counts.
+        accepted: Every name there is, as documented.
+        what: What the options belong to, for messages: ``streaming source``.
+
+    Raises:
+        InvalidInput: A name that is not accepted.
+    """
+
+    def __init__(self, options: Mapping[str, str], accepted: Iterable[str], what: str) -> None:
+        names = tuple(accepted)
+        known = {name.lower(): name for name in names}
+        for name in options:
+            if name.lower() not in known:
+                near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
+                hint = f" Did you mean {known[near[0]]!r}?" if near else ""
+                raise InvalidInput(
+                    f"unknown option {name!r} of the {what}.{hint} Options: {', '.join(names)}"
+                )
+        self._values = {name.lower(): value for name, value in options.items()}
+
+    def text(self, name: str) -> str | None:
+        """The value, or None when it is not given.
+
+        Raises:
+            InvalidInput: It is given and empty.
+        """
+        value = self._values.get(name.lower())
+        if value is None:
+            return None
+        if not isinstance(value, str) or not value.strip():
+            raise InvalidInput(f"option {name} is {value!r}: give it a value or leave it out")
+        return value
+
+    def integer(self, name: str, default: int | None, *, least: int = 0) -> Any:
+        """A whole number of at least ``least``; ``default`` (an int or None) when not given.
+
+        Raises:
+            InvalidInput: Anything else, and numbers beyond 64 bits.
+        """
+        value = self.text(name)
+        if value is None:
+            return default
+        digits = value.strip()
+        # int() also takes "1_000", " 5 " and non-ASCII digits; an option does not.
+        if digits.isascii() and digits.isdigit() and len(digits) <= 19:
+            number = int(digits)
+            if least <= number < 1 << 63:
+                return number
+        raise InvalidInput(
+            f"option {name} is {value!r}: use a whole number of at least {least}, for example "
+            f"{max(least, 1000 if default is None else default)}"
+        )
+
+    def boolean(self, name: str, default: bool) -> bool:
+        """True or false.
+
+        Raises:
+            InvalidInput: Any other word.
+        """
+        value = self.text(name)
+        if value is None:
+            return default
+        word = value.strip().lower()
+        if word in _TRUE:
+            return True
+        if word in _FALSE:
+            return False
+        raise InvalidInput(f"option {name} is {value!r}: use true or false")
+
+    def choice(self, name: str, choices: tuple[str, ...], default: str) -> str:
+        """One of a few words, in any case; returned as spelled in ``choices``.
+
+        Raises:
+            InvalidInput: Any other word.
+        """
+        value = self.text(name)
+        if value is None:
+            return default
+        for choice in choices:
+            if value.strip().lower() == choice.lower():
+                return choice
+        raise InvalidInput(f"option {name} is {value!r}: use {' or '.join(choices)}")
+
+
+def storage_settings(reader: OptionReader) -> QueueConfig:
+    """Where the queue lives, from the options in :data:`STORAGE_OPTIONS`.
+
+    A store given as a path is made absolute here, on the caller's machine: a Spark executor
+    has another working directory.
+
+    Raises:
+        InvalidInput: No store, or a prefix, key or URL that cannot be used.
+    """
+    store = reader.text("path")
+    if store is None:
+        raise InvalidInput(
+            "no store given: name it in load(), start() or save(), for example "
+            "load('s3://bucket/root') or load('/data/queue')"
+        )
+    store = store.strip()
+    if "://" not in store and not store.startswith(("file:", "s3:", "s3a:", "memory:", "dbfs:")):
+        store = os.path.abspath(os.path.expanduser(store))
+    return QueueConfig(
+        store=store,
+        data_path_prefix=reader.text("dataPathPrefix") or DEFAULT_DATA_PATH_PREFIX,
+        manifest_path=reader.text("manifestPath") or "",
+        store_options=StoreOptions(
+            endpoint_url=reader.text("endpointUrl"),
+            region=reader.text("region"),
+            profile=reader.text("profile"),
+        ),
+    )
+
+
+def queue_fields(config: QueueConfig) -> dict[str, Any]:
+    """The settings of a :class:`QueueConfig` by name, to build one of its subclasses with.
+
+    ``ConsumerConfig(**queue_fields(queue), max_batch_bytes=...)``
+    """
+    return {each.name: getattr(config, each.name) for each in fields(QueueConfig)}
