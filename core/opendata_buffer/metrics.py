@@ -1,0 +1,163 @@
+"""Metrics: OpenData's instrument names through the OpenTelemetry metrics API.
+
+Nothing is measured until the application installs a ``MeterProvider``; it may do so before or
+after this module is imported. Call sites name the instrument and nothing else::
+
+    metrics.manifest_writes.add(1, {"role": "producer"})
+    metrics.flush_duration_seconds.record(seconds)
+    metrics.queue_length.set(manifest.entry_count)
+
+The instruments are those of :data:`TABLE`; units are in the names or in UCUM braces.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from opentelemetry.metrics import Counter, Histogram, get_meter
+from opentelemetry.metrics import _Gauge as Gauge  # the API's own name is still provisional
+
+__all__ = [
+    "TABLE",
+    "Metric",
+    "acks",
+    "batches_collected",
+    "batches_flushed",
+    "bytes_collected",
+    "bytes_flushed",
+    "bytes_written",
+    "consumer_lag_seconds",
+    "descriptors_handed_out",
+    "entries_collected",
+    "entries_flushed",
+    "fetch_duration_seconds",
+    "flush_duration_seconds",
+    "gc_duration_seconds",
+    "gc_files_deleted",
+    "gc_files_failed",
+    "manifest_conflicts",
+    "manifest_writes",
+    "queue_length",
+]
+
+METER_NAME = "opendata_buffer"
+PREFIX = "buffer."
+
+# The SDK's default buckets start at 5 and are meant for milliseconds; these are seconds.
+SECONDS_BUCKETS = (
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
+)  # fmt: skip
+
+
+Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One row of the table.
+
+    Attributes:
+        name: Full name, ``buffer.`` included.
+        kind: ``counter`` only grows, ``gauge`` is the last value, ``histogram`` a distribution.
+        unit: UCUM unit: ``By`` bytes, ``s`` seconds, ``{batch}`` a count of batches.
+        labels: Names of the attributes every measurement carries.
+        meaning: What is counted, and when.
+    """
+
+    name: str
+    kind: Kind
+    unit: str
+    labels: tuple[str, ...]
+    meaning: str
+
+
+_ROLE = ("role",)
+
+
+def _row(name: str, kind: Kind, unit: str, labels: tuple[str, ...], meaning: str) -> Metric:
+    return Metric(PREFIX + name, kind, unit, labels, meaning)
+
+
+TABLE: tuple[Metric, ...] = (
+    # Producer
+    _row("batches_flushed", "counter", "{batch}", (), "Batches made durable: uploaded, enqueued."),
+    _row("entries_flushed", "counter", "{entry}", (), "Records in the batches made durable."),
+    _row("bytes_flushed", "counter", "By", (), "Bytes of those records, before compression."),
+    _row("bytes_written", "counter", "By", (), "Bytes of batch objects uploaded, footer included."),
+    _row(
+        "flush_duration_seconds",
+        "histogram",
+        "s",
+        (),
+        "From taking a batch for its flush until it is durable.",
+    ),
+    # Manifest, by the role that writes it: producer, consumer, ...
+    _row("manifest_writes", "counter", "{write}", _ROLE, "Manifest writes that were applied."),
+    _row("manifest_conflicts", "counter", "{conflict}", _ROLE, "Manifest writes that lost a race."),
+    # Consumer
+    _row("batches_collected", "counter", "{batch}", (), "Batches fetched and decoded."),
+    _row("entries_collected", "counter", "{entry}", (), "Records in the batches fetched."),
+    _row("bytes_collected", "counter", "By", (), "Bytes of batch objects fetched."),
+    _row("fetch_duration_seconds", "histogram", "s", (), "Fetching and decoding one batch."),
+    _row("descriptors_handed_out", "counter", "{descriptor}", (), "Queue entries handed out."),
+    _row("acks", "counter", "{ack}", (), "Batches acknowledged."),
+    _row(
+        "consumer_lag_seconds",
+        "gauge",
+        "s",
+        (),
+        "Age of the oldest queued batch when the consumer last read the manifest; 0 if none.",
+    ),
+    _row("queue_length", "gauge", "{batch}", (), "Queued batches when the manifest was last read."),
+    # Garbage collector
+    _row("gc_files_deleted", "counter", "{file}", (), "Batch objects the collector deleted."),
+    _row(
+        "gc_files_failed",
+        "counter",
+        "{file}",
+        (),
+        "Deletions that failed; the next cycle retries.",
+    ),
+    _row("gc_duration_seconds", "histogram", "s", (), "One cycle of the collector."),
+)
+
+_meter = get_meter(METER_NAME)
+_rows = {row.name.removeprefix(PREFIX): row for row in TABLE}
+
+
+def _counter(name: str) -> Counter:
+    row = _rows[name]
+    return _meter.create_counter(row.name, row.unit, row.meaning)
+
+
+def _gauge(name: str) -> Gauge:
+    row = _rows[name]
+    return _meter.create_gauge(row.name, row.unit, row.meaning)
+
+
+def _histogram(name: str) -> Histogram:
+    row = _rows[name]
+    return _meter.create_histogram(
+        row.name, row.unit, row.meaning, explicit_bucket_boundaries_advisory=SECONDS_BUCKETS
+    )
+
+
+batches_flushed = _counter("batches_flushed")
+entries_flushed = _counter("entries_flushed")
+bytes_flushed = _counter("bytes_flushed")
+bytes_written = _counter("bytes_written")
+flush_duration_seconds = _histogram("flush_duration_seconds")
+manifest_writes = _counter("manifest_writes")
+manifest_conflicts = _counter("manifest_conflicts")
+batches_collected = _counter("batches_collected")
+entries_collected = _counter("entries_collected")
+bytes_collected = _counter("bytes_collected")
+fetch_duration_seconds = _histogram("fetch_duration_seconds")
+descriptors_handed_out = _counter("descriptors_handed_out")
+acks = _counter("acks")
+consumer_lag_seconds = _gauge("consumer_lag_seconds")
+queue_length = _gauge("queue_length")
+gc_files_deleted = _counter("gc_files_deleted")
+gc_files_failed = _counter("gc_files_failed")
+gc_duration_seconds = _histogram("gc_duration_seconds")

@@ -1,0 +1,131 @@
+"""The instrument table against what an OpenTelemetry reader really collects."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from opendata_buffer import metrics
+
+# OpenData's names, kinds and labels, written out: the table must not drift from them.
+EXPECTED = {
+    "buffer.batches_flushed": ("counter", ()),
+    "buffer.entries_flushed": ("counter", ()),
+    "buffer.bytes_flushed": ("counter", ()),
+    "buffer.bytes_written": ("counter", ()),
+    "buffer.flush_duration_seconds": ("histogram", ()),
+    "buffer.manifest_writes": ("counter", ("role",)),
+    "buffer.manifest_conflicts": ("counter", ("role",)),
+    "buffer.batches_collected": ("counter", ()),
+    "buffer.entries_collected": ("counter", ()),
+    "buffer.bytes_collected": ("counter", ()),
+    "buffer.consumer_lag_seconds": ("gauge", ()),
+    "buffer.queue_length": ("gauge", ()),
+    "buffer.acks": ("counter", ()),
+    "buffer.gc_files_deleted": ("counter", ()),
+    "buffer.gc_files_failed": ("counter", ()),
+    "buffer.gc_duration_seconds": ("histogram", ()),
+    "buffer.fetch_duration_seconds": ("histogram", ()),
+    "buffer.descriptors_handed_out": ("counter", ()),
+}
+
+# In a process of its own: a MeterProvider can be set only once per process.
+RECORD_ALL = """
+import json, sys
+from opentelemetry.metrics import set_meter_provider
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+reader = InMemoryMetricReader()
+if sys.argv[1] == "provider-first":
+    set_meter_provider(MeterProvider([reader]))
+from opendata_buffer import metrics
+if sys.argv[1] == "import-first":
+    set_meter_provider(MeterProvider([reader]))
+
+for row in metrics.TABLE:
+    instrument = getattr(metrics, row.name.removeprefix("buffer."))
+    labels = {label: "producer" for label in row.labels}
+    {"counter": lambda: instrument.add(3, labels),
+     "gauge": lambda: instrument.set(3, labels),
+     "histogram": lambda: instrument.record(3, labels)}[row.kind]()
+
+seen = {}
+for resource in reader.get_metrics_data().resource_metrics:
+    for scope in resource.scope_metrics:
+        assert scope.scope.name == "opendata_buffer", scope.scope.name
+        for metric in scope.metrics:
+            point, = metric.data.data_points
+            seen[metric.name] = {
+                "data": type(metric.data).__name__,
+                "unit": metric.unit,
+                "meaning": metric.description,
+                "labels": dict(point.attributes),
+                "value": point.sum if hasattr(point, "sum") else point.value,
+                "buckets": list(getattr(point, "explicit_bounds", ())),
+            }
+print(json.dumps(seen))
+"""
+
+
+def _collect(order: str) -> dict[str, dict[str, object]]:
+    done = subprocess.run(
+        [sys.executable, "-c", RECORD_ALL, order], capture_output=True, text=True, check=True
+    )
+    seen: dict[str, dict[str, object]] = json.loads(done.stdout)
+    return seen
+
+
+def test_table_holds_exactly_the_names_of_opendata() -> None:
+    assert {row.name: (row.kind, row.labels) for row in metrics.TABLE} == EXPECTED
+    assert len(metrics.TABLE) == len(EXPECTED)
+
+
+def test_every_row_has_its_instrument_and_every_instrument_its_row() -> None:
+    names = {row.name.removeprefix("buffer.") for row in metrics.TABLE}
+    assert names == set(metrics.__all__) - {"TABLE", "Metric"}
+    assert all(hasattr(metrics, name) for name in names)
+
+
+def test_durations_are_in_seconds_and_bytes_in_bytes() -> None:
+    for row in metrics.TABLE:
+        if row.name.endswith("_seconds"):
+            assert row.unit == "s"
+        if "bytes" in row.name:
+            assert row.unit == "By"
+
+
+def test_a_reader_collects_every_instrument_as_the_table_says() -> None:
+    seen = _collect("provider-first")
+    data = {"counter": "Sum", "gauge": "Gauge", "histogram": "Histogram"}
+    assert set(seen) == set(EXPECTED)
+    for row in metrics.TABLE:
+        got = seen[row.name]
+        assert got["data"] == data[row.kind]
+        assert (got["unit"], got["meaning"]) == (row.unit, row.meaning)
+        assert got["labels"] == dict.fromkeys(row.labels, "producer")
+        assert got["value"] == 3
+        if row.kind == "histogram":
+            assert got["buckets"] == list(metrics.SECONDS_BUCKETS)
+
+
+def test_a_provider_installed_after_the_import_collects_the_same() -> None:
+    assert _collect("import-first") == _collect("provider-first")
+
+
+def test_without_a_provider_measuring_does_nothing() -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; from opendata_buffer import metrics;"
+            "metrics.acks.add(1); metrics.queue_length.set(1);"
+            "metrics.gc_duration_seconds.record(1.0);"
+            "assert 'opentelemetry.sdk' not in sys.modules",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
