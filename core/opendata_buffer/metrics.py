@@ -90,11 +90,11 @@ TABLE: tuple[Metric, ...] = (
         "histogram",
         "s",
         (),
-        "From taking a batch for its flush until it is durable.",
+        "Uploading one batch object, retries included.",
     ),
     # Manifest, by the role that writes it: producer, consumer, ...
-    _row("manifest_writes", "counter", "{write}", _ROLE, "Manifest writes that were applied."),
-    _row("manifest_conflicts", "counter", "{conflict}", _ROLE, "Manifest writes that lost a race."),
+    _row("manifest_writes", "counter", "{write}", _ROLE, "Attempts to write the manifest."),
+    _row("manifest_conflicts", "counter", "{conflict}", _ROLE, "Attempts that lost a race."),
     # Consumer
     _row("batches_collected", "counter", "{batch}", (), "Batches fetched and decoded."),
     _row("entries_collected", "counter", "{entry}", (), "Records in the batches fetched."),

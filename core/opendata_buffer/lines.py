@@ -1,0 +1,73 @@
+"""Records as lines of text: what ``produce`` reads and ``consume`` writes. Pure.
+
+A record ends at ``\\n`` and only there: a ``\\r`` before it belongs to the record, so binary data
+without ``\\n`` passes unchanged. The last line needs no ``\\n``. An empty line is an empty record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from opendata_buffer.errors import InvalidInput
+
+__all__ = ["LineSplitter", "join_lines"]
+
+
+class LineSplitter:
+    """Cuts a stream of chunks into lines, holding no more than one unfinished line.
+
+    Args:
+        max_bytes: Longest line accepted; longer ones would have no batch to go into.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        # Pieces, not one growing string: a line of n chunks would be copied n times.
+        self._pieces: list[bytes] = []
+        self._held = 0
+        self._lines = 0
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """Take the next chunk and return the lines it completes, newlines stripped.
+
+        Raises:
+            InvalidInput: A line is longer than ``max_bytes``.
+        """
+        first, *rest = chunk.split(b"\n")
+        self._hold(first)
+        if not rest:
+            return []
+        lines = [self._take(), *rest[:-1]]
+        for line in lines:
+            self._check(len(line))
+            self._lines += 1
+        self._hold(rest[-1])
+        return lines
+
+    def finish(self) -> list[bytes]:
+        """The last line when the stream does not end in a newline; else nothing."""
+        return [self._take()] if self._held else []
+
+    def _hold(self, piece: bytes) -> None:
+        if piece:
+            self._held += len(piece)
+            self._check(self._held)
+            self._pieces.append(piece)
+
+    def _take(self) -> bytes:
+        line = b"".join(self._pieces)
+        self._pieces, self._held = [], 0
+        return line
+
+    def _check(self, size: int) -> None:
+        if size > self._max_bytes:
+            raise InvalidInput(
+                f"line {self._lines + 1} has more than {self._max_bytes} bytes: a line is one "
+                "record and must fit into a batch. Break the input into lines, or raise "
+                "--max-batch-bytes here and at the consumer."
+            )
+
+
+def join_lines(records: Sequence[bytes]) -> bytes:
+    """The records as lines, each with its newline."""
+    return b"\n".join([*records, b""])

@@ -1,0 +1,85 @@
+"""Lines to records and back."""
+
+from __future__ import annotations
+
+import io
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opendata_buffer.errors import InvalidInput
+from opendata_buffer.lines import LineSplitter, join_lines
+
+
+def split(*chunks: bytes, max_bytes: int = 100) -> list[bytes]:
+    splitter = LineSplitter(max_bytes)
+    lines = [line for chunk in chunks for line in splitter.feed(chunk)]
+    return lines + splitter.finish()
+
+
+@pytest.mark.parametrize(
+    ("chunks", "lines"),
+    [
+        ((), []),
+        ((b"",), []),
+        ((b"a\n",), [b"a"]),
+        ((b"a",), [b"a"]),
+        ((b"a\nb",), [b"a", b"b"]),
+        ((b"\n",), [b""]),
+        ((b"\n\n",), [b"", b""]),
+        ((b"a\r\n",), [b"a\r"]),
+        ((b"\x00\xff\r",), [b"\x00\xff\r"]),
+        ((b"a", b"b", b"\nc", b"\n"), [b"ab", b"c"]),
+        ((b"a\n", b"\n", b"b"), [b"a", b"", b"b"]),
+        (("€\n".encode()[:1], "€\n".encode()[1:]), ["€".encode()]),
+    ],
+)
+def test_lines_of_chunks(chunks: tuple[bytes, ...], lines: list[bytes]) -> None:
+    assert split(*chunks) == lines
+
+
+def test_lines_are_returned_as_soon_as_they_are_complete() -> None:
+    splitter = LineSplitter(100)
+    assert splitter.feed(b"one\ntwo\nthr") == [b"one", b"two"]
+    assert splitter.feed(b"ee\n") == [b"three"]
+    assert splitter.finish() == []
+
+
+def test_finish_leaves_nothing_behind() -> None:
+    splitter = LineSplitter(100)
+    splitter.feed(b"rest")
+    assert splitter.finish() == [b"rest"]
+    assert splitter.finish() == []
+
+
+@pytest.mark.parametrize("chunks", [(b"12345\n",), (b"12345",), (b"123", b"45"), (b"1\n12345\n",)])
+def test_a_line_longer_than_the_limit_is_refused(chunks: tuple[bytes, ...]) -> None:
+    with pytest.raises(InvalidInput, match=r"more than 4 bytes.*--max-batch-bytes"):
+        split(*chunks, max_bytes=4)
+    assert split(b"1234\n1234", max_bytes=4) == [b"1234", b"1234"]
+
+
+def test_the_refusal_counts_lines_from_one() -> None:
+    with pytest.raises(InvalidInput, match="line 3 "):
+        split(b"1\n", b"2\n1234567\n", max_bytes=4)
+
+
+@given(st.binary(max_size=200), st.lists(st.integers(0, 200)))
+def test_any_cut_gives_the_lines_of_the_whole(data: bytes, cuts: list[int]) -> None:
+    edges = [0, *sorted(cuts), len(data)]
+    chunks = [data[start:end] for start, end in itertools.pairwise(edges)]
+    # BytesIO is the reference for "lines end at \n and only there".
+    assert split(*chunks, max_bytes=1000) == [line.removesuffix(b"\n") for line in io.BytesIO(data)]
+
+
+def test_join_ends_every_record_with_a_newline() -> None:
+    assert join_lines([]) == b""
+    assert join_lines([b""]) == b"\n"
+    assert join_lines([b"a", b"", b"b"]) == b"a\n\nb\n"
+
+
+@given(st.lists(st.binary(max_size=20).filter(lambda record: b"\n" not in record)))
+def test_joined_records_split_back(records: list[bytes]) -> None:
+    assert split(join_lines(records), max_bytes=1000) == records
