@@ -1,0 +1,1 @@
+"""Layer 0: bytes to values and back. Nothing here reads a clock, a store or a setting."""

@@ -1,0 +1,205 @@
+"""Names of objects: batch locations, the transactions they carry, and what is a legal key.
+
+Keys are raw text from here to storage: ``%``, ``#``, spaces and accents are stored under the
+very name they were given (failure F24). Only what no store can hold is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from opendata_buffer.errors import InvalidInput
+
+__all__ = [
+    "MAX_KEY_BYTES",
+    "MAX_LOCATION_BYTES",
+    "MAX_PREFIX_BYTES",
+    "BatchLocation",
+    "Transaction",
+    "batch_key",
+    "check_key",
+    "check_prefix",
+    "is_confined",
+    "is_ulid",
+    "location_timestamp_ms",
+    "parse_location",
+    "ulid_timestamp_ms",
+]
+
+MAX_KEY_BYTES = 1024
+"""Longest object key, UTF-8 bytes: the limit of S3."""
+
+MAX_PREFIX_BYTES = 744
+"""Longest data prefix: leaves room for ``/app=<200>/batch=<19>/<ULID>.batch`` in a key."""
+
+MAX_LOCATION_BYTES = 65_535
+"""Longest location a manifest can hold (``location_len`` is a u16)."""
+
+_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_DIGITS = {character: value for value, character in enumerate(_ALPHABET)}
+# 26 * 5 = 130 bits hold 128: the first character of a ULID is at most 7.
+_ULID = re.compile(rf"[0-7][{_ALPHABET}]{{25}}")
+_NAME = re.compile(rf"([0-7][{_ALPHABET}]{{25}})\.batch")
+_APP = re.compile(r"[A-Za-z0-9._-]{1,200}")
+_TXN_NAME = re.compile(rf"app=({_APP.pattern})/batch=(0|[1-9][0-9]{{0,18}})/{_NAME.pattern}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_MAX_TXN_BATCH = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """The identity a writer gives to a group of batches, so that a reader can drop repeats.
+
+    Attributes:
+        app: Who writes, e.g. a query id: 1 to 200 of ``A-Z a-z 0-9 . _ -``.
+        batch: The writer's own number of the group, 0 to 2^63 - 1.
+    """
+
+    app: str
+    batch: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.app, str) or not _APP.fullmatch(self.app):
+            raise InvalidInput(
+                f"transaction app is {self.app!r}: use 1 to 200 characters of A-Z a-z 0-9 . _ -"
+            )
+        if (
+            not isinstance(self.batch, int)
+            or isinstance(self.batch, bool)
+            or not 0 <= self.batch <= _MAX_TXN_BATCH
+        ):
+            raise InvalidInput(f"transaction batch is {self.batch!r}: use 0 to {_MAX_TXN_BATCH}")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLocation:
+    """What the name of a batch object says.
+
+    Attributes:
+        ulid: 26 characters.
+        timestamp_ms: The ULID's time, milliseconds since the Unix epoch, by the writer's clock.
+        txn: The transaction in the directory part, if any.
+    """
+
+    ulid: str
+    timestamp_ms: int
+    txn: Transaction | None = None
+
+
+def _fault(key: str, max_bytes: int) -> str | None:
+    """Why ``key`` cannot name an object, or None."""
+    if not key:
+        return "it is empty"
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError:
+        return "it is not valid Unicode (a lone surrogate)"
+    if size > max_bytes:
+        return f"it has {size} bytes, at most {max_bytes} are allowed"
+    if control := _CONTROL.search(key):
+        return f"it holds the control character {control.group()!r}"
+    for segment in key.split("/"):
+        if not segment:
+            return "it starts or ends with '/' or holds '//'"
+        if segment in (".", ".."):
+            return f"it holds the segment {segment!r}"
+    return None
+
+
+def _check(name: str, key: object, max_bytes: int) -> None:
+    if not isinstance(key, str):
+        raise InvalidInput(f"{name} is {key!r}: use text such as 'ingest/events'")
+    if fault := _fault(key, max_bytes):
+        shown = key if len(key) <= 80 else key[:80] + "…"
+        raise InvalidInput(
+            f"{name} is {shown!r}: {fault}. Use a relative name such as 'ingest/events'"
+        )
+
+
+def check_key(name: str, key: str) -> None:
+    """Refuse a key that some store cannot hold under its very name.
+
+    Args:
+        name: The setting the key came from, for the message.
+        key: Relative to the store's root.
+
+    Raises:
+        InvalidInput: Empty, absolute, ``//``, ``.`` or ``..`` segments, control characters,
+            more than 1,024 UTF-8 bytes, or not valid Unicode.
+    """
+    _check(name, key, MAX_KEY_BYTES)
+
+
+def check_prefix(name: str, prefix: str) -> None:
+    """Refuse a data prefix that is no legal key or leaves no room for batch names below it.
+
+    Raises:
+        InvalidInput: As :func:`check_key`, with at most 744 UTF-8 bytes.
+    """
+    _check(name, prefix, MAX_PREFIX_BYTES)
+
+
+def is_ulid(text: str) -> bool:
+    """Whether ``text`` is a ULID in canonical form (upper case)."""
+    return _ULID.fullmatch(text) is not None
+
+
+def ulid_timestamp_ms(ulid: str) -> int:
+    """Milliseconds since the Unix epoch that the ULID was made at, by its maker's clock.
+
+    Raises:
+        InvalidInput: Not a ULID.
+    """
+    if not is_ulid(ulid):
+        raise InvalidInput(f"{ulid!r} is not a ULID: 26 characters of {_ALPHABET}")
+    timestamp = 0
+    for character in ulid[:10]:
+        timestamp = timestamp * 32 + _DIGITS[character]
+    return timestamp
+
+
+def batch_key(prefix: str, ulid: str, txn: Transaction | None = None) -> str:
+    """Name of a batch object: ``<prefix>/[app=<app>/batch=<n>/]<ULID>.batch``.
+
+    Raises:
+        InvalidInput: ``ulid`` is not a ULID.
+    """
+    if not is_ulid(ulid):
+        raise InvalidInput(f"{ulid!r} is not a ULID: 26 characters of {_ALPHABET}")
+    if txn is None:
+        return f"{prefix}/{ulid}.batch"
+    return f"{prefix}/app={txn.app}/batch={txn.batch}/{ulid}.batch"
+
+
+def parse_location(location: str, prefix: str) -> BatchLocation | None:
+    """Read a name that :func:`batch_key` makes; None for every other name."""
+    root = f"{prefix}/"
+    if not location.startswith(root):
+        return None
+    rest = location[len(root) :]
+    if plain := _NAME.fullmatch(rest):
+        return BatchLocation(plain[1], ulid_timestamp_ms(plain[1]))
+    if named := _TXN_NAME.fullmatch(rest):
+        batch = int(named[2])
+        if batch > _MAX_TXN_BATCH:
+            return None
+        return BatchLocation(named[3], ulid_timestamp_ms(named[3]), Transaction(named[1], batch))
+    return None
+
+
+def location_timestamp_ms(location: str) -> int | None:
+    """Time of the ULID a location ends in, whatever its directories; None without one."""
+    name = _NAME.fullmatch(location.rpartition("/")[2])
+    return None if name is None else ulid_timestamp_ms(name[1])
+
+
+def is_confined(location: str, prefix: str) -> bool:
+    """Whether a location names a batch below the data prefix and nothing else (failure F23).
+
+    Directories between the prefix and ``<ULID>.batch`` are allowed: v1 does not forbid them.
+    """
+    root = f"{prefix}/"
+    if not location.startswith(root) or _fault(location, MAX_LOCATION_BYTES) is not None:
+        return False
+    return _NAME.fullmatch(location.rpartition("/")[2]) is not None

@@ -1,0 +1,180 @@
+"""Zstandard with every length proved before memory is taken (RFC 8878; failures F21, F22).
+
+The library's own decoders trust the frame: a declared size is allocated whatever cap is given,
+a second frame is dropped, a truncated stream ends without an error. So the frames are walked
+here first: block headers are three bytes, each block yields at most 128 KiB, and the walk finds
+where every frame ends and the most it can hold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import zstandard
+
+from opendata_buffer.errors import CorruptBatch
+
+__all__ = ["Frame", "compress", "decompress", "decompress_into", "plan_frames"]
+
+_FRAME_MAGIC = 0xFD2FB528
+_SKIPPABLE_MAGIC = 0x184D2A50  # the lowest four bits are free
+_MAX_BLOCK = 128 * 1024
+_LEAST_WINDOW = 8 * 1024 * 1024  # what RFC 8878 tells decoders to support
+_MOST_WINDOW = 128 * 1024 * 1024  # windowLog 27, zstd's own default limit
+_RESERVED, _RLE = 3, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame: its bytes, and the most bytes it can decompress to."""
+
+    data: memoryview
+    most: int
+    declared: bool
+
+
+def compress(block: bytes | memoryview, level: int) -> bytes:
+    """One frame with content size and checksum, which costs next to nothing (failure F36)."""
+    return zstandard.ZstdCompressor(level=level, write_checksum=True).compress(block)
+
+
+def plan_frames(data: memoryview, max_bytes: int) -> list[Frame]:
+    """Walk concatenated frames without decompressing.
+
+    Args:
+        data: Frames back to back; skippable frames are passed over.
+        max_bytes: Cap on the decompressed size.
+
+    Raises:
+        CorruptBatch: Truncated or malformed frames, bytes that are no frame, a declared size
+            beyond the cap or beyond what the blocks can hold, or too large a window.
+    """
+    frames: list[Frame] = []
+    position, end = 0, len(data)
+    declared_total = 0
+    if not end:
+        raise CorruptBatch("zstd block is empty: not even a frame header")
+    while position < end:
+        magic = int.from_bytes(data[position : position + 4], "little")
+        if magic & 0xFFFFFFF0 == _SKIPPABLE_MAGIC:
+            size = int.from_bytes(data[position + 4 : position + 8], "little")
+            if end - position < 8 or size > end - position - 8:
+                raise CorruptBatch(f"zstd skippable frame at byte {position} is truncated")
+            position += 8 + size
+            continue
+        frame = _plan_frame(data[position:], position, max_bytes)
+        if frame.declared:
+            declared_total += frame.most
+            if declared_total > max_bytes:
+                # F21: refused by what the bytes claim, before anything is expanded.
+                raise CorruptBatch(
+                    f"zstd block declares {declared_total} bytes, more than max_batch_bytes "
+                    f"{max_bytes}. Raise max_batch_bytes if the batch is trusted"
+                )
+        frames.append(frame)
+        position += len(frame.data)
+    return frames
+
+
+def _plan_frame(data: memoryview, at: int, max_bytes: int) -> Frame:
+    if int.from_bytes(data[:4], "little") != _FRAME_MAGIC:
+        raise CorruptBatch(f"zstd block has no frame at byte {at}: found {bytes(data[:4])!r}")
+    try:
+        header = zstandard.get_frame_parameters(data[:18])
+        position = zstandard.frame_header_size(data[:18])
+    except zstandard.ZstdError as error:
+        raise CorruptBatch(f"zstd frame header at byte {at} is broken: {error}") from error
+    declared = header.content_size != zstandard.CONTENTSIZE_UNKNOWN
+    window_limit = min(max(max_bytes, _LEAST_WINDOW), _MOST_WINDOW)
+    # A frame in a single segment has no window of its own: the content is the window.
+    if not declared and header.window_size > window_limit:
+        raise CorruptBatch(
+            f"zstd frame at byte {at} needs a window of {header.window_size} bytes, more than "
+            f"the limit of {window_limit}"
+        )
+    end = len(data)
+    most, last = 0, False
+    while not last:
+        if end - position < 3:
+            raise CorruptBatch(f"zstd frame at byte {at} is truncated at a block header")
+        head = data[position] | data[position + 1] << 8 | data[position + 2] << 16
+        position += 3
+        last, kind, size = bool(head & 1), head >> 1 & 3, head >> 3
+        if kind == _RESERVED or size > _MAX_BLOCK:
+            raise CorruptBatch(f"zstd frame at byte {at} has a block of a reserved kind or size")
+        on_wire = 1 if kind == _RLE else size
+        if end - position < on_wire:
+            raise CorruptBatch(f"zstd frame at byte {at} is truncated inside a block")
+        position += on_wire
+        most += size if kind <= _RLE else _MAX_BLOCK
+    if header.has_checksum:
+        if end - position < 4:
+            raise CorruptBatch(f"zstd frame at byte {at} is truncated at its checksum")
+        position += 4
+    if declared and header.content_size > most:
+        # F22: a 13-byte frame may declare terabytes; its blocks say what it can hold.
+        raise CorruptBatch(
+            f"zstd frame at byte {at} declares {header.content_size} bytes but its blocks hold "
+            f"at most {most}"
+        )
+    return Frame(data[:position], header.content_size if declared else most, declared)
+
+
+def _reader(frame: Frame) -> zstandard.ZstdDecompressionReader:
+    # The limit on windows was checked by the walk.
+    return zstandard.ZstdDecompressor(max_window_size=_MOST_WINDOW).stream_reader(frame.data)
+
+
+def decompress(data: memoryview, max_bytes: int) -> bytes:
+    """All frames' content.
+
+    Raises:
+        CorruptBatch: The data is damaged or holds more than ``max_bytes``.
+    """
+    parts: list[bytes] = []
+    total = 0
+    for frame in plan_frames(data, max_bytes):
+        # One byte more than allowed tells a full buffer from an overflow.
+        want = min(frame.most, max_bytes - total) + 1
+        try:
+            part = _reader(frame).read(want)
+        except (zstandard.ZstdError, MemoryError) as error:
+            raise CorruptBatch(f"zstd block is damaged: {error}") from error
+        total += len(part)
+        _check_size(frame, len(part), total, max_bytes)
+        parts.append(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def decompress_into(frames: list[Frame], target: memoryview, max_bytes: int) -> int:
+    """Write all frames' content to the start of ``target``; returns the number of bytes.
+
+    Args:
+        frames: From :func:`plan_frames` with the same cap.
+        target: Writable, one byte longer than ``min(sum of frame.most, max_bytes)``.
+        max_bytes: Cap on the decompressed size.
+
+    Raises:
+        CorruptBatch: The data is damaged or holds more than ``max_bytes``.
+    """
+    total = 0
+    for frame in frames:
+        size = min(frame.most, max_bytes - total) + 1
+        room = target[total : total + size]
+        try:
+            written = _reader(frame).readinto(room)
+        except (zstandard.ZstdError, MemoryError) as error:
+            raise CorruptBatch(f"zstd block is damaged: {error}") from error
+        total += written
+        _check_size(frame, written, total, max_bytes)
+    return total
+
+
+def _check_size(frame: Frame, size: int, total: int, max_bytes: int) -> None:
+    if total > max_bytes:
+        raise CorruptBatch(
+            f"zstd block holds more than max_batch_bytes {max_bytes}. Raise max_batch_bytes if "
+            "the batch is trusted"
+        )
+    if frame.declared and size != frame.most:
+        raise CorruptBatch(f"zstd frame declares {frame.most} bytes and holds {size}")
