@@ -1,0 +1,162 @@
+"""File system calls of the local store: durable writes, distinct times, errors in words."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import threading
+
+from opendata_buffer.errors import (
+    InvalidInput,
+    PermanentStorageError,
+    StorageError,
+    TransientStorageError,
+)
+
+__all__ = [
+    "MISSING",
+    "make_directories",
+    "read_range",
+    "stamp_later",
+    "stat_file",
+    "storage_error",
+    "sync_directory",
+    "unlink_quietly",
+    "version_of",
+    "write_all",
+]
+
+_CHUNK = 64 * 1024 * 1024
+MISSING = {errno.ENOENT, errno.ENOTDIR}
+"""Errors that mean: no such file."""
+
+_BAD_NAME = {errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL}
+_TRANSIENT = {
+    errno.EAGAIN,
+    errno.EBUSY,
+    errno.EINTR,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+}
+
+_stamp_lock = threading.Lock()
+_last_stamp_ns = 0
+
+
+def _reset_stamp_lock() -> None:
+    global _stamp_lock
+    _stamp_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_reset_stamp_lock)
+
+
+def version_of(status: os.stat_result) -> str:
+    """The version of a file, of one ``fstat`` of it."""
+    return f"{status.st_mtime_ns:x}-{status.st_ino:x}-{status.st_size:x}"
+
+
+def stat_file(path: str) -> os.stat_result | None:
+    """The status of a regular file; None when there is none of this name."""
+    try:
+        status = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status if stat.S_ISREG(status.st_mode) else None
+
+
+def stamp_later(fd: int, path: str, floor_ns: int) -> int:
+    """Give an open new file a modification time later than ``floor_ns``; returns it.
+
+    The kernel's own stamps advance in steps of some milliseconds and inodes are used again, so
+    without this two versions written within one step could get the same token.
+    """
+    global _last_stamp_ns
+    with _stamp_lock:
+        _last_stamp_ns = max(os.fstat(fd).st_mtime_ns, _last_stamp_ns + 1)
+        stamp_ns = max(_last_stamp_ns, floor_ns + 1)
+    os.utime(fd, ns=(stamp_ns, stamp_ns))
+    kept_ns = os.fstat(fd).st_mtime_ns
+    if kept_ns != stamp_ns:
+        raise PermanentStorageError(
+            f"the file system of {path!r} keeps modification times only coarsely (asked for "
+            f"{stamp_ns} ns, kept {kept_ns} ns), so versions could repeat: use another file "
+            "system (ext4, XFS, Btrfs, APFS, tmpfs) or an s3:// URL"
+        )
+    return stamp_ns
+
+
+def read_range(fd: int, start: int, end: int) -> bytes:
+    """Bytes ``start`` to ``end`` of an open file; fewer when it ends before."""
+    parts = []
+    while start < end:
+        part = os.pread(fd, min(end - start, _CHUNK), start)
+        if not part:
+            break
+        parts.append(part)
+        start += len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def write_all(fd: int, data: bytes | memoryview) -> None:
+    """Write bytes of any size."""
+    rest = memoryview(data).cast("B")
+    while rest:
+        rest = rest[os.write(fd, rest[:_CHUNK]) :]
+
+
+def sync_directory(path: str) -> None:
+    """Make the names in a directory survive a power cut."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return  # the object was deleted meanwhile, and its directory with it
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # cannot sync directories at all
+            raise
+    finally:
+        os.close(fd)
+
+
+def make_directories(path: str) -> None:
+    """Like ``os.makedirs``, but a power cut does not lose a directory made here."""
+    while True:
+        try:
+            os.mkdir(path)
+            break
+        except FileExistsError:
+            return
+        except FileNotFoundError:
+            make_directories(os.path.dirname(path))
+    sync_directory(os.path.dirname(path))
+
+
+def unlink_quietly(path: str) -> None:
+    """Remove a file if that is possible."""
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+
+
+def storage_error(verb: str, path: str, error: OSError) -> StorageError | InvalidInput:
+    """The error of this library for one of the operating system."""
+    what = f"cannot {verb} {path!r}: {error.strerror or error}"
+    if error.errno in _BAD_NAME:
+        return InvalidInput(f"{what}. Use a shorter or simpler name.")
+    if error.errno in _TRANSIENT:
+        return TransientStorageError(f"{what}. Try again.")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return PermanentStorageError(f"{what}. Free some space.")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return PermanentStorageError(f"{what}. Give this user the right to {verb} there.")
+    if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY):
+        return PermanentStorageError(
+            f"{what}. A directory cannot hold one object named like the directory of another."
+        )
+    return PermanentStorageError(f"{what}.")

@@ -1,0 +1,414 @@
+"""Objects as files below a directory, safe between processes on one machine."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from opendata_buffer.errors import (
+    InvalidInput,
+    ObjectNotFound,
+    StorageError,
+    TransientStorageError,
+    UnsafeStore,
+)
+from opendata_buffer.formats.keys import check_key
+from opendata_buffer.runtime import Runtime, SystemRuntime
+from opendata_buffer.stores import (
+    Absent,
+    Applied,
+    Blob,
+    DeleteFailure,
+    IfVersion,
+    Listing,
+    NotModified,
+    ObjectInfo,
+    PutOutcome,
+    Unknown,
+    Vanished,
+    VersionConflict,
+)
+from opendata_buffer.stores.file_lock import FileLock, LockTimeout
+from opendata_buffer.stores.files import (
+    MISSING,
+    make_directories,
+    read_range,
+    stamp_later,
+    stat_file,
+    storage_error,
+    sync_directory,
+    unlink_quietly,
+    version_of,
+    write_all,
+)
+from opendata_buffer.stores.ranges import check_range, check_size, cut
+
+__all__ = ["RESERVED", "LocalStore"]
+
+RESERVED = ".opendata-buffer"
+"""Directory below the root with lock files and files being written; not part of the store."""
+
+_DAY_NS = 24 * 3600 * 10**9
+
+
+class LocalStore:
+    """A directory whose files are the objects, under their raw names.
+
+    An object is written to a temporary file, fsynced, and renamed over its name, so kill -9 at
+    any moment leaves the old or the new bytes. Conditional writes hold an exclusive lock on a
+    file of their key's own. Readers take no lock: the version is read from the same open file
+    as the bytes, and is made of its modification time, inode and size; every conditional write
+    makes the time strictly later, so a version never comes back.
+
+    The directory is made by the first write. ``.opendata-buffer`` in it is the store's own.
+
+    Args:
+        root: Absolute path of the directory.
+        runtime: Waiting for locks, names of temporary files.
+
+    Raises:
+        InvalidInput: A Databricks mount, which has neither locks nor atomic renames.
+    """
+
+    def __init__(self, root: Path | str, *, runtime: Runtime | None = None) -> None:
+        self._root = os.path.abspath(root)
+        self._runtime = runtime if runtime is not None else SystemRuntime()
+        _refuse_unsafe_roots(self._root)
+        self._locks = f"{self._root}/{RESERVED}/locks"
+        self._temporary = f"{self._root}/{RESERVED}/tmp"
+        self._swept = False
+        self._checked = False
+
+    @property
+    def url(self) -> str:
+        """``file://`` and the directory."""
+        return Path(self._root).as_uri()
+
+    def __repr__(self) -> str:
+        return f"LocalStore({self._root!r})"
+
+    def get(
+        self,
+        key: str,
+        *,
+        if_changed: str | None = None,
+        byte_range: tuple[int, int] | None = None,
+        max_bytes: int | None = None,
+    ) -> Blob | NotModified:
+        """See :meth:`opendata_buffer.stores.Get.get`."""
+        path = self._path(key)
+        check_range(byte_range)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                status = os.fstat(fd)
+                if not stat.S_ISREG(status.st_mode):
+                    raise ObjectNotFound(key, self.url)
+                version = version_of(status)
+                if version == if_changed:
+                    return NotModified()
+                start, end = cut(byte_range, status.st_size)
+                check_size(key, end - start, max_bytes)
+                data = read_range(fd, start, end)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            if error.errno in MISSING:
+                raise ObjectNotFound(key, self.url) from None
+            raise storage_error("read", path, error) from error
+        if len(data) != end - start:
+            raise TransientStorageError(
+                f"file {path!r} was cut to fewer bytes while it was read: it is written by "
+                "something else than this library"
+            )
+        return Blob(data, version, status.st_mtime_ns // 1_000_000)
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        """See :meth:`opendata_buffer.stores.Put.put`."""
+        path = self._path(key)
+        try:
+            self._prepare()
+            # A key that is also written by put_if has a lock file; batches have none.
+            with FileLock(self._lock_path(key), self._runtime, create=False) as lock:
+                self._replace(path, data, lock)
+        except LockTimeout:
+            raise TransientStorageError(_stuck_lock(self._lock_path(key))) from None
+        except OSError as error:
+            raise storage_error("write", path, error) from error
+
+    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        """See :meth:`opendata_buffer.stores.ConditionalPut.put_if`."""
+        path = self._path(key)
+        try:
+            if isinstance(condition, IfVersion) and not os.path.isdir(self._root):
+                return Vanished()
+            self._prepare()
+            with FileLock(self._lock_path(key), self._runtime) as lock:
+                found = stat_file(path)
+                if isinstance(condition, IfVersion):
+                    if found is None:
+                        return Vanished()
+                    if version_of(found) != condition.version:
+                        return VersionConflict()
+                elif found is not None:
+                    return VersionConflict()
+                return Applied(self._replace(path, data, lock))
+        except LockTimeout:
+            return Unknown(_stuck_lock(self._lock_path(key)))
+        except _AfterRenameError as error:
+            return Unknown(f"file {path!r} was replaced but not made durable: {error}")
+        except OSError as error:
+            mapped = storage_error("write", path, error)
+            if isinstance(mapped, TransientStorageError):
+                return Unknown(str(mapped))
+            raise mapped from error
+
+    def check_conditional_writes(self, near: str) -> None:
+        """Make sure the file system has locks and keeps modification times to the nanosecond.
+
+        See :meth:`opendata_buffer.stores.ConditionalPut.check_conditional_writes`.
+        """
+        check_key("near", near)
+        if self._checked:
+            return
+        path = f"{self._locks}/check"
+        try:
+            self._prepare()
+            try:
+                with FileLock(path, self._runtime):
+                    pass
+            except OSError as error:
+                if error.errno in (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EINVAL):
+                    raise UnsafeStore(
+                        f"the file system of {self._root!r} has no file locks "
+                        f"({error.strerror}): two writers would overwrite each other. Use a "
+                        "local disk or an s3:// URL."
+                    ) from error
+                raise
+            fd, temporary = self._open_temporary()
+            try:
+                stamp_later(fd, temporary, os.fstat(fd).st_mtime_ns // 1000 * 1000)
+            finally:
+                os.close(fd)
+                os.unlink(temporary)
+        except LockTimeout:
+            raise TransientStorageError(_stuck_lock(path)) from None
+        except OSError as error:
+            raise storage_error("write", self._root, error) from error
+        self._checked = True
+
+    def list(self, prefix: str) -> Listing:
+        """See :meth:`opendata_buffer.stores.List.list`."""
+        now_ms = self._now_ms()
+        directory, _, _ = prefix.rpartition("/")
+        outside = directory and any(part in ("", ".", "..") for part in directory.split("/"))
+        if outside or "\0" in prefix or not _is_text(prefix):
+            return Listing((), now_ms)  # no key starts so
+        try:
+            found = self._walk(directory, prefix)
+            return Listing(tuple(sorted(found, key=lambda info: info.key)), now_ms)
+        except OSError as error:
+            raise storage_error("list", f"{self._root}/{directory}", error) from error
+
+    def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
+        """See :meth:`opendata_buffer.stores.Delete.delete_many`."""
+        failures = []
+        for key in keys:
+            try:
+                self._delete(self._path(key), self._lock_path(key))
+            except (InvalidInput, StorageError) as error:
+                failures.append(DeleteFailure(key, str(error)))
+            except LockTimeout:
+                failures.append(DeleteFailure(key, _stuck_lock(self._lock_path(key))))
+            except OSError as error:
+                failures.append(DeleteFailure(key, str(storage_error("delete", key, error))))
+        return tuple(failures)
+
+    # ---- paths
+
+    def _path(self, key: str) -> str:
+        check_key("key", key)
+        segments = key.split("/")
+        if segments[0] == RESERVED:
+            raise InvalidInput(
+                f"key {key!r} lies in {RESERVED!r}, where the store keeps its own files: "
+                "use another name"
+            )
+        for segment in segments:
+            if len(segment.encode()) > 255:
+                raise InvalidInput(
+                    f"key {key!r} has a part of {len(segment.encode())} bytes between slashes: "
+                    "file names have at most 255, use shorter parts"
+                )
+        return f"{self._root}/{key}"
+
+    def _lock_path(self, key: str) -> str:
+        # Hashed, because a lock file cannot be a directory for the lock files of longer keys.
+        return f"{self._locks}/{hashlib.sha256(key.encode()).hexdigest()[:32]}"
+
+    def _prepare(self) -> None:
+        if not os.path.isdir(self._temporary):
+            make_directories(self._temporary)
+        if not os.path.isdir(self._locks):
+            make_directories(self._locks)
+        if not self._swept:
+            self._swept = True
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Remove what killed writers left behind more than a day ago."""
+        now_ns = self._now_ms() * 1_000_000
+        with os.scandir(self._temporary) as entries:
+            for entry in entries:
+                try:
+                    if now_ns - entry.stat(follow_symlinks=False).st_mtime_ns > _DAY_NS:
+                        os.unlink(entry.path)
+                except OSError:
+                    continue  # swept by another process meanwhile, or not ours to remove
+
+    def _now_ms(self) -> int:
+        # The file system's clock stamps the files, and on NFS that is the server's: ages must
+        # be differences of one clock (failure F6).
+        try:
+            fd, temporary = self._open_temporary()
+        except OSError:
+            return self._runtime.now_ms()
+        try:
+            return os.fstat(fd).st_mtime_ns // 1_000_000
+        finally:
+            os.close(fd)
+            os.unlink(temporary)
+
+    # ---- writing
+
+    def _open_temporary(self) -> tuple[int, str]:
+        path = f"{self._temporary}/{self._runtime.ulid()}"
+        return os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666), path
+
+    def _replace(self, path: str, data: bytes | memoryview, lock: FileLock) -> str:
+        """Write, make durable, rename. Raises OSError, or _AfterRenameError past the rename."""
+        fd, temporary = self._open_temporary()
+        try:
+            try:
+                write_all(fd, data)
+                previous = stat_file(path)
+                # The lock file remembers the time too: after a delete the file does not.
+                floor_ns = max(previous.st_mtime_ns if previous else 0, lock.load())
+                stamp_ns = stamp_later(fd, temporary, floor_ns)
+                os.fsync(fd)
+                version = version_of(os.fstat(fd))
+            finally:
+                os.close(fd)
+            lock.store(stamp_ns)
+            self._rename(temporary, path)
+        except BaseException:
+            unlink_quietly(temporary)
+            raise
+        try:
+            sync_directory(os.path.dirname(path))
+        except OSError as error:
+            raise _AfterRenameError(error.errno, error.strerror) from error
+        return version
+
+    def _rename(self, temporary: str, path: str) -> None:
+        for attempt in range(100):
+            try:
+                os.replace(temporary, path)
+                return
+            except FileNotFoundError:
+                # The directory is new, or a delete in another process just pruned it.
+                make_directories(os.path.dirname(path))
+            except IsADirectoryError:
+                if attempt:
+                    raise
+                os.rmdir(path)  # left empty by a delete; otherwise ENOTEMPTY says so
+        os.replace(temporary, path)
+
+    def _delete(self, path: str, lock_path: str) -> None:
+        with FileLock(lock_path, self._runtime, create=False):
+            try:
+                os.unlink(path)
+            except FileNotFoundError:
+                return
+            except (NotADirectoryError, IsADirectoryError):
+                return  # no object of this name
+        parent = os.path.dirname(path)
+        while parent != self._root:
+            try:
+                os.rmdir(parent)
+            except OSError:
+                return  # not empty
+            parent = os.path.dirname(parent)
+
+    # ---- listing
+
+    def _walk(self, directory: str, prefix: str) -> Iterator[ObjectInfo]:
+        pending = [directory]
+        while pending:
+            directory = pending.pop()
+            try:
+                entries = os.scandir(f"{self._root}/{directory}")
+            except OSError as error:
+                if error.errno in MISSING:
+                    continue  # pruned meanwhile, or nothing written yet
+                raise
+            with entries:
+                for entry in entries:
+                    key = f"{directory}/{entry.name}" if directory else entry.name
+                    if key == RESERVED or not _is_text(key):
+                        continue
+                    if entry.is_dir(follow_symlinks=False):
+                        below = f"{key}/"
+                        if below.startswith(prefix) or prefix.startswith(below):
+                            pending.append(key)
+                    elif key.startswith(prefix):
+                        info = _info(entry, key)
+                        if info is not None:
+                            yield info
+
+
+class _AfterRenameError(OSError):
+    """The new bytes are visible but may not survive a power cut."""
+
+
+def _refuse_unsafe_roots(root: str) -> None:
+    if root.strip("/") == "":
+        raise InvalidInput(f"store {root!r} is the root of the file system: use a directory")
+    for path in (root, os.path.realpath(root)):
+        top = path.split("/")[1]
+        if top == "dbfs" or (top == "Volumes" and sys.platform != "darwin"):
+            raise InvalidInput(
+                f"store {root!r} is a Databricks mount, which has no file locks and no atomic "
+                "rename: two writers would overwrite each other. Use the s3:// URL of the "
+                "volume's external location instead."
+            )
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False  # bytes that are not UTF-8: no key of ours
+    return True
+
+
+def _info(entry: os.DirEntry[str], key: str) -> ObjectInfo | None:
+    try:
+        status = entry.stat()
+    except OSError:
+        return None  # deleted since it was listed
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    return ObjectInfo(key, status.st_size, status.st_mtime_ns // 1_000_000)
+
+
+def _stuck_lock(path: str) -> str:
+    return (
+        f"another process holds the lock {path!r} for more than 30 s: it may be stopped "
+        "(find it with lsof or fuser)"
+    )
