@@ -2,7 +2,7 @@
 
 ::
 
-    BufferError
+    OpenDataBufferError
     ├── InvalidInput (ValueError)     fix the call, the configuration or the URL
     │   ├── PrefixConflict            two queues claim one data prefix: give each its own
     │   └── UnsafeStore               the store has no compare-and-swap: use another store
@@ -36,7 +36,7 @@ from typing import Any
 __all__ = [
     "BatchMissing",
     "BatchUnreadable",
-    "BufferError",
+    "OpenDataBufferError",
     "Closed",
     "CommitStateUnknown",
     "Conflict",
@@ -60,14 +60,16 @@ __all__ = [
 ]
 
 
-def _rebuild(cls: type[BufferError], args: tuple[Any, ...], state: dict[str, Any]) -> BufferError:
+def _rebuild(
+    cls: type[OpenDataBufferError], args: tuple[Any, ...], state: dict[str, Any]
+) -> OpenDataBufferError:
     error = cls.__new__(cls)
     error.args = args
     error.__dict__.update(state)
     return error
 
 
-class BufferError(Exception):
+class OpenDataBufferError(Exception):
     """Base of all errors of this library."""
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -76,7 +78,7 @@ class BufferError(Exception):
         return (_rebuild, (type(self), self.args, self.__dict__.copy()))
 
 
-class InvalidInput(BufferError, ValueError):
+class InvalidInput(OpenDataBufferError, ValueError):
     """An argument, setting, option or URL is wrong. Nothing was read or written."""
 
 
@@ -98,7 +100,7 @@ class UnsafeStore(InvalidInput):
     """The store ignores or refuses conditional writes (failure F12)."""
 
 
-class StorageError(BufferError):
+class StorageError(OpenDataBufferError):
     """The store did not do what was asked."""
 
 
@@ -120,7 +122,7 @@ class ObjectNotFound(StorageError):
         self.store = store
 
 
-class Conflict(BufferError):
+class Conflict(OpenDataBufferError):
     """Every CAS attempt lost its race until the deadline. Nothing was written."""
 
     def __init__(self, key: str, attempts: int, waited_s: float) -> None:
@@ -134,7 +136,7 @@ class Conflict(BufferError):
         self.waited_s = waited_s
 
 
-class CommitStateUnknown(BufferError):
+class CommitStateUnknown(OpenDataBufferError):
     """A write may have landed and storage no longer tells. Says what is known.
 
     Attributes:
@@ -167,7 +169,7 @@ class CommitStateUnknown(BufferError):
         self.reason = reason
 
 
-class QueueFull(BufferError):
+class QueueFull(OpenDataBufferError):
     """The manifest has outgrown its limit; producers must wait (failure F35)."""
 
     def __init__(self, key: str, size: int, limit: int, lag: int, oldest_ms: int | None) -> None:
@@ -184,7 +186,7 @@ class QueueFull(BufferError):
         self.oldest_ms = oldest_ms
 
 
-class Fenced(BufferError):
+class Fenced(OpenDataBufferError):
     """Another consumer claimed the queue after this one."""
 
     def __init__(self, key: str, epoch: int, current_epoch: int) -> None:
@@ -198,7 +200,7 @@ class Fenced(BufferError):
         self.current_epoch = current_epoch
 
 
-class CorruptData(BufferError):
+class CorruptData(OpenDataBufferError):
     """Bytes on storage break the v1 format."""
 
 
@@ -210,7 +212,7 @@ class CorruptBatch(CorruptData):
     """A batch breaks the v1 format or exceeds a decoding limit."""
 
 
-class PoisonBatch(BufferError):
+class PoisonBatch(OpenDataBufferError):
     """One queued batch cannot be delivered. ``Consumer.skip(sequence)`` passes it by."""
 
     def __init__(self, sequence: int, location: str, reason: str) -> None:
@@ -235,11 +237,11 @@ class ForeignLocation(PoisonBatch):
     """A queue entry names an object outside the data prefix (failure F23)."""
 
 
-class QueueReset(BufferError):
+class QueueReset(OpenDataBufferError):
     """The manifest vanished or its positions went backwards (failure F4)."""
 
 
-class DataLoss(BufferError):
+class DataLoss(OpenDataBufferError):
     """Sequences that must be read are no longer in the manifest."""
 
     def __init__(self, key: str, needed: int, oldest: int, hint: str = "") -> None:
@@ -253,7 +255,7 @@ class DataLoss(BufferError):
         self.hint = hint
 
 
-class FlushFailed(BufferError):
+class FlushFailed(OpenDataBufferError):
     """Batches were given up after their retry budget; their handles failed too."""
 
     def __init__(self, failed_calls: int, cause: str) -> None:
@@ -265,5 +267,5 @@ class FlushFailed(BufferError):
         self.cause = cause
 
 
-class Closed(BufferError):
+class Closed(OpenDataBufferError):
     """The producer or consumer was closed before the call."""

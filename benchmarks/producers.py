@@ -1,0 +1,106 @@
+"""How many batches per second become durable, on a store with the latency of S3 Standard."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from functools import partial
+
+from benchmarks.table import Row
+from opendata_buffer import Producer, ProducerConfig
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.faults import FaultPlan, FaultyStore
+
+PUT_MS, GET_MS, CAS_MS = 100, 60, 60
+
+
+def slow_store() -> FaultyStore:
+    plan = FaultPlan(put_ms=PUT_MS, get_ms=GET_MS, cas_ms=CAS_MS)
+    return FaultyStore(MemoryStore(), SystemRuntime(), plan=plan)
+
+
+def paced(calls_per_s: float, seconds: float, call: object) -> None:
+    """Open loop: calls are due at fixed times, whether or not earlier ones were slow."""
+    started = time.monotonic()
+    for n in range(int(calls_per_s * seconds)):
+        wait = started + n / calls_per_s - time.monotonic()
+        if wait > 0:
+            time.sleep(wait)
+        call()  # type: ignore[operator]
+
+
+def one_producer(seconds: float = 10.0) -> Row:
+    delays: list[float] = []
+    locations: set[str] = set()
+
+    def produce_one(producer: Producer) -> None:
+        called = time.monotonic()
+        handle = producer.produce([b"x" * 100])
+
+        def durable() -> None:
+            delays.append(time.monotonic() - called)
+            result = handle.watcher.result()
+            assert result is not None
+            locations.add(result.location)
+
+        handle.watcher.add_done_callback(durable)
+
+    with Producer(ProducerConfig(store="memory://bench"), store=slow_store()) as producer:
+        started = time.monotonic()
+        paced(100, seconds, partial(produce_one, producer))
+        producer.flush()
+        elapsed = time.monotonic() - started
+    rate = len(locations) / elapsed
+    p50 = statistics.median(delays) * 1000
+    p99 = statistics.quantiles(delays, n=100)[98] * 1000
+    return Row(
+        "one producer, 100 small calls/s, 100/60/60 ms storage",
+        f"{rate:.1f} batches/s, p99 {p99:.0f} ms",
+        ">= 9.5 batches/s, p99 <= 450 ms",
+        rate >= 9.5 and p99 <= 450,
+        f"p50 {p50:.0f} ms, {len(delays)} calls in {elapsed:.1f} s",
+    )
+
+
+def many_producers(count: int = 64, seconds: float = 10.0) -> Row:
+    store = slow_store()
+    config = ProducerConfig(store="memory://bench", flush_size_bytes=1)
+    producers = [Producer(config, store=store) for _ in range(count)]
+    delays: list[float] = []
+
+    def produce_one(producer: Producer) -> None:
+        called = time.monotonic()
+        handle = producer.produce([b"x" * 100])
+        handle.watcher.add_done_callback(lambda: delays.append(time.monotonic() - called))
+
+    threads = [
+        threading.Thread(target=paced, args=(10, seconds, partial(produce_one, producer)))
+        for producer in producers
+    ]
+    started = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for producer in producers:
+        producer.flush()
+    elapsed = time.monotonic() - started
+    attempts, conflicts = producers[0].commit_attempts, producers[0].commit_conflicts
+    for producer in producers:
+        producer.close()
+    rate = len(delays) / elapsed
+    wasted = conflicts / attempts
+    p99 = statistics.quantiles(delays, n=100)[98] * 1000
+    return Row(
+        f"{count} producers in one process x 10 batches/s, same storage",
+        f"{rate:.0f} batches/s, {wasted:.1%} wasted CAS",
+        ">= 600 batches/s, < 5 %",
+        rate >= 600 and wasted < 0.05,
+        f"p50 {statistics.median(delays) * 1000:.0f} ms, p99 {p99:.0f} ms, {attempts} CAS",
+    )
+
+
+def run() -> list[Row]:
+    return [one_producer(), many_producers()]

@@ -1,0 +1,388 @@
+"""Layer 3: the producer (RFC 0001, Producer).
+
+A pipeline, not a loop::
+
+    produce() ──> batcher ──> workers: compress, upload ──> committer: one CAS for all
+    (caller)      (pure)      (several at once)             (one per manifest and process)
+
+Batches enter the queue in produce order, whatever order their uploads finish in.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+
+from opendata_buffer import metrics
+from opendata_buffer.batcher import Batch, Batcher, Call
+from opendata_buffer.committer import Lane, Upload, shared_committer
+from opendata_buffer.config import ProducerConfig
+from opendata_buffer.durability import Completion, DurabilityWatcher, Durable, WriteHandle
+from opendata_buffer.errors import (
+    Closed,
+    FlushFailed,
+    InvalidInput,
+    OpenDataBufferError,
+    TransientStorageError,
+)
+from opendata_buffer.formats.arrow import encode_arrow_block
+from opendata_buffer.formats.batch import encode_block
+from opendata_buffer.formats.keys import Transaction, batch_key
+from opendata_buffer.owner import claim_prefix
+from opendata_buffer.retry import full_jitter
+from opendata_buffer.runtime import Runtime, SystemRuntime, Task
+from opendata_buffer.stores import Store
+from opendata_buffer.stores.factory import open_store
+
+__all__ = ["Producer"]
+
+log = logging.getLogger(__name__)
+
+MAX_METADATA_BYTES = 1024 * 1024
+"""Largest metadata payload of a call: it is rewritten with every append while it is queued."""
+
+
+class Producer:
+    """Accepts entries, batches them and puts them into the queue. Thread-safe.
+
+    Args:
+        config: Settings.
+        store: Use this store instead of opening ``config.store``.
+        runtime: Clock and threads; the system's by default.
+
+    Raises:
+        InvalidInput: A setting or the URL is wrong.
+        UnsafeStore: The store ignores conditional writes (failure F12).
+        PrefixConflict: The data prefix belongs to another queue (failure F7).
+        StorageError: The store cannot be reached.
+    """
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        *,
+        store: Store | None = None,
+        runtime: Runtime | None = None,
+    ) -> None:
+        self._config = config
+        self._runtime = runtime or SystemRuntime()
+        self._store = store or open_store(config.store, config.store_options)
+        self._store.check_conditional_writes(config.manifest_path)
+        claim_prefix(self._store, config.data_path_prefix, config.manifest_path)
+        self._batcher = Batcher(
+            flush_interval=config.flush_interval_ms / 1000,
+            flush_size=config.flush_size_bytes,
+            max_size=config.max_batch_bytes,
+        )
+        self._condition = self._runtime.condition()
+        self._sealed: deque[Upload] = deque()
+        self._workers: list[Task] = []
+        self._idle_workers = 0
+        self._waiting_calls = 0
+        self._waiting_bytes = 0
+        self._unsettled = 0
+        self._failed_calls = 0
+        self._failure: BaseException | None = None
+        self._transaction_failed = False
+        self._closing = False
+        self._closed = False
+        self._committer = shared_committer(
+            self._store, config, runtime=_process_runtime(self._runtime)
+        )
+        self._lane = Lane(
+            max_age=config.gc_grace_period_ms / 2000,
+            reupload=self._reupload,
+            settle=self._settle,
+            repair=self._repair,
+        )
+        self._committer.open_lane(self._lane)
+        if isinstance(self._runtime, SystemRuntime):
+            _open_producers.add(self)
+
+    def produce(
+        self,
+        entries: Sequence[bytes | bytearray | memoryview] | pa.Array | pa.ChunkedArray,
+        metadata: bytes = b"",
+        *,
+        transaction: Transaction | None = None,
+    ) -> WriteHandle:
+        """Accept entries; they keep their order. Blocks while the buffer is full.
+
+        Args:
+            entries: Bytes-like objects, or an Arrow array of binary or string type, which is
+                encoded without a Python object per entry. They may be reused at once.
+            metadata: Payload that the consumer gets with exactly these entries.
+            transaction: Gives the call a batch of its own that carries this identity, so that
+                a reader with a transaction filter drops it when it is produced again. Batch
+                numbers of one app must rise. Such a call never shares a batch with others.
+
+        Returns:
+            A handle to await durability with. The entries are not durable before.
+
+        Raises:
+            InvalidInput: An entry is not bytes-like or null, or the call exceeds
+                ``max_batch_bytes``. Nothing of the call was accepted.
+            Closed: The producer was closed.
+            FlushFailed: An earlier transaction failed; later ones would be taken for repeats.
+        """
+        metadata = bytes(metadata)
+        if len(metadata) > MAX_METADATA_BYTES:
+            raise InvalidInput(
+                f"metadata has {len(metadata)} bytes: use at most {MAX_METADATA_BYTES}; it is "
+                "rewritten with every append. Put large data into the entries."
+            )
+        block, count = _encode(entries)
+        size = len(block)
+        if size > self._config.max_batch_bytes:
+            raise InvalidInput(
+                f"one call of {count} entries makes {size} bytes, more than max_batch_bytes "
+                f"{self._config.max_batch_bytes}: split it, or raise the limit here and at the "
+                "consumer"
+            )
+        with self._condition:
+            self._wait_for_room(size)
+            if transaction is not None and self._transaction_failed:
+                raise FlushFailed(self._failed_calls, f"an earlier batch failed: {self._failure}")
+            call = Call(block, count, metadata, self._runtime.now_ms(), transaction)
+            now = self._runtime.monotonic()
+            completion, full = self._batcher.add(call, Completion(self._runtime), now)
+            self._waiting_calls += 1
+            self._waiting_bytes += size
+            for batch in full:
+                self._seal(batch)
+            self._staff()
+        return WriteHandle(DurabilityWatcher(completion), call.ingestion_time_ms)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Make everything produced so far durable.
+
+        Raises:
+            FlushFailed: This or an earlier batch was given up; a producer that has lost a
+                batch says so at every flush and at close (failures F29, F30).
+            TimeoutError: Not done after ``timeout`` seconds; the producer goes on trying.
+        """
+        deadline = None if timeout is None else self._runtime.monotonic() + timeout
+        with self._condition:
+            self._seal_open()
+            while self._unsettled:
+                left = None if deadline is None else deadline - self._runtime.monotonic()
+                if left is not None and left <= 0:
+                    raise TimeoutError(
+                        f"{self._unsettled} batches not durable after {timeout} s; the producer "
+                        "goes on trying: flush again"
+                    )
+                self._condition.wait(left)
+            self._raise_failure()
+
+    def close(self) -> None:
+        """Flush, then end the threads. A second call does nothing.
+
+        Raises:
+            FlushFailed: As in :meth:`flush`. The producer is closed all the same.
+        """
+        with self._condition:
+            if self._closed:
+                return
+            self._closing = True
+            self._condition.notify_all()
+        try:
+            self.flush()
+        finally:
+            with self._condition:
+                self._closed = True
+                self._condition.notify_all()
+            for worker in self._workers:
+                worker.join()
+            self._committer.close_lane(self._lane)
+            _open_producers.discard(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except OpenDataBufferError:
+            if exc is None:
+                raise
+            # Do not hide the error that ended the with block.
+            log.exception("closing the producer failed")
+
+    @property
+    def commit_attempts(self) -> int:
+        """Manifest writes tried by this process's committer for this queue."""
+        return self._committer.queue.attempts
+
+    @property
+    def commit_conflicts(self) -> int:
+        """How many of them lost against another process."""
+        return self._committer.queue.conflicts
+
+    # Everything below runs with the condition held, unless it says otherwise.
+
+    def _wait_for_room(self, size: int) -> None:
+        config = self._config
+        while not self._closing:
+            # A call larger than the whole budget is let in alone, or it would wait for ever.
+            fits = (
+                self._waiting_bytes + size <= config.max_buffered_bytes or not self._waiting_calls
+            )
+            if fits and self._waiting_calls < config.max_buffered_inputs:
+                return
+            self._condition.wait()
+        raise Closed("the producer was closed: produce() needs an open one")
+
+    def _seal_open(self) -> None:
+        batch = self._batcher.take()
+        if batch is not None:
+            self._seal(batch)
+            self._staff()
+
+    def _seal(self, batch: Batch) -> None:
+        deadline = self._runtime.monotonic() + self._config.delivery_timeout_ms / 1000
+        upload = Upload.of(batch, deadline)
+        self._unsettled += 1
+        self._committer.enter(self._lane, upload)
+        self._sealed.append(upload)
+        self._condition.notify_all()
+
+    def _staff(self) -> None:
+        """Start a worker when all are busy: one keeps the flush timer, more upload."""
+        if self._idle_workers == 0 and len(self._workers) < self._config.upload_concurrency:
+            self._idle_workers += 1
+            name = f"opendata-buffer-producer-{len(self._workers)}"
+            self._workers.append(self._runtime.spawn(self._work, name))
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise FlushFailed(self._failed_calls, str(self._failure)) from self._failure
+
+    def _work(self) -> None:
+        """A worker: keeps the flush timer while it waits, and uploads."""
+        while True:
+            with self._condition:
+                upload = self._next_upload()
+                if upload is None:
+                    return
+                self._idle_workers -= 1
+                if self._sealed or self._batcher.due_at is not None:
+                    self._staff()
+            try:
+                self._upload(upload)
+            except Exception as error:
+                # Every kind of failure ends in the handles; a dead worker would hide it (F29).
+                self._committer.give_up(self._lane, upload, error)
+            with self._condition:
+                self._idle_workers += 1
+
+    def _next_upload(self) -> Upload | None:
+        while True:
+            now = self._runtime.monotonic()
+            if self._batcher.is_due(now):
+                self._seal_open()
+            if self._sealed:
+                return self._sealed.popleft()
+            if self._closed:
+                return None
+            due_at = self._batcher.due_at
+            self._condition.wait(None if due_at is None else max(0.0, due_at - now))
+
+    def _upload(self, upload: Upload) -> None:
+        """Store the object; without the lock."""
+        config = self._config
+        if upload.batch is not None:
+            upload.data = upload.batch.encode(config.compression, config.zstd_level)
+            upload.batch = None
+        # A new name for each upload: an object may not be enqueued long after its ULID (F5).
+        ulid = self._runtime.ulid()
+        upload.minted_at = self._runtime.monotonic()
+        upload.location = batch_key(config.data_path_prefix, ulid, upload.transaction)
+        left_ms = max(1, int((upload.deadline - self._runtime.monotonic()) * 1000))
+        retrying = full_jitter(
+            self._runtime,
+            base_ms=config.backoff_base_ms,
+            max_ms=config.backoff_max_ms,
+            deadline_ms=left_ms,
+            retry_on=(TransientStorageError,),
+        )
+        started = self._runtime.monotonic()
+        retrying(self._store.put, upload.location, upload.data)
+        metrics.flush_duration_seconds.record(self._runtime.monotonic() - started)
+        metrics.bytes_written.add(len(upload.data))
+        self._committer.uploaded(upload)
+
+    # Called by the committer, without the lock.
+
+    def _reupload(self, upload: Upload) -> None:
+        with self._condition:
+            self._sealed.appendleft(upload)
+            self._staff()
+            self._condition.notify_all()
+
+    def _repair(self, upload: Upload) -> None:
+        self._store.put(upload.location, upload.data)
+
+    def _settle(self, upload: Upload, outcome: Durable | BaseException) -> None:
+        upload.data = b""
+        if isinstance(outcome, BaseException):
+            log.error("batch of %d produce() calls failed: %s", upload.calls, outcome)
+        else:
+            metrics.batches_flushed.add(1)
+            metrics.entries_flushed.add(upload.count)
+            metrics.bytes_flushed.add(upload.size)
+        upload.completion.set(outcome)
+        with self._condition:
+            self._waiting_calls -= upload.calls
+            self._waiting_bytes -= upload.size
+            self._unsettled -= 1
+            if isinstance(outcome, BaseException):
+                self._failed_calls += upload.calls
+                self._failure = self._failure or outcome
+                self._transaction_failed |= upload.transaction is not None
+            self._condition.notify_all()
+
+
+def _encode(entries: Any) -> tuple[bytes, int]:
+    if isinstance(entries, pa.Array | pa.ChunkedArray):
+        block, count = encode_arrow_block(entries)
+        return block, count
+    if isinstance(entries, bytes | bytearray | memoryview | str):
+        raise InvalidInput(
+            f"entries is one {type(entries).__name__}: give a list of entries, [entry]"
+        )
+    taken = list(entries)
+    return encode_block(taken), len(taken)
+
+
+_system_runtime = SystemRuntime()
+
+
+def _process_runtime(runtime: Runtime) -> Runtime:
+    """Producers of one process share a committer, whichever SystemRuntime each was given."""
+    return _system_runtime if isinstance(runtime, SystemRuntime) else runtime
+
+
+_open_producers: weakref.WeakSet[Producer] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_forgotten() -> None:
+    """A service that exits without close() still has its entries in memory (failure F30)."""
+    for producer in list(_open_producers):
+        log.warning("a producer was not closed before exit; closing it now")
+        try:
+            producer.close()
+        except OpenDataBufferError:
+            log.exception("closing the producer failed")

@@ -1,0 +1,80 @@
+"""A store whose conditional puts follow a script: each entry is what one put does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from opendata_buffer.stores import Absent, IfVersion, PutOutcome, Unknown, VersionConflict
+from opendata_buffer.stores.memory import MemoryStore
+
+Step = Callable[["ScriptedStore", str, bytes, Absent | IfVersion], PutOutcome]
+
+
+class ScriptedStore(MemoryStore):
+    """Takes one step of the script per ``put_if``; behaves once the script is over."""
+
+    def __init__(self, *script: Step) -> None:
+        super().__init__("scripted")
+        self.script = list(script)
+        self.puts = 0
+        self.gets = 0
+
+    def get(self, key: str, **options: Any) -> Any:
+        self.gets += 1
+        return super().get(key, **options)
+
+    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        self.puts += 1
+        if self.script:
+            return self.script.pop(0)(self, key, data, condition)
+        return super().put_if(key, data, condition)
+
+    def really_put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        return super().put_if(key, data, condition)
+
+
+def applied(store: ScriptedStore, key: str, data: bytes, when: Absent | IfVersion) -> PutOutcome:
+    return store.really_put_if(key, data, when)
+
+
+def applied_answer_lost(
+    store: ScriptedStore, key: str, data: bytes, when: Absent | IfVersion
+) -> PutOutcome:
+    store.really_put_if(key, data, when)
+    return Unknown("read timed out")
+
+
+def applied_then_412(
+    store: ScriptedStore, key: str, data: bytes, when: Absent | IfVersion
+) -> PutOutcome:
+    """What a client or proxy that repeats the request makes of its own success."""
+    store.really_put_if(key, data, when)
+    return VersionConflict()
+
+
+def not_applied_answer_lost(
+    store: ScriptedStore, key: str, data: bytes, when: Absent | IfVersion
+) -> PutOutcome:
+    return Unknown("connection reset")
+
+
+def then(step: Step, meanwhile: Callable[[ScriptedStore], None]) -> Step:
+    """``step``, and before the caller can look again, ``meanwhile``."""
+
+    def both(store: ScriptedStore, key: str, data: bytes, when: Absent | IfVersion) -> PutOutcome:
+        outcome = step(store, key, data, when)
+        meanwhile(store)
+        return outcome
+
+    return both
+
+
+def before(step: Step, meanwhile: Callable[[ScriptedStore], None]) -> Step:
+    """Somebody else writes just before ``step``."""
+
+    def both(store: ScriptedStore, key: str, data: bytes, when: Absent | IfVersion) -> PutOutcome:
+        meanwhile(store)
+        return step(store, key, data, when)
+
+    return both

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from opendata_buffer.batcher import Batcher, Call
+from opendata_buffer.durability import Completion
+from opendata_buffer.formats.batch import Compression, decode_batch
+from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.formats.manifest import Metadata
+from opendata_buffer.testing.runtime import ManualRuntime
+
+
+def call(entry: bytes, metadata: bytes = b"", transaction: Transaction | None = None) -> Call:
+    return Call(len(entry).to_bytes(4, "little") + entry, 1, metadata, 1_700, transaction)
+
+
+def done() -> Completion:
+    return Completion(ManualRuntime())
+
+
+def batcher(flush_size: int = 100, max_size: int = 1_000) -> Batcher:
+    return Batcher(flush_interval=0.1, flush_size=flush_size, max_size=max_size)
+
+
+def test_calls_share_a_batch_and_its_completion() -> None:
+    b = batcher()
+    first, full = b.add(call(b"a", b"m1"), done(), now=5.0)
+    second, _ = b.add(call(b"bc", b"m2"), done(), now=5.01)
+    assert second is first
+    assert full == []
+    batch = b.take()
+    assert batch is not None
+    assert batch.metadata() == (Metadata(0, 1_700, b"m1"), Metadata(1, 1_700, b"m2"))
+    data = batch.encode(Compression.NONE, 3)
+    assert data == b"\x01\0\0\0a\x02\0\0\0bc" + b"\0" + b"\x02\0\0\0" + b"\x01\0"
+    assert decode_batch(data) == [b"a", b"bc"]
+    assert b.take() is None
+
+
+def test_due_when_the_interval_has_passed_since_the_first_call() -> None:
+    b = batcher()
+    assert b.due_at is None
+    assert not b.is_due(99.0)
+    b.add(call(b"a"), done(), now=5.0)
+    b.add(call(b"b"), done(), now=5.09)
+    assert b.due_at == 5.1
+    assert not b.is_due(5.0999)
+    assert b.is_due(5.1)
+
+
+def test_f32_a_call_that_finds_the_batch_due_takes_it_along() -> None:
+    b = batcher()
+    b.add(call(b"a"), done(), now=5.0)
+    _, full = b.add(call(b"b"), done(), now=5.2)
+    assert [batch.count for batch in full] == [2]
+    assert b.take() is None
+
+
+def test_full_only_when_the_size_is_exceeded() -> None:
+    b = batcher(flush_size=10)
+    _, full = b.add(call(b"x" * 6), done(), now=0.0)
+    assert full == []
+    _, full = b.add(call(b""), done(), now=0.0)
+    assert [batch.size for batch in full] == [14]
+
+
+def test_no_batch_exceeds_what_readers_accept() -> None:
+    b = batcher(flush_size=100, max_size=50)
+    first, full = b.add(call(b"x" * 40), done(), now=0.0)
+    second, full = b.add(call(b"y" * 40), done(), now=0.0)
+    assert second is not first
+    assert [batch.size for batch in full] == [44]
+
+
+def test_a_transaction_has_its_batch_to_itself() -> None:
+    b = batcher()
+    b.add(call(b"a"), done(), now=0.0)
+    txn = Transaction("app", 3)
+    _, full = b.add(call(b"t", transaction=txn), done(), now=0.0)
+    assert [(batch.count, batch.transaction) for batch in full] == [(1, None), (1, txn)]
+    assert b.take() is None
+
+
+def test_f33_empty_records_count_by_their_prefix() -> None:
+    b = batcher(flush_size=10)
+    fulls = [b.add(call(b""), done(), now=0.0)[1] for _ in range(3)]
+    assert [len(full) for full in fulls] == [0, 0, 1]
