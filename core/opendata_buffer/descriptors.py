@@ -1,0 +1,86 @@
+"""What a consumer hands out: a queue entry to fetch, and what fetching it returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from opendata_buffer.formats.manifest import Metadata, QueueEntry
+
+__all__ = ["ArrowBatch", "BatchDescriptor", "ConsumedBatch", "RawBatch"]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDescriptor:
+    """One queued batch that was handed out and is to be fetched. Small, hashable, picklable.
+
+    Attributes:
+        sequence: Position in the queue.
+        location: Key of the batch object, relative to the store.
+        metadata: Ranges of records with their ingestion time and payload.
+        size: Bytes of the object when somebody listed it; None when nobody did.
+    """
+
+    sequence: int
+    location: str
+    metadata: tuple[Metadata, ...] = ()
+    size: int | None = None
+
+    @classmethod
+    def of(cls, entry: QueueEntry, size: int | None = None) -> BatchDescriptor:
+        """The descriptor of a manifest entry."""
+        return cls(entry.sequence, entry.location, entry.metadata, size)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumedBatch:
+    """A decoded batch (RFC 0001, Consumer).
+
+    Attributes:
+        entries: The records, in ingestion order.
+        sequence: Position in the queue; what ``ack`` takes.
+        location: Key of the batch object.
+        metadata: Ranges of records with their ingestion time and payload. A ``start_index``
+            may lie beyond the last record: the format allows it.
+    """
+
+    entries: list[bytes]
+    sequence: int
+    location: str
+    metadata: tuple[Metadata, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the records."""
+        return sum(map(len, self.entries))
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowBatch:
+    """A decoded batch whose records are one ``pa.binary()`` array; no Python object each."""
+
+    values: pa.BinaryArray
+    sequence: int
+    location: str
+    metadata: tuple[Metadata, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array's buffers."""
+        return int(self.values.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class RawBatch:
+    """A batch object as it is stored: fetched and not decoded."""
+
+    data: bytes
+    sequence: int
+    location: str
+    metadata: tuple[Metadata, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the object."""
+        return len(self.data)

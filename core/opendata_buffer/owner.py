@@ -1,0 +1,112 @@
+"""Which queue a data prefix belongs to: a marker object below the prefix (failure F7).
+
+The garbage collector deletes what its manifest does not name. Two queues with one data prefix
+would therefore delete each other's batches, even though both manifests are sound. The marker
+``<prefix>/_owner.json`` names the one manifest the prefix belongs to; whoever comes with
+another one is refused before it writes a batch or deletes one.
+
+The marker holds the manifest's path relative to itself, as a link would: the same queue opened
+as ``s3://bucket`` or as ``s3://bucket/root`` is the same owner.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from typing import Protocol
+
+from opendata_buffer.errors import (
+    CorruptData,
+    ObjectNotFound,
+    PermanentStorageError,
+    PrefixConflict,
+    TransientStorageError,
+)
+from opendata_buffer.stores import ABSENT, ConditionalPut, Get, NotModified, Unknown
+
+__all__ = ["MARKER_NAME", "check_owner", "claim_prefix", "marker_key"]
+
+MARKER_NAME = "_owner.json"
+_VERSION = 1
+_MAX_BYTES = 64 * 1024
+_ATTEMPTS = 5
+
+
+class OwnerStore(Get, ConditionalPut, Protocol):
+    """What claiming needs of a store."""
+
+
+def marker_key(data_path_prefix: str) -> str:
+    """The key of the marker of a data prefix."""
+    return f"{data_path_prefix}/{MARKER_NAME}"
+
+
+def claim_prefix(store: OwnerStore, data_path_prefix: str, manifest_path: str) -> None:
+    """Make the prefix belong to the queue of this manifest; free to repeat.
+
+    Costs one read when it does already, one more write when it belongs to nobody yet.
+
+    Raises:
+        PrefixConflict: It belongs to the queue of another manifest; nothing was written.
+        CorruptData: The marker cannot be read; nothing was written.
+        TransientStorageError, PermanentStorageError: The store did not answer.
+    """
+    reason = ""
+    for _ in range(_ATTEMPTS):
+        if check_owner(store, data_path_prefix, manifest_path):
+            return
+        outcome = store.put_if(
+            marker_key(data_path_prefix), _encode(data_path_prefix, manifest_path), ABSENT
+        )
+        # Whatever the answer says, also when it was lost: what counts is what a read finds. The
+        # first marker stays, because nobody ever replaces one.
+        reason = outcome.reason if isinstance(outcome, Unknown) else type(outcome).__name__
+    if check_owner(store, data_path_prefix, manifest_path):
+        return
+    raise TransientStorageError(
+        f"owner marker {marker_key(data_path_prefix)!r} could not be written in {_ATTEMPTS} "
+        f"attempts: {reason}. Try again."
+    )
+
+
+def check_owner(store: Get, data_path_prefix: str, manifest_path: str) -> bool:
+    """Whether the prefix belongs to the queue of this manifest; False when to nobody yet.
+
+    Raises:
+        PrefixConflict: It belongs to the queue of another manifest.
+        CorruptData: The marker cannot be read.
+        TransientStorageError, PermanentStorageError: The store did not answer.
+    """
+    key = marker_key(data_path_prefix)
+    try:
+        got = store.get(key, max_bytes=_MAX_BYTES)
+    except ObjectNotFound:
+        return False
+    if isinstance(got, NotModified):
+        raise PermanentStorageError(f"store answered 'not modified' to a plain read of {key!r}")
+    owner = _decode(key, data_path_prefix, got.data)
+    if owner != manifest_path:
+        raise PrefixConflict(data_path_prefix, manifest_path, owner)
+    return True
+
+
+def _encode(data_path_prefix: str, manifest_path: str) -> bytes:
+    relative = posixpath.relpath("/" + manifest_path, "/" + data_path_prefix)
+    text = json.dumps({"version": _VERSION, "manifest": relative}, ensure_ascii=False)
+    return text.encode() + b"\n"
+
+
+def _decode(key: str, data_path_prefix: str, data: bytes) -> str:
+    try:
+        marker = json.loads(data.decode())
+    except ValueError:
+        marker = None
+    match marker:
+        case {"version": 1, "manifest": str(relative)} if relative:
+            # No leading slash: '..' beyond the store's root stays visible and never matches.
+            return posixpath.normpath(posixpath.join(data_path_prefix, relative))
+    raise CorruptData(
+        f"owner marker {key!r} holds {data[:100]!r} and not "
+        f'{{"version": {_VERSION}, "manifest": "..."}}: a later version of this library or '
+        "somebody else wrote it. If one queue alone uses this data prefix, delete the object."
+    )

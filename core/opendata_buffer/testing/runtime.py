@@ -1,0 +1,149 @@
+"""A runtime whose clock only moves when it is told to."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from weakref import WeakSet
+
+from ulid import ULID  # noqa: TID251  (this is a Runtime)
+
+from opendata_buffer.runtime import Condition, SystemRuntime, Task
+
+__all__ = ["ManualRuntime"]
+
+
+class ManualRuntime:
+    """Manual clock, seeded randomness, real threads.
+
+    ``sleep`` does not block: it moves the clock. Waiting with a timeout blocks until notified
+    or until :meth:`advance` has moved the clock past the timeout, so a background thread that
+    waits for its next turn takes it exactly when the test says so.
+
+    Args:
+        now_ms: Wall clock at the beginning. Default 2026-01-01T00:00:00Z.
+        seed: Of jitter and ULIDs.
+    """
+
+    def __init__(self, now_ms: int = 1_767_225_600_000, seed: int = 0) -> None:
+        self._system = SystemRuntime()
+        self._lock = threading.Lock()
+        self._random = random.Random(seed)
+        self._start_ms = now_ms
+        self._elapsed_s = 0.0
+        self._skew_ms = 0
+        self._conditions: WeakSet[_ManualCondition] = WeakSet()
+        self._waits = 0
+        self._waited = self._system.condition()
+        self.slept: list[float] = []
+        """What every ``sleep`` asked for, seconds."""
+
+    def now_ms(self) -> int:
+        """See :meth:`opendata_buffer.runtime.Runtime.now_ms`."""
+        with self._lock:
+            return self._start_ms + self._skew_ms + round(self._elapsed_s * 1000)
+
+    def monotonic(self) -> float:
+        """See :meth:`opendata_buffer.runtime.Runtime.monotonic`."""
+        with self._lock:
+            return self._elapsed_s
+
+    def sleep(self, seconds: float) -> None:
+        """Move the clock; returns at once."""
+        self.slept.append(seconds)
+        self.advance(seconds)
+
+    def condition(self) -> Condition:
+        """See :meth:`opendata_buffer.runtime.Runtime.condition`."""
+        made = _ManualCondition(self)
+        with self._lock:
+            self._conditions.add(made)
+        return made
+
+    def spawn(self, target: Callable[[], None], name: str) -> Task:
+        """See :meth:`opendata_buffer.runtime.Runtime.spawn`."""
+        return self._system.spawn(target, name)
+
+    def random(self) -> float:
+        """See :meth:`opendata_buffer.runtime.Runtime.random`."""
+        with self._lock:
+            return self._random.random()
+
+    def ulid(self) -> str:
+        """See :meth:`opendata_buffer.runtime.Runtime.ulid`."""
+        return self.ulid_at(self.now_ms())
+
+    def ulid_at(self, timestamp_ms: int) -> str:
+        """A new ULID of any time."""
+        with self._lock:
+            noise = self._random.randbytes(10)
+        return str(ULID.from_bytes(timestamp_ms.to_bytes(6, "big") + noise))
+
+    def advance(self, seconds: float) -> None:
+        """Move both clocks on, and wake whoever waited for that."""
+        with self._lock:
+            self._elapsed_s += max(0.0, seconds)
+            conditions = list(self._conditions)
+        for condition in conditions:
+            condition.wake()
+
+    def set_wall_clock(self, now_ms: int) -> None:
+        """Let the wall clock jump, back or forth; the monotonic clock does not notice."""
+        with self._lock:
+            self._skew_ms = now_ms - self._start_ms - round(self._elapsed_s * 1000)
+
+    def await_waits(self, count: int, timeout: float = 30.0) -> None:
+        """Block until ``count`` waits with a timeout have begun, over all threads.
+
+        Raises:
+            TimeoutError: They did not, within ``timeout`` seconds of real time.
+        """
+        with self._waited:
+            while self._waits < count:
+                if not self._waited.wait(timeout):
+                    raise TimeoutError(f"{self._waits} of {count} waits began in {timeout} s")
+
+    def _wait_begins(self) -> None:
+        with self._waited:
+            self._waits += 1
+            self._waited.notify_all()
+
+
+class _ManualCondition:
+    def __init__(self, runtime: ManualRuntime) -> None:
+        self._runtime = runtime
+        self._real = runtime._system.condition()
+        self._notified = 0
+
+    def __enter__(self) -> bool:
+        return self._real.__enter__()
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._real.__exit__(exc_type, exc, traceback)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if timeout is None:
+            return self._real.wait()
+        seen = self._notified
+        deadline = self._runtime.monotonic() + timeout
+        # Counted while the lock is held: whoever sees the count and moves the clock then finds
+        # this thread waiting.
+        self._runtime._wait_begins()
+        while self._notified == seen and self._runtime.monotonic() < deadline:
+            self._real.wait()
+        return self._notified != seen
+
+    def notify_all(self) -> None:
+        self._notified += 1
+        self._real.notify_all()
+
+    def wake(self) -> None:
+        with self._real:
+            self._real.notify_all()
