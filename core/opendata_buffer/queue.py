@@ -116,11 +116,18 @@ class Queue:
         result: Manifest | None = retrying(self._read_once)
         return result
 
-    def append(self, entries: Sequence[NewEntry]) -> int:
+    def append(
+        self, entries: Sequence[NewEntry], *, guard: Callable[[Manifest], None] | None = None
+    ) -> int:
         """Append a group in one write: contiguous, all or none. Returns the first sequence.
 
         Idempotent by location: after a lost answer the manifest is read again and searched for
         the group, so no batch is ever appended twice (failures F1, F2).
+
+        Args:
+            entries: At least one.
+            guard: Called with each manifest that is about to be replaced; raise in it to stop.
+                What it checks holds when the write lands, and not only when it was checked.
 
         Raises:
             QueueFull: The manifest would outgrow ``max_manifest_bytes``; nothing was appended.
@@ -131,7 +138,7 @@ class Queue:
         """
         if not entries:
             raise InvalidInput("append of no entries: give at least one")
-        append = _Append(self._key, entries, self._check_size)
+        append = _Append(self._key, entries, self._check_size, guard)
         try:
             self._update(append.change, append)
         except CommitStateUnknown:
@@ -338,10 +345,12 @@ class _Append:
         key: str,
         entries: Sequence[NewEntry],
         check_size: Callable[[Manifest, Manifest], None],
+        guard: Callable[[Manifest], None] | None,
     ) -> None:
         self._key = key
         self._entries = entries
         self._check_size = check_size
+        self._guard = guard
         self._tried = False
         self._doubts: list[tuple[int, str | None]] = []
         self.sequence = -1
@@ -379,6 +388,8 @@ class _Append:
         return False
 
     def change(self, before: Manifest) -> Manifest:
+        if self._guard is not None:
+            self._guard(before)
         self._tried = True
         after = before.append(self._entries)
         self._check_size(before, after)
