@@ -2,8 +2,8 @@
 
 ::
 
-    entry   [entry_len u32][sequence u64][location_len u16][location][metadata_count u32]
-            then per metadata item [start_index u32][ingestion_time_ms i64][payload_len u32][payload]
+    entry   [entry_len u32][sequence u64][location_len u16][location][metadata_count u32][items]
+    item    [start_index u32][ingestion_time_ms i64][payload_len u32][payload]
     footer  [entry_count u32][next_sequence u64][epoch u64][version u16 = 1]   22 bytes
 
 All little-endian (RFC 0001, Manifest Format). ``entry_len`` counts the bytes after itself.
