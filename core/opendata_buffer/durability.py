@@ -83,8 +83,8 @@ class DurabilityWatcher:
         """None while the entries wait; where they are once they are durable.
 
         Raises:
-            OpenDataBufferError: The entries were given up. ``CommitStateUnknown`` says that they may
-                be in the queue all the same.
+            OpenDataBufferError: The entries were given up; ``CommitStateUnknown`` says that they
+                may be in the queue all the same.
         """
         return self._completion.result()
 

@@ -274,12 +274,12 @@ def test_read_of_a_missing_queue_is_none_and_of_an_unchanged_one_costs_no_body()
 
 def test_f35_a_manifest_that_grew_too_large_pushes_back() -> None:
     store = ScriptedStore()
-    queue = make(store, max_manifest_bytes=200)
+    queue = make(store, max_manifest_bytes=150)
     queue.append([entry(0), entry(1)])
     with pytest.raises(QueueFull) as caught:
         queue.append([entry(2)])
     assert caught.value.lag == 2
-    assert caught.value.limit == 200
+    assert caught.value.limit == 150
     assert "2 batches wait for the consumer" in str(caught.value)
     assert len(locations(store)) == 2
 

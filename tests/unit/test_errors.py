@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+
+import pytest
+
+from opendata_buffer import errors
+from opendata_buffer.errors import OpenDataBufferError
+
+EXAMPLES: list[OpenDataBufferError] = [
+    errors.InvalidInput("bad"),
+    errors.PrefixConflict("ingest", "b/manifest", "a/manifest"),
+    errors.UnsafeStore("no CAS"),
+    errors.StorageError("?"),
+    errors.TransientStorageError("slow"),
+    errors.PermanentStorageError("denied"),
+    errors.ObjectNotFound("ingest/x.batch", "s3://b"),
+    errors.Conflict("ingest/manifest", 12, 60.0),
+    errors.CommitStateUnknown("ingest/manifest", 5, ("ingest/x.batch",), 9, "answer lost"),
+    errors.QueueFull("ingest/manifest", 100, 90, 7, 60_000),
+    errors.Fenced("ingest/manifest", 7, 8),
+    errors.CorruptData("?"),
+    errors.CorruptManifest("?"),
+    errors.CorruptBatch("?"),
+    errors.PoisonBatch(3, "ingest/x.batch", "why"),
+    errors.BatchMissing(3, "ingest/x.batch", "gone"),
+    errors.BatchUnreadable(3, "ingest/x.batch", "zstd"),
+    errors.ForeignLocation(3, "secret/x", "outside"),
+    errors.QueueReset("?"),
+    errors.DataLoss("ingest/manifest", 3, 9, "hint"),
+    errors.FlushFailed(2, "denied"),
+    errors.Closed("?"),
+]
+
+
+def test_every_error_has_an_example_here() -> None:
+    classes = {
+        cls
+        for _, cls in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(cls, OpenDataBufferError) and cls is not OpenDataBufferError
+    }
+    assert classes == {type(example) for example in EXAMPLES}
+    assert {cls.__name__ for cls in classes} | {"OpenDataBufferError"} == set(errors.__all__)
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_every_error_survives_pickling_with_its_values(error: OpenDataBufferError) -> None:
+    for other in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert type(other) is type(error)
+        assert str(other) == str(error)
+        assert vars(other) == vars(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (errors.Fenced("ingest/manifest", 7, 8), ["7", "8", "ingest/manifest", "Stop this one"]),
+        (
+            errors.PrefixConflict("ingest", "b/manifest", "a/manifest"),
+            ["a/manifest", "b/manifest", "data_path_prefix"],
+        ),
+        (
+            errors.CommitStateUnknown("m", 5, ("x.batch",), 9, "answer lost"),
+            ["sequence 5", "next sequence 9", "x.batch", "Do not delete", "answer lost"],
+        ),
+        (errors.QueueFull("m", 100, 90, 7, 60_000), ["100 bytes", "90", "7 batches", "60 s"]),
+        (errors.QueueFull("m", 100, 90, 7, None), ["7 batches wait for the consumer. Start"]),
+        (errors.BatchMissing(3, "x.batch", "gone"), ["batch 3", "x.batch", "gone", "skip(3)"]),
+        (errors.DataLoss("m", 3, 9), ["sequence 3", "starts at 9", "6 batches"]),
+        (errors.Conflict("m", 12, 60.0), ["12 attempts", "60.0 s", "Nothing was written"]),
+        (errors.FlushFailed(2, "denied"), ["2 produce() calls", "denied", "new producer"]),
+    ],
+)
+def test_messages_name_the_values_and_the_fix(error: Exception, words: list[str]) -> None:
+    for word in words:
+        assert word in str(error)
+
+
+def test_wrong_input_is_also_a_value_error() -> None:
+    assert issubclass(errors.InvalidInput, ValueError)

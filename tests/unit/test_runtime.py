@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import os
+import time
+
+from opendata_buffer.formats.keys import ulid_timestamp_ms
+from opendata_buffer.runtime import SystemRuntime
+
+
+def test_the_clocks_are_the_systems() -> None:
+    runtime = SystemRuntime()
+    assert abs(runtime.now_ms() - time.time() * 1000) < 60_000
+    earlier = runtime.monotonic()
+    runtime.sleep(0.001)
+    assert runtime.monotonic() > earlier
+    assert 0 <= runtime.random() < 1
+
+
+def test_a_ulid_carries_the_time_and_never_repeats() -> None:
+    runtime = SystemRuntime()
+    before = runtime.now_ms()
+    ulids = {runtime.ulid() for _ in range(10_000)}
+    assert len(ulids) == 10_000
+    assert all(before <= ulid_timestamp_ms(ulid) <= runtime.now_ms() for ulid in ulids)
+
+
+def test_forked_processes_draw_different_ulids() -> None:
+    """Two equal names would overwrite each other's batch; forks share `random`'s state."""
+    runtime = SystemRuntime()
+    read, write = os.pipe()
+    children = []
+    for _ in range(4):
+        child = os.fork()
+        if child == 0:
+            os.write(write, "".join(runtime.ulid()[10:] for _ in range(50)).encode())
+            os._exit(0)
+        children.append(child)
+    for child in children:
+        assert os.waitpid(child, 0)[1] == 0
+    os.close(write)
+    text = b""
+    while chunk := os.read(read, 65_536):
+        text += chunk
+    tails = [text[i : i + 16] for i in range(0, len(text), 16)]
+    assert len(set(tails)) == len(tails) == 200
+
+
+def test_spawn_runs_in_a_daemon_thread() -> None:
+    runtime = SystemRuntime()
+    done = runtime.condition()
+    ran: list[bool] = []
+
+    def target() -> None:
+        with done:
+            ran.append(True)
+            done.notify_all()
+
+    task = runtime.spawn(target, "test")
+    with done:
+        while not ran:
+            assert done.wait(10)
+    task.join(10)
+    assert not task.is_alive()
