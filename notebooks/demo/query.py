@@ -1,0 +1,90 @@
+"""The Spark side: read the buffer as a stream, write Parquet."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.streaming.query import StreamingQuery
+
+from notebooks.demo.places import Places
+
+FIELDS = """
+    row INT, chunk INT, origin STRING, carrier STRING, year INT, month INT, day INT, hour INT,
+    dep_delay INT, dest STRING, distance INT
+"""
+
+
+@contextmanager
+def quiet(log: Path) -> Iterator[None]:
+    """Send standard error to a file: Spark and its workers inherit it from here."""
+    keep = os.dup(2)
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(keep, 2)
+        os.close(keep)
+
+
+def session(log: Path) -> SparkSession:
+    """A local Spark on two cores that writes to ``log`` only."""
+    with quiet(log):
+        return (
+            SparkSession.builder.master("local[2]")
+            .appName("opendata-buffer demo")
+            .config("spark.ui.enabled", "false")
+            .config("spark.ui.showConsoleProgress", "false")
+            .config("spark.log.level", "ERROR")
+            .config("spark.driver.memory", "1g")
+            .config("spark.sql.shuffle.partitions", "2")
+            .config("spark.sql.session.timeZone", "UTC")
+            .getOrCreate()
+        )
+
+
+def start(
+    spark: SparkSession, places: Places, on_batch: Callable[[int, float], None]
+) -> StreamingQuery:
+    """Start the query. ``on_batch`` gets rows and age in seconds of each finished micro-batch."""
+
+    def write(batch: DataFrame, batch_id: int) -> None:
+        # A batch that is repeated after a crash has the same id and the same rows, so writing
+        # over its directory makes the output exact.
+        batch.persist()
+        to = f"batch={batch_id}"
+        batch.write.mode("overwrite").parquet(str(places.flights / to))
+        delays = batch.groupBy("carrier", "hour").agg(
+            f.count("dep_delay").alias("departed"), f.sum("dep_delay").alias("minutes")
+        )
+        delays.coalesce(1).write.mode("overwrite").parquet(str(places.delays / to))
+        oldest = f.unix_millis(f.min("queued_at"))
+        rows, oldest_ms = batch.agg(f.count("*"), oldest).first() or (0, None)
+        batch.unpersist()
+        on_batch(rows, 0.0 if oldest_ms is None else time.time() - oldest_ms / 1000)
+
+    records = (
+        spark.readStream.format("opendata-buffer")
+        .schema("value STRING, ingestion_time TIMESTAMP")
+        .load(places.store)
+    )
+    flights = (
+        records.select(
+            f.from_json("value", FIELDS).alias("flight"),
+            f.crc32(f.encode("value", "UTF-8")).alias("crc"),
+            f.col("ingestion_time").alias("queued_at"),
+        )
+        .select("flight.*", "crc", "queued_at")
+        .withColumnRenamed("origin", "airport")
+    )
+    return (
+        flights.writeStream.foreachBatch(write)
+        .option("checkpointLocation", str(places.checkpoint))
+        .start()
+    )

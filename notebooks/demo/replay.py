@@ -1,0 +1,60 @@
+"""One producer process: replays the flights of one airport, from a given chunk on.
+
+Each chunk is one transaction: batch ``chunk`` of app ``airport``. It reports on standard output
+how far it is durable, and ends when its standard input closes, as it does when the demo dies.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+
+import click
+
+from notebooks.demo.flights import Share
+from opendata_buffer import Compression, Producer, ProducerConfig, Transaction, WriteHandle
+
+
+def replay(store: str, airport: str, first_chunk: int, seconds: float) -> None:
+    """Produce, at the pace at which a whole year takes ``seconds``."""
+    share = Share.of(airport)
+    stop = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
+    pending: deque[tuple[int, WriteHandle]] = deque()
+
+    def report(all_of_them: bool = False) -> None:
+        durable = None
+        while pending and (all_of_them or pending[0][1].watcher.result() is not None):
+            durable, handle = pending.popleft()
+            handle.watcher.await_durable()
+        if durable is not None:
+            print(share.rows_before(durable + 1), flush=True)
+
+    config = ProducerConfig(store=store, compression=Compression.ZSTD)
+    with Producer(config) as producer:
+        start = time.monotonic()
+        for chunk in range(first_chunk, share.chunks):
+            due = start + (chunk - first_chunk) * seconds / share.chunks
+            if stop.wait(max(0.0, due - time.monotonic())):
+                break
+            handle = producer.produce(share.records(chunk), transaction=Transaction(airport, chunk))
+            pending.append((chunk, handle))
+            report()
+        producer.flush()
+        report(all_of_them=True)
+
+
+@click.command()
+@click.argument("store")
+@click.argument("airport")
+@click.argument("first_chunk", type=int)
+@click.argument("seconds", type=float)
+def main(store: str, airport: str, first_chunk: int, seconds: float) -> None:
+    """Replay AIRPORT into STORE from FIRST_CHUNK on."""
+    replay(store, airport, first_chunk, seconds)
+
+
+if __name__ == "__main__":
+    main()
