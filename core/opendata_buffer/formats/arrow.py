@@ -23,12 +23,12 @@ from opendata_buffer.formats.batch import (
     BytesLike,
     Compression,
     check_block,
-    encode_block,
+    join_records,
     parse_footer,
     split_records,
 )
 
-__all__ = ["MAX_BLOCK_BYTES", "decode_arrow", "encode_arrow_block"]
+__all__ = ["MAX_BLOCK_BYTES", "decode_arrow", "encode_arrow_block", "encode_bytes_list"]
 
 MAX_BLOCK_BYTES = 2**31 - 1024
 """Largest record block either way: Arrow's binary offsets and Parquet's page sizes are i32."""
@@ -72,6 +72,11 @@ def encode_arrow_block(array: pa.Array | pa.ChunkedArray) -> tuple[bytes | memor
             )
         blocks.append(_join_lengths(values))
     return blocks[0] if len(blocks) == 1 else b"".join(blocks), len(array)
+
+
+def encode_bytes_list(records: list[BytesLike]) -> bytes:
+    """The record block of a list of ``bytes`` whose block stays below :data:`MAX_BLOCK_BYTES`."""
+    return bytes(encode_arrow_block(pa.array(records, pa.binary()))[0])
 
 
 def _check_values(array: pa.Array | pa.ChunkedArray) -> None:
@@ -119,7 +124,7 @@ def _value_bytes(values: pa.Array) -> int:
 
 def _join_lengths(values: pa.Array) -> bytes | memoryview:
     if sys.byteorder != "little":
-        return encode_block(values.to_pylist())
+        return join_records(values.to_pylist())
     lengths = pc.binary_length(values).cast(pa.int32())
     prefixes = pa.Array.from_buffers(
         pa.binary(4), len(lengths), [None, lengths.buffers()[1]], offset=lengths.offset
