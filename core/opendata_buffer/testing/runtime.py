@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from weakref import WeakSet
 
-from ulid import ULID  # noqa: TID251  (this is a Runtime)
+from ulid import ULID
 
 from opendata_buffer.runtime import Condition, SystemRuntime, Task
 
