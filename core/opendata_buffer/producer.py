@@ -152,7 +152,11 @@ class Producer:
                 raise FlushFailed(self._failed_calls, f"an earlier batch failed: {self._failure}")
             call = Call(block, count, metadata, self._runtime.now_ms(), transaction)
             now = self._runtime.monotonic()
+            had_timer = self._batcher.due_at is not None
             completion, full = self._batcher.add(call, Completion(self._runtime), now)
+            if not had_timer:
+                # An idle worker waits without a timeout; now there is a time to keep.
+                self._condition.notify_all()
             self._waiting_calls += 1
             self._waiting_bytes += size
             for batch in full:
