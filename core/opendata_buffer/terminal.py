@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -15,7 +14,6 @@ from rich.progress import (
     ProgressColumn,
     SpinnerColumn,
     Task,
-    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TransferSpeedColumn,
@@ -23,7 +21,9 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["Counter", "counting", "format_age", "format_bytes", "table", "track"]
+from opendata_buffer.status import Status
+
+__all__ = ["counting", "format_age", "format_bytes", "status_table", "table", "track"]
 
 
 def format_bytes(size: int) -> str:
@@ -68,6 +68,27 @@ def table(title: str, rows: Iterable[tuple[str, str]]) -> Table:
     return result
 
 
+def status_table(status: Status) -> Table:
+    """A queue's status for a person."""
+
+    def entry(sequence: int | None, age: float | None) -> str:
+        return "-" if sequence is None else f"{sequence:,}, {format_age(age)} old"
+
+    rows = [
+        ("manifest", f"{status.manifest} ({format_bytes(status.manifest_bytes)})"),
+        ("data path prefix", status.data_path_prefix),
+        ("queue length", f"{status.queue_length:,} batches, {format_bytes(status.bytes_queued)}"),
+        ("oldest sequence", entry(status.oldest_sequence, status.oldest_age_seconds)),
+        ("newest sequence", entry(status.newest_sequence, status.newest_age_seconds)),
+        ("next sequence", f"{status.next_sequence:,}"),
+        ("epoch", f"{status.epoch:,}"),
+        ("orphans", f"{status.orphans:,} objects, {format_bytes(status.orphan_bytes)}"),
+    ]
+    if status.missing:
+        rows.append(("missing", f"{status.missing:,} queued batches have no object: run fsck"))
+    return table(status.store, rows)
+
+
 @contextmanager
 def _progress(*columns: ProgressColumn) -> Iterator[Progress | None]:
     console = Console(stderr=True)
@@ -79,25 +100,31 @@ def _progress(*columns: ProgressColumn) -> Iterator[Progress | None]:
 
 
 @contextmanager
-def track(what: str, items: Sequence[object]) -> Iterator[Counter]:
-    """A bar of known length on stderr; nothing when that is no terminal."""
+def track(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr; nothing when that is no terminal.
+
+    Yields:
+        Tell it how many are done, and of how many.
+    """
     with _progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     ) as progress:
-        task = None if progress is None else progress.add_task(what, total=len(items))
-        yield Counter(progress, task)
+        if progress is None:
+            yield lambda done, total: None
+            return
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 @contextmanager
-def counting(what: str, *, quiet: bool = False) -> Iterator[Counter]:
-    """Records and bytes so far, on stderr; nothing when that is no terminal or ``quiet``.
+def counting(what: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """Bytes and records so far, on stderr; nothing when that is no terminal or ``quiet``.
 
-    Args:
-        what: What is being done.
-        quiet: Show nothing, because stdout goes to the same terminal.
+    Yields:
+        Tell it how many bytes and records more.
     """
-    if quiet and sys.stdout.isatty():
-        yield Counter(None, None)
+    if quiet:
+        yield lambda size, records: None
         return
     with _progress(
         SpinnerColumn(),
@@ -107,23 +134,18 @@ def counting(what: str, *, quiet: bool = False) -> Iterator[Counter]:
         TransferSpeedColumn(),
         TimeElapsedColumn(),
     ) as progress:
-        task = None if progress is None else progress.add_task(what, total=None, records=0)
-        yield Counter(progress, task)
+        if progress is None:
+            yield lambda size, records: None
+            return
+        task = progress.add_task(what, total=None, records=0)
+        seen = 0
 
+        def advance(size: int, records: int) -> None:
+            nonlocal seen
+            seen += records
+            progress.update(task, advance=size, records=seen)
 
-class Counter:
-    """Advances what :func:`track` or :func:`counting` shows, if anything."""
-
-    def __init__(self, progress: Progress | None, task: TaskID | None) -> None:
-        self._progress = progress
-        self._task = task
-        self._records = 0
-
-    def advance(self, by: int = 1, *, records: int = 0) -> None:
-        """``by`` items or bytes more."""
-        if self._progress is not None and self._task is not None:
-            self._records += records
-            self._progress.update(self._task, advance=by, records=self._records)
+        yield advance
 
 
 class _Records(ProgressColumn):

@@ -53,10 +53,10 @@ def test_a_table_shows_values_as_they_are_and_not_as_markup() -> None:
 def test_progress_is_silent_when_stderr_is_no_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with track("checking", [1, 2]) as bar:
-        bar.advance()
+    with track("checking") as bar:
+        bar(1, 2)
     with counting("reading") as counter:
-        counter.advance(10, records=2)
+        counter(10, 2)
     assert capsys.readouterr() == ("", "")
 
 
@@ -65,9 +65,10 @@ def test_progress_shows_on_a_terminal(
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     with counting("reading") as counter:
-        counter.advance(2048, records=1234)
-    with track("checking", [1, 2]) as bar:
-        bar.advance()
+        counter(1024, 1000)
+        counter(1024, 234)
+    with track("checking") as bar:
+        bar(1, 2)
     out, err = capsys.readouterr()
     assert out == ""
     assert "reading" in err

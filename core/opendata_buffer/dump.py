@@ -1,0 +1,146 @@
+"""One object as JSON, for people and scripts: what the ``dump`` commands print."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from opendata_buffer.config import StoreOptions
+from opendata_buffer.errors import InvalidInput, PermanentStorageError
+from opendata_buffer.formats.batch import VERSION, open_batch, split_records
+from opendata_buffer.formats.manifest import Manifest, QueueEntry
+from opendata_buffer.stores import NotModified
+from opendata_buffer.stores.factory import open_store
+
+__all__ = ["Document", "batch_document", "manifest_document", "read_object"]
+
+
+@dataclass(frozen=True)
+class Document:
+    """A JSON object of a few values and one list, printed item by item.
+
+    Attributes:
+        head: The values before the list.
+        name: The list's name.
+        items: The list; may be long, each is written on a line of its own.
+    """
+
+    head: Mapping[str, Any]
+    name: str
+    items: Iterable[Any]
+
+    def lines(self) -> Iterator[str]:
+        """The text, in pieces that end where a line may."""
+        yield json.dumps(dict(self.head))[:-1] + f', "{self.name}": ['
+        separator = "\n  "
+        for item in self.items:
+            yield separator + json.dumps(item)
+            separator = ",\n  "
+        yield "]}\n" if separator == "\n  " else "\n]}\n"
+
+
+def manifest_document(raw: bytes) -> Document:
+    """A manifest, every entry checked before the first is printed.
+
+    Raises:
+        CorruptManifest: It breaks the v1 format anywhere.
+    """
+    manifest = Manifest.parse(raw)
+    manifest.check()
+    head = {
+        "version": VERSION,
+        "epoch": manifest.epoch,
+        "next_sequence": manifest.next_sequence,
+    }
+    return Document(head, "entries", map(_entry, manifest.entries()))
+
+
+def batch_document(raw: bytes, *, limit: int | None, max_bytes: int) -> Document:
+    """A batch, decoded whole; ``limit`` shortens only the list that is shown.
+
+    Raises:
+        CorruptBatch: It breaks the v1 format, or decodes to more than ``max_bytes``.
+    """
+    footer, block = open_batch(raw, max_bytes)
+    records = split_records(block, footer.record_count)
+    head = {
+        "version": VERSION,
+        "compression": footer.compression.name.lower(),
+        "record_count": footer.record_count,
+    }
+    return Document(head, "records_base64", map(_base64, records[:limit]))
+
+
+def read_object(target: str, options: StoreOptions) -> bytes:
+    """Read the one object that a local path or URL names.
+
+    Args:
+        target: A file, ``file:///dir/name``, or ``s3://bucket/key``.
+        options: How to reach an S3 store.
+
+    Raises:
+        InvalidInput: It names no object: a directory, a bucket, a file that is not there.
+        ObjectNotFound: The store has no such object.
+        TransientStorageError, PermanentStorageError: It could not be read.
+    """
+    if "://" not in target:
+        return _read_file(Path(target).expanduser())
+    scheme, _, rest = target.partition("://")
+    if scheme.lower() == "file":
+        parts = urlsplit(target)
+        if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
+            raise InvalidInput(
+                f"{target!r} is no file URL: use file:///dir/name with '?' and '#' written as "
+                "%3F and %23, or a plain path"
+            )
+        return _read_file(Path(unquote(parts.path)))
+    # Keys stay raw: '%', '#' and '?' are characters of a key like any other (failure F24).
+    bucket, _, key = rest.partition("/")
+    store = open_store(f"{scheme}://{bucket}", options)
+    if not key or key.endswith("/"):
+        raise InvalidInput(
+            f"{target!r} names no object: append its key, for example "
+            f"{target.rstrip('/')}/ingest/manifest"
+        )
+    got = store.get(key)
+    assert not isinstance(got, NotModified)  # only an answer to if_changed
+    return got.data
+
+
+def _read_file(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise InvalidInput(f"there is no file {str(path)!r}: check the path") from None
+    except IsADirectoryError:
+        likely = path / "ingest" / "manifest"
+        example = str(likely) if likely.is_file() else f"{path}/ingest/manifest"
+        raise InvalidInput(
+            f"{str(path)!r} is a directory: name one object in it, for example {example}"
+        ) from None
+    except OSError as error:
+        raise PermanentStorageError(f"cannot read {str(path)!r}: {error.strerror}") from error
+
+
+def _entry(entry: QueueEntry) -> dict[str, Any]:
+    return {
+        "sequence": entry.sequence,
+        "location": entry.location,
+        "metadata": [
+            {
+                "start_index": each.start_index,
+                "ingestion_time_ms": each.ingestion_time_ms,
+                "payload_base64": _base64(each.payload),
+            }
+            for each in entry.metadata
+        ],
+    }
+
+
+def _base64(data: bytes) -> str:
+    return b64encode(data).decode()
