@@ -29,7 +29,7 @@ class Call:
         transaction: Identity of the call; it then has a batch of its own.
     """
 
-    block: bytes
+    block: bytes | memoryview
     count: int
     metadata: bytes
     ingestion_time_ms: int

@@ -358,10 +358,9 @@ class Producer:
             self._condition.notify_all()
 
 
-def _encode(entries: Any) -> tuple[bytes, int]:
+def _encode(entries: Any) -> tuple[bytes | memoryview, int]:
     if isinstance(entries, pa.Array | pa.ChunkedArray):
-        block, count = encode_arrow_block(entries)
-        return block, count
+        return encode_arrow_block(entries)
     if isinstance(entries, bytes | bytearray | memoryview | str):
         raise InvalidInput(
             f"entries is one {type(entries).__name__}: give a list of entries, [entry]"

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from opendata_buffer.batcher import Batch, Call
+from opendata_buffer.committer import Lane, Stage, Upload, shared_committer
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.durability import Completion, Durable
+from opendata_buffer.errors import CommitStateUnknown, PermanentStorageError
+from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores import Absent, IfVersion, NotModified, PutOutcome
+from opendata_buffer.stores.memory import MemoryStore
+
+CONFIG = QueueConfig(store="memory://unused")
+WAIT_S = 20.0
+
+
+class SteppedRuntime(SystemRuntime):
+    """The system's threads on a clock that only the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Harness:
+    """One lane and what becomes of its uploads."""
+
+    def __init__(
+        self, store: MemoryStore, runtime: SystemRuntime, *, max_age: float = 300.0
+    ) -> None:
+        self.runtime = runtime
+        self.outcomes: dict[str, Durable | BaseException] = {}
+        self.reuploads: list[Upload] = []
+        self.repaired: list[str] = []
+        self._changed = threading.Condition()
+        self.committer = shared_committer(store, CONFIG, runtime)
+        self.lane = Lane(
+            max_age=max_age,
+            reupload=self._reupload,
+            settle=self._settle,
+            repair=lambda upload: self.repaired.append(upload.location),
+        )
+        self.committer.open_lane(self.lane)
+
+    def _reupload(self, upload: Upload) -> None:
+        with self._changed:
+            self.reuploads.append(upload)
+            self._changed.notify_all()
+
+    def _settle(self, upload: Upload, outcome: Durable | BaseException) -> None:
+        with self._changed:
+            self.outcomes[upload.location] = outcome
+            self._changed.notify_all()
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(condition, WAIT_S)
+
+    def upload(self, n: int, transaction: Transaction | None = None) -> Upload:
+        call = Call(b"", 0, b"", 0, transaction)
+        batch = Batch(Completion(self.runtime), 0.0, [call])
+        upload = Upload.of(batch, self.runtime.monotonic() + 1e9)
+        upload.location = f"ingest/01J5T4R3KXBMZ7QV9N2WG8Y{n:03d}.batch"
+        upload.minted_at = self.runtime.monotonic()
+        self.committer.enter(self.lane, upload)
+        return upload
+
+    def close(self) -> None:
+        self.committer.close_lane(self.lane)
+
+
+def queued(store: MemoryStore) -> list[str]:
+    blob = store.get("ingest/manifest")
+    assert not isinstance(blob, NotModified)
+    return [entry.location for entry in Manifest.parse(blob.data).entries()]
+
+
+def test_an_upload_waits_for_the_one_before_it() -> None:
+    store = MemoryStore()
+    harness = Harness(store, SystemRuntime())
+    first, second = harness.upload(1), harness.upload(2)
+    harness.committer.uploaded(second)
+    assert harness.outcomes == {}
+    harness.committer.uploaded(first)
+    harness.wait(lambda: len(harness.outcomes) == 2)
+    assert queued(store) == [first.location, second.location]
+    harness.close()
+
+
+def test_a_failed_upload_lets_those_behind_it_pass() -> None:
+    store = MemoryStore()
+    harness = Harness(store, SystemRuntime())
+    first, second = harness.upload(1), harness.upload(2)
+    harness.committer.uploaded(second)
+    harness.committer.give_up(harness.lane, first, PermanentStorageError("denied"))
+    harness.wait(lambda: len(harness.outcomes) == 2)
+    assert isinstance(harness.outcomes[first.location], PermanentStorageError)
+    assert queued(store) == [second.location]
+    harness.close()
+
+
+def test_a_failed_transaction_takes_later_ones_with_it_and_only_those() -> None:
+    store = MemoryStore()
+    harness = Harness(store, SystemRuntime())
+    first = harness.upload(1, Transaction("a", 1))
+    plain = harness.upload(2)
+    later = harness.upload(3, Transaction("a", 2))
+    harness.committer.uploaded(plain)
+    harness.committer.give_up(harness.lane, first, PermanentStorageError("denied"))
+    harness.committer.uploaded(later)
+    harness.wait(lambda: len(harness.outcomes) == 3)
+    assert later.stage is Stage.SETTLED
+    assert isinstance(harness.outcomes[later.location], PermanentStorageError)
+    assert queued(store) == [plain.location]
+    harness.close()
+
+
+def test_f5_an_old_upload_goes_back_and_holds_its_lane() -> None:
+    store = MemoryStore()
+    runtime = SteppedRuntime()
+    harness = Harness(store, runtime, max_age=300.0)
+    old, behind = harness.upload(1), harness.upload(2)
+    runtime.now += 301
+    behind.minted_at = runtime.now
+    harness.committer.uploaded(behind)
+    harness.committer.uploaded(old)
+    harness.wait(lambda: harness.reuploads == [old])
+    assert harness.outcomes == {}
+    old.location = "ingest/01J5T4R3KXBMZ7QV9N2WG8Y999.batch"
+    old.minted_at = runtime.now
+    harness.committer.uploaded(old)
+    harness.wait(lambda: len(harness.outcomes) == 2)
+    assert queued(store) == [old.location, behind.location]
+    harness.close()
+
+
+def test_f5_a_commit_that_slept_past_the_grace_period_promises_nothing() -> None:
+    """The process freezes between the age check and the answer of its write."""
+    runtime = SteppedRuntime()
+
+    class Freezing(MemoryStore):
+        def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+            runtime.now += 601
+            return super().put_if(key, data, condition)
+
+    store = Freezing()
+    harness = Harness(store, runtime, max_age=300.0)
+    upload = harness.upload(1)
+    harness.committer.uploaded(upload)
+    harness.wait(lambda: bool(harness.outcomes))
+    outcome = harness.outcomes[upload.location]
+    assert isinstance(outcome, CommitStateUnknown)
+    assert outcome.sequence == 0
+    assert "601 s after its upload" in str(outcome)
+    assert harness.repaired == [upload.location]
+    assert queued(store) == [upload.location]
+    harness.close()
+
+
+def test_one_committer_per_store_and_manifest() -> None:
+    store, runtime = MemoryStore(), SystemRuntime()
+    other = QueueConfig(store="memory://unused", manifest_path="other/manifest")
+    shared = shared_committer(store, CONFIG, runtime)
+    assert shared_committer(store, CONFIG, runtime) is shared
+    assert shared_committer(store, other, runtime) is not shared
+    assert shared_committer(MemoryStore(), CONFIG, runtime) is not shared
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_the_thread_ends_with_its_last_lane_and_starts_again(times: int) -> None:
+    store, runtime = MemoryStore(), SystemRuntime()
+    for n in range(times):
+        harness = Harness(store, runtime)
+        upload = harness.upload(n)
+        harness.committer.uploaded(upload)
+        harness.wait(lambda harness=harness: bool(harness.outcomes))  # type: ignore[misc]
+        harness.close()
+    assert len(queued(store)) == times
