@@ -1,0 +1,381 @@
+"""Objects in an S3 bucket, through boto3."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from email.utils import parsedate_to_datetime
+from itertools import islice
+from typing import Any, TypeVar
+
+import botocore.exceptions as boto
+import urllib3.exceptions
+
+from opendata_buffer.config import StoreOptions
+from opendata_buffer.errors import (
+    InvalidInput,
+    ObjectNotFound,
+    PermanentStorageError,
+    UnsafeStore,
+)
+from opendata_buffer.formats.keys import MAX_KEY_BYTES, check_key
+from opendata_buffer.retry import full_jitter
+from opendata_buffer.runtime import Runtime, SystemRuntime
+from opendata_buffer.stores import (
+    Absent,
+    Applied,
+    Blob,
+    DeleteFailure,
+    IfVersion,
+    Listing,
+    NotModified,
+    ObjectInfo,
+    PutOutcome,
+    Unknown,
+    Vanished,
+    VersionConflict,
+)
+from opendata_buffer.stores.probe import probe_conditional_writes
+from opendata_buffer.stores.ranges import check_range, check_size, cut
+from opendata_buffer.stores.s3_client import S3Clients
+from opendata_buffer.stores.s3_errors import code_of, status_of, storage_error
+
+__all__ = ["S3Store"]
+
+_BULK = 1_000
+"""Most keys of one DeleteObjects request."""
+
+_NETWORK = (boto.BotoCoreError, boto.ClientError, urllib3.exceptions.HTTPError, OSError)
+_checked: set[tuple[str, str]] = set()
+
+T = TypeVar("T")
+
+
+class S3Store:
+    """A bucket, or the part of it below ``root``. Versions are ETags.
+
+    Two clients, made when first used in a process: one repeats failed reads and unconditional
+    writes; the other sends each conditional write once, because the repetition of a write that
+    was applied and whose answer was lost fails on its own success (failure F1).
+
+    Args:
+        bucket: Its name.
+        root: Prefix of every key, without slashes around it; may be empty.
+        options: Endpoint, region, profile, timeouts.
+        runtime: Backoff, names of probe objects.
+    """
+
+    def __init__(
+        self,
+        bucket: str,
+        root: str = "",
+        options: StoreOptions | None = None,
+        *,
+        runtime: Runtime | None = None,
+    ) -> None:
+        if root:
+            check_key("root of the store", root)
+        self._bucket = bucket
+        self._root = f"{root}/" if root else ""
+        self._options = options if options is not None else StoreOptions()
+        self._runtime = runtime if runtime is not None else SystemRuntime()
+        self._clients = S3Clients(self._options)
+
+    @property
+    def url(self) -> str:
+        """``s3://bucket/root``."""
+        return f"s3://{self._bucket}/{self._root}".rstrip("/")
+
+    def __repr__(self) -> str:
+        return f"S3Store({self.url!r})"
+
+    def get(
+        self,
+        key: str,
+        *,
+        if_changed: str | None = None,
+        byte_range: tuple[int, int] | None = None,
+        max_bytes: int | None = None,
+    ) -> Blob | NotModified:
+        """See :meth:`opendata_buffer.stores.Get.get`."""
+        full = self._full(key)
+        check_range(byte_range)
+        arguments: dict[str, Any] = {"Bucket": self._bucket, "Key": full}
+        if if_changed is not None:
+            arguments["IfNoneMatch"] = if_changed
+        if byte_range is not None:
+            arguments["Range"] = f"bytes={byte_range[0]}-{byte_range[1] - 1}"
+
+        def once() -> Blob | NotModified:
+            try:
+                response = self._clients.data.get_object(**arguments)
+            except boto.ClientError as error:
+                status, code = status_of(error), code_of(error)
+                if status == 304:
+                    return NotModified()
+                if status == 416:
+                    return self._past_the_end(key, full)
+                if status == 404 and code != "NoSuchBucket":
+                    raise ObjectNotFound(key, self.url) from None
+                raise
+            body = response["Body"]
+            try:
+                start, end = 0, response["ContentLength"]
+                if byte_range is not None and "ContentRange" not in response:
+                    start, end = cut(byte_range, end)  # a store that knows no ranges
+                check_size(key, end - start, max_bytes)
+                data = body.read()
+            finally:
+                body.close()
+            # A whole read is not copied: bytes sliced from 0 to their end are the same object.
+            return Blob(data[start:end], response["ETag"], _ms(response["LastModified"]))
+
+        return self._retried(once, "read", full)
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        """See :meth:`opendata_buffer.stores.Put.put`."""
+        full = self._full(key)
+        try:
+            self._clients.data.put_object(**self._upload(full, bytes(data)))
+        except _NETWORK as error:
+            raise self._error(error, "write", full) from error
+
+    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        """See :meth:`opendata_buffer.stores.ConditionalPut.put_if`."""
+        full = self._full(key)
+        try:
+            outcome = self._put_if(full, data, condition)
+        except _NETWORK as error:
+            mapped = self._error(error, "write", full)
+            if isinstance(mapped, PermanentStorageError):
+                raise mapped from error
+            return Unknown(str(mapped))
+        return outcome
+
+    def check_conditional_writes(self, near: str) -> None:
+        """See :meth:`opendata_buffer.stores.ConditionalPut.check_conditional_writes`.
+
+        Four small writes to an object named ``near`` + ``.probe-<ULID>``, then its deletion.
+        """
+        check_key("near", near)
+        if (self._clients.endpoint, self._bucket) in _checked:
+            return
+        probe_conditional_writes(
+            self,
+            near,
+            self._runtime,
+            name=f"{self.url!r} at {self._clients.endpoint}",
+            room=len(self._root.encode()),
+            deadline_ms=self._options.read_timeout_ms,
+        )
+        _checked.add((self._clients.endpoint, self._bucket))
+
+    def list(self, prefix: str) -> Listing:
+        """See :meth:`opendata_buffer.stores.List.list`."""
+        full = self._root + prefix
+
+        def once() -> Listing:
+            objects: list[ObjectInfo] = []
+            now_ms: int | None = None
+            # EncodingType is left to boto3: only then does it also decode the keys (F24).
+            pages = self._clients.data.get_paginator("list_objects_v2")
+            for page in pages.paginate(Bucket=self._bucket, Prefix=full):
+                if now_ms is None:
+                    date = page["ResponseMetadata"]["HTTPHeaders"].get("date")
+                    now_ms = _ms(parsedate_to_datetime(date)) if date else None
+                for item in page.get("Contents", ()):
+                    name = item["Key"][len(self._root) :]
+                    if name:
+                        objects.append(ObjectInfo(name, item["Size"], _ms(item["LastModified"])))
+            if now_ms is None:
+                # No clock of the store's: its newest object is a lower bound, so nothing looks
+                # older than it is. This machine's clock would be no such bound (failure F6).
+                now_ms = max((info.last_modified_ms for info in objects), default=0)
+            return Listing(tuple(objects), now_ms)
+
+        return self._retried(once, "list", full)
+
+    def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
+        """See :meth:`opendata_buffer.stores.Delete.delete_many`."""
+        failures: list[DeleteFailure] = []
+        legal: list[str] = []
+        for key in keys:
+            try:
+                self._full(key)
+            except InvalidInput as error:
+                failures.append(DeleteFailure(key, str(error)))
+            else:
+                legal.append(key)
+        for chunk in _chunks(legal):
+            failures.extend(self._delete_bulk(chunk))
+        return tuple(failures)
+
+    # ---- keys, clients, errors
+
+    def _full(self, key: str) -> str:
+        check_key("key", key)
+        full = self._root + key
+        if len(full.encode()) > MAX_KEY_BYTES:
+            raise InvalidInput(
+                f"key {key!r} below root {self._root!r} has {len(full.encode())} bytes: S3 keys "
+                f"have at most {MAX_KEY_BYTES}, use a shorter one"
+            )
+        return full
+
+    def _error(self, error: Exception, verb: str, key: str) -> Exception:
+        return storage_error(
+            error, verb=verb, key=key, bucket=self._bucket, endpoint=self._clients.endpoint
+        )
+
+    def _retried(self, once: Callable[[], T], verb: str, key: str) -> T:
+        """Run a read; repeat it when its body broke off, which boto3 does not."""
+
+        def mapped() -> T:
+            try:
+                return once()
+            except boto.ClientError as error:
+                raise self._error(error, verb, key) from error  # boto3 has repeated it
+            except _BODY as error:
+                raise _BodyLost(self._error(error, verb, key)) from error
+            except _NETWORK as error:
+                raise self._error(error, verb, key) from error
+
+        policy = full_jitter(
+            self._runtime,
+            base_ms=50,
+            max_ms=1_000,
+            deadline_ms=self._options.read_timeout_ms * self._options.max_attempts,
+            retry_on=(_BodyLost,),
+        )
+        try:
+            return policy(mapped)
+        except _BodyLost as lost:
+            raise lost.error from lost.__cause__
+
+    # ---- reading and writing
+
+    def _past_the_end(self, key: str, full: str) -> Blob:
+        """The empty range at the end of an object, which S3 answers with an error."""
+        try:
+            response = self._clients.data.head_object(Bucket=self._bucket, Key=full)
+        except boto.ClientError as error:
+            if status_of(error) == 404:
+                raise ObjectNotFound(key, self.url) from None
+            raise
+        return Blob(b"", response["ETag"], _ms(response["LastModified"]))
+
+    def _upload(self, full: str, data: bytes) -> dict[str, Any]:
+        # The checksum is a header and not left to boto3, which over https would send a trailer
+        # in aws-chunked encoding; many stores that look like S3 do not know that (failure F36).
+        crc = zlib.crc32(data).to_bytes(4, "big")
+        return {
+            "Bucket": self._bucket,
+            "Key": full,
+            "Body": data,
+            "ChecksumCRC32": base64.b64encode(crc).decode(),
+        }
+
+    def _put_if(self, full: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        arguments = self._upload(full, data)
+        if isinstance(condition, IfVersion):
+            arguments["IfMatch"] = condition.version
+        else:
+            arguments["IfNoneMatch"] = "*"
+
+        def once() -> PutOutcome:
+            try:
+                return Applied(self._clients.conditional.put_object(**arguments)["ETag"])
+            except boto.ClientError as error:
+                status, code = status_of(error), code_of(error)
+                if status == 412:
+                    return VersionConflict()
+                if status == 404 and code != "NoSuchBucket" and "IfMatch" in arguments:
+                    return Vanished()  # failure F4
+                if status in (405, 501):
+                    raise UnsafeStore(
+                        f"store {self.url!r} at {self._clients.endpoint} has no conditional "
+                        f"writes: it answered {code}. Use a store that has them (AWS S3, "
+                        "Cloudflare R2, a recent MinIO or Ceph) or a local directory."
+                    ) from error
+                if status == 409:
+                    raise _Busy from error
+                raise
+
+        # 409 means that another write of the object was under way and this one was not applied:
+        # the same put may simply be sent again (failure F3).
+        policy = full_jitter(
+            self._runtime, base_ms=20, max_ms=200, deadline_ms=2_000, retry_on=(_Busy,)
+        )
+        try:
+            return policy(once)
+        except _Busy:
+            return VersionConflict()
+
+    def _delete_bulk(self, keys: Sequence[str]) -> Iterator[DeleteFailure]:
+        objects = [{"Key": self._root + key} for key in keys]
+        try:
+            answer = self._clients.data.delete_objects(
+                Bucket=self._bucket,
+                Delete={"Objects": objects, "Quiet": True},  # type: ignore[typeddict-item]
+            )
+        except _NETWORK as error:
+            if isinstance(error, boto.ClientError) and _no_bulk(error):
+                yield from self._delete_singly(keys)
+                return
+            reason = str(self._error(error, "delete", f"{len(keys)} objects"))
+            for key in keys:
+                yield DeleteFailure(key, reason)
+            return
+        for item in answer.get("Errors", ()):
+            if item.get("Code") not in ("NoSuchKey", "NoSuchVersion"):
+                key = item.get("Key", "")[len(self._root) :]
+                yield DeleteFailure(key, f"{item.get('Code')} {item.get('Message', '')}".strip())
+
+    def _delete_singly(self, keys: Iterable[str]) -> Iterator[DeleteFailure]:
+        for key in keys:
+            try:
+                self._clients.data.delete_object(Bucket=self._bucket, Key=self._root + key)
+            except _NETWORK as error:
+                if not isinstance(error, boto.ClientError) or code_of(error) != "NoSuchKey":
+                    yield DeleteFailure(key, str(self._error(error, "delete", key)))
+
+
+class _Busy(Exception):
+    """409: not applied, another write was under way."""
+
+
+class _BodyLost(Exception):
+    """The answer began and its body broke off."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+_BODY = (
+    boto.FlexibleChecksumError,
+    boto.IncompleteReadError,
+    boto.ResponseStreamingError,
+    boto.ReadTimeoutError,
+    urllib3.exceptions.HTTPError,
+)
+
+
+def _ms(when: Any) -> int:
+    return int(when.timestamp() * 1000)
+
+
+def _no_bulk(error: boto.ClientError) -> bool:
+    return status_of(error) in (405, 501) or code_of(error) in (
+        "InvalidRequest",
+        "MalformedXML",
+        "MissingContentMD5",
+        "NotImplemented",
+    )
+
+
+def _chunks(keys: Sequence[str]) -> Iterator[Sequence[str]]:
+    iterator = iter(keys)
+    while chunk := list(islice(iterator, _BULK)):
+        yield chunk
