@@ -1,0 +1,418 @@
+"""A deterministic world: real code in real threads, on virtual time, one seed, one history.
+
+Exactly one simulated thread runs at any moment; the others wait for the baton. At every point
+where a thread could lose the processor (a lock, a wait, a sleep, a store call) the seeded random
+number generator chooses who goes on. When nobody can, virtual time jumps to the next timer. So a
+run takes no real time to wait, and the same seed gives the same history, races included::
+
+    simulation = Simulation(seed=7)
+    runtime = simulation.process("producer", clock_skew_ms=-900_000)
+
+    def main() -> None:
+        producer = Producer(config, store=store, runtime=runtime)
+        ...
+        simulation.kill(runtime)                   # kill -9
+        simulation.pause(other, seconds=3600)      # a frozen virtual machine
+
+    simulation.run(main)
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import zlib
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+
+from ulid import ULID
+
+from opendata_buffer.runtime import SystemRuntime
+
+__all__ = ["SimCondition", "SimRuntime", "SimTask", "Simulation", "SimulationFailed"]
+
+START_MS = 1_767_225_600_000
+"""Wall clock at virtual time 0: 2026-01-01T00:00:00Z."""
+
+PREEMPTION = 0.1
+"""Chance that a thread loses the processor where it would not have to: at a free lock."""
+
+
+class SimulationFailed(AssertionError):
+    """The run broke a rule, stood still, or a simulated thread died of an error."""
+
+
+class _Killed(BaseException):
+    """Unwinds the threads of a killed process; no ``except Exception`` may stop it."""
+
+
+class SimTask:
+    """A simulated thread; a :class:`~opendata_buffer.runtime.Task`."""
+
+    def __init__(self, simulation: Simulation, process: SimRuntime, name: str) -> None:
+        self._simulation = simulation
+        self.process = process
+        self.name = name
+        self.baton = threading.Semaphore(0)
+        self.done = False
+        self.doomed = False
+        self.wake_at: float | None = 0.0
+        self.waits_for = ""
+        self._joiners: list[SimTask] = []
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until it ended."""
+        simulation = self._simulation
+        deadline = None if timeout is None else simulation.now + timeout
+        while not self.done:
+            if deadline is not None and simulation.now >= deadline:
+                return
+            self._joiners.append(simulation.current)
+            try:
+                simulation.block(deadline, f"the end of {self.name}")
+            finally:
+                # Or its end would cut short whatever the joiner waits for by then.
+                self._joiners.remove(simulation.current)
+
+    def is_alive(self) -> bool:
+        """Whether it has not ended."""
+        return not self.done
+
+    def end(self) -> None:
+        """It ended: wake who waits for it."""
+        self.done = True
+        for joiner in self._joiners:
+            joiner.wake_at = self._simulation.now
+
+
+class SimCondition:
+    """A reentrant lock with a waiting room, on virtual time."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._owner: SimTask | None = None
+        self._depth = 0
+        self._queued: list[SimTask] = []
+        self._waiting: list[SimTask] = []
+        self._notified: set[SimTask] = set()
+
+    def __enter__(self) -> bool:
+        simulation = self._simulation
+        if simulation.current.doomed or simulation.random.random() < PREEMPTION:
+            simulation.checkpoint()
+        self._acquire(1)
+        return True
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # No scheduling point: a killed thread unwinds through here.
+        if self._owner is self._simulation.current:
+            self._depth -= 1
+            if self._depth == 0:
+                self._release()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Give the lock away until notified; False when the time was up first."""
+        task = self._owned_by_current()
+        depth, self._depth = self._depth, 0
+        self._waiting.append(task)
+        self._release()
+        deadline = None if timeout is None else self._simulation.now + max(0.0, timeout)
+        try:
+            self._simulation.block(deadline, "a notification")
+        finally:
+            if task in self._waiting:
+                self._waiting.remove(task)
+        notified = task in self._notified
+        self._notified.discard(task)
+        self._acquire(depth)
+        return notified
+
+    def notify(self, n: int = 1) -> None:
+        """Wake ``n`` that wait."""
+        self._owned_by_current()
+        woken, self._waiting = self._waiting[:n], self._waiting[n:]
+        for task in woken:
+            self._notified.add(task)
+            task.wake_at = self._simulation.now
+
+    def notify_all(self) -> None:
+        """Wake all that wait."""
+        self.notify(len(self._waiting))
+
+    def _owned_by_current(self) -> SimTask:
+        task = self._simulation.current
+        if self._owner is not task:
+            # threading.Condition says the same: such code is broken outside the simulation too.
+            raise RuntimeError(f"{task.name} uses a condition without holding its lock")
+        return task
+
+    def _acquire(self, depth: int) -> None:
+        task = self._simulation.current
+        while self._owner is not None and self._owner is not task:
+            self._queued.append(task)
+            self._simulation.block(None, f"a lock held by {self._owner.name}")
+        self._owner = task
+        self._depth += depth
+
+    def _release(self) -> None:
+        self._owner = None
+        queued, self._queued = self._queued, []
+        for task in queued:
+            task.wake_at = self._simulation.now
+
+
+class SimRuntime:
+    """One simulated process: its threads, its wall clock; a :class:`~.runtime.Runtime`.
+
+    Attributes:
+        name: Shown in the history.
+        clock_skew_ms: How far its wall clock is off; may be changed while it runs, as an
+            operator's ``date -s`` would.
+        alive: False once killed.
+    """
+
+    def __init__(self, simulation: Simulation, name: str, clock_skew_ms: int) -> None:
+        self._simulation = simulation
+        self.name = name
+        self.clock_skew_ms = clock_skew_ms
+        self.alive = True
+        self.resume_at = 0.0
+        self._spawned = 0
+
+    def now_ms(self) -> int:
+        """Virtual wall clock, off by the skew."""
+        return self._simulation.now_ms() + self.clock_skew_ms
+
+    def monotonic(self) -> float:
+        """Virtual seconds; they go on while a process is paused."""
+        return self._simulation.now
+
+    def sleep(self, seconds: float) -> None:
+        """Let virtual time pass."""
+        self._simulation.block(self._simulation.now + max(0.0, seconds), "a sleep to end")
+
+    def condition(self) -> SimCondition:
+        """A simulated lock with a waiting room."""
+        return SimCondition(self._simulation)
+
+    def spawn(self, target: Callable[[], None], name: str) -> SimTask:
+        """A new simulated thread of this process."""
+        self._spawned += 1
+        return self._simulation.start(self, target, f"{self.name}/{name}.{self._spawned}")
+
+    def random(self) -> float:
+        """From the simulation's seed."""
+        return self._simulation.random.random()
+
+    def ulid(self) -> str:
+        """Of the virtual wall clock and the simulation's seed."""
+        entropy = self._simulation.random.randbytes(10)
+        return str(ULID.from_bytes(self.now_ms().to_bytes(6, "big") + entropy))
+
+
+class Simulation:
+    """The scheduler, the clock, the random numbers and the history.
+
+    Args:
+        seed: Of everything that is left to chance.
+        max_steps: Scheduling decisions after which a run counts as endless.
+
+    Attributes:
+        seed: As given.
+        random: The only source of randomness.
+        now: Virtual seconds since the start.
+        steps: Scheduling decisions made.
+        current: The simulated thread that runs.
+    """
+
+    def __init__(self, seed: int, *, max_steps: int = 1_000_000) -> None:
+        self.seed = seed
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self.steps = 0
+        self.current: SimTask
+        self._max_steps = max_steps
+        self._tasks: list[SimTask] = []
+        self._main_baton = threading.Semaphore(0)
+        self._main: SimTask | None = None
+        self._failure: BaseException | None = None
+        self._ended = False
+        self._history: deque[str] = deque(maxlen=400)
+        self._digest = 0
+        self._system = SystemRuntime()
+
+    def process(self, name: str, *, clock_skew_ms: int = 0) -> SimRuntime:
+        """A new process."""
+        return SimRuntime(self, name, clock_skew_ms)
+
+    def now_ms(self) -> int:
+        """The true wall clock, milliseconds since the epoch."""
+        return START_MS + int(self.now * 1000)
+
+    def run(self, main: Callable[[], None]) -> None:
+        """Run ``main`` and all it starts until ``main`` returns; then kill what still runs.
+
+        Raises:
+            SimulationFailed: :meth:`fail` was called, ``main`` or another thread died of an
+                error, everybody waits for ever, or ``max_steps`` were made.
+        """
+        if self._main is not None:
+            raise RuntimeError("a simulation runs once: make a new one of the same seed")
+        self._main = self.start(self.process("main"), main, "main")
+        self.current = self._main
+        self._main.baton.release()
+        self._main_baton.acquire()
+        self._reap()
+        if self._failure is not None:
+            raise SimulationFailed(
+                f"seed {self.seed}, after {self.now:.3f} virtual seconds: {self._failure}"
+            ) from self._failure
+
+    def kill(self, process: SimRuntime) -> None:
+        """End a process as kill -9 does: nothing of it reaches the store any more."""
+        process.alive = False
+        process.resume_at = 0.0
+        self.log(f"kill {process.name}")
+        for task in self._tasks:
+            if task.process is process:
+                task.doomed = True
+                task.wake_at = self.now
+        if self.current.doomed:
+            self.checkpoint()
+
+    def pause(self, process: SimRuntime, seconds: float) -> None:
+        """Freeze a process: none of its threads runs, clocks go on."""
+        process.resume_at = max(process.resume_at, self.now + seconds)
+        self.log(f"pause {process.name} for {seconds:.1f} s")
+        if self.current.process is process:
+            self.checkpoint()
+
+    def fail(self, reason: str | BaseException) -> None:
+        """End the run as failed, whatever the calling code would do with an error."""
+        if self._failure is None:
+            self._failure = reason if isinstance(reason, BaseException) else AssertionError(reason)
+            self.log(f"FAILED {reason}")
+        self._ended = True
+        self.current.doomed = True
+        raise _Killed
+
+    def log(self, event: str) -> None:
+        """Add a line to the history."""
+        line = f"{self.now:10.3f} {event}"
+        self._history.append(line)
+        self._digest = zlib.crc32(line.encode(), self._digest)
+
+    @property
+    def history(self) -> list[str]:
+        """The last lines of the history."""
+        return list(self._history)
+
+    @property
+    def digest(self) -> str:
+        """Of the whole history: equal for equal runs."""
+        return f"{self._digest:08x}-{self.steps}"
+
+    def checkpoint(self) -> None:
+        """A point where another thread may go on, and where a kill or a pause takes effect."""
+        self.block(self.now, "its turn")
+
+    # What follows is for the tasks, conditions and runtimes of this module.
+
+    def start(self, process: SimRuntime, target: Callable[[], None], name: str) -> SimTask:
+        """Start a simulated thread."""
+        if self._main is not None and self.current.doomed:
+            raise _Killed
+        task = SimTask(self, process, name)
+        task.wake_at = self.now
+        self._tasks.append(task)
+
+        def body() -> None:
+            task.baton.acquire()
+            try:
+                if not task.doomed:
+                    target()
+            except _Killed:
+                pass
+            except BaseException as error:
+                if not task.doomed and self._failure is None:
+                    self._failure = error
+                    self.log(f"FAILED {task.name} died: {error!r}")
+                    self._ended = True
+            task.end()
+            self._tasks.remove(task)
+            if task is self._main:
+                self._ended = True
+            self._hand_over(None)
+
+        self._system.spawn(body, name)
+        return task
+
+    def block(self, wake_at: float | None, waits_for: str) -> None:
+        """Let others run until ``wake_at``, or until somebody sets this task's ``wake_at``."""
+        task = self.current
+        if task.doomed:
+            raise _Killed
+        task.wake_at = wake_at
+        task.waits_for = waits_for
+        self._hand_over(task)
+        if task.doomed:
+            raise _Killed
+
+    def _hand_over(self, task: SimTask | None) -> None:
+        """Choose who runs next and wait for the own next turn; a task that ended does not."""
+        chosen = None if self._ended else self._choose()
+        if chosen is None:
+            self._main_baton.release()
+        elif chosen is not task:
+            self.current = chosen
+            chosen.baton.release()
+        if task is not None and chosen is not task:
+            task.baton.acquire()
+
+    def _choose(self) -> SimTask | None:
+        self.steps += 1
+        if self.steps > self._max_steps:
+            return self._stuck(f"no end after {self._max_steps} steps")
+        earliest = None
+        ready = []
+        for task in self._tasks:
+            if task.wake_at is None:
+                continue
+            at = max(task.wake_at, task.process.resume_at)
+            if at <= self.now:
+                ready.append(task)
+            elif earliest is None or at < earliest:
+                earliest = at
+                sleepers = [task]
+            elif at == earliest:
+                sleepers.append(task)
+        if not ready:
+            if earliest is None:
+                return self._stuck("everybody waits for ever")
+            self.now = earliest
+            ready = sleepers
+        chosen = ready[0] if len(ready) == 1 else ready[self.random.randrange(len(ready))]
+        # Not runnable again before it blocks and says until when.
+        chosen.wake_at = None
+        return chosen
+
+    def _stuck(self, why: str) -> None:
+        waiting = "; ".join(f"{task.name} waits for {task.waits_for}" for task in self._tasks)
+        self._failure = AssertionError(f"{why}: {waiting}")
+        self.log(f"FAILED {why}")
+        self._ended = True
+
+    def _reap(self) -> None:
+        """Unwind every thread that is left, so that none outlives the run."""
+        while self._tasks:
+            task = self._tasks[0]
+            task.doomed = True
+            self.current = task
+            task.baton.release()
+            self._main_baton.acquire()

@@ -1,0 +1,286 @@
+"""The simulation itself: one history per seed, virtual time, kills and pauses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from opendata_buffer.testing.simulation import SimRuntime, Simulation, SimulationFailed
+
+
+def race(seed: int) -> tuple[list[str], str]:
+    """Three threads over one lock; who comes when is up to the seed."""
+    simulation = Simulation(seed)
+    runtime = simulation.process("p")
+    seen: list[str] = []
+
+    def main() -> None:
+        condition = runtime.condition()
+
+        def work(name: str) -> Callable[[], None]:
+            def body() -> None:
+                for step in range(5):
+                    with condition:
+                        seen.append(f"{name}{step}")
+                    runtime.sleep(0.001 * int(runtime.random() * 3))
+                    simulation.log(f"{name} {runtime.ulid()}")
+
+            return body
+
+        for task in [runtime.spawn(work(name), name) for name in "abc"]:
+            task.join()
+
+    simulation.run(main)
+    return seen, simulation.digest
+
+
+def test_same_seed_gives_same_history() -> None:
+    assert race(7) == race(7)
+
+
+def test_seeds_differ() -> None:
+    assert len({race(seed)[1] for seed in range(10)}) == 10
+
+
+def test_order_of_one_thread_is_kept() -> None:
+    seen, _ = race(3)
+    assert sorted(seen) == sorted(f"{name}{step}" for name in "abc" for step in range(5))
+    for name in "abc":
+        assert [each for each in seen if each[0] == name] == [f"{name}{n}" for n in range(5)]
+
+
+def simulate(main: Callable[[Simulation, SimRuntime], None], seed: int = 1) -> Simulation:
+    simulation = Simulation(seed, max_steps=20_000)
+    runtime = simulation.process("p")
+    simulation.run(lambda: main(simulation, runtime))
+    return simulation
+
+
+def test_sleep_takes_virtual_time_only() -> None:
+    def main(simulation: Simulation, runtime: SimRuntime) -> None:
+        before = runtime.now_ms()
+        runtime.sleep(86_400)
+        assert runtime.monotonic() == 86_400
+        assert runtime.now_ms() - before == 86_400_000
+
+    simulate(main)
+
+
+def test_clock_skew_moves_the_wall_clock_only() -> None:
+    def main(simulation: Simulation, runtime: SimRuntime) -> None:
+        slow = simulation.process("slow", clock_skew_ms=-900_000)
+        assert slow.now_ms() == runtime.now_ms() - 900_000
+        assert slow.monotonic() == runtime.monotonic()
+        slow.clock_skew_ms = 1_000
+        assert slow.now_ms() == runtime.now_ms() + 1_000
+
+    simulate(main)
+
+
+def test_wait_ends_by_notification_or_by_time() -> None:
+    def main(simulation: Simulation, runtime: SimRuntime) -> None:
+        condition = runtime.condition()
+        results: list[tuple[bool, float]] = []
+
+        def wait(timeout: float | None) -> Callable[[], None]:
+            def body() -> None:
+                with condition:
+                    results.append((condition.wait(timeout), runtime.monotonic()))
+
+            return body
+
+        tasks = [runtime.spawn(wait(timeout), "w") for timeout in (None, 5.0, 1.0)]
+        runtime.sleep(2.0)
+        with condition:
+            condition.notify_all()
+        for task in tasks:
+            task.join()
+        assert sorted(results) == [(False, 1.0), (True, 2.0), (True, 2.0)]
+
+    simulate(main)
+
+
+def test_lock_is_exclusive_and_reentrant() -> None:
+    def main(simulation: Simulation, runtime: SimRuntime) -> None:
+        condition = runtime.condition()
+        inside: list[int] = []
+
+        def body() -> None:
+            with condition, condition:
+                inside.append(1)
+                assert len(inside) == 1
+                runtime.sleep(0.1)
+                inside.pop()
+
+        for task in [runtime.spawn(body, "t") for _ in range(5)]:
+            task.join()
+        assert runtime.monotonic() == pytest.approx(0.5)
+
+    simulate(main)
+
+
+def test_notify_without_the_lock_is_refused() -> None:
+    def main(simulation: Simulation, runtime: SimRuntime) -> None:
+        with pytest.raises(RuntimeError, match="without holding its lock"):
+            runtime.condition().notify_all()
+
+    simulate(main)
+
+
+def test_join_with_timeout_gives_up_and_is_forgotten() -> None:
+    def main(simulation: Simulation, runtime: SimRuntime) -> None:
+        task = runtime.spawn(lambda: runtime.sleep(10), "t")
+        task.join(1)
+        assert task.is_alive()
+        assert runtime.monotonic() == 1
+        # The task ends during this sleep and must not cut it short.
+        runtime.sleep(20)
+        assert runtime.monotonic() == 21
+        assert not task.is_alive()
+
+    simulate(main)
+
+
+def test_killed_process_does_nothing_any_more() -> None:
+    def main(simulation: Simulation, runtime: SimRuntime) -> None:
+        victim = simulation.process("victim")
+        done: list[str] = []
+
+        def body() -> None:
+            try:
+                victim.sleep(1)
+                done.append("slept")
+            except Exception:
+                done.append("caught")
+            finally:
+                victim.sleep(1)
+                done.append("cleaned up")
+
+        task = victim.spawn(body, "t")
+        runtime.sleep(0.5)
+        simulation.kill(victim)
+        task.join()
+        assert done == []
+        assert not victim.alive
+
+    simulate(main)
+
+
+def test_killed_process_starts_no_thread() -> None:
+    def main(simulation: Simulation, runtime: SimRuntime) -> None:
+        victim = simulation.process("victim")
+        done: list[str] = []
+
+        def body() -> None:
+            try:
+                victim.sleep(1)
+            finally:
+                victim.spawn(lambda: done.append("ran"), "late")
+
+        task = victim.spawn(body, "t")
+        runtime.sleep(0.5)
+        simulation.kill(victim)
+        task.join()
+        runtime.sleep(10)
+        assert done == []
+
+    simulate(main)
+
+
+def test_paused_process_stands_still_while_clocks_go_on() -> None:
+    def main(simulation: Simulation, runtime: SimRuntime) -> None:
+        frozen = simulation.process("frozen")
+        woke: list[float] = []
+
+        def body() -> None:
+            frozen.sleep(1)
+            woke.append(frozen.monotonic())
+
+        task = frozen.spawn(body, "t")
+        runtime.sleep(0.5)
+        simulation.pause(frozen, 3600)
+        runtime.sleep(2)
+        assert woke == []
+        task.join()
+        assert woke == [3600.5]
+
+    simulate(main)
+
+
+def test_process_may_kill_and_pause_itself() -> None:
+    def main(simulation: Simulation, runtime: SimRuntime) -> None:
+        own = simulation.process("own")
+        at: list[float] = []
+
+        def body() -> None:
+            simulation.pause(own, 5)
+            at.append(own.monotonic())
+            simulation.kill(own)
+            at.append(-1)
+
+        own.spawn(body, "t").join()
+        assert at == [5]
+
+    simulate(main)
+
+
+def test_deadlock_is_reported_with_who_waits_for_what() -> None:
+    def main(simulation: Simulation, runtime: SimRuntime) -> None:
+        condition = runtime.condition()
+        with condition:
+            condition.wait()
+
+    with pytest.raises(
+        SimulationFailed, match="everybody waits for ever: main waits for a notification"
+    ):
+        simulate(lambda simulation, runtime: main(simulation, runtime))
+
+
+def test_endless_run_is_reported() -> None:
+    def main(simulation: Simulation, runtime: SimRuntime) -> None:
+        while True:
+            runtime.sleep(0)
+
+    with pytest.raises(SimulationFailed, match="no end after 20000 steps"):
+        simulate(main)
+
+
+def test_thread_that_dies_of_an_error_fails_the_run() -> None:
+    def main(simulation: Simulation, runtime: SimRuntime) -> None:
+        def body() -> None:
+            raise ValueError("boom")
+
+        runtime.spawn(body, "t").join()
+        runtime.sleep(1)
+
+    with pytest.raises(SimulationFailed, match=r"seed 1, after 0\.000 virtual seconds: boom"):
+        simulate(main)
+
+
+def test_broken_rule_ends_the_run_whatever_is_caught() -> None:
+    def main(simulation: Simulation, runtime: SimRuntime) -> None:
+        try:
+            simulation.fail("rule 1 broken")
+        except Exception:
+            pytest.fail("swallowed")
+
+    with pytest.raises(SimulationFailed, match="rule 1 broken"):
+        simulate(main)
+
+
+def test_threads_left_over_are_ended() -> None:
+    unwound: list[str] = []
+
+    def main(simulation: Simulation, runtime: SimRuntime) -> None:
+        def body() -> None:
+            try:
+                runtime.sleep(1_000)
+            finally:
+                unwound.append("t")
+
+        runtime.spawn(body, "t")
+        runtime.sleep(1)
+
+    simulate(main)
+    assert unwound == ["t"]
