@@ -1,0 +1,171 @@
+"""Options of the source: parsed once, on the driver, into one frozen value."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from opendata_buffer.config import (
+    MIB,
+    ConsumerConfig,
+    GarbageCollectorConfig,
+    QueueConfig,
+)
+from opendata_buffer.errors import InvalidInput
+from opendata_buffer.options import STORAGE_OPTIONS, OptionReader, queue_fields, storage_settings
+
+__all__ = ["EARLIEST", "LATEST", "SourceOptions"]
+
+EARLIEST = "earliest"
+LATEST = "latest"
+
+_SHARED = (
+    *STORAGE_OPTIONS,
+    "startingOffsets",
+    "failOnDataLoss",
+    "minPartitions",
+    "fetchConcurrency",
+    "maxInFlightBytes",
+    "maxBatchBytes",
+    "allowForeignLocations",
+    "includeLocation",
+)
+_STREAM_ONLY = (
+    "maxBatchesPerTrigger",
+    "maxBytesPerTrigger",
+    "maxRecordsPerTrigger",
+    "pollIntervalMs",
+    "gcEnabled",
+    "gcIntervalMs",
+    "gcGracePeriodMs",
+)
+_BATCH_ONLY = ("endingOffsets",)
+_ALL = (*_SHARED, *_STREAM_ONLY, *_BATCH_ONLY)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions:
+    """What a stream or a batch read was asked for.
+
+    Attributes:
+        queue: Where the queue lives (``path``, ``dataPathPrefix``, ``manifestPath``,
+            ``endpointUrl``, ``region``, ``profile``).
+        starting_offsets: ``earliest`` (default), ``latest`` or the first sequence to read. Only
+            a new query looks at it.
+        ending_offsets: Batch reads: ``latest`` (default) or the last sequence to read.
+        fail_on_data_loss: Whether positions that are gone end the query. Default true.
+        max_batches: Batches per trigger. Default: no limit.
+        max_bytes: Stored bytes per trigger; soft, at least one batch. Default: no limit.
+        max_records: Records per trigger; soft, at least one batch. Default: no limit.
+        min_partitions: Tasks per trigger, while there are as many batches. Default: the CPUs
+            of the driver, for triggers that are worth it.
+        poll_interval_ms: Least time between two looks at an idle queue. Default 100.
+        fetch_concurrency: Downloads at once in a task. Default 16.
+        max_in_flight_bytes: Stored bytes a task may have downloaded and not yet decoded.
+            Default 64 MiB.
+        max_batch_bytes: Largest record block decoded. Default 256 MiB.
+        allow_foreign_locations: Read batches outside the data prefix. Default false.
+        include_location: Whether the default schema has ``location``. Default false.
+        gc: The collector the driver runs (``gcEnabled``, ``gcIntervalMs``,
+            ``gcGracePeriodMs``).
+    """
+
+    queue: QueueConfig
+    starting_offsets: str | int = EARLIEST
+    ending_offsets: str | int = LATEST
+    fail_on_data_loss: bool = True
+    max_batches: int | None = None
+    max_bytes: int | None = None
+    max_records: int | None = None
+    min_partitions: int | None = None
+    poll_interval_ms: int = 100
+    fetch_concurrency: int = 16
+    max_in_flight_bytes: int = 64 * MIB
+    max_batch_bytes: int = 256 * MIB
+    allow_foreign_locations: bool = False
+    include_location: bool = False
+    gc: GarbageCollectorConfig = GarbageCollectorConfig()
+
+    @classmethod
+    def from_spark(cls, options: Mapping[str, str]) -> SourceOptions:
+        """Parse the options of ``readStream`` or ``read``, whose keys Spark lower-cases.
+
+        Raises:
+            InvalidInput: An unknown name, or a value that is not accepted.
+        """
+        read = OptionReader(options, _ALL, "opendata-buffer source")
+        return cls(
+            queue=storage_settings(read),
+            starting_offsets=_position(read, "startingOffsets", EARLIEST),
+            ending_offsets=_position(read, "endingOffsets", LATEST),
+            fail_on_data_loss=read.boolean("failOnDataLoss", True),
+            max_batches=read.integer("maxBatchesPerTrigger", None, least=1),
+            max_bytes=read.integer("maxBytesPerTrigger", None, least=1),
+            max_records=read.integer("maxRecordsPerTrigger", None, least=1),
+            min_partitions=read.integer("minPartitions", None, least=1),
+            poll_interval_ms=read.integer("pollIntervalMs", 100, least=0),
+            fetch_concurrency=read.integer("fetchConcurrency", 16, least=1),
+            max_in_flight_bytes=read.integer("maxInFlightBytes", 64 * MIB, least=1),
+            max_batch_bytes=read.integer("maxBatchBytes", 256 * MIB, least=1),
+            allow_foreign_locations=read.boolean("allowForeignLocations", False),
+            include_location=read.boolean("includeLocation", False),
+            gc=GarbageCollectorConfig(
+                enabled=read.boolean("gcEnabled", True),
+                interval_ms=read.integer("gcIntervalMs", 300_000, least=1),
+                grace_period_ms=read.integer("gcGracePeriodMs", 600_000, least=0),
+            ),
+        )
+
+    def check_stream(self) -> None:
+        """Refuse what only a batch read has.
+
+        Raises:
+            InvalidInput: ``endingOffsets`` was given.
+        """
+        if self.ending_offsets != LATEST:
+            raise InvalidInput(
+                f"option endingOffsets is {self.ending_offsets!r}: a stream has no end. Use "
+                "trigger(availableNow=True) to stop at what is queued, or spark.read"
+            )
+
+    def check_batch(self) -> None:
+        """Refuse what only a stream has.
+
+        Raises:
+            InvalidInput: ``startingOffsets`` is ``latest``, which would read nothing.
+        """
+        if self.starting_offsets == LATEST:
+            raise InvalidInput(
+                "option startingOffsets is 'latest': a batch read would be empty. Use 'earliest' "
+                "or a sequence"
+            )
+
+    @property
+    def consumer(self) -> ConsumerConfig:
+        """The same settings as the core's consumer takes them."""
+        return ConsumerConfig(
+            **queue_fields(self.queue),
+            gc=self.gc,
+            max_batch_bytes=self.max_batch_bytes,
+            allow_foreign_locations=self.allow_foreign_locations,
+        )
+
+    @property
+    def parallelism(self) -> int:
+        """Tasks to aim for."""
+        return self.min_partitions or os.cpu_count() or 1
+
+
+def _position(read: OptionReader, name: str, default: str) -> str | int:
+    value = read.text(name)
+    if value is None:
+        return default
+    word = value.strip().lower()
+    allowed = (EARLIEST, LATEST) if name == "startingOffsets" else (LATEST,)
+    if word in allowed:
+        return word
+    if word.isascii() and word.isdigit() and len(word) <= 19 and int(word) < 1 << 63:
+        return int(word)
+    words = ", ".join(repr(each) for each in allowed)
+    raise InvalidInput(f"option {name} is {value!r}: use {words} or a sequence such as 42")

@@ -1,0 +1,114 @@
+"""What a trigger reads and which task reads which part of it. Pure.
+
+Limits are soft, as everywhere in Spark: the first batch is always admitted, else a batch larger
+than a limit would stop the stream for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+__all__ = ["Limits", "admit", "pack"]
+
+MIB = 1024 * 1024
+
+OPEN_COST_BYTES = 256 * 1024
+"""What opening one more batch costs a task, in bytes it could have read instead."""
+
+MIN_TASK_BYTES = 1 * MIB
+"""Below this a second task costs more than it saves."""
+
+MAX_TASK_BYTES = 128 * MIB
+"""Tasks larger than this are split, so that a retried task repeats little."""
+
+T = TypeVar("T")
+Measure = Callable[[Sequence[T]], Sequence[int]]
+
+
+class Sized(Protocol):
+    """Anything with a length in bytes that may be unknown."""
+
+    @property
+    def size(self) -> int | None:
+        """Bytes, or None."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much one trigger may read; None means no limit, and the lowest wins."""
+
+    batches: int | None = None
+    bytes: int | None = None
+    records: int | None = None
+
+
+def admit(
+    batches: Sequence[T],
+    limits: Limits,
+    sizes: Measure[T],
+    records: Measure[T],
+    *,
+    chunk: int = 64,
+) -> int:
+    """How many of ``batches``, from the front, one trigger reads.
+
+    Args:
+        batches: All that wait, in order.
+        limits: What one trigger may read.
+        sizes: Stored bytes of some batches; only called when there is a limit in bytes.
+        records: Records of some batches; only called when there is a limit in records.
+        chunk: Batches that are measured together. Measuring costs requests, so no more are
+            measured than the limits may admit.
+    """
+    most = len(batches) if limits.batches is None else min(len(batches), limits.batches)
+    if limits.bytes is None and limits.records is None:
+        return most
+    total_bytes = total_records = 0
+    for begin in range(0, most, chunk):
+        part = batches[begin : min(most, begin + chunk)]
+        part_sizes = sizes(part) if limits.bytes is not None else [0] * len(part)
+        part_records = records(part) if limits.records is not None else [0] * len(part)
+        for index, (size, count) in enumerate(zip(part_sizes, part_records, strict=True), begin):
+            total_bytes += size
+            total_records += count
+            over = (limits.bytes is not None and total_bytes > limits.bytes) or (
+                limits.records is not None and total_records > limits.records
+            )
+            if over and index > 0:
+                return index
+    return most
+
+
+def pack(
+    batches: Sequence[T], sizes: Sequence[int], parallelism: int, at_least: int | None = None
+) -> list[tuple[T, ...]]:
+    """Deal batches to tasks: contiguous, in order, of about equal cost.
+
+    Args:
+        batches: What the trigger reads.
+        sizes: Stored bytes of each; estimates will do.
+        parallelism: Tasks that run at the same time, as far as is known.
+        at_least: Tasks the user asked for; that many are made while there are batches.
+    """
+    if not batches:
+        return []
+    costs = [max(size, OPEN_COST_BYTES) for size in sizes]
+    total = sum(costs)
+    share = min(MAX_TASK_BYTES, max(MIN_TASK_BYTES, -(-total // parallelism)))
+    tasks = min(len(batches), max(-(-total // share), at_least or 1))
+    packed: list[tuple[T, ...]] = []
+    begin = spent = 0
+    for index, cost in enumerate(costs):
+        left = len(batches) - index
+        open_tasks = tasks - len(packed)
+        # A batch belongs to the task its middle falls into; and every task gets one batch.
+        past = (2 * spent + cost) * tasks >= 2 * total * (len(packed) + 1)
+        if index > begin and open_tasks > 1 and (past or left < open_tasks):
+            packed.append(tuple(batches[begin:index]))
+            begin = index
+        spent += cost
+    packed.append(tuple(batches[begin:]))
+    return packed

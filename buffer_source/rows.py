@@ -1,0 +1,263 @@
+"""From decoded batches to the rows Spark sees: Arrow record batches, never a Python row.
+
+Metadata ranges are run lengths, so they become columns by decoding an Arrow run-end array.
+"""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from opendata_buffer.descriptors import ArrowBatch
+from opendata_buffer.errors import InvalidInput
+from opendata_buffer.formats.manifest import Metadata
+
+__all__ = ["PIECE_BYTES", "RowBuilder", "check_schema", "default_schema"]
+
+PIECE_BYTES = 1024 * 1024
+"""Bytes of values (and of metadata) in one record batch, unless a single row has more."""
+
+PIECE_ROWS = 256 * 1024
+"""Rows in one record batch at most; bounds the columns that are not values."""
+
+_DAY_MS = 24 * 60 * 60 * 1000
+_EPOCH = datetime.date(1970, 1, 1)
+# A day inside the years 1 to 9999, so that no session time zone moves a time out of what
+# datetime and Spark's SQL functions can hold.
+MIN_TIME_MS = (datetime.date(1, 1, 2) - _EPOCH).days * _DAY_MS
+MAX_TIME_MS = (datetime.date(9999, 12, 31) - _EPOCH).days * _DAY_MS - 1
+
+_COLUMNS: dict[str, tuple[type[DataType], ...]] = {
+    "value": (BinaryType, StringType),
+    "metadata": (BinaryType, StringType),
+    "sequence": (LongType,),
+    "index": (IntegerType,),
+    "ingestion_time": (TimestampType,),
+    "location": (StringType,),
+}
+"""Column names and the types a user schema may ask for, the default first."""
+
+
+def default_schema(include_location: bool = False) -> StructType:
+    """The schema of a read without ``.schema(...)``."""
+    names = [name for name in _COLUMNS if include_location or name != "location"]
+    return StructType([StructField(name, _COLUMNS[name][0]()) for name in names])
+
+
+def check_schema(schema: StructType) -> None:
+    """Accept any subset of the columns in any order.
+
+    Raises:
+        InvalidInput: An unknown column, a repeated one, or one of another type.
+    """
+    seen: set[str] = set()
+    for field in schema.fields:
+        name = field.name.lower()
+        accepted = _COLUMNS.get(name)
+        if accepted is None:
+            near = difflib.get_close_matches(name, _COLUMNS, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise InvalidInput(
+                f"schema has the column {field.name!r}, which an opendata-buffer does not have."
+                f"{hint} Columns: {', '.join(_COLUMNS)}. Read records with "
+                "from_json(value, schema) after loading."
+            )
+        if name in seen:
+            raise InvalidInput(f"schema has the column {field.name!r} twice")
+        seen.add(name)
+        if not isinstance(field.dataType, accepted):
+            types = " or ".join(each().simpleString().upper() for each in accepted)
+            raise InvalidInput(
+                f"schema wants column {field.name!r} as "
+                f"{field.dataType.simpleString().upper()}: it is {types}. Cast it after loading."
+            )
+    if not seen:
+        raise InvalidInput(f"schema has no column: use any of {', '.join(_COLUMNS)}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """Metadata ranges as runs of rows: ``values[i]`` holds up to row ``ends[i]``, exclusive."""
+
+    ends: list[int]
+    values: list[Metadata | None]
+
+    @classmethod
+    def of(cls, ranges: Sequence[Metadata], count: int) -> _Runs:
+        """Cut the ranges to the rows there are.
+
+        A range reaches to where the next one starts, the last to the end. Rows before the
+        first range, and all rows without one, have none. Starts beyond the end are legal and
+        cover nothing; of ranges out of order the later in the list wins where they overlap.
+        """
+        starts: list[int] = []
+        values: list[Metadata | None] = []
+        if not ranges or ranges[0].start_index > 0:
+            starts.append(0)
+            values.append(None)
+        for each in ranges:
+            # Ranges that begin at or after this one are covered by it from here on.
+            while starts and starts[-1] >= each.start_index:
+                starts.pop()
+                values.pop()
+            starts.append(each.start_index)
+            values.append(each)
+        visible = sum(1 for start in starts if start < count)
+        return cls([*starts[1:visible], count], values[:visible])
+
+    def cut(self, start: int, stop: int) -> _Runs:
+        """The runs of rows [start, stop), counted from ``start``."""
+        first = bisect_right(self.ends, start)
+        last = bisect_right(self.ends, stop - 1)
+        ends = [*(end - start for end in self.ends[first:last]), stop - start]
+        return _Runs(ends, self.values[first : last + 1])
+
+    def expand(self, values: list[Any], dtype: pa.DataType) -> pa.Array:
+        """One array with ``values[i]`` on every row of run ``i``."""
+        if len(values) == 1:
+            return pa.repeat(pa.scalar(values[0], dtype), self.ends[0])
+        encoded = pa.RunEndEncodedArray.from_arrays(
+            pa.array(self.ends, pa.int32()), pa.array(values, dtype)
+        )
+        return pc.run_end_decode(encoded)
+
+
+class RowBuilder:
+    """Builds record batches of one schema; made once in a task.
+
+    Args:
+        schema: A schema :func:`check_schema` accepts.
+        piece_bytes: Bytes of values or metadata in a piece, unless a single row has more.
+        piece_rows: Rows in a piece at most.
+    """
+
+    def __init__(
+        self, schema: StructType, *, piece_bytes: int = PIECE_BYTES, piece_rows: int = PIECE_ROWS
+    ) -> None:
+        # Spark compares with this schema, and not by name only.
+        self.schema = to_arrow_schema(schema, timezone="UTC")
+        self._names = [name.lower() for name in self.schema.names]
+        self._piece_bytes = piece_bytes
+        self._piece_rows = piece_rows
+        self._counter: pa.Array | None = None
+
+    def pieces(self, batch: ArrowBatch) -> Iterator[pa.RecordBatch]:
+        """The batch as record batches in row order; none if it has no records.
+
+        Raises:
+            InvalidInput: A STRING column was asked for and a record is not UTF-8.
+        """
+        count = len(batch.values)
+        if count == 0:
+            return
+        runs = _Runs.of(batch.metadata, count)
+        rows = self._piece_rows
+        if "metadata" in self._names:
+            largest = max(len(each.payload) if each is not None else 0 for each in runs.values)
+            rows = max(1, min(rows, self._piece_bytes // max(1, largest)))
+        begin = 0
+        while begin < count:
+            end = self._cut(batch.values, begin, min(count, begin + rows))
+            yield self._piece(batch, runs.cut(begin, end), begin, end)
+            begin = end
+
+    def _cut(self, values: pa.BinaryArray, begin: int, limit: int) -> int:
+        """The largest end in (begin, limit] with at most ``piece_bytes`` of values."""
+        if "value" not in self._names:
+            return limit
+        offsets = memoryview(values.buffers()[1]).cast("i")
+        at = values.offset
+        most = offsets[at + begin] + self._piece_bytes
+        if offsets[at + limit] <= most:
+            return limit
+        return max(begin + 1, bisect_right(offsets, most, at + begin, at + limit) - 1 - at)
+
+    def _piece(self, batch: ArrowBatch, runs: _Runs, begin: int, end: int) -> pa.RecordBatch:
+        columns = []
+        for name, field in zip(self._names, self.schema, strict=True):
+            match name:
+                case "value":
+                    columns.append(self._values(batch, begin, end, field.type))
+                case "metadata":
+                    columns.append(self._metadata(batch, runs, field.type))
+                case "sequence":
+                    columns.append(pa.repeat(pa.scalar(batch.sequence, field.type), end - begin))
+                case "index":
+                    columns.append(self._indexes(begin, end))
+                case "ingestion_time":
+                    times = [_micros(each) for each in runs.values]
+                    columns.append(runs.expand(times, pa.int64()).cast(field.type))
+                case _:
+                    columns.append(pa.repeat(pa.scalar(batch.location, field.type), end - begin))
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def _values(self, batch: ArrowBatch, begin: int, end: int, dtype: pa.DataType) -> pa.Array:
+        values = batch.values.slice(begin, end - begin)
+        if values.type == dtype:
+            return values
+        try:
+            return values.cast(dtype)
+        except pa.ArrowInvalid as error:
+            row = begin + _first_invalid(values, dtype)
+            raise InvalidInput(
+                f"record {row} of batch {batch.sequence} at {batch.location!r} is not UTF-8, and "
+                "the schema wants value as STRING: read value as BINARY and decode it there"
+            ) from error
+
+    def _metadata(self, batch: ArrowBatch, runs: _Runs, dtype: pa.DataType) -> pa.Array:
+        payloads = [None if each is None else each.payload for each in runs.values]
+        if not pa.types.is_string(dtype):
+            return runs.expand(payloads, dtype)
+        try:
+            texts = [None if each is None else each.decode() for each in payloads]
+        except UnicodeDecodeError as error:
+            raise InvalidInput(
+                f"metadata of batch {batch.sequence} at {batch.location!r} is not UTF-8, and the "
+                "schema wants it as STRING: read metadata as BINARY"
+            ) from error
+        return runs.expand(texts, dtype)
+
+    def _indexes(self, begin: int, end: int) -> pa.Array:
+        if self._counter is None or len(self._counter) < end:
+            # Grown by doubling and sliced, so that counting costs nothing per batch.
+            size = max(end, 2 * len(self._counter) if self._counter is not None else 1024)
+            size = min(size, (1 << 31) - 1)
+            ones = pa.repeat(pa.scalar(1, pa.int32()), size)
+            self._counter = pc.cumulative_sum(ones, start=pa.scalar(-1, pa.int32()))
+        return self._counter.slice(begin, end - begin)
+
+
+def _micros(metadata: Metadata | None) -> int | None:
+    if metadata is None or not MIN_TIME_MS <= metadata.ingestion_time_ms <= MAX_TIME_MS:
+        return None
+    return metadata.ingestion_time_ms * 1000
+
+
+def _first_invalid(values: pa.Array, dtype: pa.DataType) -> int:
+    low, high = 0, len(values)
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            values.slice(low, middle - low).cast(dtype)
+            low = middle
+        except pa.ArrowInvalid:
+            high = middle
+    return low

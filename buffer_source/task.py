@@ -1,0 +1,48 @@
+"""What a task does on an executor: fetch ahead, decode, cut into record batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import TYPE_CHECKING
+
+from buffer_source.options import SourceOptions
+from buffer_source.rows import RowBuilder
+from opendata_buffer.descriptors import BatchDescriptor
+from opendata_buffer.fetch import FetchHandle, fetch_many
+from opendata_buffer.runtime import SystemRuntime
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+__all__ = ["read_batches"]
+
+
+def read_batches(
+    options: SourceOptions, schema: StructType, descriptors: Sequence[BatchDescriptor]
+) -> Iterator[pa.RecordBatch]:
+    """The rows of some batches, in order, while later ones are still being downloaded.
+
+    Raises:
+        PoisonBatch: A batch is missing, unreadable or outside the data prefix.
+        InvalidInput: A STRING column was asked for and a record is not UTF-8.
+    """
+    builder = RowBuilder(schema)
+    handle = fetch_handle(options)
+    batches = fetch_many(
+        handle.fetch_arrow,
+        descriptors,
+        concurrency=options.fetch_concurrency,
+        max_in_flight_bytes=options.max_in_flight_bytes,
+        runtime=SystemRuntime(),
+    )
+    for batch in batches:
+        yield from builder.pieces(batch)
+        del batch  # Not while the next one is decoded.
+
+
+@cache
+def fetch_handle(options: SourceOptions) -> FetchHandle:
+    """One handle, and so one set of connections, in a worker process."""
+    return FetchHandle.of(options.consumer)

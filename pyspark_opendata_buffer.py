@@ -1,0 +1,68 @@
+"""The name Spark finds: ``spark.readStream.format("opendata-buffer")`` needs no registration.
+
+Spark imports every ``pyspark_*`` package to look for a ``DefaultSource``, and one that fails or
+is slow to import hides them all behind ``DATA_SOURCE_NOT_FOUND``. So nothing but pyspark is
+imported here; the halves load when they are used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
+    from pyspark.sql.types import StructType
+
+__all__ = ["DefaultSource"]
+
+
+class DefaultSource(DataSource):
+    """Reads and writes buffers, in batches and in streams.
+
+    Also registered by hand: ``spark.dataSource.register(DefaultSource)``.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return "opendata-buffer"
+
+    def schema(self) -> StructType:
+        """Columns of a read without ``.schema(...)``; checks the options on the way."""
+        from buffer_source.options import SourceOptions
+        from buffer_source.rows import default_schema
+
+        return default_schema(SourceOptions.from_spark(self.options).include_location)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """For ``spark.read``."""
+        from buffer_source.batch_reader import BufferBatchReader
+        from buffer_source.options import SourceOptions
+
+        return BufferBatchReader(SourceOptions.from_spark(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """For ``spark.readStream``."""
+        from buffer_source.options import SourceOptions
+        from buffer_source.reader import BufferStreamReader
+
+        return BufferStreamReader(SourceOptions.from_spark(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """For ``df.write``; ``schema`` is the DataFrame's."""
+        from buffer_sink.batch_writer import batch_writer
+
+        return batch_writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """For ``df.writeStream``; ``schema`` is the DataFrame's."""
+        from buffer_sink.stream_writer import stream_writer
+
+        return stream_writer(self.options, schema, overwrite)

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from buffer_source.options import SourceOptions
+from opendata_buffer.config import GarbageCollectorConfig, StoreOptions
+from opendata_buffer.errors import InvalidInput
+
+
+def parse(**options: str) -> SourceOptions:
+    return SourceOptions.from_spark({"path": "/data/queue", **options})
+
+
+def test_defaults_are_the_documented_ones() -> None:
+    options = parse()
+    assert options.queue.store == "/data/queue"
+    assert options.queue.data_path_prefix == "ingest"
+    assert options.queue.manifest_path == "ingest/manifest"
+    assert options.starting_offsets == "earliest"
+    assert options.fail_on_data_loss is True
+    assert (options.max_batches, options.max_bytes, options.max_records) == (None, None, None)
+    assert options.poll_interval_ms == 100
+    assert options.gc == GarbageCollectorConfig()
+
+
+def test_keys_arrive_lower_cased_from_spark() -> None:
+    options = parse(
+        datapathprefix="a/b",
+        manifestpath="a/m",
+        endpointurl="http://127.0.0.1:5000",
+        region="eu-west-1",
+        profile="p",
+        startingoffsets="LATEST",
+        maxbatchespertrigger="7",
+        maxbytespertrigger="1000",
+        maxrecordspertrigger="50",
+        minpartitions="3",
+        failondataloss="False",
+        pollintervalms="0",
+        fetchconcurrency="2",
+        maxinflightbytes="4096",
+        maxbatchbytes="8192",
+        allowforeignlocations="true",
+        includelocation="true",
+        gcenabled="false",
+        gcintervalms="10",
+        gcgraceperiodms="0",
+    )
+    assert options.queue.data_path_prefix == "a/b"
+    assert options.queue.manifest_path == "a/m"
+    assert options.queue.store_options == StoreOptions(
+        endpoint_url="http://127.0.0.1:5000", region="eu-west-1", profile="p"
+    )
+    assert options.starting_offsets == "latest"
+    assert (options.max_batches, options.max_bytes, options.max_records) == (7, 1000, 50)
+    assert options.min_partitions == 3
+    assert options.parallelism == 3
+    assert options.fail_on_data_loss is False
+    assert options.poll_interval_ms == 0
+    assert (options.fetch_concurrency, options.max_in_flight_bytes) == (2, 4096)
+    assert options.include_location is True
+    assert options.gc == GarbageCollectorConfig(enabled=False, interval_ms=10, grace_period_ms=0)
+    consumer = options.consumer
+    assert consumer.manifest_path == "a/m"
+    assert consumer.max_batch_bytes == 8192
+    assert consumer.allow_foreign_locations is True
+    assert consumer.gc == options.gc
+
+
+def test_a_sequence_is_a_starting_position() -> None:
+    assert parse(startingOffsets="42").starting_offsets == 42
+
+
+def test_the_store_is_made_absolute_because_executors_have_another_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    monkeypatch.chdir(str(tmp_path))
+    assert SourceOptions.from_spark({"path": "queue"}).queue.store == f"{tmp_path}/queue"
+    assert SourceOptions.from_spark({"path": "s3://b/r"}).queue.store == "s3://b/r"
+    assert SourceOptions.from_spark({"path": "file:///d"}).queue.store == "file:///d"
+
+
+def test_options_travel_to_executors() -> None:
+    options = parse(maxBytesPerTrigger="5")
+    assert pickle.loads(pickle.dumps(options)) == options
+    assert hash(options) == hash(pickle.loads(pickle.dumps(options)))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "accepted"),
+    [
+        ("startingOffsets", "first", "'earliest', 'latest' or a sequence"),
+        ("startingOffsets", "-1", "'earliest', 'latest' or a sequence"),
+        ("startingOffsets", '{"0": 3}', "'earliest', 'latest' or a sequence"),
+        ("endingOffsets", "earliest", "'latest' or a sequence"),
+        ("failOnDataLoss", "maybe", "true or false"),
+        ("maxBytesPerTrigger", "10m", "whole number of at least 1"),
+        ("maxBatchesPerTrigger", "0", "whole number of at least 1"),
+        ("maxRecordsPerTrigger", "1e6", "whole number of at least 1"),
+        ("minPartitions", "-4", "whole number of at least 1"),
+        ("pollIntervalMs", "", "give it a value or leave it out"),
+        ("fetchConcurrency", "٣", "whole number of at least 1"),
+        ("gcIntervalMs", "9999999999999999999", "whole number of at least 1"),
+        ("dataPathPrefix", "/abs", "Use a relative name"),
+        ("manifestPath", "a//b", "Use a relative name"),
+    ],
+)
+def test_a_bad_value_is_named_with_what_is_accepted(name: str, value: str, accepted: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        parse(**{name.lower(): value})
+    message = str(caught.value)
+    assert accepted in message
+    assert repr(value) in message or "give it a value" in message
+    assert name in message or name in ("dataPathPrefix", "manifestPath")
+
+
+def test_an_unknown_option_is_answered_with_the_nearest() -> None:
+    with pytest.raises(InvalidInput, match="Did you mean 'maxBytesPerTrigger'"):
+        parse(maxbytepertrigger="5")
+    with pytest.raises(InvalidInput, match=r"unknown option 'zzz'.*Options: path, "):
+        parse(zzz="5")
+
+
+def test_a_missing_store_shows_how_to_name_it() -> None:
+    with pytest.raises(InvalidInput, match=r"load\('s3://bucket/root'\)"):
+        SourceOptions.from_spark({})
+
+
+def test_a_stream_has_no_end_and_a_batch_no_latest_start() -> None:
+    with pytest.raises(InvalidInput, match="availableNow"):
+        parse(endingOffsets="5").check_stream()
+    with pytest.raises(InvalidInput, match="would be empty"):
+        parse(startingOffsets="latest").check_batch()
+    parse(endingOffsets="latest").check_stream()
+    parse(startingOffsets="3").check_batch()

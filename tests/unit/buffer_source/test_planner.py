@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from buffer_source.planner import MAX_TASK_BYTES, MIB, Limits, admit, pack
+
+
+class Batches:
+    """Batches with sizes and record counts, and a note of which were measured."""
+
+    def __init__(self, sizes: list[int], records: list[int] | None = None) -> None:
+        self._sizes = sizes
+        self._records = records if records is not None else [1] * len(sizes)
+        self.measured: list[int] = []
+
+    def sizes(self, part: Sequence[int]) -> list[int]:
+        self.measured.extend(part)
+        return [self._sizes[each] for each in part]
+
+    def records(self, part: Sequence[int]) -> list[int]:
+        self.measured.extend(part)
+        return [self._records[each] for each in part]
+
+    def admit(self, limits: Limits, chunk: int = 2) -> int:
+        return admit(range(len(self._sizes)), limits, self.sizes, self.records, chunk=chunk)
+
+
+def test_without_limits_everything_is_admitted_and_nothing_measured() -> None:
+    batches = Batches([1] * 5)
+    assert batches.admit(Limits()) == 5
+    assert batches.admit(Limits(batches=3)) == 3
+    assert batches.measured == []
+
+
+def test_bytes_stop_before_the_batch_that_would_exceed_them() -> None:
+    assert Batches([10, 10, 10, 10]).admit(Limits(bytes=30)) == 3
+    assert Batches([10, 10, 10, 10]).admit(Limits(bytes=29)) == 2
+
+
+def test_a_batch_larger_than_the_limit_is_read_alone() -> None:
+    assert Batches([100, 1]).admit(Limits(bytes=5)) == 1
+    assert Batches([1, 100]).admit(Limits(bytes=5)) == 1
+    assert Batches([1, 1], records=[900, 1]).admit(Limits(records=10)) == 1
+
+
+def test_the_lowest_limit_wins() -> None:
+    batches = Batches([10] * 6, records=[100] * 6)
+    assert batches.admit(Limits(batches=4, bytes=30, records=500)) == 3
+    assert batches.admit(Limits(batches=2, bytes=30, records=500)) == 2
+    assert batches.admit(Limits(batches=4, bytes=1000, records=100)) == 1
+
+
+def test_no_more_is_measured_than_the_limit_may_admit() -> None:
+    batches = Batches([10] * 100)
+    assert batches.admit(Limits(bytes=25), chunk=4) == 2
+    assert batches.measured == [0, 1, 2, 3]
+    assert Batches([]).admit(Limits(bytes=25)) == 0
+
+
+def test_small_batches_share_a_task_in_order() -> None:
+    assert pack(range(3), [10, 10, 10], parallelism=2) == [(0, 1, 2)]
+    tasks = pack(range(10_000), [1000] * 10_000, parallelism=2)
+    assert [each for task in tasks for each in task] == list(range(10_000))
+    assert len(tasks) == 20
+
+
+def test_large_batches_get_a_task_each() -> None:
+    assert pack(range(3), [64 * MIB] * 3, parallelism=8) == [(0,), (1,), (2,)]
+    assert pack([], [], parallelism=8) == []
+
+
+def test_work_is_spread_over_the_tasks_that_run_at_once() -> None:
+    tasks = pack(range(16), [4 * MIB] * 16, parallelism=4)
+    assert [len(task) for task in tasks] == [4, 4, 4, 4]
+
+
+def test_min_partitions_are_made_while_there_are_batches() -> None:
+    assert [len(task) for task in pack(range(6), [10] * 6, 2, at_least=3)] == [2, 2, 2]
+    assert len(pack(range(2), [10] * 2, 2, at_least=5)) == 2
+    # One huge batch in front must not eat the tasks of the others.
+    assert pack(range(3), [900 * MIB, 1, 1], 2, at_least=3) == [(0,), (1,), (2,)]
+    assert pack(range(3), [1, 1, 900 * MIB], 2, at_least=3) == [(0,), (1,), (2,)]
+
+
+@given(
+    st.lists(st.integers(0, 2 * MAX_TASK_BYTES), max_size=60),
+    st.integers(1, 64),
+    st.none() | st.integers(1, 64),
+)
+def test_packing_loses_repeats_and_reorders_nothing(
+    sizes: list[int], parallelism: int, at_least: int | None
+) -> None:
+    tasks = pack(range(len(sizes)), sizes, parallelism, at_least)
+    assert [each for task in tasks for each in task] == list(range(len(sizes)))
+    assert all(tasks)
+    if at_least is not None:
+        assert len(tasks) >= min(at_least, len(sizes))
+    for task in tasks:
+        # A task exceeds its share by less than the two batches at its edges.
+        assert sum(sizes[each] for each in task[1:-1]) <= MAX_TASK_BYTES

@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import datetime
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from buffer_source.rows import MAX_TIME_MS, MIN_TIME_MS, RowBuilder, check_schema, default_schema
+from opendata_buffer.descriptors import ArrowBatch
+from opendata_buffer.errors import InvalidInput
+from opendata_buffer.formats.manifest import Metadata
+
+LOCATION = "ingest/01JZ0000000000000000000000.batch"
+
+
+def batch(records: list[bytes], *metadata: Metadata, sequence: int = 5) -> ArrowBatch:
+    return ArrowBatch(pa.array(records, pa.binary()), sequence, LOCATION, metadata)
+
+
+def schema(ddl: str) -> StructType:
+    made = StructType()
+    for column in ddl.split(","):
+        name, kind = column.split()
+        made = made.add(name, kind.lower())
+    return made
+
+
+def rows(
+    of: ArrowBatch, wanted: StructType | None = None, **limits: int
+) -> list[dict[str, object]]:
+    builder = RowBuilder(wanted if wanted is not None else default_schema(), **limits)
+    return pa.Table.from_batches(builder.pieces(of), schema=builder.schema).to_pylist()
+
+
+def test_the_default_schema_is_the_documented_one() -> None:
+    assert default_schema().simpleString() == (
+        "struct<value:binary,metadata:binary,sequence:bigint,index:int,ingestion_time:timestamp>"
+    )
+    assert default_schema(include_location=True).fieldNames()[-1] == "location"
+
+
+def test_one_batch_as_rows() -> None:
+    got = rows(batch([b"a", b"", b"c"], Metadata(0, 1_000, b"m"), Metadata(2, 2_001, b"")))
+    first = datetime.datetime(1970, 1, 1, 0, 0, 1, tzinfo=datetime.UTC)
+    second = datetime.datetime(1970, 1, 1, 0, 0, 2, 1000, tzinfo=datetime.UTC)
+    assert got == [
+        {"value": b"a", "metadata": b"m", "sequence": 5, "index": 0, "ingestion_time": first},
+        {"value": b"", "metadata": b"m", "sequence": 5, "index": 1, "ingestion_time": first},
+        {"value": b"c", "metadata": b"", "sequence": 5, "index": 2, "ingestion_time": second},
+    ]
+
+
+def test_the_arrow_schema_is_exactly_sparks() -> None:
+    wanted = default_schema(include_location=True)
+    builder = RowBuilder(wanted)
+    (piece,) = builder.pieces(batch([b"a"], Metadata(0, 5, b"")))
+    assert piece.schema.equals(to_arrow_schema(wanted, timezone="UTC"))
+
+
+def test_any_subset_in_any_order() -> None:
+    got = rows(batch([b"a", b"b"]), schema("index INTEGER,value STRING,location STRING"))
+    assert [list(row.items()) for row in got] == [
+        [("index", 0), ("value", "a"), ("location", LOCATION)],
+        [("index", 1), ("value", "b"), ("location", LOCATION)],
+    ]
+
+
+def test_metadata_as_text() -> None:
+    got = rows(batch([b"a"], Metadata(0, 0, "é".encode())), schema("metadata STRING"))
+    assert got == [{"metadata": "é"}]
+    with pytest.raises(InvalidInput, match="read metadata as BINARY"):
+        rows(batch([b"a"], Metadata(0, 0, b"\xff")), schema("metadata STRING"))
+
+
+def test_a_record_that_is_not_utf8_is_named_by_sequence_and_row() -> None:
+    records = [b"ok"] * 7 + ["ü".encode("latin-1")] + [b"ok"] * 3
+    with pytest.raises(InvalidInput, match=r"record 7 of batch 5 .*not UTF-8.*as BINARY"):
+        rows(batch(records), schema("value STRING"))
+    with pytest.raises(InvalidInput, match="record 7 of batch 5"):
+        rows(batch(records), schema("value STRING"), piece_rows=3)
+
+
+def test_rows_before_the_first_range_have_no_metadata() -> None:
+    got = rows(batch([b"a", b"b", b"c"], Metadata(2, 0, b"m")), schema("metadata BINARY"))
+    assert [row["metadata"] for row in got] == [None, None, b"m"]
+
+
+def test_without_metadata_there_is_no_time_either() -> None:
+    got = rows(batch([b"a"]))
+    assert (got[0]["metadata"], got[0]["ingestion_time"]) == (None, None)
+
+
+def test_an_empty_batch_has_no_rows() -> None:
+    assert list(RowBuilder(default_schema()).pieces(batch([], Metadata(0, 0, b"")))) == []
+
+
+@pytest.mark.parametrize(
+    ("ranges", "expected"),
+    [
+        ([(0, b"a"), (9, b"b")], [b"a", b"a", b"a"]),
+        ([(4_294_967_295, b"b")], [None, None, None]),
+        ([(3, b"b")], [None, None, None]),
+        ([(1, b"a"), (1, b"b")], [None, b"b", b"b"]),
+        ([(2, b"a"), (0, b"b")], [b"b", b"b", b"b"]),
+        ([(0, b"a"), (2, b"b"), (1, b"c")], [b"a", b"c", b"c"]),
+        ([(9, b"a"), (1, b"b"), (0, b"c"), (2, b"d")], [b"c", b"c", b"d"]),
+    ],
+)
+def test_ranges_out_of_order_or_out_of_range_do_not_crash(
+    ranges: list[tuple[int, bytes]], expected: list[bytes | None]
+) -> None:
+    metadata = [Metadata(start, 0, payload) for start, payload in ranges]
+    got = rows(batch([b"x"] * 3, *metadata), schema("metadata BINARY"))
+    assert [row["metadata"] for row in got] == expected
+
+
+@pytest.mark.parametrize("time_ms", [-(1 << 63), (1 << 63) - 1, MIN_TIME_MS - 1, MAX_TIME_MS + 1])
+def test_times_that_spark_cannot_hold_are_null(time_ms: int) -> None:
+    got = rows(batch([b"a"], Metadata(0, time_ms, b"")))
+    assert got[0]["ingestion_time"] is None
+
+
+def test_the_oldest_and_newest_times_are_kept() -> None:
+    got = rows(batch([b"a", b"b"], Metadata(0, MIN_TIME_MS, b""), Metadata(1, MAX_TIME_MS, b"")))
+    assert got[0]["ingestion_time"] == datetime.datetime(1, 1, 2, tzinfo=datetime.UTC)
+    assert got[1]["ingestion_time"] == datetime.datetime(
+        9999, 12, 30, 23, 59, 59, 999000, tzinfo=datetime.UTC
+    )
+
+
+def test_pieces_are_cut_by_bytes_and_never_within_a_record() -> None:
+    records = [b"x" * 40] * 10 + [b"y" * 500] + [b""] * 5
+    pieces = list(RowBuilder(schema("value BINARY"), piece_bytes=100).pieces(batch(records)))
+    assert [len(piece) for piece in pieces] == [2, 2, 2, 2, 2, 1, 5]
+    assert pa.Table.from_batches(pieces)["value"].to_pylist() == records
+
+
+def test_large_metadata_is_not_multiplied_into_one_piece() -> None:
+    wanted = schema("metadata BINARY")
+    large = Metadata(0, 0, b"m" * 1000)
+    pieces = list(RowBuilder(wanted, piece_bytes=3000).pieces(batch([b""] * 10, large)))
+    assert [len(piece) for piece in pieces] == [3, 3, 3, 1]
+
+
+def test_a_sliced_array_is_read_from_its_own_start() -> None:
+    values = pa.array([b"skip"] * 3 + [b"a", b"bb", b"ccc"], pa.binary()).slice(3)
+    got = rows(ArrowBatch(values, 1, LOCATION, ()), schema("value BINARY"), piece_bytes=2)
+    assert [row["value"] for row in got] == [b"a", b"bb", b"ccc"]
+
+
+@given(
+    st.lists(st.binary(max_size=20), max_size=40),
+    st.lists(st.tuples(st.integers(0, 60), st.integers(-(1 << 63), (1 << 63) - 1)), max_size=8),
+    st.integers(1, 60),
+    st.integers(1, 10),
+)
+def test_pieces_agree_with_a_row_by_row_model(
+    records: list[bytes], ranges: list[tuple[int, int]], piece_bytes: int, piece_rows: int
+) -> None:
+    metadata = [
+        Metadata(start, time, str(number).encode()) for number, (start, time) in enumerate(ranges)
+    ]
+    owner: list[Metadata | None] = [None] * len(records)
+    for each in metadata:
+        owner[each.start_index :] = [each] * len(owner[each.start_index :])
+    expected = [
+        {
+            "value": record,
+            "metadata": None if owner[index] is None else owner[index].payload,  # type: ignore[union-attr]
+            "sequence": 5,
+            "index": index,
+        }
+        for index, record in enumerate(records)
+    ]
+    wanted = schema("value BINARY,metadata BINARY,sequence LONG,index INTEGER")
+    assert (
+        rows(batch(records, *metadata), wanted, piece_bytes=piece_bytes, piece_rows=piece_rows)
+        == expected
+    )
+
+
+@pytest.mark.parametrize(
+    ("ddl", "message"),
+    [
+        ("value BINARY,colour STRING", "column 'colour'.*Columns: value, metadata"),
+        ("values BINARY", "Did you mean 'value'"),
+        ("value LONG", "wants column 'value' as BIGINT: it is BINARY or STRING"),
+        ("index LONG", "it is INT"),
+        ("value BINARY,Value BINARY", "twice"),
+    ],
+)
+def test_a_schema_that_cannot_be_served_is_refused(ddl: str, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        check_schema(schema(ddl))
+
+
+def test_a_schema_without_columns_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="no column"):
+        check_schema(StructType())
+
+
+def test_column_names_keep_the_case_the_user_wrote() -> None:
+    assert rows(batch([b"a"]), schema("Value BINARY")) == [{"Value": b"a"}]
