@@ -1,0 +1,96 @@
+"""The public names: one list, complete, importable, and light to import."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import opendata_buffer
+
+# What the README documents, by the module each name lives in. None: all of its __all__.
+DOCUMENTED: dict[str, list[str] | None] = {
+    "config": [
+        "ConsumerConfig",
+        "GarbageCollectorConfig",
+        "ProducerConfig",
+        "QueueConfig",
+        "StoreOptions",
+    ],
+    "consumer": ["Consumer"],
+    "descriptors": None,
+    "durability": ["Durable", "DurabilityWatcher", "WriteHandle"],
+    "errors": None,
+    "fetch": ["FetchHandle", "fetch_many"],
+    "formats.batch": ["Compression"],
+    "formats.keys": ["Transaction"],
+    "formats.manifest": ["Metadata"],
+    "gc": ["GarbageCollector", "GcPlan", "GcReport"],
+    "producer": ["Producer"],
+    "stores.factory": ["open_store"],
+    "transactions": None,
+}
+
+
+def documented() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for module, names in DOCUMENTED.items():
+        public = importlib.import_module(f"opendata_buffer.{module}").__all__
+        for name in public if names is None else names:
+            assert name in public, f"{module}.__all__ lacks {name}"
+            assert name not in found, f"{name} lives in {module} and {found[name]}"
+            found[name] = module
+    return found
+
+
+def test_all_is_exactly_what_is_documented() -> None:
+    assert set(opendata_buffer.__all__) == set(documented())
+
+
+def test_all_is_sorted_and_unique() -> None:
+    assert list(opendata_buffer.__all__) == sorted(set(opendata_buffer.__all__))
+
+
+@pytest.mark.parametrize("name", opendata_buffer.__all__)
+def test_a_public_name_is_the_object_of_its_module_and_has_a_docstring(name: str) -> None:
+    value = getattr(opendata_buffer, name)
+    module = importlib.import_module(f"opendata_buffer.{documented()[name]}")
+    assert value is getattr(module, name)
+    assert inspect.getdoc(value)
+
+
+def test_type_checkers_see_the_names_that_are_loaded_at_run_time() -> None:
+    tree = ast.parse(Path(opendata_buffer.__file__).read_text())
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    static = {
+        alias.name: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert static == {name: f"opendata_buffer.{home}" for name, home in documented().items()}
+
+
+def test_an_unknown_name_is_an_attribute_error_that_names_it() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'Prodcuer'"):
+        opendata_buffer.Prodcuer  # noqa: B018
+
+
+def test_dir_lists_what_is_not_loaded_yet() -> None:
+    assert set(opendata_buffer.__all__) <= set(dir(opendata_buffer))
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["import opendata_buffer", "import opendata_buffer.cli", "from opendata_buffer import Fenced"],
+)
+def test_importing_is_light(statement: str) -> None:
+    heavy = {"pyarrow", "boto3", "numpy", "pandas", "pyspark", "zstandard", "opentelemetry"}
+    code = f"{statement}; import sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not heavy & set(done.stdout.split())
