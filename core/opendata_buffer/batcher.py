@@ -49,7 +49,7 @@ class Batch:
     @property
     def transaction(self) -> Transaction | None:
         """Identity of the call that has this batch to itself."""
-        return self.calls[0].transaction
+        return self.calls[0].transaction if self.calls else None
 
     def metadata(self) -> tuple[Metadata, ...]:
         """One range per call, in produce order (RFC 0001, Manifest Format)."""

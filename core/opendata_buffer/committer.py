@@ -54,6 +54,7 @@ class Upload:
         completion: What the callers wait on.
         metadata: The ranges of its entry.
         transaction: Identity in its location.
+        ordered: Whether a failure of it or before it must stop the ordered ones behind it.
         calls: ``produce()`` calls in it.
         count: Records in it.
         size: Bytes of its record block.
@@ -67,6 +68,7 @@ class Upload:
     completion: Completion
     metadata: tuple[Metadata, ...]
     transaction: Transaction | None
+    ordered: bool
     calls: int
     count: int
     size: int
@@ -84,6 +86,8 @@ class Upload:
             batch.completion,
             batch.metadata(),
             batch.transaction,
+            # A batch without calls is the separator in front of a first transaction.
+            batch.transaction is not None or not batch.calls,
             len(batch.calls),
             batch.count,
             batch.size,
@@ -274,12 +278,12 @@ class Committer:
     def _settle(self, lane: Lane, upload: Upload, outcome: Durable | BaseException) -> None:
         with self._condition:
             settled = [upload]
-            if isinstance(outcome, BaseException) and upload.transaction is not None:
+            if isinstance(outcome, BaseException) and upload.ordered:
                 # Later transactions must not overtake a failed one: the reader would take it
                 # for a repeat when it is produced again.
                 behind = list(lane.uploads)
                 behind = behind[behind.index(upload) :] if upload in behind else []
-                settled += [u for u in behind if u is not upload and u.transaction is not None]
+                settled += [u for u in behind if u is not upload and u.ordered]
             settled = [u for u in settled if u.stage is not Stage.SETTLED]
             for each in settled:
                 each.stage = Stage.SETTLED

@@ -91,6 +91,7 @@ class Producer:
         self._failed_calls = 0
         self._failure: BaseException | None = None
         self._transaction_failed = False
+        self._apps: set[str] = set()
         self._closing = False
         self._closed = False
         self._committer = shared_committer(
@@ -120,8 +121,8 @@ class Producer:
                 encoded without a Python object per entry. They may be reused at once.
             metadata: Payload that the consumer gets with exactly these entries.
             transaction: Gives the call a batch of its own that carries this identity, so that
-                a reader with a transaction filter drops it when it is produced again. Batch
-                numbers of one app must rise. Such a call never shares a batch with others.
+                a reader with a transaction filter drops it when it is produced again, by this
+                process or the one that takes over. Batch numbers of one app must rise.
 
         Returns:
             A handle to await durability with. The entries are not durable before.
@@ -150,6 +151,9 @@ class Producer:
             self._wait_for_room(size)
             if transaction is not None and self._transaction_failed:
                 raise FlushFailed(self._failed_calls, f"an earlier batch failed: {self._failure}")
+            if transaction is not None and transaction.app not in self._apps:
+                self._apps.add(transaction.app)
+                self._separate()
             call = Call(block, count, metadata, self._runtime.now_ms(), transaction)
             now = self._runtime.monotonic()
             had_timer = self._batcher.due_at is not None
@@ -254,6 +258,15 @@ class Producer:
             self._seal(batch)
             self._staff()
 
+    def _separate(self) -> None:
+        """Put an empty batch in front of an app's first transaction.
+
+        It may repeat one of an earlier process. Were it appended directly behind that one, the
+        reader would take the two for one transaction: a transaction is told by being contiguous.
+        """
+        self._seal_open()
+        self._seal(Batch(Completion(self._runtime), self._runtime.monotonic()))
+
     def _seal(self, batch: Batch) -> None:
         deadline = self._runtime.monotonic() + self._config.delivery_timeout_ms / 1000
         upload = Upload.of(batch, deadline)
@@ -342,19 +355,21 @@ class Producer:
         upload.data = b""
         if isinstance(outcome, BaseException):
             log.error("batch of %d produce() calls failed: %s", upload.calls, outcome)
+            # Before the handles tell: who saw one fail must not get a later transaction in.
+            with self._condition:
+                self._failed_calls += upload.calls
+                self._failure = self._failure or outcome
+                self._transaction_failed |= upload.ordered
         else:
             metrics.batches_flushed.add(1)
             metrics.entries_flushed.add(upload.count)
             metrics.bytes_flushed.add(upload.size)
         upload.completion.set(outcome)
+        # After the handles tell: flush() returns when every handle has its outcome.
         with self._condition:
             self._waiting_calls -= upload.calls
             self._waiting_bytes -= upload.size
             self._unsettled -= 1
-            if isinstance(outcome, BaseException):
-                self._failed_calls += upload.calls
-                self._failure = self._failure or outcome
-                self._transaction_failed |= upload.transaction is not None
             self._condition.notify_all()
 
 
