@@ -1,0 +1,18 @@
+"""The Spark sink: ``df.writeStream.format("opendata-buffer")``, ``df.write``, ``foreachBatch``.
+
+Import-light: Spark imports this on every discovery of data sources.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["foreach_batch_writer"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "foreach_batch_writer":
+        from buffer_sink.foreach_batch import foreach_batch_writer
+
+        return foreach_batch_writer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

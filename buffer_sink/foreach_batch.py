@@ -1,0 +1,85 @@
+"""Writing into a buffer from inside ``foreachBatch``, with the same exactly-once identity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from buffer_sink.options import SinkOptions
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["ForeachBatchWriter", "foreach_batch_writer"]
+
+FORMAT = "opendata-buffer"
+
+
+@dataclass(frozen=True)
+class ForeachBatchWriter:
+    """A function for ``foreachBatch``; also to be called from within one. Picklable.
+
+    Attributes:
+        store: The store's URL.
+        options: Options of the batch sink; ``txnAppId`` among them.
+    """
+
+    store: str
+    options: Mapping[str, str] = field(hash=False)
+
+    def __call__(self, df: DataFrame, batch_id: int) -> None:
+        """Append ``df`` to the buffer; a batch id that was written before is skipped."""
+        (
+            df.write.format(FORMAT)
+            .options(**self.options)
+            .option("txnVersion", str(batch_id))
+            .mode("append")
+            .save(self.store)
+        )
+
+
+def foreach_batch_writer(store: str, *, txn_app_id: str, **options: Any) -> ForeachBatchWriter:
+    """A function that writes each micro-batch into a buffer, exactly once.
+
+    Use it as the function of ``foreachBatch``, or call it in one of your own beside other
+    writes::
+
+        to_buffer = foreach_batch_writer("s3://bucket/root", txn_app_id="orders-v1")
+
+        def both(df, batch_id):
+            df.write.format("delta")...
+            to_buffer(df.selectExpr("to_json(struct(*)) AS value"), batch_id)
+
+        query = stream.writeStream.foreachBatch(both).start()
+
+    The executors upload; the driver makes the whole micro-batch visible in one write. Spark
+    runs the function again for a batch it is not sure of, and the identity ``(txn_app_id, batch
+    id)`` makes the second run do nothing.
+
+    Args:
+        store: The store's URL, as in ``save()``.
+        txn_app_id: Names the stream of batches: letters, digits, ``.``, ``_``, ``-``. Give each
+            call in one function, and each query, an id of its own: a second write of the same
+            id and batch is taken for a repeat and skipped. A query whose checkpoint was deleted
+            counts its batches from 0 again, and needs a new id.
+        **options: Options of the batch sink in snake case or as Spark writes them:
+            ``data_path_prefix``, ``compression``, ``target_batch_bytes``, ...
+
+    Raises:
+        InvalidInput: An option is unknown or cannot be used.
+    """
+    texts = {_camel(name): _text(value) for name, value in options.items() if value is not None}
+    texts["txnAppId"] = txn_app_id
+    # Now, where the mistake is, and not in the first micro-batch.
+    SinkOptions.for_batch({**texts, "path": store, "txnVersion": "0"})
+    return ForeachBatchWriter(store, texts)
+
+
+def _camel(name: str) -> str:
+    head, *rest = name.split("_")
+    return head + "".join(each.capitalize() for each in rest)
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

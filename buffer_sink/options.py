@@ -1,0 +1,149 @@
+"""The sink's options: parsed once, on the driver, into one frozen value that pickles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.errors import InvalidInput
+from opendata_buffer.formats.batch import Compression
+from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.options import STORAGE_OPTIONS, OptionReader, storage_settings
+
+__all__ = ["SINK_OPTIONS", "SinkOptions"]
+
+MIB = 1024 * 1024
+
+# Spark hands a streaming sink the options of the whole query, its own among them.
+_SPARK_OPTIONS = ("checkpointLocation", "queryName")
+
+SINK_OPTIONS = (
+    *STORAGE_OPTIONS,
+    "txnAppId",
+    "txnVersion",
+    "targetBatchBytes",
+    "maxBatchBytes",
+    "compression",
+    "zstdLevel",
+    "uploadConcurrency",
+    "maxMetadataRanges",
+    "gcGracePeriodMs",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkOptions:
+    """How the sink writes.
+
+    Attributes:
+        queue: Where the queue lives.
+        app: Half of the exactly-once identity (``txnAppId``). Default: a stream's query id; a
+            batch write has no identity then.
+        version: The other half in a batch write (``txnVersion``); a stream uses its batch id.
+        target_batch_bytes: Record block at which a task closes a batch and uploads it, before
+            compression. Default 32 MiB. A task holds ``upload_concurrency + 2`` of them at most.
+        max_batch_bytes: Largest record block written; readers refuse larger ones. Bounds the
+            size of one record. Default 256 MiB.
+        compression: ``Compression.NONE`` (default) or ``Compression.ZSTD``.
+        zstd_level: Default 3 (RFC 0001, Compression).
+        upload_concurrency: Uploads at once of one task; they run beside encoding. Default 4.
+        max_metadata_ranges: Runs of equal ``metadata`` that one task may write. Each costs
+            bytes in the manifest, which every append rewrites (failure F35). Default 100,000.
+        gc_grace_period_ms: The grace period of the collector that reads this queue. A write
+            whose uploads are older than half of it when it commits is refused (failure F5).
+            Default 600,000.
+    """
+
+    queue: QueueConfig
+    app: str | None = None
+    version: int | None = None
+    target_batch_bytes: int = 32 * MIB
+    max_batch_bytes: int = 256 * MIB
+    compression: Compression = Compression.NONE
+    zstd_level: int = 3
+    upload_concurrency: int = 4
+    max_metadata_ranges: int = 100_000
+    gc_grace_period_ms: int = 600_000
+
+    def __post_init__(self) -> None:
+        if self.app is not None:
+            Transaction(self.app, self.version or 0)  # checks the alphabet
+        if self.zstd_level > 22:
+            raise InvalidInput(f"option zstdLevel is {self.zstd_level}: use 1 to 22")
+        if self.target_batch_bytes > self.max_batch_bytes:
+            raise InvalidInput(
+                f"option targetBatchBytes is {self.target_batch_bytes}, more than maxBatchBytes "
+                f"{self.max_batch_bytes}: make it smaller, or raise maxBatchBytes here and where "
+                "the queue is read"
+            )
+        if 2 * self.queue.cas_deadline_ms > self.gc_grace_period_ms:
+            # The commit checks ages once and may then race for cas_deadline_ms: both together
+            # have to stay below the grace period, or the collector wins (failure F5).
+            raise InvalidInput(
+                f"option gcGracePeriodMs is {self.gc_grace_period_ms}: use at least "
+                f"{2 * self.queue.cas_deadline_ms}, and the same where the queue is read"
+            )
+
+    @property
+    def transaction(self) -> Transaction | None:
+        """Identity of a batch write."""
+        if self.app is None or self.version is None:
+            return None
+        return Transaction(self.app, self.version)
+
+    @classmethod
+    def for_stream(cls, options: Mapping[str, str]) -> SinkOptions:
+        """From the options of ``writeStream``.
+
+        Raises:
+            InvalidInput: An option is unknown, unusable, or makes no sense in a stream.
+        """
+        parsed = _parse(options, "streaming sink")
+        if parsed.version is not None:
+            raise InvalidInput(
+                f"option txnVersion is {parsed.version}: a stream uses its batch id as version. "
+                "Leave txnVersion out; txnAppId alone is allowed."
+            )
+        return parsed
+
+    @classmethod
+    def for_batch(cls, options: Mapping[str, str]) -> SinkOptions:
+        """From the options of ``df.write``.
+
+        Raises:
+            InvalidInput: An option is unknown or unusable, or half an identity is given.
+        """
+        parsed = _parse(options, "batch sink")
+        if (parsed.app is None) != (parsed.version is None):
+            given, missing = (
+                ("txnAppId", "txnVersion") if parsed.app is not None else ("txnVersion", "txnAppId")
+            )
+            raise InvalidInput(
+                f"option {given} is given without {missing}: a write is recognised by both. "
+                "Inside foreachBatch use buffer_sink.foreach_batch_writer, which sets them."
+            )
+        return parsed
+
+
+def _parse(options: Mapping[str, str], what: str) -> SinkOptions:
+    reader = OptionReader(options, (*SINK_OPTIONS, *_SPARK_OPTIONS), what)
+    compression = reader.choice("compression", ("none", "zstd"), "none")
+    queue = storage_settings(reader)
+    if queue.store.startswith("memory:"):
+        raise InvalidInput(
+            f"store {queue.store!r} lives in the memory of one process, and Spark's driver and "
+            "tasks are several: use a directory or an s3:// URL"
+        )
+    return SinkOptions(
+        queue=queue,
+        app=reader.text("txnAppId"),
+        version=reader.integer("txnVersion", None),
+        target_batch_bytes=reader.integer("targetBatchBytes", 32 * MIB, least=1),
+        max_batch_bytes=reader.integer("maxBatchBytes", 256 * MIB, least=5),
+        compression=Compression[compression.upper()],
+        zstd_level=reader.integer("zstdLevel", 3, least=1),
+        upload_concurrency=reader.integer("uploadConcurrency", 4, least=1),
+        max_metadata_ranges=reader.integer("maxMetadataRanges", 100_000, least=1),
+        gc_grace_period_ms=reader.integer("gcGracePeriodMs", 600_000, least=1),
+    )

@@ -1,0 +1,380 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from buffer_sink.commit import CommitRecord, record_key
+from buffer_sink.committer import Committer
+from buffer_sink.messages import Group, Moment, Upload
+from buffer_sink.options import SinkOptions
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.errors import (
+    CommitStateUnknown,
+    PrefixConflict,
+    QueueReset,
+    TransientStorageError,
+)
+from opendata_buffer.formats.batch import decode_batch, encode_batch
+from opendata_buffer.formats.keys import Transaction, batch_key
+from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
+from opendata_buffer.owner import claim_prefix
+from opendata_buffer.queue import Queue
+from opendata_buffer.stores import Absent, IfVersion, PutOutcome, Unknown, VersionConflict
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
+from opendata_buffer.transactions import TransactionFilter
+from tests.unit.scripted import (
+    ScriptedStore,
+    applied,
+    applied_answer_lost,
+    applied_then_412,
+    not_applied_answer_lost,
+    then,
+)
+
+PREFIX = "p"
+CONFIG = QueueConfig(store="memory://x", data_path_prefix=PREFIX)
+OPTIONS = SinkOptions(queue=CONFIG)
+RECORD = record_key(PREFIX, "q")
+
+
+class World:
+    """One store and any number of drivers and consumers on it."""
+
+    def __init__(self, store: MemoryStore | None = None) -> None:
+        self.runtime = ManualRuntime()
+        self.store = store or MemoryStore(now_ms=self.runtime.now_ms)
+        self.passes = TransactionFilter(PREFIX)
+        self.taken: list[bytes] = []
+        self.read: list[bytes] = []
+        # Written now, so that a test's script meets the manifest only.
+        claim_prefix(self.store, PREFIX, CONFIG.manifest_path)
+
+    def driver(self) -> Committer:
+        return Committer(self.store, OPTIONS, self.runtime)
+
+    def queue(self) -> Queue:
+        return Queue(self.store, CONFIG, runtime=self.runtime, role="test")
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.queue().read() or Manifest.empty()
+
+    def group(self, batch: int | None, *values: bytes, app: str = "q") -> Group:
+        """Upload one batch per value, as a first or another attempt of the tasks."""
+        txn = None if batch is None else Transaction(app, batch)
+        uploads = []
+        for value in values:
+            key = batch_key(PREFIX, self.runtime.ulid(), txn)
+            data = encode_batch([value])
+            self.store.put(key, data)
+            uploads.append(Upload(key, 1, len(data), (Metadata(0, 7, b""),)))
+        return Group(txn, Moment.now(self.runtime), tuple(uploads))
+
+    def drain(self) -> None:
+        """A consumer reads and acknowledges all there is, with and without the filter."""
+        queue = self.queue()
+        epoch = queue.claim_epoch(None).epoch
+        for entry in queue.read().entries():  # type: ignore[union-attr]
+            blob: Any = self.store.get(entry.location)
+            records = decode_batch(blob.data)
+            self.taken += records
+            if self.passes.offer(entry.sequence, entry.location):
+                self.read += records
+            queue.dequeue(entry.sequence, epoch)
+
+    def forget_record(self, record: CommitRecord | None) -> None:
+        """As if the driver died before it wrote the record."""
+        self.store.delete_many([RECORD])
+        if record is not None:
+            self.store.put(RECORD, record.to_json())
+
+
+def test_all_batches_enter_the_queue_in_one_write() -> None:
+    world = World(ScriptedStore())
+    group = world.group(0, b"a", b"b", b"c")
+    assert world.driver().commit(group)
+    assert isinstance(world.store, ScriptedStore)
+    entries = world.manifest.entries()
+    assert [each.location for each in entries] == [each.location for each in group.uploads]
+    assert [each.sequence for each in entries] == [0, 1, 2]
+    assert entries[0].metadata == (Metadata(0, 7, b""),)
+    # The owner marker (by the test), the manifest, the record.
+    assert world.store.puts == 3
+    assert world.store.get(RECORD).data == CommitRecord(0, 3).to_json()
+
+
+def test_a_write_without_rows_touches_nothing() -> None:
+    world = World(ScriptedStore())
+    assert isinstance(world.store, ScriptedStore)
+    puts = world.store.puts
+    assert not world.driver().commit(None)
+    assert world.store.puts == puts
+    assert world.queue().read() is None
+
+
+@pytest.mark.parametrize("new_driver", [True, False])
+def test_a_repeated_commit_does_nothing(new_driver: bool) -> None:
+    world = World()
+    driver = world.driver()
+    driver.commit(world.group(0, b"a"))
+    before = world.manifest
+    driver = world.driver() if new_driver else driver
+    assert not driver.commit(world.group(0, b"a"))
+    assert world.manifest == before
+
+
+def test_a_commit_repeated_after_its_entries_were_dequeued_does_nothing() -> None:
+    world = World()
+    world.driver().commit(world.group(0, b"a"))
+    world.drain()
+    assert not world.driver().commit(world.group(0, b"a"))
+    assert world.taken == [b"a"]
+
+
+def test_a_driver_killed_before_the_record_finds_its_entries_in_the_queue() -> None:
+    world = World()
+    world.driver().commit(world.group(0, b"a"))
+    world.driver().commit(world.group(1, b"b"))
+    world.forget_record(CommitRecord(0, 1))
+    assert not world.driver().commit(world.group(1, b"b"))
+    assert world.driver().commit(world.group(2, b"c"))
+    world.drain()
+    assert world.taken == [b"a", b"b", b"c"]
+
+
+@pytest.mark.parametrize("other_writers", [False, True])
+@pytest.mark.parametrize("record", [None, CommitRecord(0, 1)])
+def test_a_driver_killed_before_the_record_and_a_fast_consumer(
+    record: CommitRecord | None, other_writers: bool
+) -> None:
+    world = World()
+    world.driver().commit(world.group(0, b"a"))
+    world.driver().commit(world.group(1, b"b1", b"b2"))
+    world.forget_record(record)
+    world.drain()
+    if other_writers:
+        world.driver().commit(world.group(None, b"other"))
+        world.drain()
+    # Nothing on storage tells that batch 1 was there. It is appended again,
+    assert world.driver().commit(world.group(1, b"b1", b"b2"))
+    assert world.driver().commit(world.group(2, b"c"))
+    world.drain()
+    # and the filter passes it once.
+    other = [b"other"] if other_writers else []
+    assert world.read == [b"a", b"b1", b"b2", *other, b"c"]
+
+
+def test_an_idle_queue_with_one_writer_needs_no_separators() -> None:
+    world = World()
+    for batch in range(3):
+        world.driver().commit(world.group(batch, b"x"))
+        world.drain()
+    assert world.manifest.next_sequence == 3
+
+
+def test_two_drivers_that_commit_one_batch_at_once() -> None:
+    world = World(ScriptedStore())
+    assert isinstance(world.store, ScriptedStore)
+    zombie, driver = world.driver(), world.driver()
+    late, group = world.group(0, b"a"), world.group(0, b"a")
+
+    def meanwhile(
+        store: ScriptedStore, key: str, data: bytes, when: Absent | IfVersion
+    ) -> PutOutcome:
+        driver.commit(group)
+        return store.really_put_if(key, data, when)
+
+    # The zombie has decided to append; before its write lands the new driver commits.
+    world.store.script = [meanwhile]
+    assert not zombie.commit(late)
+    assert [each.location for each in world.manifest.entries()] == [group.uploads[0].location]
+
+
+def test_a_zombie_never_lowers_the_record() -> None:
+    world = World(ScriptedStore())
+    assert isinstance(world.store, ScriptedStore)
+    zombie, driver = world.driver(), world.driver()
+    first = world.group(0, b"a")
+
+    def others(store: ScriptedStore) -> None:
+        driver.commit(world.group(1, b"b"))
+
+    # Between the zombie's append and its record the other driver writes batch 1.
+    world.store.script = [then(applied, others)]
+    assert zombie.commit(first)
+    assert CommitRecord.from_json(RECORD, world.store.get(RECORD).data).batch == 1
+
+
+@pytest.mark.parametrize("step", [applied_answer_lost, applied_then_412, not_applied_answer_lost])
+def test_f1_f2_lost_answers_append_once(step: Any) -> None:
+    world = World(ScriptedStore())
+    assert isinstance(world.store, ScriptedStore)
+    world.store.script = [step]
+    assert world.driver().commit(world.group(0, b"a", b"b"))
+    world.drain()
+    assert world.taken == [b"a", b"b"]
+
+
+def test_a_lost_answer_and_a_fast_consumer_is_an_unknown_outcome_that_a_restart_settles() -> None:
+    world = World(ScriptedStore())
+    assert isinstance(world.store, ScriptedStore)
+    world.store.script = [then(applied_answer_lost, lambda _: world.drain())]
+    with pytest.raises(CommitStateUnknown) as caught:
+        world.driver().commit(world.group(0, b"a"))
+    assert "Spark repeats the batch 0" in "".join(caught.value.__notes__)
+    # What Spark does next: new tasks, the same batch.
+    assert world.driver().commit(world.group(0, b"a"))
+    assert world.driver().commit(world.group(1, b"b"))
+    world.drain()
+    assert world.read == [b"a", b"b"]
+
+
+@pytest.mark.parametrize(
+    "outcome", [lambda *_: Unknown("timeout"), lambda *_: VersionConflict(), applied_answer_lost]
+)
+def test_a_record_that_cannot_be_written_fails_no_commit(outcome: Any) -> None:
+    world = World(ScriptedStore())
+    assert isinstance(world.store, ScriptedStore)
+    world.store.script = [applied, outcome]
+    assert world.driver().commit(world.group(0, b"a"))
+    assert not world.driver().commit(world.group(0, b"a"))
+    assert world.driver().commit(world.group(1, b"b"))
+    world.drain()
+    assert world.taken == [b"a", b"b"]
+
+
+def test_a_record_that_raises_fails_no_commit() -> None:
+    def refuse(*_: Any) -> PutOutcome:
+        raise TransientStorageError("503 slow down")
+
+    world = World(ScriptedStore())
+    assert isinstance(world.store, ScriptedStore)
+    world.store.script = [applied, refuse]
+    assert world.driver().commit(world.group(0, b"a"))
+
+
+def test_a_write_without_identity_leaves_no_record_and_is_never_a_repeat() -> None:
+    world = World()
+    for _ in range(2):
+        assert world.driver().commit(world.group(None, b"a"))
+    world.drain()
+    assert world.read == [b"a", b"a"]
+    assert not [each for each in world.store.list("").objects if "app=" in each.key]
+
+
+def test_f4_a_queue_that_was_recreated_is_refused() -> None:
+    world = World()
+    world.driver().commit(world.group(0, b"a"))
+    world.store.delete_many([CONFIG.manifest_path])
+    with pytest.raises(QueueReset, match="ends at -1"):
+        world.driver().commit(world.group(1, b"b"))
+
+
+def test_a_record_newer_than_the_remembered_manifest_does_not_accuse_the_queue() -> None:
+    world = World()
+    driver = world.driver()
+    driver.commit(world.group(0, b"a"))
+    world.driver().commit(world.group(1, b"b"))
+    # The first driver still remembers the manifest of batch 0.
+    assert driver.commit(world.group(2, b"c"))
+    world.drain()
+    assert world.taken == [b"a", b"b", b"c"]
+
+
+def test_f7_a_prefix_of_another_queue_is_refused() -> None:
+    world = World()
+    config = QueueConfig(store="memory://x", data_path_prefix=PREFIX, manifest_path="other")
+    committer = Committer(world.store, SinkOptions(queue=config), world.runtime)
+    with pytest.raises(PrefixConflict):
+        committer.commit(world.group(0, b"a"))
+    assert world.queue().read() is None
+
+
+def aged(world: World, *, seconds: float) -> Group:
+    group = world.group(0, b"a", b"b")
+    world.runtime.advance(seconds)
+    return group
+
+
+def test_f5_a_young_write_is_committed_without_a_listing() -> None:
+    world = World()
+    group = aged(world, seconds=300)
+    world.store.list = refuse_listing  # type: ignore[method-assign]
+    assert world.driver().commit(group)
+
+
+def refuse_listing(prefix: str) -> Any:
+    raise AssertionError("listed")
+
+
+def test_f5_a_long_write_whose_uploads_are_young_is_committed() -> None:
+    world = World()
+    planned = Moment.now(world.runtime)
+    world.runtime.advance(3_000)
+    group = world.group(0, b"a")
+    assert world.driver().commit(Group(group.transaction, planned, group.uploads))
+
+
+@pytest.mark.parametrize("batch", [0, None])
+def test_f5_old_uploads_are_not_appended(batch: int | None) -> None:
+    world = World()
+    group = world.group(batch, b"a")
+    world.runtime.advance(301)
+    with pytest.raises(TransientStorageError, match=r"Nothing was appended.*gcGracePeriodMs"):
+        world.driver().commit(group)
+    assert world.queue().read() is None
+
+
+@pytest.mark.parametrize("batch", [0, None])
+def test_f5_a_deleted_upload_is_not_appended(batch: int | None) -> None:
+    world = World()
+    planned = Moment.now(world.runtime)
+    world.runtime.advance(3_000)
+    group = world.group(batch, b"a", b"b")
+    world.store.delete_many([group.uploads[1].location])
+    with pytest.raises(TransientStorageError, match="Nothing was appended"):
+        world.driver().commit(Group(group.transaction, planned, group.uploads))
+    assert world.queue().read() is None
+
+
+def test_f5_a_driver_paused_between_check_and_write_does_not_append() -> None:
+    class Pausing(MemoryStore):
+        def get(self, key: str, **options: Any) -> Any:
+            if key == RECORD:
+                world.runtime.advance(601)
+            return super().get(key, **options)
+
+    world = World(Pausing())
+    with pytest.raises(TransientStorageError, match="Nothing was appended"):
+        world.driver().commit(world.group(0, b"a"))
+    assert world.queue().read() is None
+
+
+def test_f6_a_driver_clock_that_was_set_back_does_not_hide_age() -> None:
+    world = World(MemoryStore(now_ms=(clock := ManualRuntime()).now_ms))
+    group = world.group(0, b"a")
+    clock.advance(700)
+    world.runtime.set_wall_clock(0)
+    with pytest.raises(TransientStorageError, match="Nothing was appended"):
+        world.driver().commit(group)
+
+
+def test_a_commit_racing_with_other_writers_keeps_its_group_together() -> None:
+    world = World(ScriptedStore())
+    assert isinstance(world.store, ScriptedStore)
+
+    def other(store: ScriptedStore, key: str, data: bytes, when: Absent | IfVersion) -> PutOutcome:
+        Queue(store, CONFIG, runtime=world.runtime, role="other").append([NewEntry(key_of(world))])
+        return store.really_put_if(key, data, when)
+
+    world.store.script = [other]
+    group = world.group(0, b"a", b"b")
+    assert world.driver().commit(group)
+    locations = [each.location for each in world.manifest.entries()]
+    assert locations[1:] == [each.location for each in group.uploads]
+
+
+def key_of(world: World) -> str:
+    return batch_key(PREFIX, world.runtime.ulid())

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from buffer_sink.messages import Group, Moment, SinkCommit, Upload, collect
+from opendata_buffer.errors import InvalidInput
+from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.formats.manifest import Metadata, NewEntry
+from opendata_buffer.testing.runtime import ManualRuntime
+
+TXN = Transaction("q", 4)
+EARLY, LATE = Moment(1_000, 10.0), Moment(2_000, 11.0)
+
+
+def upload(name: str, records: int = 2) -> Upload:
+    return Upload(name, records, 100, (Metadata(0, 5, b"m"),))
+
+
+def message(partition: int, *uploads: Upload, txn: Transaction | None = TXN) -> SinkCommit:
+    return SinkCommit(partition, txn, EARLY, uploads)
+
+
+def test_uploads_are_ordered_by_partition_and_then_as_written() -> None:
+    group = collect(
+        [message(2, upload("c")), None, message(0, upload("a"), upload("b")), message(1)]
+    )
+    assert group is not None
+    assert [each.location for each in group.uploads] == ["a", "b", "c"]
+    assert group.transaction == TXN
+    assert (group.records, group.bytes) == (6, 300)
+    assert group.entries[0] == NewEntry("a", (Metadata(0, 5, b"m"),))
+
+
+def test_tasks_without_rows_make_no_group() -> None:
+    assert collect([]) is None
+    assert collect([None, message(0), message(1)]) is None
+
+
+def test_messages_of_two_writes_are_refused() -> None:
+    other = message(1, upload("b"), txn=Transaction("q", 5))
+    with pytest.raises(InvalidInput, match="different identities"):
+        collect([message(0, upload("a")), other])
+
+
+def test_the_oldest_plan_counts() -> None:
+    late = SinkCommit(0, TXN, LATE, (upload("a"),))
+    early = SinkCommit(1, TXN, EARLY, (upload("b"),))
+    group = collect([late, early])
+    assert isinstance(group, Group)
+    assert group.planned == EARLY
+
+
+def test_a_message_survives_pickling() -> None:
+    sent = message(3, upload("a"))
+    assert pickle.loads(pickle.dumps(sent)) == sent
+
+
+def test_age_is_told_by_the_clock_that_says_more() -> None:
+    runtime = ManualRuntime(now_ms=1_000_000)
+    planned = Moment.now(runtime)
+    assert planned.age_ms(runtime) == 0
+    runtime.advance(2.5)
+    assert planned.age_ms(runtime) == 2_500
+    runtime.set_wall_clock(1_060_000)
+    assert planned.age_ms(runtime) == 60_000
+
+
+def test_a_clock_that_went_backwards_tells_nothing() -> None:
+    runtime = ManualRuntime(now_ms=1_000_000)
+    planned = Moment.now(runtime)
+    runtime.set_wall_clock(900_000)
+    assert planned.age_ms(runtime) is None

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from buffer_sink.options import SinkOptions
+from opendata_buffer.errors import InvalidInput
+from opendata_buffer.formats.batch import Compression
+from opendata_buffer.formats.keys import Transaction
+
+STORE = {"path": "/data/queue"}
+
+
+def test_defaults() -> None:
+    options = SinkOptions.for_stream(STORE)
+    assert options.queue.store == "/data/queue"
+    assert options.queue.data_path_prefix == "ingest"
+    assert options.queue.manifest_path == "ingest/manifest"
+    assert options.target_batch_bytes == 32 * 1024 * 1024
+    assert options.max_batch_bytes == 256 * 1024 * 1024
+    assert options.compression is Compression.NONE
+    assert options.zstd_level == 3
+    assert options.upload_concurrency == 4
+    assert options.gc_grace_period_ms == 600_000
+    assert options.transaction is None
+
+
+def test_every_option_arrives_in_lower_case() -> None:
+    options = SinkOptions.for_batch(
+        {
+            "path": "s3://b/r",
+            "datapathprefix": "p",
+            "manifestpath": "m",
+            "endpointurl": "http://localhost:1",
+            "region": "eu",
+            "profile": "x",
+            "txnappid": "app",
+            "txnversion": "7",
+            "targetbatchbytes": "1000",
+            "maxbatchbytes": "2000",
+            "compression": "ZSTD",
+            "zstdlevel": "9",
+            "uploadconcurrency": "2",
+            "maxmetadataranges": "10",
+            "gcgraceperiodms": "3600000",
+        }
+    )
+    assert options.queue.store == "s3://b/r"
+    assert (options.queue.data_path_prefix, options.queue.manifest_path) == ("p", "m")
+    assert options.queue.store_options.endpoint_url == "http://localhost:1"
+    assert options.transaction == Transaction("app", 7)
+    assert (options.target_batch_bytes, options.max_batch_bytes) == (1000, 2000)
+    assert (options.compression, options.zstd_level) == (Compression.ZSTD, 9)
+    assert (options.upload_concurrency, options.max_metadata_ranges) == (2, 10)
+    assert options.gc_grace_period_ms == 3_600_000
+    assert pickle.loads(pickle.dumps(options)) == options
+    assert hash(options) == hash(pickle.loads(pickle.dumps(options)))
+
+
+def test_spark_s_own_options_are_let_through() -> None:
+    SinkOptions.for_stream({**STORE, "checkpointlocation": "/c", "queryname": "q"})
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "no store given"),
+        ({**STORE, "txnappId": "a b"}, "A-Z a-z 0-9"),
+        ({**STORE, "compresion": "zstd"}, "Did you mean 'compression'"),
+        ({**STORE, "compression": "snappy"}, "use none or zstd"),
+        ({**STORE, "zstdLevel": "23"}, "use 1 to 22"),
+        ({**STORE, "targetBatchBytes": "300000000"}, "more than maxBatchBytes 268435456"),
+        ({**STORE, "gcGracePeriodMs": "1000"}, "use at least 120000"),
+        ({"path": "memory://x"}, "memory of one process"),
+    ],
+)
+def test_bad_options_name_the_fix(options: dict[str, str], says: str) -> None:
+    for parse in (SinkOptions.for_stream, SinkOptions.for_batch):
+        with pytest.raises(InvalidInput, match=says):
+            parse(options)
+
+
+def test_a_stream_takes_its_version_from_its_batch_id() -> None:
+    assert SinkOptions.for_stream({**STORE, "txnAppId": "a"}).app == "a"
+    with pytest.raises(InvalidInput, match="txnVersion is 3: a stream uses its batch id"):
+        SinkOptions.for_stream({**STORE, "txnAppId": "a", "txnVersion": "3"})
+
+
+@pytest.mark.parametrize("half", [{"txnAppId": "a"}, {"txnVersion": "0"}])
+def test_half_an_identity_is_refused(half: dict[str, str]) -> None:
+    with pytest.raises(InvalidInput, match="recognised by both"):
+        SinkOptions.for_batch({**STORE, **half})

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import threading
+
+import pyarrow as pa
+import pytest
+
+from buffer_sink.messages import Moment
+from buffer_sink.options import SinkOptions
+from buffer_sink.partition import write_partition
+from buffer_sink.rows import Columns
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.errors import InvalidInput, PermanentStorageError
+from opendata_buffer.formats.batch import Compression, decode_batch, parse_footer
+from opendata_buffer.formats.keys import Transaction, parse_location
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
+
+QUEUE = QueueConfig(store="memory://x", data_path_prefix="p")
+TXN = Transaction("q", 4)
+MOMENT = Moment(1, 2.0)
+
+
+def batch(*values: bytes) -> pa.RecordBatch:
+    return pa.record_batch([pa.array(values, pa.binary())], names=["value"])
+
+
+def write(store, *batches, transaction=TXN, **options):  # type: ignore[no-untyped-def]
+    return write_partition(
+        iter(batches),
+        columns=Columns(0, None),
+        options=SinkOptions(queue=QUEUE, **options),
+        transaction=transaction,
+        partition=2,
+        planned=MOMENT,
+        store=store,
+        runtime=ManualRuntime(),
+    )
+
+
+def test_uploads_lie_below_the_transaction_and_are_told_in_order() -> None:
+    store = MemoryStore()
+    values = [bytes([number]) * 10 for number in range(50)]
+    commit = write(store, *(batch(value) for value in values), target_batch_bytes=30)
+    assert (commit.partition, commit.transaction, commit.planned) == (2, TXN, MOMENT)
+    read: list[bytes] = []
+    for upload in commit.uploads:
+        parsed = parse_location(upload.location, "p")
+        assert parsed is not None
+        assert parsed.txn == TXN
+        data = store.get(upload.location).data
+        assert len(data) == upload.bytes
+        assert upload.records == 2
+        read += decode_batch(data)
+    assert read == values
+    assert len(store.list("").objects) == 25
+
+
+def test_without_identity_batches_lie_below_the_prefix() -> None:
+    commit = write(MemoryStore(), batch(b"a"), transaction=None)
+    parsed = parse_location(commit.uploads[0].location, "p")
+    assert parsed is not None
+    assert parsed.txn is None
+
+
+def test_a_partition_without_rows_uploads_nothing() -> None:
+    store = MemoryStore()
+    assert write(store).uploads == ()
+    assert write(store, batch()).uploads == ()
+    assert store.list("").objects == ()
+
+
+def test_compression() -> None:
+    store = MemoryStore()
+    value = b"x" * 100_000
+    (upload,) = write(store, batch(value), compression=Compression.ZSTD, zstd_level=1).uploads
+    data = store.get(upload.location).data
+    assert parse_footer(data).compression is Compression.ZSTD
+    assert upload.bytes == len(data) < 1000
+    assert decode_batch(data) == [value]
+
+
+def test_a_failed_upload_fails_the_task() -> None:
+    class Broken(MemoryStore):
+        def put(self, key: str, data: bytes | memoryview) -> None:
+            raise PermanentStorageError("no space left")
+
+    with pytest.raises(PermanentStorageError, match="no space left"):
+        write(Broken(), batch(b"a"))
+
+
+def test_a_bad_row_fails_the_task_and_leaves_no_thread() -> None:
+    before = threading.active_count()
+    bad = pa.record_batch([pa.array([b"a", None], pa.binary())], names=["value"])
+    with pytest.raises(InvalidInput, match="row 2 of partition 2"):
+        write(MemoryStore(), batch(b"a"), bad, target_batch_bytes=5)
+    assert threading.active_count() == before
+
+
+def test_memory_is_bounded_by_the_uploads_in_flight() -> None:
+    class Slow(MemoryStore):
+        """Holds each upload until all threads are in one, and counts them."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.full = threading.Barrier(3)
+            self.now = self.most = 0
+            self.guard = threading.Lock()
+
+        def put(self, key: str, data: bytes | memoryview) -> None:
+            with self.guard:
+                self.now += 1
+                self.most = max(self.most, self.now)
+            self.full.wait(30)
+            super().put(key, data)
+            with self.guard:
+                self.now -= 1
+
+    taken = 0
+    store = Slow()
+
+    def endless():  # type: ignore[no-untyped-def]
+        nonlocal taken
+        for _ in range(30):
+            taken += 1
+            # Written, in upload, waiting, blocked in submit and being filled: no more batches
+            # than these have been asked of Spark.
+            assert taken <= len(store.list("").objects) + 3 + 1 + 1 + 1
+            yield batch(b"x" * 10)
+
+    commit = write_partition(
+        endless(),
+        columns=Columns(0, None),
+        options=SinkOptions(queue=QUEUE, target_batch_bytes=14, upload_concurrency=3),
+        transaction=TXN,
+        partition=0,
+        planned=MOMENT,
+        store=store,
+        runtime=ManualRuntime(),
+    )
+    assert len(commit.uploads) == 30
+    assert store.most == 3
