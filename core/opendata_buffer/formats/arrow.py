@@ -63,7 +63,9 @@ def encode_arrow_block(array: pa.Array | pa.ChunkedArray) -> tuple[bytes | memor
     for chunk in chunks:
         if not len(chunk):
             continue
-        values = chunk.cast(_plain_type(chunk.type))
+        # A slice of an array beyond 2 GiB has offsets beyond 32 bits, so they are not narrowed.
+        small = pa.types.is_binary(chunk.type) or pa.types.is_string(chunk.type)
+        values = chunk.cast(pa.binary() if small else pa.large_binary())
         total += _value_bytes(values) + 4 * len(values)
         if total > MAX_BLOCK_BYTES:
             raise InvalidInput(
@@ -107,13 +109,6 @@ def _is_text_or_bytes(kind: pa.DataType) -> bool:
     )
 
 
-def _plain_type(kind: pa.DataType) -> pa.DataType:
-    """Binary with 32-bit offsets where that cannot overflow, else with 64-bit ones."""
-    if pa.types.is_binary(kind) or pa.types.is_string(kind):
-        return pa.binary()
-    return pa.large_binary()
-
-
 def _value_bytes(values: pa.Array) -> int:
     """Bytes of all values, from the first and last offset."""
     offsets = memoryview(values.buffers()[1]).cast(
@@ -129,7 +124,7 @@ def _join_lengths(values: pa.Array) -> bytes | memoryview:
     prefixes = pa.Array.from_buffers(
         pa.binary(4), len(lengths), [None, lengths.buffers()[1]], offset=lengths.offset
     ).cast(values.type)
-    joined = pc.binary_join_element_wise(prefixes, values, b"")
+    joined = pc.binary_join_element_wise(prefixes, values, pa.scalar(b"", values.type))
     return memoryview(joined.buffers()[2])[: _value_bytes(joined)]
 
 

@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import struct
+from mmap import mmap
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from opendata_buffer.errors import CorruptBatch, InvalidInput
+from opendata_buffer.formats import arrow
+from opendata_buffer.formats.arrow import decode_arrow, encode_arrow_block, encode_bytes_list
+from opendata_buffer.formats.batch import (
+    Compression,
+    encode_batch,
+    join_records,
+    seal_block,
+)
+
+RECORDS = [b"hello", b"", b"w\xc3\xb6rld", b"x" * 300]
+TYPES = [
+    pa.binary(),
+    pa.large_binary(),
+    pa.binary_view(),
+    pa.string(),
+    pa.large_string(),
+    pa.string_view(),
+]
+
+
+def block_of(array: Any) -> bytes:
+    block, count = encode_arrow_block(array)
+    assert count == len(array)
+    return bytes(block)
+
+
+def test_literal_bytes() -> None:
+    block, count = encode_arrow_block(pa.array(["hello", "", "é"]))
+    assert bytes(block) == (
+        b"\x05\x00\x00\x00hello" + b"\x00\x00\x00\x00" + b"\x02\x00\x00\x00\xc3\xa9"
+    )
+    assert count == 3
+
+
+@pytest.mark.parametrize("kind", TYPES, ids=str)
+def test_every_layout_of_text_and_bytes(kind: pa.DataType) -> None:
+    assert block_of(pa.array(RECORDS, pa.binary()).cast(kind)) == join_records(RECORDS)
+
+
+def test_fixed_size_binary() -> None:
+    assert block_of(pa.array([b"ab", b"cd"], pa.binary(2))) == join_records([b"ab", b"cd"])
+
+
+@pytest.mark.parametrize("kind", TYPES, ids=str)
+@pytest.mark.parametrize(("offset", "length"), [(1, 3), (0, 2), (2, 1), (3, 1), (1, 0), (4, 0)])
+def test_slices_encode_what_they_show(kind: pa.DataType, offset: int, length: int) -> None:
+    array = pa.array(RECORDS, pa.binary()).cast(kind).slice(offset, length)
+    assert block_of(array) == join_records(RECORDS[offset : offset + length])
+    assert block_of(array.slice(0, 1)) == join_records(RECORDS[offset : offset + min(length, 1)])
+
+
+@pytest.mark.parametrize("kind", TYPES, ids=str)
+def test_chunks_and_empty_arrays(kind: pa.DataType) -> None:
+    pieces = [RECORDS[:1], [], RECORDS[1:3], RECORDS[3:]]
+    chunks = [pa.array(piece, pa.binary()).cast(kind) for piece in pieces]
+    whole = pa.chunked_array(chunks, kind)
+    assert block_of(whole) == join_records(RECORDS)
+    assert block_of(whole.slice(1, 2)) == join_records(RECORDS[1:3])
+    assert block_of(pa.chunked_array([], kind)) == b""
+    assert block_of(pa.array([], kind)) == b""
+    assert seal_block(encode_arrow_block(pa.array([], kind))[0], 0, Compression.NONE) == (
+        encode_batch([])
+    )
+
+
+def test_a_block_goes_into_a_batch_without_being_bytes() -> None:
+    block, count = encode_arrow_block(pa.array(RECORDS * 500, pa.binary()))
+    for compression in Compression:
+        data = seal_block(block, count, compression)
+        assert data == encode_batch(RECORDS * 500, compression)
+        assert decode_arrow(data).to_pylist() == RECORDS * 500
+
+
+@pytest.mark.parametrize("kind", TYPES, ids=str)
+@pytest.mark.parametrize("row", [0, 2, 4])
+def test_a_null_is_refused_by_its_row(kind: pa.DataType, row: int) -> None:
+    values: list[bytes | None] = [b"a", b"b", b"c", b"d", b"e"]
+    values[row] = None
+    array = pa.array(values, pa.binary()).cast(kind)
+    with pytest.raises(InvalidInput, match=f"row {row} is null \\(1 of 5 rows"):
+        encode_arrow_block(array)
+    with pytest.raises(InvalidInput, match=f"row {row} is null"):
+        encode_arrow_block(pa.chunked_array([array.slice(0, 2), array.slice(2)]))
+    # A null outside the slice is nobody's business.
+    assert len(block_of(array.slice(row + 1))) == 5 * (4 - row)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pa.array([1, 2]),
+        pa.array([["a"]]),
+        pa.array([None, None]),
+        pa.array(["a"]).dictionary_encode(),
+        pa.chunked_array([[1.5]]),
+    ],
+    ids=lambda array: str(array.type),
+)
+def test_other_types_are_refused(wrong: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"Arrow array of .*: pass binary or string"):
+        encode_arrow_block(wrong)
+
+
+def test_what_is_no_arrow_array_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="entries is list"):
+        encode_arrow_block([b"a"])
+
+
+def test_f34_a_block_beyond_32_bit_offsets_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrow, "MAX_BLOCK_BYTES", 100)
+    ten = pa.array([b"123456"] * 10)
+    assert len(block_of(ten)) == 100
+    for array in (pa.array([b"123456"] * 11), pa.chunked_array([ten, pa.array([b""])])):
+        with pytest.raises(InvalidInput, match="more than 100 bytes: pass it in slices"):
+            encode_arrow_block(array)
+
+
+def test_an_array_whose_offsets_exceed_32_bits_is_refused_before_joining() -> None:
+    size = 3 << 30  # of address space: nobody touches the pages
+    buffers = [None, pa.py_buffer(struct.pack("<2q", 0, size)), pa.py_buffer(mmap(-1, size))]
+    array = pa.Array.from_buffers(pa.large_binary(), 1, buffers)
+    with pytest.raises(InvalidInput, match="pass it in slices"):
+        encode_arrow_block(array)
+
+
+def test_slices_of_an_array_beyond_32_bits_are_encoded() -> None:
+    size = 3 << 30
+    data = mmap(-1, size)
+    data[-3:] = b"end"
+    offsets = pa.py_buffer(struct.pack("<4q", 0, size - 3, size - 1, size))
+    array = pa.Array.from_buffers(pa.large_binary(), 3, [None, offsets, pa.py_buffer(data)])
+    assert block_of(array.slice(1)) == join_records([b"en", b"d"])
+
+
+def test_lists_of_bytes() -> None:
+    assert encode_bytes_list(list(RECORDS)) == join_records(RECORDS)
+
+
+@pytest.mark.parametrize("compression", list(Compression))
+@pytest.mark.parametrize("repeat", [0, 1, 63, 64, 65, 3000])
+def test_decoding_gives_plain_binary_without_nulls(repeat: int, compression: Compression) -> None:
+    array = decode_arrow(encode_batch(RECORDS * repeat, compression))
+    assert array.type == pa.binary()
+    assert array.null_count == 0
+    assert array.to_pylist() == RECORDS * repeat
+    array.validate(full=True)
+
+
+def test_the_array_outlives_the_batch() -> None:
+    data = bytearray(encode_batch(RECORDS * 500))
+    array = decode_arrow(data)
+    data[:] = bytes(len(data))
+    assert array.to_pylist() == RECORDS * 500
+
+
+@pytest.mark.parametrize("view", [bytes, bytearray, memoryview])
+def test_any_bytes_like_batch(view: Any) -> None:
+    for compression in Compression:
+        assert len(decode_arrow(view(encode_batch(RECORDS * 100, compression)))) == 400
+
+
+def test_a_cap_beyond_32_bits_is_lowered_to_what_arrow_can_hold() -> None:
+    data = encode_batch(RECORDS * 100, Compression.ZSTD)
+    assert decode_arrow(data, 1 << 40).to_pylist() == RECORDS * 100
+
+
+def test_the_plain_path_of_big_endian_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.byteorder", "big")
+    many = RECORDS * 500
+    assert block_of(pa.array(many, pa.binary())) == join_records(many)
+    assert block_of(pa.array(["a"] * 2000)) == join_records([b"a"] * 2000)
+    for compression in Compression:
+        assert decode_arrow(encode_batch(many, compression)).to_pylist() == many
+
+
+@pytest.mark.parametrize("many", [300, 70_000])
+def test_f20_the_sum_of_the_lengths_must_be_the_block(many: int) -> None:
+    block = join_records([b"abc"] * many)
+    good = block + b"\x00" + struct.pack("<IH", many, 1)
+    assert len(decode_arrow(good)) == many
+    for damaged, count in (
+        (block, many - 1),
+        (block + b"\0", many),
+        (block + b"\0\0\0\0", many),
+        (block[:-1], many),
+        (block[:-7], many),
+        (block[:-7] + b"\xff\xff\xff\x7f123", many),
+        (block[:-7] + b"\xff\xff\xff\xff123", many),
+        (block[:-7] + b"\x00\x00\x00\x80123", many),
+        (b"\xfc\xff\xff\xff" + block[4:], many),
+    ):
+        with pytest.raises(CorruptBatch, match=r"does not hold|belong to no record"):
+            decode_arrow(damaged + b"\x00" + struct.pack("<IH", count, 1))

@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import pytest
+import ulid as ulids
+
+from opendata_buffer.errors import InvalidInput
+from opendata_buffer.formats.keys import (
+    BatchLocation,
+    Transaction,
+    batch_key,
+    check_key,
+    check_prefix,
+    is_confined,
+    is_ulid,
+    location_timestamp_ms,
+    parse_location,
+    ulid_timestamp_ms,
+)
+
+ULID = "01J5T4R3KXBMZ7QV9N2WG8YDHP"
+STRANGE = "tenant#1/%20 %/a?b*[c]{d}~|\\^<>\"'/données/été/日本/\U0001f600"
+
+
+@pytest.mark.parametrize("key", ["a", "ingest/manifest", "a.b/..c/d..", ".hidden", "k" * 744])
+def test_plain_keys_are_accepted(key: str) -> None:
+    check_key("manifest_path", key)
+    check_prefix("data_path_prefix", key)
+
+
+def test_f24_characters_that_stores_escape_are_legal_and_stay_raw() -> None:
+    check_prefix("data_path_prefix", STRANGE)
+    key = batch_key(STRANGE, ULID)
+    assert key == f"{STRANGE}/{ULID}.batch"
+    assert is_confined(key, STRANGE)
+    assert parse_location(key, STRANGE) == BatchLocation(ULID, ulid_timestamp_ms(ULID))
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ("", "empty"),
+        ("/a", "'/'"),
+        ("a/", "'/'"),
+        ("a//b", "'//'"),
+        (".", "segment"),
+        ("..", "segment"),
+        ("a/../b", "segment"),
+        ("a/./b", "segment"),
+        ("a\x00b", "control"),
+        ("a\nb", "control"),
+        ("a\x7fb", "control"),
+        ("a\x85b", "control"),
+        ("a\ud800b", "Unicode"),
+        ("é" * 513, "1026 bytes"),
+    ],
+)
+def test_keys_no_store_can_hold_are_refused(key: str, why: str) -> None:
+    for check in (check_key, check_prefix):
+        with pytest.raises(InvalidInput, match=why) as caught:
+            check("some_setting", key)
+        assert "some_setting" in str(caught.value)
+
+
+def test_a_key_of_another_type_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="manifest_path is 7"):
+        check_key("manifest_path", 7)  # type: ignore[arg-type]
+
+
+def test_a_prefix_leaves_room_for_the_longest_batch_name() -> None:
+    longest = Transaction("a" * 200, 2**63 - 1)
+    prefix = "p" * 744
+    check_prefix("data_path_prefix", prefix)
+    check_key("location", batch_key(prefix, ULID, longest))
+    with pytest.raises(InvalidInput, match="745 bytes, at most 744"):
+        check_prefix("data_path_prefix", "p" * 745)
+
+
+@pytest.mark.parametrize(
+    ("ulid", "timestamp_ms"),
+    [
+        ("00000000000000000000000000", 0),
+        ("0000000001ZZZZZZZZZZZZZZZZ", 1),
+        ("01J5T4R3KXBMZ7QV9N2WG8YDHP", 1_724_233_027_197),
+        ("7ZZZZZZZZZZZZZZZZZZZZZZZZZ", 2**48 - 1),
+    ],
+)
+def test_ulid_timestamps(ulid: str, timestamp_ms: int) -> None:
+    assert is_ulid(ulid)
+    assert ulid_timestamp_ms(ulid) == timestamp_ms == ulids.ULID.from_str(ulid).milliseconds
+    assert location_timestamp_ms(f"any/where/{ulid}.batch") == timestamp_ms
+    assert location_timestamp_ms(f"{ulid}.batch") == timestamp_ms
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        ULID[:-1],
+        ULID + "0",
+        ULID.lower(),
+        "8" + ULID[1:],
+        ULID[:-1] + "U",
+        ULID[:-1] + "I",
+        ULID[:-1] + "\u0660",
+        ULID + "\n",
+    ],
+)
+def test_what_is_no_ulid(text: str) -> None:
+    assert not is_ulid(text)
+    assert location_timestamp_ms(f"p/{text}.batch") is None
+    with pytest.raises(InvalidInput, match="not a ULID"):
+        ulid_timestamp_ms(text)
+    with pytest.raises(InvalidInput, match="not a ULID"):
+        batch_key("p", text)
+
+
+def test_batch_keys_round_trip() -> None:
+    assert batch_key("ingest", ULID) == f"ingest/{ULID}.batch"
+    txn = Transaction("my-query", 7)
+    key = batch_key("ingest", ULID, txn)
+    assert key == f"ingest/app=my-query/batch=7/{ULID}.batch"
+    assert parse_location(key, "ingest") == BatchLocation(ULID, 1_724_233_027_197, txn)
+
+
+@pytest.mark.parametrize("batch", [0, 7, 2**63 - 1])
+@pytest.mark.parametrize("app", ["a", "..", "A-Z_0.9", "x" * 200])
+def test_every_transaction_round_trips(app: str, batch: int) -> None:
+    txn = Transaction(app, batch)
+    found = parse_location(batch_key("p/q", ULID, txn), "p/q")
+    assert found is not None
+    assert found.txn == txn
+
+
+@pytest.mark.parametrize(
+    ("app", "batch"),
+    [("", 0), ("a/b", 0), ("a%b", 0), ("é", 0), ("a\n", 0), ("x" * 201, 0), ("a", -1)],
+)
+def test_unsafe_transactions_are_refused(app: str, batch: int) -> None:
+    with pytest.raises(InvalidInput, match="transaction"):
+        Transaction(app, batch)
+
+
+@pytest.mark.parametrize("batch", [2**63, True, 1.0, "1"])
+def test_transaction_numbers_are_u63(batch: object) -> None:
+    with pytest.raises(InvalidInput, match="transaction batch"):
+        Transaction("a", batch)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        f"{ULID}.batch",
+        f"other/{ULID}.batch",
+        f"ingestion/{ULID}.batch",
+        f"ingest/x/{ULID}.batch",
+        f"ingest/{ULID}.parquet",
+        f"ingest/{ULID}.batch.tmp",
+        f"ingest/{ULID}.batch\n",
+        f"ingest/app=a/{ULID}.batch",
+        f"ingest/app=a/batch=07/{ULID}.batch",
+        f"ingest/app=a/batch=-1/{ULID}.batch",
+        f"ingest/app=a/batch=1/x/{ULID}.batch",
+        f"ingest/app=a/batch={2**63}/{ULID}.batch",
+        f"ingest/app=/batch=1/{ULID}.batch",
+        "ingest/manifest",
+        "",
+    ],
+)
+def test_other_names_are_not_parsed(location: str) -> None:
+    assert parse_location(location, "ingest") is None
+
+
+@pytest.mark.parametrize(
+    "location",
+    [f"ingest/{ULID}.batch", f"ingest/app=q/batch=1/{ULID}.batch", f"ingest/a/b c/{ULID}.batch"],
+)
+def test_locations_below_the_prefix_are_confined(location: str) -> None:
+    assert is_confined(location, "ingest")
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "",
+        "ingest/manifest",
+        "secrets/key",
+        f"/ingest/{ULID}.batch",
+        f"ingest/../secrets/{ULID}.batch",
+        f"ingest/./{ULID}.batch",
+        f"ingest//{ULID}.batch",
+        f"ingest2/{ULID}.batch",
+        f"ingest/a\x00/{ULID}.batch",
+        f"ingest/a\r\n/{ULID}.batch",
+        f"ingest/{ULID}.batch/",
+        f"ingest/{ULID.lower()}.batch",
+        f"s3://other/ingest/{ULID}.batch",
+        "ingest/" + "a" * 65_535 + f"/{ULID}.batch",
+    ],
+)
+def test_f23_locations_outside_the_prefix_are_not_confined(location: str) -> None:
+    assert not is_confined(location, "ingest")

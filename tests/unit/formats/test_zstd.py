@@ -1,0 +1,165 @@
+"""Frames that other decoders trust. The batch decoders around them are tested with them."""
+
+from __future__ import annotations
+
+import struct
+from itertools import accumulate
+
+import pytest
+import zstandard
+
+from opendata_buffer.errors import CorruptBatch
+from opendata_buffer.formats.arrow import decode_arrow
+from opendata_buffer.formats.batch import decode_batch, join_records
+from opendata_buffer.formats.zstd import compress, decompress, decompress_into, plan_frames
+
+CAP = 1 << 20
+MAGIC = b"\x28\xb5\x2f\xfd"
+TEXT = b"a record block, sort of " * 400
+
+
+def no_size(data: bytes, level: int = 3) -> bytes:
+    """A frame that does not declare its content size, as streaming encoders write."""
+    return zstandard.ZstdCompressor(level=level, write_content_size=False).compress(data)
+
+
+def rle_bomb(blocks: int, declared: int | None) -> bytes:
+    """A frame of blocks that each repeat one byte 128 Ki times, 4 bytes a block."""
+    window = b"\x38"  # 128 KiB
+    header = b"\x00" + window if declared is None else b"\xc0" + window
+    size = b"" if declared is None else struct.pack("<Q", declared)
+    block = (128 * 1024) << 3 | 1 << 1
+    body = b"".join(
+        (block | (index == blocks - 1)).to_bytes(3, "little") + b"\0" for index in range(blocks)
+    )
+    return MAGIC + header + size + body
+
+
+def into(data: bytes, max_bytes: int) -> bytes:
+    frames = plan_frames(memoryview(data), max_bytes)
+    target = bytearray(min(sum(frame.most for frame in frames), max_bytes) + 1)
+    return bytes(target[: decompress_into(frames, memoryview(target), max_bytes)])
+
+
+def refuse(frames: bytes, match: str, max_bytes: int = CAP) -> None:
+    for attempt in (lambda: decompress(memoryview(frames), max_bytes), lambda: into(frames, CAP)):
+        with pytest.raises(CorruptBatch, match=match):
+            attempt()
+    for count in (1, 300):
+        with pytest.raises(CorruptBatch):
+            decode_batch(frames + b"\x01" + struct.pack("<IH", count, 1), max_bytes)
+        with pytest.raises(CorruptBatch):
+            decode_arrow(frames + b"\x01" + struct.pack("<IH", count, 1), max_bytes)
+
+
+SKIPPABLE = b"\x50\x2a\x4d\x18\x03\x00\x00\x00abc"
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [compress(TEXT, 3)],
+        [no_size(TEXT)],
+        [no_size(TEXT, 22)],
+        [compress(TEXT[:100], 3), compress(TEXT[100:], 3)],
+        [no_size(TEXT[:100]), compress(TEXT[100:], 19)],
+        [compress(b"", 3), no_size(b""), compress(TEXT, 1), no_size(b"")],
+        [SKIPPABLE, compress(TEXT, 3), b"\x5f\x2a\x4d\x18" + bytes(4)],
+    ],
+    ids=["sized", "no size", "wide window", "two", "mixed", "empty ones", "skippable"],
+)
+def test_f22_every_frame_is_decoded_and_every_cut_inside_one_is_refused(parts: list[bytes]) -> None:
+    frames = b"".join(parts)
+    for cap in (CAP, len(TEXT)):
+        assert decompress(memoryview(frames), cap) == TEXT
+        assert into(frames, cap) == TEXT
+    # Cut between frames, whole frames are left: the record count tells that some are missing.
+    between = set(accumulate(map(len, parts)))
+    for size in set(range(len(frames))) - between:
+        with pytest.raises(CorruptBatch):
+            decompress(memoryview(frames)[:size], CAP)
+
+
+@pytest.mark.parametrize("records", [[b"x" * 30] * 5, [b"%d" % n for n in range(3000)]])
+def test_f22_batches_of_several_frames_decode_fully(records: list[bytes]) -> None:
+    block = join_records(records)
+    frames = compress(block[:50], 3) + no_size(block[50:77]) + compress(block[77:], 3)
+    data = frames + b"\x01" + struct.pack("<IH", len(records), 1)
+    assert decode_batch(data) == records
+    assert decode_arrow(data).to_pylist() == records
+
+
+def test_f21_a_declared_size_beyond_the_cap_is_refused_unexpanded() -> None:
+    refuse(compress(bytes(CAP + 1), 3), f"declares {CAP + 1} bytes, more than max_batch_bytes")
+    refuse(compress(bytes(CAP - 9), 3) + compress(bytes(10), 3), f"declares {CAP + 1} bytes")
+
+
+def test_f21_content_beyond_the_cap_is_refused() -> None:
+    refuse(no_size(bytes(CAP + 1)), "more than max_batch_bytes")
+    refuse(rle_bomb(2048, None), "more than max_batch_bytes")
+    refuse(no_size(bytes(CAP)) + no_size(b"x"), "more than max_batch_bytes")
+
+
+@pytest.mark.parametrize("size", [CAP, CAP - 1, 1, 0])
+def test_content_up_to_the_cap_is_decoded(size: int) -> None:
+    for frames in (compress(bytes(size), 3), no_size(bytes(size))):
+        assert decompress(memoryview(frames), CAP) == bytes(size)
+        assert into(frames, CAP) == bytes(size)
+
+
+@pytest.mark.parametrize("declared", [2**17 * 3 + 1, 2**40, 2**62, 2**64 - 3])
+def test_f22_a_declared_size_the_blocks_cannot_hold_is_refused(declared: int) -> None:
+    refuse(rle_bomb(3, declared), "but its blocks hold at most 393216")
+
+
+@pytest.mark.parametrize("declared", [0, 1, 2**17 * 3 - 1])
+def test_f22_a_declared_size_below_the_content_is_refused(declared: int) -> None:
+    refuse(rle_bomb(3, declared), "damaged|declares")
+
+
+def test_f22_a_thirteen_byte_frame_with_a_huge_window_is_refused() -> None:
+    # windowLog 41, no content size, one empty last block
+    frame = MAGIC + b"\x00" + bytes([(41 - 10) << 3]) + b"\x01\x00\x00"
+    refuse(frame + b"\x00\x00\x00\x00", "window|header")
+
+
+def test_f22_a_window_up_to_eight_mib_is_read_under_a_small_cap() -> None:
+    # A streaming encoder takes its level's window, however little it compresses.
+    frame = MAGIC + b"\x00" + bytes([(23 - 10) << 3]) + b"\x19\x00\x00" + b"abc"
+    assert decompress(memoryview(frame), 3) == b"abc"
+    wider = MAGIC + b"\x00" + bytes([(24 - 10) << 3]) + b"\x19\x00\x00" + b"abc"
+    refuse(wider, "needs a window of 16777216 bytes")
+
+
+@pytest.mark.parametrize(
+    ("frames", "match"),
+    [
+        (b"", "empty"),
+        (b"\x28\xb5\x2f", "no frame at byte 0"),
+        (MAGIC, "header at byte 0 is broken"),
+        (b"PK\x03\x04 is a zip", "no frame at byte 0"),
+        (compress(TEXT, 3) + b"trailing", "no frame at byte"),
+        (compress(TEXT, 3) + b"\0", "no frame at byte"),
+        (b"\x27\xb5\x2f\xfd" + b"\0" * 20, "no frame at byte 0"),
+        (b"\x50\x2a\x4d\x18\xff\xff\xff\xff", "skippable frame at byte 0 is truncated"),
+        (b"\x50\x2a\x4d\x18\x01", "skippable frame at byte 0 is truncated"),
+        (MAGIC + b"\x20\x04" + b"\x07\x00\x00", "reserved"),
+        (compress(TEXT, 3)[:-1], "truncated at its checksum"),
+        (compress(TEXT, 3)[:-5], "truncated inside a block"),
+        (compress(TEXT, 3)[:8], "truncated at a block header"),
+    ],
+)
+def test_f22_broken_frames_are_refused(frames: bytes, match: str) -> None:
+    refuse(frames, match)
+
+
+def test_a_frame_that_needs_a_dictionary_is_refused() -> None:
+    samples = [b"sample %d of the dictionary " % n * 9 for n in range(200)]
+    dictionary = zstandard.train_dictionary(1024, samples)
+    refuse(zstandard.ZstdCompressor(dict_data=dictionary).compress(TEXT), "damaged")
+
+
+def test_f36_a_flipped_bit_in_the_content_is_found() -> None:
+    frame = bytearray(compress(b"stored raw, as it is too short", 3))
+    frame[12] ^= 1
+    refuse(bytes(frame), "damaged")
