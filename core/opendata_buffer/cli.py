@@ -267,7 +267,7 @@ def consume(
                 config.manifest_path,
                 last_acked_sequence,
             )
-            handle = FetchHandle.of(config)
+            handle = FetchHandle.of(config, store=store)
             take: Any = peek.take
             acknowledge: Any = lambda sequence: None  # noqa: E731
         else:
@@ -305,10 +305,13 @@ def status(runtime: Any, /, as_json: bool, watch: bool, interval_ms: int, **queu
     from rich.console import Console
     from rich.live import Live
 
+    from opendata_buffer.config import QueueConfig
     from opendata_buffer.status import open_queue, read_status
+    from opendata_buffer.stores.factory import open_store
     from opendata_buffer.terminal import status_table
 
-    config, store = _observe(queue)
+    config = QueueConfig(**_queue(queue), cas_deadline_ms=OBSERVER_DEADLINE_MS)
+    store = open_store(config.store, config.store_options)
     observed = open_queue(store, config, runtime)
 
     def look() -> Any:
@@ -395,14 +398,17 @@ def gc(runtime: Any, /, dry_run: bool, grace_period_ms: int, as_json: bool, **qu
 @click.pass_obj
 def fsck(runtime: Any, /, max_batch_bytes: int, as_json: bool, **queue: Any) -> None:
     """Check that every queued batch exists and decodes; exits 1 with a list if not."""
+    from opendata_buffer.config import ConsumerConfig
     from opendata_buffer.fsck import check_queue
+    from opendata_buffer.stores.factory import open_store
     from opendata_buffer.terminal import format_bytes, track
 
-    config, store = _observe(queue)
+    config = ConsumerConfig(
+        **_queue(queue), cas_deadline_ms=OBSERVER_DEADLINE_MS, max_batch_bytes=max_batch_bytes
+    )
+    store = open_store(config.store, config.store_options)
     with track("checking") as advance:
-        report = check_queue(
-            store, config, runtime, max_batch_bytes=max_batch_bytes, advance=advance
-        )
+        report = check_queue(store, config, runtime, advance=advance)
     if as_json:
         click.echo(json.dumps(report.as_json()))
     else:
@@ -439,14 +445,6 @@ def _queue(options: dict[str, Any]) -> dict[str, Any]:
         "manifest_path": options.pop("manifest_path") or "",
         "store_options": _reach(options),
     }
-
-
-def _observe(options: dict[str, Any]) -> tuple[Any, Any]:
-    from opendata_buffer.config import QueueConfig
-    from opendata_buffer.stores.factory import open_store
-
-    config = QueueConfig(**_queue(options), cas_deadline_ms=OBSERVER_DEADLINE_MS)
-    return config, open_store(config.store, config.store_options)
 
 
 def _sync(stream: Any) -> None:

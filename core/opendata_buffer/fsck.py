@@ -7,16 +7,17 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from opendata_buffer.config import QueueConfig
-from opendata_buffer.errors import CorruptData, CorruptManifest, ObjectNotFound
-from opendata_buffer.formats.arrow import decode_arrow
-from opendata_buffer.formats.keys import is_confined
-from opendata_buffer.formats.manifest import QueueEntry
+from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.descriptors import BatchDescriptor
+from opendata_buffer.errors import CorruptManifest, PoisonBatch
+from opendata_buffer.fetch import FetchHandle, fetch_many
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.status import open_queue, read_manifest
-from opendata_buffer.stores import Get, NotModified, Store
+from opendata_buffer.stores import Store
 
-__all__ = ["Finding", "Report", "check_batch", "check_queue"]
+__all__ = ["Finding", "Report", "check_queue"]
+
+CONCURRENCY = 8
 
 
 @dataclass(frozen=True)
@@ -66,24 +67,31 @@ class Report:
         return {"ok": self.ok, **asdict(self)}
 
 
+@dataclass(frozen=True)
+class _Outcome:
+    """What one batch turned out to be; ``fault`` None means readable."""
+
+    descriptor: BatchDescriptor
+    records: int = 0
+    size: int = 0
+    nbytes: int = 0
+    fault: str | None = None
+
+
 def check_queue(
     store: Store,
-    config: QueueConfig,
+    config: ConsumerConfig,
     runtime: Runtime,
     *,
-    max_batch_bytes: int,
     advance: Callable[[int, int], None] = lambda done, total: None,
 ) -> Report:
     """Check the manifest's structure, then fetch and decode every batch it names.
 
-    One batch at a time is in memory.
-
     Args:
         store: Where the queue lives.
-        config: Its manifest and prefix.
-        runtime: For retries.
-        max_batch_bytes: Largest record block decoded.
-        advance: Told the entries done and their number, before each.
+        config: Its manifest and prefix, and the largest batch to decode.
+        runtime: Threads, and the time of retries.
+        advance: Told the entries done, and their number.
 
     Raises:
         InvalidInput: There is no manifest.
@@ -98,12 +106,22 @@ def check_queue(
     except CorruptManifest as error:
         report.problems.append(Finding(None, config.manifest_path, str(error)))
         return report
-    entries = manifest.entries()
-    seen = Counter(entry.location for entry in entries)
-    for done, entry in enumerate(entries):
-        advance(done, len(entries))
-        _check_entry(store, config, entry, seen[entry.location], max_batch_bytes, report)
-    advance(len(entries), len(entries))
+    handle = FetchHandle.of(config, store=store, runtime=runtime)
+    descriptors = [BatchDescriptor.of(entry) for entry in manifest.entries()]
+    times_queued = Counter(each.location for each in descriptors)
+
+    def look(descriptor: BatchDescriptor) -> _Outcome:
+        # A value, not an error: fetch_many ends at the first error.
+        try:
+            raw = handle.fetch_raw(descriptor)
+            values = handle.decode_arrow(raw).values
+            return _Outcome(descriptor, len(values), raw.nbytes, values.nbytes + raw.nbytes)
+        except PoisonBatch as error:
+            return _Outcome(descriptor, fault=error.reason)
+
+    for outcome in fetch_many(look, descriptors, concurrency=CONCURRENCY, runtime=runtime):
+        _add(report, outcome, times_queued[outcome.descriptor.location])
+        advance(report.batches, len(descriptors))
     if report.problems:
         # A consumer may have taken entries, and its collector their objects, while we looked.
         first = read_manifest(queue, store, config).first_sequence
@@ -113,53 +131,25 @@ def check_queue(
     return report
 
 
-def check_batch(store: Get, location: str, max_batch_bytes: int) -> tuple[int, int]:
-    """Fetch and decode one batch; its records and bytes.
+def _add(report: Report, outcome: _Outcome, times_queued: int) -> None:
+    entry = outcome.descriptor
 
-    Raises:
-        ObjectNotFound: It is not there.
-        CorruptBatch: It does not decode.
-    """
-    # Compression may expand incompressible data a little; the decoder enforces the real cap.
-    got = store.get(location, max_bytes=max_batch_bytes + max_batch_bytes // 128 + 1024)
-    assert not isinstance(got, NotModified)  # only an answer to if_changed
-    return len(decode_arrow(got.data, max_batch_bytes)), len(got.data)
-
-
-def _check_entry(
-    store: Get,
-    config: QueueConfig,
-    entry: QueueEntry,
-    times_queued: int,
-    max_batch_bytes: int,
-    report: Report,
-) -> None:
-    def problem(text: str) -> None:
-        report.problems.append(Finding(entry.sequence, entry.location, text))
+    def finding(text: str) -> Finding:
+        return Finding(entry.sequence, entry.location, text)
 
     report.batches += 1
+    report.records += outcome.records
+    report.bytes += outcome.size
+    if outcome.fault is not None:
+        report.problems.append(finding(outcome.fault))
+        return
     if times_queued > 1:
-        problem(f"queued {times_queued} times: its records are delivered as often")
-    if not is_confined(entry.location, config.data_path_prefix):
-        # Never fetched: it may name any object of the bucket (failure F23).
-        problem(f"not a batch below the data prefix {config.data_path_prefix!r}")
-        return
-    try:
-        records, size = check_batch(store, entry.location, max_batch_bytes)
-    except ObjectNotFound:
-        problem("the object does not exist")
-        return
-    except CorruptData as error:
-        problem(str(error))
-        return
-    report.records += records
-    report.bytes += size
-    beyond = [each.start_index for each in entry.metadata if each.start_index > records]
-    if beyond:
-        report.notes.append(
-            Finding(
-                entry.sequence,
-                entry.location,
-                f"metadata starts at record {beyond[0]} of {records}: legal, describes no record",
+        text = f"its object is queued {times_queued} times: so often its records are delivered"
+        report.problems.append(finding(text))
+    for each in entry.metadata:
+        if each.start_index > outcome.records:
+            text = (
+                f"metadata starts at record {each.start_index}, after the last, {outcome.records}"
             )
-        )
+            report.notes.append(finding(text + "; legal, and describes no record"))
+            return
