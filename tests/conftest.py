@@ -1,0 +1,66 @@
+"""What every test may ask for. Nothing here reaches beyond this machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+
+from opendata_buffer.testing.runtime import ManualRuntime
+from opendata_buffer.testing.s3_server import S3Server
+
+# Before boto3 is imported, and inherited by every process a test starts: no real credentials,
+# no profile and no endpoint of the developer's, no metadata service.
+for _name in [name for name in os.environ if name.startswith("AWS_")]:
+    del os.environ[_name]
+os.environ.update(
+    AWS_ACCESS_KEY_ID="testing",
+    AWS_SECRET_ACCESS_KEY="testing",
+    AWS_DEFAULT_REGION="us-east-1",
+    AWS_CONFIG_FILE=os.devnull,
+    AWS_SHARED_CREDENTIALS_FILE=os.devnull,
+    AWS_EC2_METADATA_DISABLED="true",
+)
+
+hypothesis.settings.register_profile("default", deadline=None, max_examples=100)
+hypothesis.settings.register_profile("ci", deadline=None, max_examples=500, print_blob=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture
+def runtime() -> ManualRuntime:
+    """A clock that only moves when the test, or a sleep, says so."""
+    return ManualRuntime()
+
+
+@pytest.fixture(scope="session")
+def moto_endpoint() -> Iterator[str]:
+    """The URL of moto's S3 over real HTTP, in a thread of this process."""
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def moto_bucket(moto_endpoint: str, request: pytest.FixtureRequest) -> str:
+    """A new bucket there."""
+    import boto3
+
+    name = f"bucket-{os.urandom(8).hex()}"
+    boto3.client("s3", endpoint_url=moto_endpoint).create_bucket(Bucket=name)
+    return name
+
+
+@pytest.fixture
+def s3_server() -> Iterator[S3Server]:
+    """Our own S3 over HTTP, which can lose answers."""
+    with S3Server() as server:
+        yield server
