@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from opendata_buffer.config import (
     MIB,
@@ -85,7 +85,7 @@ class SourceOptions:
     max_batch_bytes: int = 256 * MIB
     allow_foreign_locations: bool = False
     include_location: bool = False
-    gc: GarbageCollectorConfig = GarbageCollectorConfig()
+    gc: GarbageCollectorConfig = field(default_factory=GarbageCollectorConfig)
 
     @classmethod
     def from_spark(cls, options: Mapping[str, str]) -> SourceOptions:

@@ -30,7 +30,7 @@ from opendata_buffer.descriptors import ArrowBatch
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.manifest import Metadata
 
-__all__ = ["PIECE_BYTES", "RowBuilder", "check_schema", "default_schema"]
+__all__ = ["PIECE_BYTES", "RowBuilder", "check_schema", "default_schema", "time_micros"]
 
 PIECE_BYTES = 1024 * 1024
 """Bytes of values (and of metadata) in one record batch, unless a single row has more."""
@@ -203,7 +203,7 @@ class RowBuilder:
                 case "index":
                     columns.append(self._indexes(begin, end))
                 case "ingestion_time":
-                    times = [_micros(each) for each in runs.values]
+                    times = [time_micros(each) for each in runs.values]
                     columns.append(runs.expand(times, pa.int64()).cast(field.type))
                 case _:
                     columns.append(pa.repeat(pa.scalar(batch.location, field.type), end - begin))
@@ -245,7 +245,8 @@ class RowBuilder:
         return self._counter.slice(begin, end - begin)
 
 
-def _micros(metadata: Metadata | None) -> int | None:
+def time_micros(metadata: Metadata | None) -> int | None:
+    """Microseconds since the Unix epoch, or None for no time or one Spark cannot hold."""
     if metadata is None or not MIN_TIME_MS <= metadata.ingestion_time_ms <= MAX_TIME_MS:
         return None
     return metadata.ingestion_time_ms * 1000

@@ -2,13 +2,14 @@
 
 One object lives for one run of one query and owns the queue's consumer. Every answer is a
 function of the offsets Spark hands over and of the manifest; what is kept between calls only
-saves requests. So a replay after a crash, which calls :meth:`plan` first, needs nothing.
+saves requests. So a replay after a crash, which calls :meth:`StreamDriver.plan` first, needs
+nothing.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from bisect import bisect_left
 from typing import Any
 
 from buffer_source.measures import Measures
@@ -26,7 +27,6 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.keys import location_timestamp_ms
-from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Store
@@ -36,7 +36,10 @@ __all__ = ["StreamDriver"]
 
 log = logging.getLogger(__name__)
 
-_ALL = 1 << 62
+EVERYTHING = 1 << 62
+
+READ_AHEAD = 10_000
+"""Entries looked at for one trigger when only bytes or records limit it."""
 
 
 class StreamDriver:
@@ -53,7 +56,6 @@ class StreamDriver:
         self._config = options.consumer
         self._store = store
         self._runtime = runtime
-        self._peek = Queue(store, self._config, runtime=runtime, role="consumer")
         self._measures = Measures(
             store,
             self._config.data_path_prefix,
@@ -62,17 +64,18 @@ class StreamDriver:
         )
         self._log = CommitLog()
         self._consumer: Consumer | None = None
-        self._acked = 0
-        """Everything below was acknowledged by this run."""
         self._waiting: list[BatchDescriptor] = []
-        """Contiguous entries that were handed out and not acknowledged."""
+        """Entries that were handed out and not acknowledged."""
+        self._base: int | None = None
+        self._rebased: tuple[SourceOffset, int] | None = None
         self._target: int | None = None
-        self._polled_at: float | None = None
+        self._idle_at: float | None = None
         self._position = 0
 
     def prepare_available_now(self) -> None:
         """Freeze the end of the run: what is queued now, and nothing later."""
-        manifest = self._peek.read()
+        queue = Queue(self._store, self._config, runtime=self._runtime, role="consumer")
+        manifest = queue.read()
         self._target = 0 if manifest is None else manifest.next_sequence
         self._log.available_now()
 
@@ -90,16 +93,15 @@ class StreamDriver:
         begin, base = self._resolve(start)
         if self._log.handed(start, self._runtime.monotonic()) and start is not None:
             self._acknowledge(start)
-        limits = Limits(
-            None if unlimited else self._options.max_batches,
-            None if unlimited else self._options.max_bytes,
-            None if unlimited else self._options.max_records,
+        options = self._options
+        limits = (
+            Limits()
+            if unlimited
+            else Limits(options.max_batches, options.max_bytes, options.max_records)
         )
-        waiting = self._from(begin, limits.batches)
+        waiting = self._wait_for(begin, limits)
         if waiting and waiting[0].sequence > begin:
-            base = begin = self._passed_by(begin, waiting[0].sequence)
-        if self._target is not None:
-            waiting = waiting[: max(0, self._target - begin)]
+            begin = base = waiting[0].sequence  # A loss the consumer was allowed to pass by.
         count = admit(waiting, limits, self._measures.sizes, self._measures.records)
         self._position = begin + count
         if count == 0 and start is not None:
@@ -112,19 +114,21 @@ class StreamDriver:
     def plan(
         self, start: SourceOffset | None, end: SourceOffset
     ) -> list[tuple[BatchDescriptor, ...]]:
-        """The tasks of the micro-batch from ``start`` to ``end``; equal for equal arguments.
+        """The tasks of the micro-batch from ``start`` to ``end``.
 
-        Repeats of a transaction that was read already are left out.
+        The same batches in the same order for equal arguments, in any run. Repeats of a
+        transaction that was read already are left out.
 
         Raises:
             Fenced: Another consumer took the queue.
             DataLoss, QueueReset: The queue does not have these entries any more.
         """
-        begin = end.begin_of(start)
         self._log.planned(start)
-        if end.next <= begin:
-            return []
-        self._ensure(start, begin)
+        begin = end.begin_of(start)
+        if self._consumer is None:
+            # A replay after a crash. What is before `start` is in the commit log of the batch
+            # before; what is before another base was never read, nor is it ours to drop.
+            self._claim(start if start is not None and begin == start.next else None)
         batches = self._between(begin, end.next)
         transactions = self._filter(start)
         passed = [each for each in batches if transactions.offer(each.sequence, each.location)]
@@ -134,12 +138,9 @@ class StreamDriver:
                 len(batches) - len(passed),
                 len(batches),
             )
-        return pack(
-            passed,
-            self._measures.estimates(passed),
-            self._options.parallelism,
-            self._options.min_partitions,
-        )
+        options = self._options
+        sizes = self._measures.estimates(passed)
+        return pack(passed, sizes, options.parallelism, options.min_partitions)
 
     def commit(self, end: SourceOffset) -> None:
         """Everything below ``end`` is safe with Spark: let it leave the queue.
@@ -151,11 +152,12 @@ class StreamDriver:
             Fenced: Another consumer took the queue.
         """
         self._log.committed(end)
-        self._ensure(end, end.next)
+        if self._consumer is None:
+            self._claim(end)
         self._acknowledge(end)
 
     def report(self) -> dict[str, Any] | None:
-        """How far the queue reaches beyond what the last call returned; no request is made."""
+        """How far the queue reaches beyond what the last call returned; makes no request."""
         if self._consumer is None:
             return None
         behind = self._waiting_from(self._position)
@@ -163,8 +165,8 @@ class StreamDriver:
         if behind:
             written = location_timestamp_ms(behind[0].location)
             lag_ms = 0 if written is None else max(0, self._runtime.now_ms() - written)
-        newest = self._waiting[-1].sequence + 1 if self._waiting else self._position
-        return {"v": 1, "next": newest, "backlogBatches": len(behind), "lagMs": lag_ms}
+        end = max(self._position, self._consumer.next_sequence)
+        return {"v": 1, "next": end, "backlogBatches": end - self._position, "lagMs": lag_ms}
 
     def stop(self) -> None:
         """Stop the collector and let the queue go; acknowledges nothing."""
@@ -174,64 +176,89 @@ class StreamDriver:
 
     def _resolve(self, start: SourceOffset | None) -> tuple[int, int]:
         """Where the next micro-batch begins, and the base that goes with it."""
-        if start is not None:
-            self._ensure(start, start.next)
-            return (start.next, start.base) if self._rebased is None else (self._rebased,) * 2
-        self._ensure(None, 0)
-        if self._base is None:
-            self._base = self._first_position()
-        return self._base, self._base
+        if self._consumer is None:
+            self._claim(start)
+        if start is None:
+            if self._base is None:
+                self._base = self._first_position()
+            return self._base, self._base
+        if self._rebased is not None and self._rebased[0] == start:
+            return self._rebased[1], self._rebased[1]
+        return start.next, start.base
+
+    def _claim(self, start: SourceOffset | None) -> None:
+        """Become the queue's consumer, behind ``start``, which is in the commit log.
+
+        At the first offset Spark hands over and not before: a reader that is only made, to be
+        pickled or to look at its schema, must not fence a running query.
+        """
+        last = start.next - 1 if start is not None and start.next > 0 else None
+        try:
+            self._consumer = self._open_consumer(last)
+        except QueueReset as error:
+            if start is None or self._options.fail_on_data_loss:
+                raise
+            log.warning("data loss allowed, reading from the start of another queue: %s", error)
+            self._consumer = self._open_consumer(None)
+            self._rebased = (start, self._handed_out)
+
+    def _open_consumer(self, last_acked: int | None) -> Consumer:
+        return Consumer(
+            self._config,
+            last_acked,
+            store=self._store,
+            runtime=self._runtime,
+            allow_data_loss=not self._options.fail_on_data_loss,
+        )
 
     def _first_position(self) -> int:
-        manifest = self._peek.read() or Manifest.empty()
+        assert self._consumer is not None
+        first, end = self._handed_out, self._consumer.next_sequence
         wanted = self._options.starting_offsets
         if wanted == EARLIEST:
-            return manifest.first_sequence
-        end = manifest.next_sequence
+            return first
         if wanted == LATEST:
-            return end if self._target is None else min(end, self._target)
+            return end if self._target is None else max(first, min(end, self._target))
         position = int(wanted)
         if position > end:
             raise InvalidInput(
-                f"option startingOffsets is {position} and manifest {self._peek.key!r} ends at "
-                f"{end - 1}: use a sequence up to {end}, 'earliest' or 'latest'"
+                f"option startingOffsets is {position} and manifest "
+                f"{self._config.manifest_path!r} ends at {end - 1}: use a sequence up to {end}, "
+                "'earliest' or 'latest'"
             )
-        if position < manifest.first_sequence:
-            return self._passed_by(position, manifest.first_sequence)
+        if position < first:
+            if self._options.fail_on_data_loss:
+                raise DataLoss(
+                    self._config.manifest_path,
+                    position,
+                    first,
+                    "Start at 'earliest' or at a sequence that is still queued.",
+                )
+            log.warning("data loss allowed: starting at %d, not at %d", first, position)
+            return first
         return position
 
-    def _ensure(self, start: SourceOffset | None, position: int) -> Consumer:
-        """The consumer; claimed at the first offset Spark hands over, which is on record."""
-        if self._consumer is None:
-            if start is not None:
-                manifest = self._peek.read() or Manifest.empty()
-                if start.next > manifest.next_sequence:
-                    self._went_backwards(start.next, manifest)
-                    start, self._rebased = None, manifest.first_sequence
-            last = start.next - 1 if start is not None and start.next > 0 else None
-            self._consumer = Consumer(
-                self._config,
-                last,
-                store=self._store,
-                runtime=self._runtime,
-                allow_data_loss=not self._options.fail_on_data_loss,
-            )
-            self._acked = 0 if last is None else last + 1
-        return self._consumer
+    @property
+    def _handed_out(self) -> int:
+        """First sequence the consumer has not handed out."""
+        assert self._consumer is not None
+        last = self._consumer.last_handed_out_sequence
+        return 0 if last is None else last + 1
 
     def _acknowledge(self, end: SourceOffset) -> None:
         consumer = self._consumer
-        if consumer is None or end.next <= self._acked or self._rebased is not None:
+        assert consumer is not None
+        acked = consumer.last_acked_sequence
+        if not (0 if acked is None else acked + 1) < end.next <= self._handed_out:
+            return  # Done before, or a position of a queue that was replaced.
+        if self._rebased is not None and self._rebased[0] == end:
             return
-        if self._waiting_end < end.next:
-            self._pull(end.next)
         try:
             consumer.ack_through(end.next - 1)
         except (TransientStorageError, Conflict) as error:
             log.warning("acknowledging through %d is put off: %s", end.next - 1, error)
             return
-        self._acked = end.next
-        del self._waiting[: len(self._waiting) - len(self._waiting_from(end.next))]
+        self._waiting = self._waiting_from(end.next)
         self._measures.forget_before(end.next)
 
     def _filter(self, start: SourceOffset | None) -> TransactionFilter:
@@ -240,16 +267,30 @@ class StreamDriver:
             return TransactionFilter(prefix)
         return TransactionFilter.from_dict(start.transactions, prefix)
 
-    def _from(self, begin: int, most: int | None) -> list[BatchDescriptor]:
-        """Entries that wait from ``begin`` on, at least as many as a trigger may take."""
-        waiting = self._waiting_from(begin)
-        if self._target is not None and begin >= self._target:
-            return []
-        if most is None or len(waiting) < most:
-            if not waiting and self._target is None:
+    def _wait_for(self, begin: int, limits: Limits) -> list[BatchDescriptor]:
+        """Entries in a row from ``begin`` on that this trigger may read."""
+        stop = EVERYTHING if self._target is None else self._target
+        if limits.batches is not None:
+            stop = min(stop, begin + limits.batches)
+        elif limits.bytes is not None or limits.records is not None:
+            stop = min(stop, begin + READ_AHEAD)
+        if self._handed_out < stop:
+            idle = not self._waiting_from(begin)
+            if idle and self._target is None:
                 self._await_poll()
-            self._pull(_ALL if most is None else begin + most)
-            waiting = self._waiting_from(begin)
+            # One more than is wanted: its age is the lag the progress shows.
+            self._hand_out(stop + 1)
+        waiting = self._waiting_from(begin)
+        waiting = waiting[: bisect_left(waiting, stop, key=_sequence)]
+        self._idle_at = None if waiting else self._runtime.monotonic()
+        if waiting and waiting[-1].sequence - waiting[0].sequence >= len(waiting):
+            # A loss that was allowed, in the middle: a micro-batch ends at it.
+            gap = next(
+                index
+                for index in range(1, len(waiting))
+                if waiting[index].sequence != waiting[index - 1].sequence + 1
+            )
+            waiting = waiting[:gap]
         return waiting
 
     def _await_poll(self) -> None:
@@ -258,16 +299,50 @@ class StreamDriver:
         Waits and then looks, rather than answering from the last look: an answer older than
         the call would let ``processAllAvailable()`` return before it saw what was there.
         """
-        if self._polled_at is not None:
-            due = self._polled_at + self._options.poll_interval_ms / 1000
+        if self._idle_at is not None:
+            due = self._idle_at + self._options.poll_interval_ms / 1000
             left = due - self._runtime.monotonic()
             if left > 0:
                 self._runtime.sleep(left)
 
-    def _pull(self, stop: int) -> None:
+    def _hand_out(self, stop: int) -> None:
         """Have the consumer hand out entries below ``stop``, as far as there are any."""
         assert self._consumer is not None
-        wanted = min(stop - self._waiting_end, _ALL) if self._waiting else _ALL
-        got = self._consumer.next_descriptors(wanted)
-        self._waiting.extend(got)
-        self._polled_at = None if got else self._runtime.monotonic()
+        if self._handed_out < stop:
+            wanted = min(stop - self._handed_out, EVERYTHING)
+            self._waiting.extend(self._consumer.next_descriptors(wanted))
+
+    def _between(self, begin: int, stop: int) -> list[BatchDescriptor]:
+        """Exactly the entries [begin, stop).
+
+        Raises:
+            DataLoss: They are gone, unless that is allowed.
+            QueueReset: The queue ends before them, unless that is allowed.
+        """
+        if begin >= stop:
+            return []
+        self._hand_out(stop)
+        found = self._waiting_from(begin)
+        found = found[: bisect_left(found, stop, key=_sequence)]
+        if len(found) < stop - begin:
+            assert self._consumer is not None
+            end = self._consumer.next_sequence
+            message = (
+                f"the checkpoint needs sequences {begin} to {stop - 1} of manifest "
+                f"{self._config.manifest_path!r}, of which {len(found)} are left; it holds "
+                f"{self._waiting[0].sequence if self._waiting else end} to {end - 1}"
+            )
+            if self._options.fail_on_data_loss:
+                if end < stop:
+                    raise QueueReset(f"{message}. The queue was replaced or went backwards.")
+                oldest = found[0].sequence if found else stop
+                raise DataLoss(self._config.manifest_path, begin, oldest, f"So {message}.")
+            log.warning("data loss allowed: %s", message)
+        return found
+
+    def _waiting_from(self, sequence: int) -> list[BatchDescriptor]:
+        return self._waiting[bisect_left(self._waiting, sequence, key=_sequence) :]
+
+
+def _sequence(descriptor: BatchDescriptor) -> int:
+    return descriptor.sequence

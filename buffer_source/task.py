@@ -1,9 +1,9 @@
-"""What a task does on an executor: fetch ahead, decode, cut into record batches."""
+"""What a task does on an executor: download ahead, decode, cut into record batches."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from buffer_source.options import SourceOptions
@@ -24,25 +24,31 @@ def read_batches(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of some batches, in order, while later ones are still being downloaded.
 
+    Only downloads run ahead; batches are decoded here, one after the other, so a worker holds
+    its budget of stored bytes and the batch it decodes, not the decoded form of everything
+    in flight.
+
     Raises:
         PoisonBatch: A batch is missing, unreadable or outside the data prefix.
         InvalidInput: A STRING column was asked for and a record is not UTF-8.
     """
     builder = RowBuilder(schema)
-    handle = fetch_handle(options)
-    batches = fetch_many(
-        handle.fetch_arrow,
+    handle = _handle(options)
+    stored = fetch_many(
+        handle.fetch_raw,
         descriptors,
         concurrency=options.fetch_concurrency,
         max_in_flight_bytes=options.max_in_flight_bytes,
         runtime=SystemRuntime(),
     )
-    for batch in batches:
+    for raw in stored:
+        batch = handle.decode_arrow(raw)
+        del raw  # or two stored batches would live beside the budget
         yield from builder.pieces(batch)
-        del batch  # Not while the next one is decoded.
+        del batch
 
 
-@cache
-def fetch_handle(options: SourceOptions) -> FetchHandle:
-    """One handle, and so one set of connections, in a worker process."""
+@lru_cache(maxsize=32)
+def _handle(options: SourceOptions) -> FetchHandle:
+    """One handle, and so one set of connections, for all tasks of a worker process."""
     return FetchHandle.of(options.consumer)

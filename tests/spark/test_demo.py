@@ -1,0 +1,56 @@
+"""The README's first command, shortened: interrupted, killed, and started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def start(output: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "notebooks.demo", "--seconds", "12", "--output", str(output)],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def read_until(demo: subprocess.Popen[str], least_written: int) -> None:
+    """Read lines until so many rows are in Parquet."""
+    assert demo.stdout is not None
+    for line in demo.stdout:
+        words = line.replace(",", "").split()
+        if words[1:2] == ["durable"] and int(words[2]) >= least_written:
+            return
+    pytest.fail(f"the demo ended with {demo.wait()} before anything was written")
+
+
+@pytest.mark.slow
+def test_interrupted_and_killed_it_resumes_and_every_record_is_there_once(tmp_path: Path) -> None:
+    interrupted = start(tmp_path)
+    read_until(interrupted, 1)
+    interrupted.send_signal(signal.SIGINT)
+    said, _ = interrupted.communicate(timeout=60)
+    assert interrupted.returncode == 130, said
+    assert "the same command resumes" in said
+
+    killed = start(tmp_path)
+    read_until(killed, 1)
+    os.kill(killed.pid, signal.SIGKILL)
+    said, _ = killed.communicate(timeout=60)
+    assert "Traceback" not in said
+
+    last = start(tmp_path)
+    said, _ = last.communicate(timeout=240)
+    assert last.returncode == 0, said
+    assert "resuming: " in said
+    assert "every record once: 336,776 of 336,776" in said
+    assert (tmp_path / "local" / "demo.png").read_bytes().startswith(b"\x89PNG")
