@@ -1,0 +1,357 @@
+"""What runs in the simulated processes: producers, consumers and the Spark sink's driver.
+
+An actor outlives its processes: what it remembers between them is what a real system would
+have stored elsewhere (the source's position, the sink's transaction).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import closing
+
+from buffer_sink.committer import Committer
+from buffer_sink.messages import Group, Moment, Upload
+from buffer_sink.options import SinkOptions
+from opendata_buffer.config import ConsumerConfig, ProducerConfig
+from opendata_buffer.consumer import Consumer
+from opendata_buffer.descriptors import BatchDescriptor, ConsumedBatch
+from opendata_buffer.durability import WriteHandle
+from opendata_buffer.errors import (
+    CommitStateUnknown,
+    Conflict,
+    DataLoss,
+    Fenced,
+    FlushFailed,
+    OpenDataBufferError,
+    PoisonBatch,
+    QueueFull,
+    TransientStorageError,
+)
+from opendata_buffer.fetch import FetchHandle, fetch_many
+from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.keys import Transaction, batch_key
+from opendata_buffer.formats.manifest import Metadata
+from opendata_buffer.producer import Producer
+from opendata_buffer.testing.model import Record
+from opendata_buffer.transactions import TransactionFilter
+from tests.simulation.world import PREFIX, Node, World
+
+PASSING = (TransientStorageError, Conflict)
+"""What a caller answers with another try."""
+
+FAILURES = (*PASSING, CommitStateUnknown, FlushFailed, QueueFull)
+"""What a producer may answer when storage fails for long."""
+
+
+def payload(records: list[Record]) -> bytes:
+    """What the model expects a range of these records to say."""
+    return f"{records[0].producer}:{records[0].number}+{len(records)}".encode()
+
+
+class PlainProducer:
+    """Produces numbers without an identity, and never one of them twice."""
+
+    def __init__(self, world: World, name: str, count: int) -> None:
+        self._world = world
+        self.name = name
+        self._count = count
+        self._next = 0
+
+    @property
+    def done(self) -> bool:
+        return self._next >= self._count
+
+    def live(self, node: Node, config: ProducerConfig) -> None:
+        """One process's life."""
+        producer = self._world.patiently(node, lambda: self._open(node, config))
+        while not self.done:
+            size = 1 + self._world.draw(3)
+            records = [Record(self.name, self._next + n) for n in range(size)]
+            # Before the call: an answer that is never learned counts as produced.
+            self._next += size
+            handle = producer.produce(
+                [record.encode() for record in records], metadata=payload(records)
+            )
+            watch(self._world, handle, records)
+            if self._world.chance(0.1):
+                self._flush(producer.flush)
+            if self._world.chance(0.7):
+                node.runtime.sleep(self._world.uniform(0, 0.3))
+        self._flush(producer.close)
+
+    def _open(self, node: Node, config: ProducerConfig) -> Producer:
+        return Producer(config, store=node.store, runtime=node.runtime)
+
+    def _flush(self, flush: Callable[[], None]) -> None:
+        try:
+            flush()
+        except FlushFailed as error:
+            self._world.log(f"{self.name}: {error}")
+
+
+class TransactionalProducer:
+    """Produces numbered transactions and repeats what it does not know to be durable."""
+
+    SIZE = 2
+
+    def __init__(self, world: World, name: str, transactions: int) -> None:
+        self._world = world
+        self.name = name
+        self._transactions = transactions
+        self._confirmed = 0
+        self._durable: set[int] = set()
+
+    @property
+    def done(self) -> bool:
+        return self._confirmed >= self._transactions
+
+    @property
+    def records(self) -> int:
+        """How many there are when all is done."""
+        return self._transactions * self.SIZE
+
+    def live(self, node: Node, config: ProducerConfig) -> None:
+        """One process's life: one producer after the other, until all is durable."""
+        while not self.done:
+            producer = self._world.patiently(
+                node, lambda: Producer(config, store=node.store, runtime=node.runtime)
+            )
+            self._produce(node, producer)
+            try:
+                producer.close()
+            except FlushFailed as error:
+                self._world.log(f"{self.name}: {error}")
+
+    def _produce(self, node: Node, producer: Producer) -> None:
+        for number in range(self._confirmed, self._transactions):
+            first = number * self.SIZE
+            records = [Record(self.name, first + n) for n in range(self.SIZE)]
+            try:
+                handle = producer.produce(
+                    [record.encode() for record in records],
+                    metadata=payload(records),
+                    transaction=Transaction(self.name, number),
+                )
+            except FlushFailed:
+                return
+            watch(self._world, handle, records, lambda number=number: self._settled(number))
+            if self._world.chance(0.3):
+                try:
+                    handle.watcher.await_durable()
+                except FAILURES:
+                    return
+            node.runtime.sleep(self._world.uniform(0, 0.3))
+
+    def _settled(self, number: int) -> None:
+        self._durable.add(number)
+        while self._confirmed in self._durable:
+            self._confirmed += 1
+        if any(each > self._confirmed for each in self._durable):
+            self._world.fail(f"{self.name}: {self._durable} durable without {self._confirmed}")
+
+
+class SinkDriver:
+    """The driver of a Spark query that writes: many uploads, one append per micro-batch."""
+
+    SIZE = 2
+
+    def __init__(self, world: World, name: str, batches: int) -> None:
+        self._world = world
+        self.name = name
+        self._batches = batches
+        self._committed = 0
+
+    @property
+    def done(self) -> bool:
+        return self._committed >= self._batches
+
+    @property
+    def records(self) -> int:
+        """How many there are when all is done; micro-batches differ in size."""
+        return self._first(self._batches)
+
+    def _first(self, batch: int) -> int:
+        return sum(self.SIZE * (1 + n % 3) for n in range(batch))
+
+    def live(self, node: Node, config: ProducerConfig) -> None:
+        """One process's life; a failed commit makes it start the query again."""
+        options = SinkOptions(queue=config, gc_grace_period_ms=config.gc_grace_period_ms)
+        committer = Committer(node.store, options, node.runtime)
+        while not self.done:
+            try:
+                self._micro_batch(node, committer, self._committed)
+            except FAILURES as error:
+                self._world.log(f"{self.name}: {error}")
+                committer = Committer(node.store, options, node.runtime)
+            node.runtime.sleep(self._world.uniform(0, 0.5))
+
+    def _micro_batch(self, node: Node, committer: Committer, batch: int) -> None:
+        transaction = Transaction(self.name, batch)
+        planned = Moment.now(node.runtime)
+        records = [Record(self.name, n) for n in range(self._first(batch), self._first(batch + 1))]
+        uploads = []
+        for start in range(0, len(records), self.SIZE):
+            part = records[start : start + self.SIZE]
+            location = batch_key(PREFIX, node.runtime.ulid(), transaction)
+            data = encode_batch([record.encode() for record in part])
+            node.store.put(location, data)
+            ranges = (Metadata(0, node.runtime.now_ms(), payload(part)),)
+            uploads.append(Upload(location, len(part), len(data), ranges))
+        appended = committer.commit(Group(transaction, planned, tuple(uploads)))
+        self._committed = batch + 1
+        if appended:
+            for n, upload in enumerate(uploads):
+                part = records[n * self.SIZE : (n + 1) * self.SIZE]
+                sequence = self._world.model.sequences[upload.location]
+                self._world.model.reported_durable(part, sequence, upload.location)
+
+
+class Reader:
+    """One life of a consumer that writes batches and its position in one transaction.
+
+    It starts where the sink is, and ends when it was fenced or overtaken.
+    """
+
+    def __init__(self, world: World, node: Node) -> None:
+        self._world = world
+        self._model = world.model
+        self._node = node
+        self._position = self._model.sink.position
+        self._filter = TransactionFilter(PREFIX)
+        if self._model.sink.state is not None:
+            self._filter = TransactionFilter.from_json(self._model.sink.state, PREFIX)
+        self._idle_s = 0.05
+
+    def live(self, config: ConsumerConfig) -> None:
+        """From the claim of the queue to the fence."""
+        try:
+            consumer = self._world.patiently(self._node, lambda: self._claim(config))
+        except DataLoss as error:
+            if self._model.sink.position == self._position:
+                self._world.fail(error)
+            return
+        try:
+            read = self._serial if self._world.chance(0.5) else self._read_ahead
+            read(consumer)
+        except Fenced as error:
+            self._world.log(f"{self._node.name}: {error}")
+        try:
+            consumer.close()
+        except (Fenced, *PASSING) as error:
+            self._world.log(f"{self._node.name}: closed without acknowledging: {error}")
+
+    def _claim(self, config: ConsumerConfig) -> Consumer:
+        return Consumer(config, self._position, store=self._node.store, runtime=self._node.runtime)
+
+    def _serial(self, consumer: Consumer) -> None:
+        while True:
+            try:
+                batch = consumer.next_batch()
+                if batch is None:
+                    consumer.flush()
+                    self._idle()
+                    continue
+                if not self._deliver(batch):
+                    return
+                self._until_done(lambda batch=batch: consumer.ack(batch.sequence))
+            except PASSING:
+                self._node.runtime.sleep(0.5)
+            except PoisonBatch as error:
+                if not self._skip(consumer, error):
+                    return
+                self._until_done(lambda error=error: consumer.ack(error.sequence))
+
+    def _read_ahead(self, consumer: Consumer) -> None:
+        handle = consumer.fetch_handle()
+        pending: list[BatchDescriptor] = []
+        acked = self._position
+        while True:
+            try:
+                if not pending:
+                    pending = consumer.next_descriptors(1 + self._world.draw(8))
+                if not pending:
+                    self._idle()
+                    continue
+                batches = self._fetch(handle, pending)
+                with closing(batches):
+                    for batch in batches:
+                        if not self._deliver(batch):
+                            return
+                        pending.pop(0)
+                if self._position is not None and self._position != acked:
+                    consumer.ack_through(self._position)
+                    acked = self._position
+            except PASSING:
+                self._node.runtime.sleep(0.5)
+            except PoisonBatch as error:
+                if not self._skip(consumer, error):
+                    return
+                pending.pop(0)
+
+    def _fetch(
+        self, handle: FetchHandle, pending: list[BatchDescriptor]
+    ) -> Generator[ConsumedBatch, None, None]:
+        # A generator of our own: fetch_many returns a mere map() for a single batch.
+        yield from fetch_many(
+            handle.fetch,
+            list(pending),
+            concurrency=1 + self._world.draw(4),
+            max_in_flight_bytes=1_000_000,
+            runtime=self._node.runtime,
+        )
+
+    def _until_done(self, call: Callable[[], None]) -> None:
+        self._world.patiently(self._node, call)
+
+    def _idle(self) -> None:
+        self._node.runtime.sleep(self._idle_s)
+        self._idle_s = min(60 if self._world.calm else 5, self._idle_s * 1.5)
+
+    def _deliver(self, batch: ConsumedBatch) -> bool:
+        self._idle_s = 0.05
+        if self._position is not None and batch.sequence != self._position + 1:
+            self._world.fail(f"{self._node.name}: {batch.sequence} follows {self._position}")
+        records = self._model.check_batch(
+            batch.sequence, batch.location, batch.entries, batch.metadata
+        )
+        # Time passes between reading and writing: a zombie writes late.
+        self._node.runtime.sleep(self._world.uniform(0, 0.05))
+        passed = self._filter.offer(batch.sequence, batch.location)
+        return self._write(batch.sequence, records if passed else [])
+
+    def _skip(self, consumer: Consumer, error: PoisonBatch) -> bool:
+        """Pass by a batch nobody promised; it is not offered, so its repeat will pass."""
+        self._model.poison(error.sequence, error.location)
+        self._until_done(lambda: consumer.skip(error.sequence))
+        return self._write(error.sequence, [])
+
+    def _write(self, sequence: int, records: list[Record]) -> bool:
+        state = self._filter.to_json()
+        if not self._model.write_sink(self._position, sequence, records, state):
+            self._world.log(f"{self._node.name}: overtaken at {sequence}")
+            return False
+        self._world.log(f"{self._node.name}: wrote batch {sequence}, {len(records)} records")
+        self._position = sequence
+        return True
+
+
+def watch(
+    world: World,
+    handle: WriteHandle,
+    records: list[Record],
+    settled: Callable[[], None] = lambda: None,
+) -> None:
+    """Tell the model as soon as the handle says that the records are durable."""
+
+    def done() -> None:
+        try:
+            durable = handle.watcher.result()
+        except OpenDataBufferError as error:
+            if not isinstance(error, FAILURES):
+                world.fail(f"{records[0]} failed with {error!r}")
+            return
+        assert durable is not None
+        world.model.reported_durable(records, durable.sequence, durable.location)
+        settled()
+
+    handle.watcher.add_done_callback(done)

@@ -1,0 +1,210 @@
+"""One simulated deployment: a shared store, a network per process, faults, and the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, ProducerConfig
+from opendata_buffer.errors import Conflict, TransientStorageError
+from opendata_buffer.formats.batch import Compression
+from opendata_buffer.formats.keys import parse_location
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.faults import FaultPlan, FaultyStore
+from opendata_buffer.testing.model import DeliveryModel, WatchedStore
+from opendata_buffer.testing.simulation import SimRuntime, SimTask, Simulation
+
+T = TypeVar("T")
+
+PREFIX = "ingest"
+MANIFEST = "ingest/manifest"
+MAX_SKEW_MS = 15 * 60 * 1000
+DRAIN_S = 6 * 3600.0
+
+
+@dataclass(frozen=True)
+class Node:
+    """One process of the deployment and its way to the store."""
+
+    name: str
+    runtime: SimRuntime
+    store: FaultyStore
+
+
+class World:
+    """A deployment whose every choice comes from the seed.
+
+    Attributes:
+        grace_s: The collector's grace period, seconds.
+        plan: The faults of every process's network.
+        calm: Set when faults are healed and nobody is killed or paused any more.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.simulation = Simulation(seed)
+        self.model = DeliveryModel(self.simulation.fail, PREFIX, MANIFEST)
+        self.memory = MemoryStore("simulation", now_ms=self.simulation.now_ms)
+        self.fail = self.simulation.fail
+        self.log = self.simulation.log
+        self.calm = False
+        self.grace_s = self.uniform(60, 600)
+        self.plan = FaultPlan(
+            cas_lost_after=self.uniform(0.01, 0.30),
+            cas_lost_before=self.uniform(0.01, 0.30),
+            cas_late=self.uniform(0.01, 0.30),
+            get_errors=self.uniform(0, 0.1),
+            put_errors=self.uniform(0, 0.2),
+            list_errors=self.uniform(0, 0.2),
+            partial_lists=self.uniform(0, 0.3),
+            delete_errors=self.uniform(0, 0.3),
+            stalls=self.uniform(0, 0.01),
+            stall_ms=self.uniform(1_000, 60_000),
+            get_ms=self.uniform(5, 100),
+            put_ms=self.uniform(5, 200),
+            cas_ms=self.uniform(5, 100),
+            list_ms=self.uniform(5, 100),
+            delete_ms=self.uniform(5, 100),
+            jitter=0.5,
+        )
+        self.director = self.simulation.process("director")
+        self._nodes: list[Node] = []
+
+    # Chance.
+
+    def chance(self, probability: float) -> bool:
+        return self.simulation.random.random() < probability
+
+    def draw(self, below: int) -> int:
+        return self.simulation.random.randrange(below)
+
+    def uniform(self, low: float, high: float) -> float:
+        return self.simulation.random.uniform(low, high)
+
+    # Processes.
+
+    def node(self, name: str) -> Node:
+        """A new process; every second one has a clock that is up to 15 minutes wrong."""
+        runtime = self.simulation.process(
+            f"{name}#{len(self._nodes)}",
+            clock_skew_ms=self.draw(2 * MAX_SKEW_MS) - MAX_SKEW_MS if self.chance(0.5) else 0,
+        )
+        watched = WatchedStore(self.memory, self.simulation, self.model, runtime.name)
+        store = FaultyStore(watched, runtime, self.plan, seed=self.draw(2**32))
+        node = Node(runtime.name, runtime, store)
+        self._nodes.append(node)
+        return node
+
+    def patiently(self, node: Node, call: Callable[[], T]) -> T:
+        """Try again while storage does not answer."""
+        while True:
+            try:
+                return call()
+            except (TransientStorageError, Conflict) as error:
+                self.log(f"{node.name}: {error}")
+                node.runtime.sleep(1)
+
+    def supervise(
+        self,
+        name: str,
+        live: Callable[[Node], None],
+        finished: Callable[[], bool],
+        *,
+        zombies: bool = False,
+    ) -> SimTask:
+        """Keep a process of this name alive until its work is done, and be cruel to it."""
+
+        def body() -> None:
+            while not finished():
+                node = self.node(name)
+                task = node.runtime.spawn(lambda node=node: live(node), "main")
+                while task.is_alive():
+                    task.join(self.uniform(0.1, 20))
+                    if not task.is_alive() or self.calm:
+                        task.join()
+                    elif self._torment(node, zombies):
+                        break
+                self.director.sleep(self.uniform(0, 1))
+
+        return self.director.spawn(body, f"supervisor of {name}")
+
+    def _torment(self, node: Node, zombies: bool) -> bool:
+        """Do something to a process. True when another one shall take its place."""
+        match self.draw(8):
+            case 0 | 1:
+                self.simulation.kill(node.runtime)
+                # What it had sent may still arrive.
+                if self.chance(0.5):
+                    self.director.sleep(self.uniform(0, 2))
+                    node.store.land_late_puts()
+                return True
+            case 2:
+                self.simulation.pause(node.runtime, self.uniform(0, 10))
+            case 3:
+                self.simulation.pause(node.runtime, self.uniform(0, 2.5 * self.grace_s))
+                return zombies and self.chance(0.7)
+            case 4:
+                node.runtime.clock_skew_ms = self.draw(2 * MAX_SKEW_MS) - MAX_SKEW_MS
+            case 5:
+                return zombies
+        return False
+
+    def heal(self) -> None:
+        """Let everything be well from now on."""
+        self.calm = True
+        self.log("all faults are healed")
+        self.plan = FaultPlan(get_ms=20, put_ms=20, cas_ms=20, list_ms=20, delete_ms=20)
+        for node in self._nodes:
+            node.store.plan = self.plan
+            node.store.land_late_puts()
+
+    # The end.
+
+    def await_drained(self) -> None:
+        """Wait until the consumer has taken everything."""
+        until = self.simulation.now + DRAIN_S
+        while self.model.manifest.entry_count or not self.model.sink.holds(
+            self.model.manifest.next_sequence - 1
+        ):
+            if self.simulation.now > until:
+                self.fail(f"not drained after {DRAIN_S} s: {self.model.manifest}")
+            self.director.sleep(10)
+
+    def check_no_leaks(self) -> None:
+        """Wait until the collector must have been here, and look what it left."""
+        self.director.sleep(4 * self.grace_s + 2 * MAX_SKEW_MS / 1000 + 3 * 120)
+        left = [
+            info.key
+            for info in self.memory.list("").objects
+            if parse_location(info.key, PREFIX) is not None
+        ]
+        if left:
+            self.fail(f"the collector left {left}")
+
+    # Settings.
+
+    def producer_config(self) -> ProducerConfig:
+        grace_ms = int(self.grace_s * 1000)
+        return ProducerConfig(
+            store="memory://simulation",
+            data_path_prefix=PREFIX,
+            flush_interval_ms=50 + self.draw(200),
+            compression=Compression(self.draw(2)),
+            upload_concurrency=1 + self.draw(4),
+            max_buffered_inputs=2 + self.draw(20),
+            delivery_timeout_ms=5_000 + self.draw(120_000),
+            cas_deadline_ms=1_000 + self.draw(min(60_000, grace_ms // 2 - 1_000)),
+            gc_grace_period_ms=grace_ms,
+        )
+
+    def consumer_config(self) -> ConsumerConfig:
+        return ConsumerConfig(
+            store="memory://simulation",
+            data_path_prefix=PREFIX,
+            ack_interval=1 + self.draw(10),
+            cas_deadline_ms=1_000 + self.draw(60_000),
+            gc=GarbageCollectorConfig(
+                interval_ms=int(1000 * self.uniform(5, 120)),
+                grace_period_ms=int(self.grace_s * 1000),
+            ),
+        )
