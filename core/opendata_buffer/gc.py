@@ -272,6 +272,10 @@ class GarbageCollector:
             if self._task.is_alive():
                 log.warning("the store still holds a request of the stopped collector")
 
+    def abandon(self) -> None:
+        """End the thread when it next wakes; takes no lock and waits for nothing."""
+        self._stopping = True
+
     def _loop(self) -> None:
         interval_s = self._config.gc.interval_ms / 1000
         while not self._stopping:
