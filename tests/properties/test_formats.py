@@ -1,0 +1,216 @@
+"""What holds for all values: round trips, two paths that agree, decoders without surprises."""
+
+from __future__ import annotations
+
+import struct
+
+import pyarrow as pa
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from opendata_buffer.errors import CorruptBatch, CorruptManifest, InvalidInput
+from opendata_buffer.formats.arrow import decode_arrow, encode_arrow_block
+from opendata_buffer.formats.batch import (
+    Compression,
+    decode_batch,
+    encode_batch,
+    join_records,
+    open_batch,
+    seal_block,
+    split_records,
+)
+from opendata_buffer.formats.invariants import check_transition
+from opendata_buffer.formats.keys import batch_key, is_confined, parse_location
+from opendata_buffer.formats.manifest import Manifest, NewEntry, QueueEntry
+from tests.properties.strategies import locations, many_records, new_entries, records
+
+compressions = st.sampled_from(Compression)
+CAP = 1 << 20
+
+
+@given(records | many_records, compressions)
+@example([], Compression.ZSTD)
+@example([b""] * 3000, Compression.NONE)
+def test_list_and_arrow_paths_agree_both_ways(
+    values: list[bytes], compression: Compression
+) -> None:
+    block = join_records(values)
+    by_arrow, count = encode_arrow_block(pa.array(values, pa.binary()))
+    assert bytes(by_arrow) == block
+    assert count == len(values)
+    data = encode_batch(values, compression)
+    assert open_batch(data)[1] == block
+    assert seal_block(by_arrow, count, compression) == data
+    assert decode_batch(data) == decode_arrow(data).to_pylist() == values
+    assert split_records(block, count) == values
+
+
+@given(records, st.data())
+def test_slices_of_arrow_arrays_encode_what_they_show(
+    values: list[bytes], data: st.DataObject
+) -> None:
+    kind = data.draw(st.sampled_from([pa.binary(), pa.large_binary(), pa.binary_view()]))
+    offset = data.draw(st.integers(0, len(values)))
+    length = data.draw(st.integers(0, len(values)))
+    array = pa.array(values, pa.binary()).cast(kind).slice(offset, length)
+    block, count = encode_arrow_block(array)
+    assert bytes(block) == join_records(values[offset : offset + length])
+    assert count == len(array)
+
+
+def mutate(raw: bytes, data: st.DataObject) -> bytes:
+    """Some damage: patched, cut out, repeated or inserted bytes."""
+    damaged = bytearray(raw)
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(damaged)))
+        what = data.draw(st.sampled_from(["patch", "number", "cut", "repeat", "insert"]))
+        size = data.draw(st.integers(1, 16))
+        if what == "patch":
+            damaged[at : at + 1] = data.draw(st.binary(min_size=1, max_size=1))
+        elif what == "number":
+            value = data.draw(st.sampled_from([0, 1, 3, 4, 2**31 - 1, 2**31, 2**32 - 1]))
+            damaged[at : at + 4] = struct.pack("<I", value)
+        elif what == "cut":
+            del damaged[at : at + size]
+        elif what == "repeat":
+            damaged[at:at] = damaged[at : at + size]
+        else:
+            damaged[at:at] = data.draw(st.binary(min_size=size, max_size=size))
+    return bytes(damaged)
+
+
+@given(records | many_records, compressions, st.data())
+def test_f15_to_f22_damaged_batches_decode_alike_or_are_refused(
+    values: list[bytes], compression: Compression, data: st.DataObject
+) -> None:
+    damaged = mutate(encode_batch(values, compression), data)
+    try:
+        found: list[bytes] | None = decode_batch(damaged, CAP)
+    except CorruptBatch:
+        found = None
+    try:
+        by_arrow: list[bytes] | None = decode_arrow(damaged, CAP).to_pylist()
+    except CorruptBatch:
+        by_arrow = None
+    assert by_arrow == found
+    if found is not None and open_batch(damaged)[0].compression == Compression.NONE:
+        # What decodes is a v1 batch: encoding it again gives the very bytes.
+        assert encode_batch(found) == damaged
+
+
+@given(st.binary(max_size=200))
+@example(b"\x01\x00\x00\x00\x00\x01\x00")
+@example(b"\x00\xff\xff\xff\xff\x01\x00")
+def test_any_bytes_are_a_batch_or_refused(raw: bytes) -> None:
+    for tail in (b"", b"\x00\x01\x00\x00\x00\x01\x00", b"\x01\x2c\x01\x00\x00\x01\x00"):
+        for decode in (decode_batch, decode_arrow):
+            try:
+                decode(raw + tail, CAP)
+            except CorruptBatch:
+                continue
+
+
+@given(st.lists(st.lists(new_entries, max_size=3), max_size=4), st.integers(0, 2**63))
+def test_manifests_round_trip_through_groups(groups: list[list[NewEntry]], first: int) -> None:
+    manifest = Manifest.parse(struct.pack("<IQQH", 0, first, 0, 1))
+    for group in groups:
+        after = manifest.append(group)
+        check_transition(manifest, after)
+        manifest = after
+    flat = [entry for group in groups for entry in group]
+    wanted = tuple(
+        QueueEntry(first + index, entry.location, entry.metadata)
+        for index, entry in enumerate(flat)
+    )
+    again = Manifest.parse(manifest.raw)
+    again.check()
+    assert again.entries() == manifest.entries() == wanted
+    for entry in reversed(wanted):
+        oldest = next(other.sequence for other in wanted if other.location == entry.location)
+        assert again.find(entry.location) == oldest
+
+
+@given(st.lists(new_entries, max_size=6), st.data())
+def test_dropping_and_reading_are_slicing(entries: list[NewEntry], data: st.DataObject) -> None:
+    manifest = Manifest.empty().append(entries)
+    whole = manifest.entries()
+    start = data.draw(st.integers(0, len(entries)))
+    limit = data.draw(st.integers(0, len(entries)))
+    assert Manifest.parse(manifest.raw).entries(start, limit) == whole[start : start + limit]
+    dropped = manifest.drop_through(start - 1)
+    check_transition(manifest, dropped)
+    assert dropped.entries() == Manifest.parse(dropped.raw).entries() == whole[start:]
+    # Appending before or after dropping makes no difference.
+    more = [NewEntry("p/more")]
+    assert manifest.append(more).drop_through(start - 1) == dropped.append(more)
+
+
+@given(st.lists(new_entries, max_size=5), st.data())
+def test_f15_to_f19_and_f28_damaged_manifests_are_refused_or_whole(
+    entries: list[NewEntry], data: st.DataObject
+) -> None:
+    damaged = mutate(Manifest.empty().append(entries).raw, data)
+    try:
+        manifest = Manifest.parse(damaged)
+    except CorruptManifest:
+        return
+    # Appending works without looking at the entries; whatever they are, they stay.
+    try:
+        assert manifest.append([NewEntry("p")]).raw.startswith(damaged[:-22])
+    except InvalidInput:
+        assert manifest.next_sequence == 2**64 - 1
+    try:
+        manifest.check()
+    except CorruptManifest:
+        return
+    found = manifest.entries()
+    assert [entry.sequence for entry in found] == list(
+        range(manifest.first_sequence, manifest.next_sequence)
+    )
+    # What is accepted is v1: building it again gives the very bytes.
+    if all(entry.location for entry in found):
+        empty = Manifest.parse(struct.pack("<IQQH", 0, manifest.first_sequence, manifest.epoch, 1))
+        again = empty.append([NewEntry(entry.location, entry.metadata) for entry in found])
+        assert again.raw == damaged
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_manifest_or_refused(raw: bytes) -> None:
+    for candidate in (raw, raw + struct.pack("<IQQH", 1, 1, 0, 1)):
+        try:
+            manifest = Manifest.parse(candidate)
+            manifest.check()
+        except CorruptManifest:
+            continue
+
+
+@given(locations, st.text(max_size=20))
+def test_f23_f24_no_text_is_confined_that_is_not_below_the_prefix(
+    location: str, prefix: str
+) -> None:
+    ulid = "01J5T4R3KXBMZ7QV9N2WG8YDHP"
+    if is_confined(location, prefix):
+        assert location.startswith(prefix + "/")
+        assert not {".", "..", ""} & set(location.split("/"))
+    legal = not ({".", "..", ""} & set(prefix.split("/")))
+    legal = legal and not any(ord(c) < 32 or 127 <= ord(c) < 160 for c in prefix)
+    key = batch_key(prefix, ulid)
+    assert is_confined(key, prefix) == legal
+    assert parse_location(key, prefix) is not None
+
+
+@pytest.mark.parametrize("compression", list(Compression))
+def test_every_single_byte_patch_of_a_batch(compression: Compression) -> None:
+    good = encode_batch([b"hello", b"", b"x" * 20], compression)
+    for at in range(len(good)):
+        for value in (0, 1, 127, 128, 255):
+            patched = good[:at] + bytes([value]) + good[at + 1 :]
+            try:
+                found: list[bytes] | None = decode_batch(patched, CAP)
+            except CorruptBatch:
+                found = None
+            try:
+                assert decode_arrow(patched, CAP).to_pylist() == found
+            except CorruptBatch:
+                assert found is None

@@ -1,0 +1,99 @@
+"""Hostile bytes may not cost more memory than the cap allows, measured on a fresh process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+CAP_MIB = 32
+
+# Decodes one hostile object by both paths and prints how far the process's peak memory rose,
+# in MiB. Peak RSS sees Arrow's and zstd's own allocations, which tracemalloc does not.
+PROBE = f"""
+import resource, struct, sys
+import pyarrow as pa, zstandard
+from opendata_buffer.errors import CorruptBatch, CorruptManifest
+from opendata_buffer.formats.arrow import decode_arrow
+from opendata_buffer.formats.batch import decode_batch, encode_batch
+from opendata_buffer.formats.manifest import Manifest
+
+CAP = {CAP_MIB} << 20
+
+def footer(kind, count):
+    return struct.pack("<BIH", kind, count, 1)
+
+def streamed(mebibytes):
+    # A frame without content size, made without holding its content.
+    encoder = zstandard.ZstdCompressor(level=3).compressobj()
+    parts = [encoder.compress(bytes(1 << 20)) for _ in range(mebibytes)]
+    return b"".join(parts) + encoder.flush()
+
+def sized(mebibytes):
+    encoder = zstandard.ZstdCompressor(level=3).compressobj(size=mebibytes << 20)
+    parts = [encoder.compress(bytes(1 << 20)) for _ in range(mebibytes)]
+    return b"".join(parts) + encoder.flush()
+
+def rle(blocks):
+    block = (128 * 1024) << 3 | 1 << 1
+    body = b"".join((block | (n == blocks - 1)).to_bytes(3, "little") + b"\\0" for n in range(blocks))
+    return b"\\x28\\xb5\\x2f\\xfd\\x00\\x38" + body
+
+def manifest(count):
+    body = struct.pack("<QH", 0, 1) + b"x" + struct.pack("<I", count)
+    return struct.pack("<I", len(body)) + body + struct.pack("<IQQH", 1, 1, 0, 1)
+
+MANY = 1 << 20
+batches = {{
+    "nothing": lambda: b"",
+    "streamed bomb": lambda: streamed(256) + footer(1, MANY),
+    "sized bomb": lambda: sized(256) + footer(1, MANY),
+    "rle bomb": lambda: rle(2048) + footer(1, MANY),
+    "just under the cap, damaged": lambda: streamed({CAP_MIB}) + footer(1, MANY),
+    "many bombs": lambda: rle(64) * 32 + footer(1, MANY),
+    "huge count": lambda: footer(0, 2**32 - 1),
+    "huge count, zstd": lambda: sized(1) + footer(1, 2**32 - 1),
+    "huge window": lambda: b"\\x28\\xb5\\x2f\\xfd\\x00\\xf8\\x01\\x00\\x00" + footer(1, 2**32 - 1),
+    "huge metadata count": lambda: manifest(2**32 - 1),
+}}
+data = batches[sys.argv[1]]()
+warm = encode_batch([b"x" * 100] * 2000, 1)
+assert decode_arrow(warm).to_pylist() == decode_batch(warm)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for decode, refusal in (
+    (lambda: decode_arrow(data, CAP), CorruptBatch),
+    (lambda: decode_batch(data, CAP), CorruptBatch),
+    (lambda: Manifest.parse(data), CorruptManifest),
+):
+    try:
+        decode()
+    except refusal:
+        continue
+    raise SystemExit("hostile bytes were accepted")
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux only")
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "nothing",
+        "streamed bomb",
+        "sized bomb",
+        "rle bomb",
+        "just under the cap, damaged",
+        "many bombs",
+        "huge count",
+        "huge count, zstd",
+        "huge window",
+        "huge metadata count",
+    ],
+)
+def test_f17_f18_f21_f22_hostile_bytes_stay_below_twice_the_cap(hostile: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, hostile], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert float(done.stdout) < 2 * CAP_MIB

@@ -1,0 +1,452 @@
+from __future__ import annotations
+
+import copy
+import pickle
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from opendata_buffer.errors import CorruptManifest, InvalidInput
+from opendata_buffer.formats import manifest as module
+from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry, QueueEntry
+
+# Entry 7 "p/a" without metadata, entry 8 "é" with two items: every byte of the format.
+ENTRY_7 = (
+    b"\x11\x00\x00\x00"  # entry_len 17
+    b"\x07\x00\x00\x00\x00\x00\x00\x00"  # sequence
+    b"\x03\x00p/a"
+    b"\x00\x00\x00\x00"  # no metadata
+)
+ENTRY_8 = (
+    b"\x32\x00\x00\x00"  # entry_len 50
+    b"\x08\x00\x00\x00\x00\x00\x00\x00"
+    b"\x02\x00\xc3\xa9"
+    b"\x02\x00\x00\x00"  # two items
+    b"\x00\x00\x00\x00" + b"\xff\xff\xff\xff\xff\xff\xff\xff" + b"\x02\x00\x00\x00hi"
+    b"\x05\x00\x00\x00" + b"\x02\x00\x00\x00\x00\x00\x00\x00" + b"\x00\x00\x00\x00"
+)
+FOOTER = (
+    b"\x02\x00\x00\x00"  # entry_count
+    b"\x09\x00\x00\x00\x00\x00\x00\x00"  # next_sequence
+    b"\x03\x00\x00\x00\x00\x00\x00\x00"  # epoch
+    b"\x01\x00"  # version
+)
+RAW = ENTRY_7 + ENTRY_8 + FOOTER
+ENTRIES = (
+    QueueEntry(7, "p/a", ()),
+    QueueEntry(8, "é", (Metadata(0, -1, b"hi"), Metadata(5, 2, b""))),
+)
+
+
+def footer(count: int, next_sequence: int, epoch: int = 0, version: int = 1) -> bytes:
+    return struct.pack("<IQQH", count, next_sequence, epoch, version)
+
+
+def entry(
+    sequence: int,
+    location: bytes = b"p/x",
+    items: tuple[tuple[int, int, bytes], ...] = (),
+    **forged: int,
+) -> bytes:
+    """An entry's bytes; ``forged`` replaces the length and count fields."""
+    body = b"".join(
+        struct.pack("<IqI", start, time, forged.get("payload_len", len(payload))) + payload
+        for start, time, payload in items
+    )
+    body = (
+        struct.pack("<QH", sequence, forged.get("location_len", len(location)))
+        + location
+        + struct.pack("<I", forged.get("count", len(items)))
+        + body
+    )
+    return struct.pack("<I", forged.get("entry_len", len(body))) + body
+
+
+def queue(count: int, first: int = 0) -> Manifest:
+    raw = b"".join(entry(first + n, b"p/%d" % n) for n in range(count))
+    return Manifest.parse(raw + footer(count, first + count))
+
+
+def check(raw: bytes) -> None:
+    Manifest.parse(raw).check()
+
+
+# Reading
+
+
+def test_literal_bytes() -> None:
+    manifest = Manifest.parse(RAW)
+    assert manifest.raw == RAW
+    assert manifest.size == len(RAW)
+    assert (manifest.entry_count, manifest.next_sequence, manifest.epoch) == (2, 9, 3)
+    assert manifest.first_sequence == 7
+    assert manifest.entries() == ENTRIES
+    manifest.check()
+
+
+def test_the_empty_manifest_is_its_footer() -> None:
+    empty = Manifest.empty()
+    assert empty.raw == bytes(20) + b"\x01\x00"
+    assert (empty.entry_count, empty.next_sequence, empty.epoch, empty.first_sequence) == (0,) * 4
+    assert empty.entries() == ()
+    assert empty.find("p/a") is None
+    empty.check()
+    late = Manifest.parse(footer(0, 41, 2))
+    assert late.first_sequence == late.next_sequence == 41
+
+
+@pytest.mark.parametrize("view", [bytes, bytearray, memoryview])
+def test_any_bytes_like_manifest(view: Callable[[bytes], Any]) -> None:
+    assert type(Manifest.parse(view(RAW)).raw) is bytes
+    assert Manifest.parse(view(RAW)).entries() == ENTRIES
+
+
+@pytest.mark.parametrize(
+    ("start", "limit", "sequences"),
+    [
+        (None, None, range(5, 15)),
+        (None, 3, range(5, 8)),
+        (5, 3, range(5, 8)),
+        (8, 2, range(8, 10)),
+        (14, 5, range(14, 15)),
+        (8, None, range(8, 15)),
+        (15, None, range(0)),
+        (99, 1, range(0)),
+        (0, 2, range(5, 7)),
+        (None, 0, range(0)),
+        (7, -1, range(0)),
+    ],
+)
+def test_entries_from_a_sequence_on(start: int | None, limit: int | None, sequences: range) -> None:
+    manifest = queue(10, first=5)
+    found = manifest.entries(start, limit)
+    assert [entry.sequence for entry in found] == list(sequences)
+    assert [entry.location for entry in found] == [f"p/{n - 5}" for n in sequences]
+
+
+def test_reading_piece_by_piece_walks_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counting(struct.Struct):
+        calls = 0
+
+        def unpack_from(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+            Counting.calls += 1
+            return super().unpack_from(*args, **kwargs)
+
+    manifest = queue(100)
+    monkeypatch.setattr(module, "_HEAD", Counting("<IQ"))
+    for start in range(0, 100, 10):
+        assert len(manifest.entries(start, 10)) == 10
+    assert Counting.calls == 100
+    # What was walked is known to the manifests made from this one.
+    for later in (manifest.append([NewEntry("p/new")]), manifest.with_epoch(1)):
+        assert len(later.entries()) == later.entry_count
+    assert Counting.calls == 101
+
+
+def test_find() -> None:
+    manifest = Manifest.parse(RAW)
+    assert manifest.find("p/a") == 7
+    assert manifest.find("é") == 8
+    for missing in ("p/", "/a", "p", "p/b", "hi", "", "x" * 70_000):
+        assert manifest.find(missing) is None
+
+
+def test_find_is_not_fooled_by_payloads() -> None:
+    decoy = entry(0, b"p/real", ((0, 0, entry(1, b"p/decoy") + b"\x06\x00p/real"),))
+    manifest = Manifest.parse(decoy + entry(1, b"p/real") + footer(2, 2))
+    assert manifest.find("p/decoy") is None
+    assert manifest.find("p/real") == 0
+    assert manifest.drop_through(0).find("p/real") == 1
+
+
+def test_find_among_many() -> None:
+    manifest = queue(300, first=11)
+    assert [manifest.find(f"p/{n}") for n in range(300)] == list(range(11, 311))
+    assert manifest.find("p/300") is None
+
+
+def test_find_without_a_hit_reads_no_entry() -> None:
+    # A corrupt entry further back does not matter to a search that finds nothing.
+    manifest = Manifest.parse(entry(0) + entry(9) + footer(2, 2))
+    assert manifest.find("q/none") is None
+    with pytest.raises(CorruptManifest):
+        manifest.find("p/x")
+
+
+# Changing
+
+
+def test_append_gives_sequences_and_copies_the_rest() -> None:
+    manifest = Manifest.parse(ENTRY_7 + footer(1, 8, 3))
+    after = manifest.append([NewEntry("é", ENTRIES[1].metadata)])
+    assert after.raw == RAW
+    assert after.entries() == ENTRIES
+    assert manifest.raw == ENTRY_7 + footer(1, 8, 3)
+    assert Manifest.parse(after.raw) == after
+
+
+def test_append_to_empty_and_of_nothing() -> None:
+    empty = Manifest.empty()
+    assert empty.append([]) is empty
+    assert empty.append([NewEntry("p/x")]).raw == entry(0) + footer(1, 1)
+    late = Manifest.parse(footer(0, 41, 2)).append([NewEntry("p/x"), NewEntry("p/x")])
+    assert late.raw == entry(41) + entry(42) + footer(2, 43, 2)
+
+
+def test_f15_append_never_decodes_existing_entries() -> None:
+    # The second entry is garbage: appending must not look at it, reading must.
+    manifest = Manifest.parse(entry(0) + b"\xff" * 40 + footer(2, 2))
+    after = manifest.append([NewEntry("p/new")])
+    assert after.raw == manifest.raw[:-22] + entry(2, b"p/new") + footer(3, 3)
+    with pytest.raises(CorruptManifest):
+        after.check()
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        NewEntry("p/x", (Metadata(2**32 - 1, 2**63 - 1, b"\x00"), Metadata(0, -(2**63), b""))),
+        NewEntry("x" * 65_535),
+        NewEntry("é" * 32_767),
+        NewEntry("p/x", tuple(Metadata(n, n) for n in range(5000))),
+    ],
+    ids=["extreme numbers", "longest location", "longest accented", "many items"],
+)
+def test_extreme_legal_values_round_trip(new: NewEntry) -> None:
+    manifest = Manifest.parse(footer(0, 5)).append([new])
+    again = Manifest.parse(manifest.raw)
+    again.check()
+    assert again.entries() == (QueueEntry(5, new.location, new.metadata),)
+    assert again.find(new.location) == 5
+
+
+def test_the_largest_sequence_round_trips() -> None:
+    top = 2**64 - 1
+    manifest = Manifest.parse(footer(0, top - 1, top)).append([NewEntry("p/x")])
+    assert manifest.next_sequence == top
+    assert Manifest.parse(manifest.raw).entries()[0].sequence == top - 1
+    assert manifest.drop_through(top - 1).raw == footer(0, top, top)
+
+
+@pytest.mark.parametrize(
+    ("new", "message"),
+    [
+        (NewEntry(""), "0 bytes"),
+        (NewEntry("x" * 65_536), "65536 bytes of UTF-8: use 1 to 65535"),
+        (NewEntry("é" * 32_768), "65536 bytes"),
+        (NewEntry("a\ud800"), "not valid Unicode"),
+        (NewEntry("p/x", (Metadata(-1, 0),)), "item 0: start_index -1"),
+        (NewEntry("p/x", (Metadata(0, 0), Metadata(2**32, 0))), "item 1: start_index 4294967296"),
+        (NewEntry("p/x", (Metadata(0, 2**63),)), "ingestion_time_ms 9223372036854775808"),
+        (NewEntry("p/x", (Metadata(0, -(2**63) - 1),)), "ingestion_time_ms -9223372036854775809"),
+    ],
+)
+def test_f34_values_that_do_not_fit_are_refused(new: NewEntry, message: str) -> None:
+    manifest = Manifest.parse(RAW)
+    with pytest.raises(InvalidInput, match=message):
+        manifest.append([NewEntry("p/fine"), new])
+    assert manifest.raw == RAW
+
+
+def test_f34_entry_and_payload_lengths_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_U32_MAX", 100)
+    fits = NewEntry("p/x", (Metadata(0, 0, b"x" * (100 - 14 - 3 - 16)),))
+    assert Manifest.empty().append([fits]).size == 4 + 100 + 22
+    too_large = NewEntry("p/x", (Metadata(0, 0, b"x" * (101 - 14 - 3 - 16)),))
+    with pytest.raises(InvalidInput, match="101 bytes with its metadata: at most 100"):
+        Manifest.empty().append([too_large])
+
+
+def test_f34_counts_are_checked_before_building(monkeypatch: pytest.MonkeyPatch) -> None:
+    last = Manifest.parse(footer(0, 2**64 - 1))
+    with pytest.raises(InvalidInput, match="next sequence 18446744073709551616"):
+        last.append([NewEntry("p/x")])
+    monkeypatch.setattr(module, "_U32_MAX", 3)
+    with pytest.raises(InvalidInput, match="makes 4 entries"):
+        queue(3).append([NewEntry("p/x")])
+
+
+def test_drop_through() -> None:
+    manifest = Manifest.parse(RAW)
+    assert manifest.drop_through(7).raw == ENTRY_8 + footer(1, 9, 3)
+    assert manifest.drop_through(8).raw == footer(0, 9, 3)
+    assert manifest.drop_through(6) is manifest
+    assert manifest.drop_through(-1) is manifest
+    assert manifest.drop_through(7).entries() == ENTRIES[1:]
+
+
+def test_f27_dropping_what_is_not_queued_is_refused() -> None:
+    for sequence in (9, 10, 2**64 - 1):
+        with pytest.raises(InvalidInput, match=f"{sequence}: the newest entry queued is 8"):
+            Manifest.parse(RAW).drop_through(sequence)
+
+
+def test_drop_and_append_share_nothing() -> None:
+    manifest = queue(50)
+    manifest.check()
+    for sequence in range(0, 49, 7):
+        manifest = manifest.append([NewEntry("p/new")]).drop_through(sequence)
+        again = Manifest.parse(manifest.raw)
+        assert manifest.entries() == again.entries()
+        assert manifest.first_sequence == again.first_sequence == sequence + 1
+
+
+def test_with_epoch() -> None:
+    manifest = Manifest.parse(RAW)
+    after = manifest.with_epoch(4)
+    assert after.raw == ENTRY_7 + ENTRY_8 + footer(2, 9, 4)
+    assert after.epoch == 4
+    assert manifest.with_epoch(3) == manifest
+    with pytest.raises(InvalidInput, match=r"epoch is 2: use 3 \(the present one\)"):
+        manifest.with_epoch(2)
+    with pytest.raises(InvalidInput, match="epoch is 9223372036854775808"):
+        manifest.with_epoch(2**63)
+
+
+def test_f10_an_epoch_at_2_to_63_is_an_error_not_a_wrap() -> None:
+    assert Manifest.empty().with_epoch(2**63 - 1).epoch == 2**63 - 1
+    for epoch in (2**63 - 1, 2**63, 2**64 - 1):
+        forged = Manifest.parse(footer(0, 0, epoch))
+        with pytest.raises(CorruptManifest, match=f"manifest has epoch {epoch}: no consumer"):
+            forged.with_epoch(epoch + 1)
+        with pytest.raises(CorruptManifest, match="forged"):
+            forged.with_epoch(0)
+
+
+# Refusing
+
+
+@pytest.mark.parametrize("size", range(len(RAW)))
+def test_f15_every_truncation_is_refused(size: int) -> None:
+    with pytest.raises(CorruptManifest):
+        check(RAW[:size])
+
+
+@pytest.mark.parametrize("size", range(len(RAW) - 22))
+def test_f15_every_truncation_under_a_valid_footer_is_refused(size: int) -> None:
+    with pytest.raises(CorruptManifest):
+        check(RAW[:size] + FOOTER)
+
+
+@pytest.mark.parametrize("position", range(len(RAW) - 21))
+def test_f15_every_inserted_byte_is_refused(position: int) -> None:
+    for byte in (b"\x00", b"\xff"):
+        with pytest.raises(CorruptManifest):
+            check(RAW[:position] + byte + RAW[position:])
+
+
+@pytest.mark.parametrize("version", [0, 2, 256, 65535])
+def test_other_versions_are_refused(version: int) -> None:
+    with pytest.raises(CorruptManifest, match=f"has version {version}"):
+        Manifest.parse(footer(0, 0, version=version))
+
+
+@pytest.mark.parametrize(
+    ("body", "count", "next_sequence"),
+    [
+        (b"", 1, 1),
+        (b"", 2**32 - 1, 2**64 - 1),
+        (ENTRY_7, 0, 8),
+        (ENTRY_7, 2, 9),
+        (ENTRY_7, 1, 9),
+        (ENTRY_7, 1, 7),
+        (ENTRY_7 + ENTRY_8, 1, 8),
+        (ENTRY_7 + ENTRY_8, 1, 9),
+        (ENTRY_7 + ENTRY_8, 2, 8),
+        (ENTRY_7 + ENTRY_8, 2, 1),
+        (ENTRY_7 + ENTRY_8, 3, 9),
+    ],
+)
+def test_f16_a_count_against_body_and_sequences_is_refused_at_once(
+    body: bytes, count: int, next_sequence: int
+) -> None:
+    with pytest.raises(CorruptManifest):
+        Manifest.parse(body + footer(count, next_sequence))
+
+
+@pytest.mark.parametrize("through", [0, 1])
+def test_f16_a_count_too_small_is_never_written_back(through: int) -> None:
+    # Three entries, a footer that counts two and agrees with itself.
+    manifest = Manifest.parse(entry(0) + entry(1) + entry(2) + footer(2, 2))
+    with pytest.raises(CorruptManifest, match="bytes after its 2 entries"):
+        manifest.drop_through(through)
+    with pytest.raises(CorruptManifest, match="bytes after its 2 entries"):
+        manifest.check()
+
+
+@pytest.mark.parametrize("count", [1, 2, 2**31, 2**32 - 1])
+def test_f17_huge_metadata_count_is_refused_before_allocating(count: int) -> None:
+    with pytest.raises(CorruptManifest, match=f"counts {count} metadata items but has 0 bytes"):
+        Manifest.parse(entry(0, count=count) + footer(1, 1))
+
+
+def test_f19_metadata_must_not_run_into_the_next_entry() -> None:
+    payload_over = entry(0, items=((0, 0, b"xy"),), payload_len=20)
+    with pytest.raises(CorruptManifest, match="entry 0, metadata item 0 of 1: its payload of 20"):
+        check(payload_over + entry(1) + footer(2, 2))
+    second_over = entry(0, items=((0, 0, b"x" * 16),), count=2)
+    with pytest.raises(CorruptManifest, match="item 1 of 2: its header does not fit the 0"):
+        check(second_over + entry(1) + footer(2, 2))
+    location_over = entry(0, b"p/x", location_len=8)
+    with pytest.raises(CorruptManifest, match="location of 8 bytes but 3 are left"):
+        check(location_over + entry(1) + footer(2, 2))
+    # The same damage in an entry that is not the first.
+    with pytest.raises(CorruptManifest, match="entry 1, metadata item 0 of 1"):
+        check(entry(0) + entry(1, items=((0, 0, b"xy"),), payload_len=40) + entry(2) + footer(3, 3))
+
+
+@pytest.mark.parametrize("unread", [1, 4, 16])
+def test_f20_bytes_left_in_an_entry_are_refused(unread: int) -> None:
+    with pytest.raises(CorruptManifest, match=f"{unread} bytes after its 0 metadata"):
+        check(struct.pack("<I", 17 + unread) + entry(0)[4:] + bytes(unread) + footer(1, 1))
+
+
+@pytest.mark.parametrize("length", [0, 13, 16, 18, 1 << 31, 2**32 - 1])
+def test_entry_lengths_are_checked(length: int) -> None:
+    with pytest.raises(CorruptManifest):
+        check(entry(0, entry_len=length) + footer(1, 1))
+    with pytest.raises(CorruptManifest):
+        check(entry(0) + entry(1, entry_len=length) + footer(2, 2))
+
+
+@pytest.mark.parametrize("second", [0, 2, 5, 2**64 - 1])
+def test_f28_a_gap_or_repeat_in_the_sequences_is_refused(second: int) -> None:
+    manifest = Manifest.parse(entry(0) + entry(second) + entry(2) + footer(3, 3))
+    for read in (manifest.check, lambda: manifest.entries(2), lambda: manifest.drop_through(0)):
+        with pytest.raises(CorruptManifest, match=f"has sequence {second}, expected 1"):
+            read()
+    assert [entry.sequence for entry in manifest.entries(limit=1)] == [0]
+
+
+@pytest.mark.parametrize("location", [b"\xff", b"p/\xc3", b"\xed\xa0\x80"])
+def test_locations_that_are_not_utf8_are_refused(location: bytes) -> None:
+    with pytest.raises(CorruptManifest, match="entry 1 has a location that is not UTF-8"):
+        check(entry(0) + entry(1, location) + footer(2, 2))
+
+
+def test_every_message_names_the_tool() -> None:
+    with pytest.raises(CorruptManifest, match="opendata-buffer manifest dump"):
+        Manifest.parse(entry(0) + footer(2, 2))
+
+
+# Being a value
+
+
+def test_a_manifest_is_an_immutable_value() -> None:
+    manifest = Manifest.parse(RAW)
+    with pytest.raises(AttributeError, match="never changes"):
+        manifest.epoch = 9
+    with pytest.raises(TypeError, match="empty"):
+        Manifest()
+    manifest.check()
+    assert manifest == Manifest.parse(RAW)
+    assert manifest != manifest.with_epoch(4)
+    assert manifest != RAW
+    assert len({manifest, Manifest.parse(RAW)}) == 1
+    assert pickle.loads(pickle.dumps(manifest)) == manifest
+    assert copy.deepcopy(manifest).entries() == ENTRIES
+    assert repr(manifest) == (
+        "Manifest(entries=2, first_sequence=7, next_sequence=9, epoch=3, size=97)"
+    )
