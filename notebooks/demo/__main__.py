@@ -102,7 +102,8 @@ def run(places: Places, seconds: float, console: Console) -> bool:
             time.sleep(0.2)
             screen.show("")
             if (error := stream.exception()) is not None:
-                raise Failed(f"the query failed: {str(error)[:2000]}\nsee {spark_log}")
+                cause = str(error).split("=== Streaming Query")[0]
+                raise Failed(f"the query failed: {cause}\nsee {spark_log}")
             for airport, process in running.items():
                 if process.poll():
                     log = places.log(f"producer-{airport}")
@@ -157,7 +158,7 @@ def main(s3: bool, fresh: bool, seconds: float, output: Path) -> None:
             console.print(f"stopped{again}")
             sys.exit(130)
         except Failed as error:
-            console.print(f"error: {error}", style="red", markup=False)
+            console.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
             sys.exit(1)
     console.print(f"took {time.monotonic() - started:.0f} s")
     sys.exit(not exact)

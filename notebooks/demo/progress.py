@@ -104,5 +104,5 @@ class Screen:
                 self._progress.update(self._tasks[name], completed=rows)
             self._live.update(Group(self._progress, Text(line)))
         elif now.seconds >= self._next_line:
-            self._next_line = now.seconds + 5
+            self._next_line = now.seconds + 2
             print(f"{now.durable:>8,} durable  {now.written:>8,} in Parquet  {line}", flush=True)

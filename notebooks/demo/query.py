@@ -19,6 +19,9 @@ FIELDS = """
     dep_delay INT, dest STRING, distance INT
 """
 
+TRIGGER_ROWS = 20_000
+"""Rows of a micro-batch, about: a backlog drains in steps that one can watch."""
+
 
 @contextmanager
 def quiet(log: Path) -> Iterator[None]:
@@ -72,6 +75,7 @@ def start(
     records = (
         spark.readStream.format("opendata-buffer")
         .schema("value STRING, ingestion_time TIMESTAMP")
+        .option("maxRecordsPerTrigger", TRIGGER_ROWS)
         .load(places.store)
     )
     flights = (

@@ -79,8 +79,8 @@ def prove(places: Places, console: Console) -> bool:
     """Compare what is in Parquet with what the package holds: each record once, unchanged."""
     found = places.written(["airport", "row", "crc"])
     table = Table(title="proof: Parquet against the source", title_justify="left")
-    for column in ("producer", "rows", "distinct", "first", "last", "sum of numbers", "CRC-32 sum"):
-        table.add_column(column, justify="left" if column == "producer" else "right")
+    for column in ("producer", "rows", "distinct", "first", "last", "sum of rows", "sum of CRC-32"):
+        table.add_column(column, justify="left" if column == "producer" else "right", no_wrap=True)
     all_exact = True
     for airport in AIRPORTS:
         share = Share.of(airport)
