@@ -52,7 +52,7 @@ def push(filters: Sequence[Filter]) -> tuple[list[Predicate], list[Filter]]:
 
 
 def _column(each: Filter) -> str | None:
-    path = getattr(each, "attribute", ())
+    path: tuple[str, ...] = getattr(each, "attribute", ())
     return path[0].lower() if len(path) == 1 else None
 
 

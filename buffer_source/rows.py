@@ -183,12 +183,13 @@ class RowBuilder:
         """The largest end in (begin, limit] with at most ``piece_bytes`` of values."""
         if "value" not in self._names:
             return limit
-        offsets = memoryview(values.buffers()[1]).cast("i")
+        offsets: memoryview[int] = memoryview(values.buffers()[1]).cast("i")
         at = values.offset
         most = offsets[at + begin] + self._piece_bytes
         if offsets[at + limit] <= most:
             return limit
-        return max(begin + 1, bisect_right(offsets, most, at + begin, at + limit) - 1 - at)
+        end: int = bisect_right(offsets, most, at + begin, at + limit) - 1 - at
+        return max(begin + 1, end)
 
     def _piece(self, batch: ArrowBatch, runs: _Runs, begin: int, end: int) -> pa.RecordBatch:
         columns = []

@@ -28,6 +28,7 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.keys import location_timestamp_ms
 from opendata_buffer.queue import Queue
+from opendata_buffer.retry import full_jitter
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Store
 from opendata_buffer.transactions import TransactionFilter
@@ -62,6 +63,14 @@ class StreamDriver:
             runtime=runtime,
             concurrency=options.fetch_concurrency,
         )
+        # An error in any call ends the query, so what may pass is waited for.
+        self._patient = full_jitter(
+            runtime,
+            base_ms=self._config.backoff_base_ms,
+            max_ms=self._config.backoff_max_ms,
+            deadline_ms=self._config.cas_deadline_ms,
+            retry_on=(TransientStorageError,),
+        )
         self._log = CommitLog()
         self._consumer: Consumer | None = None
         self._waiting: list[BatchDescriptor] = []
@@ -75,7 +84,7 @@ class StreamDriver:
     def prepare_available_now(self) -> None:
         """Freeze the end of the run: what is queued now, and nothing later."""
         queue = Queue(self._store, self._config, runtime=self._runtime, role="consumer")
-        manifest = queue.read()
+        manifest = queue.read()  # Retries by itself.
         self._target = 0 if manifest is None else manifest.next_sequence
         self._log.available_now()
 
@@ -102,7 +111,7 @@ class StreamDriver:
         waiting = self._wait_for(begin, limits)
         if waiting and waiting[0].sequence > begin:
             begin = base = waiting[0].sequence  # A loss the consumer was allowed to pass by.
-        count = admit(waiting, limits, self._measures.sizes, self._measures.records)
+        count = self._patient(admit, waiting, limits, self._measures.sizes, self._measures.records)
         self._position = begin + count
         if count == 0 and start is not None:
             return start
@@ -139,7 +148,7 @@ class StreamDriver:
                 len(batches),
             )
         options = self._options
-        sizes = self._measures.estimates(passed)
+        sizes = self._patient(self._measures.estimates, passed)
         return pack(passed, sizes, options.parallelism, options.min_partitions)
 
     def commit(self, end: SourceOffset) -> None:
@@ -194,12 +203,12 @@ class StreamDriver:
         """
         last = start.next - 1 if start is not None and start.next > 0 else None
         try:
-            self._consumer = self._open_consumer(last)
+            self._consumer = self._patient(self._open_consumer, last)
         except QueueReset as error:
             if start is None or self._options.fail_on_data_loss:
                 raise
             log.warning("data loss allowed, reading from the start of another queue: %s", error)
-            self._consumer = self._open_consumer(None)
+            self._consumer = self._patient(self._open_consumer, None)
             self._rebased = (start, self._handed_out)
 
     def _open_consumer(self, last_acked: int | None) -> Consumer:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from buffer_source.options import SourceOptions
 from buffer_source.rows import RowBuilder
 from opendata_buffer.descriptors import BatchDescriptor
+from opendata_buffer.errors import TransientStorageError
 from opendata_buffer.fetch import FetchHandle, fetch_many
+from opendata_buffer.retry import full_jitter
 from opendata_buffer.runtime import SystemRuntime
 
 if TYPE_CHECKING:
@@ -34,12 +36,21 @@ def read_batches(
     """
     builder = RowBuilder(schema)
     handle = _handle(options)
+    runtime = SystemRuntime()
+    # Spark repeats a failed task too, but not in local mode, and with everything it did.
+    patient = full_jitter(
+        runtime,
+        base_ms=options.queue.backoff_base_ms,
+        max_ms=options.queue.backoff_max_ms,
+        deadline_ms=options.queue.cas_deadline_ms,
+        retry_on=(TransientStorageError,),
+    )
     stored = fetch_many(
-        handle.fetch_raw,
+        partial(patient, handle.fetch_raw),
         descriptors,
         concurrency=options.fetch_concurrency,
         max_in_flight_bytes=options.max_in_flight_bytes,
-        runtime=SystemRuntime(),
+        runtime=runtime,
     )
     for raw in stored:
         batch = handle.decode_arrow(raw)

@@ -1,0 +1,578 @@
+"""The driver's side against a queue in memory, on a clock that only moves when told."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from buffer_source.offsets import SourceOffset
+from buffer_source.options import SourceOptions
+from buffer_source.progress import FIRST_BATCH_SETTLES_S
+from buffer_source.stream import StreamDriver
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.consumer import Consumer
+from opendata_buffer.errors import DataLoss, Fenced, InvalidInput, QueueReset, TransientStorageError
+from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.keys import Transaction, batch_key
+from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
+from opendata_buffer.queue import Queue
+from opendata_buffer.stores import Blob, NotModified
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
+
+
+class World:
+    """A queue, and as many runs of one query as a test wants."""
+
+    def __init__(self, runtime: ManualRuntime) -> None:
+        self.runtime = runtime
+        self.store = MemoryStore(now_ms=runtime.now_ms)
+        self._queue = self._new_queue()
+
+    def _new_queue(self) -> Queue:
+        config = QueueConfig(store="memory://world")
+        return Queue(self.store, config, runtime=self.runtime, role="producer")
+
+    def produce(
+        self, count: int = 1, *, records: Sequence[bytes] = (b"x",), txn: Transaction | None = None
+    ) -> None:
+        """Append ``count`` batches, each a group of its own, or one transaction."""
+        entries = []
+        for _ in range(count):
+            location = batch_key("ingest", self.runtime.ulid(), txn)
+            self.store.put(location, encode_batch(list(records)))
+            entries.append(NewEntry(location, (Metadata(0, self.runtime.now_ms(), b"m"),)))
+        self._queue.append(entries)
+
+    def replace_queue(self) -> None:
+        """Somebody deletes the manifest and the queue starts again at sequence 0."""
+        self.store.delete_many(["ingest/manifest"])
+        self._queue = self._new_queue()
+
+    def manifest(self) -> Manifest:
+        got = self.store.get("ingest/manifest")
+        assert isinstance(got, Blob)
+        return Manifest.parse(got.data)
+
+    @property
+    def queued(self) -> list[int]:
+        return [entry.sequence for entry in self.manifest().entries()]
+
+    def run(self, **options: str) -> StreamDriver:
+        """A new run of the query, as after a restart."""
+        given = {"path": "memory://world", "gcEnabled": "false", **options}
+        return StreamDriver(SourceOptions.from_spark(given), self.store, self.runtime)
+
+
+@pytest.fixture
+def world(runtime: ManualRuntime) -> World:
+    return World(runtime)
+
+
+def planned(driver: StreamDriver, start: SourceOffset | None, end: SourceOffset) -> list[int]:
+    return [each.sequence for task in driver.plan(start, end) for each in task]
+
+
+def batch(driver: StreamDriver, start: SourceOffset | None) -> tuple[SourceOffset, list[int]]:
+    """One micro-batch as a normal query runs it."""
+    end = driver.latest(start)
+    if end == start:
+        return end, []
+    if start is not None:
+        driver.commit(start)
+    return end, planned(driver, start, end)
+
+
+def test_making_a_driver_touches_nothing(world: World) -> None:
+    world.run()
+    with pytest.raises(Exception, match="does not exist"):
+        world.manifest()
+
+
+def test_a_query_reads_everything_once_and_in_order(world: World) -> None:
+    world.produce(3)
+    driver = world.run()
+    first, read = batch(driver, None)
+    assert read == [0, 1, 2]
+    world.produce(2)
+    second, read = batch(driver, first)
+    assert read == [3, 4]
+    assert (second.next, second.base) == (5, 0)
+
+
+def test_an_idle_queue_hands_back_the_start(world: World) -> None:
+    world.produce(1)
+    driver = world.run()
+    end, _ = batch(driver, None)
+    assert driver.latest(end) is end
+
+
+def test_an_empty_queue_is_created_and_read_later(world: World) -> None:
+    driver = world.run()
+    end, read = batch(driver, None)
+    assert (end.next, read) == (0, [])
+    world.produce(1)
+    assert batch(driver, end)[1] == [0]
+
+
+def test_commit_lets_batches_leave_the_queue_and_is_repeatable(world: World) -> None:
+    world.produce(3)
+    driver = world.run(maxBatchesPerTrigger="2")
+    end, _ = batch(driver, None)
+    driver.commit(end)
+    assert world.queued == [2]
+    version = world.manifest()
+    driver.commit(end)
+    assert world.manifest() == version
+
+
+# Acknowledging from latestOffset
+
+
+def test_available_now_leaves_the_queue_empty(world: World) -> None:
+    world.produce(5)
+    driver = world.run(maxBatchesPerTrigger="2")
+    driver.prepare_available_now()
+    position: SourceOffset | None = None
+    batches = []
+    while True:
+        end, read = batch(driver, position)
+        if end == position:
+            break
+        batches.append(read)
+        position = end
+    assert batches == [[0, 1], [2, 3], [4]]
+    assert world.queued == []
+
+
+def test_available_now_reads_nothing_that_came_later(world: World) -> None:
+    world.produce(2)
+    driver = world.run()
+    driver.prepare_available_now()
+    world.produce(2)
+    end, read = batch(driver, None)
+    assert read == [0, 1]
+    assert driver.latest(end) is end
+    assert world.queued == [2, 3]
+
+
+def test_available_now_with_latest_reads_nothing_and_keeps_to_its_target(world: World) -> None:
+    world.produce(2)
+    driver = world.run(startingOffsets="latest")
+    driver.prepare_available_now()
+    world.produce(1)
+    end, read = batch(driver, None)
+    assert (end.next, read) == (2, [])
+
+
+def test_an_idle_query_acknowledges_its_last_batch(world: World) -> None:
+    driver = world.run()
+    world.produce(1)
+    first, _ = batch(driver, None)
+    world.produce(1)
+    second, _ = batch(driver, first)
+    driver.latest(second)
+    assert world.queued == []
+
+
+def test_an_idle_query_acknowledges_its_first_batch_after_a_while(world: World) -> None:
+    world.produce(1)
+    driver = world.run()
+    end, _ = batch(driver, None)
+    driver.latest(end)
+    assert world.queued == [0]
+    world.runtime.advance(FIRST_BATCH_SETTLES_S)
+    driver.latest(end)
+    assert world.queued == []
+
+
+def test_with_asynchronous_progress_tracking_only_commit_acknowledges(world: World) -> None:
+    driver = world.run()
+    positions: list[SourceOffset] = []
+    start = None
+    for _ in range(4):
+        world.produce(1)
+        end = driver.latest(start)
+        if len(positions) == 3:
+            driver.commit(positions[0])
+        driver.plan(start, end)
+        positions.append(end)
+        start = end
+    world.runtime.advance(1000)
+    driver.latest(start)
+    assert world.queued == [1, 2, 3]
+    # A crash here: the log ends at positions[0], and Spark asks for all that came after it.
+    assert planned(world.run(), positions[0], positions[3]) == [1, 2, 3]
+
+
+# Restarts
+
+
+def test_a_clean_restart_continues_and_acknowledges_what_the_log_holds(world: World) -> None:
+    world.produce(2)
+    end, _ = batch(world.run(), None)
+    world.produce(1)
+    again = world.run()
+    after, read = batch(again, end)
+    assert read == [2]
+    assert world.queued == [2]
+    assert (after.next, after.base) == (3, 0)
+
+
+def test_a_replay_needs_no_memory(world: World) -> None:
+    world.produce(2)
+    driver = world.run()
+    first, _ = batch(driver, None)
+    world.produce(3)
+    second, read = batch(driver, first)
+    world.produce(1)
+    again = world.run()
+    assert planned(again, first, second) == read == [2, 3, 4]
+    assert world.queued == [2, 3, 4, 5]
+    assert batch(again, second)[1] == [5]
+
+
+def test_a_replay_of_batch_0_takes_the_base_from_its_end(world: World) -> None:
+    world.produce(3)
+    driver = world.run(startingOffsets="latest")
+    end = driver.latest(None)
+    assert (end.next, end.base) == (3, 3)
+    world.produce(2)
+    second = driver.latest(end)
+    # The option may even have changed: what is on record counts.
+    again = world.run(startingOffsets="earliest")
+    assert planned(again, None, end) == []
+    assert planned(again, end, second) == [3, 4]
+
+
+def test_a_replay_of_batch_0_drops_nothing_unread(world: World) -> None:
+    world.produce(3)
+    end = world.run().latest(None)
+    again = world.run()
+    assert planned(again, None, end) == [0, 1, 2]
+    assert world.queued == [0, 1, 2]
+
+
+def test_starting_offsets_are_for_new_queries_only(world: World) -> None:
+    world.produce(4)
+    end, read = batch(world.run(startingOffsets="2"), None)
+    assert read == [2, 3]
+    assert world.run(startingOffsets="0").latest(end) is end
+
+
+def test_the_start_is_resolved_once(world: World) -> None:
+    world.produce(1)
+    driver = world.run(startingOffsets="latest")
+    assert driver.latest(None).base == 1
+    world.produce(1)
+    assert driver.latest(None).base == 1
+
+
+def test_a_start_beyond_the_end_is_refused(world: World) -> None:
+    world.produce(2)
+    with pytest.raises(InvalidInput, match=r"startingOffsets is 9 .* ends at 1: use .* up to 2"):
+        world.run(startingOffsets="9").latest(None)
+
+
+# Fencing
+
+
+def test_a_second_query_fences_the_first(world: World) -> None:
+    world.produce(2)
+    first = world.run()
+    end, _ = batch(first, None)
+    second = world.run()
+    batch(second, None)
+    with pytest.raises(Fenced):
+        first.latest(end)
+    with pytest.raises(Fenced):
+        first.commit(end)
+    assert world.queued == [0, 1]
+
+
+# Data loss
+
+
+def consume(world: World, through: int) -> None:
+    config = SourceOptions.from_spark({"path": "memory://world", "gcEnabled": "false"}).consumer
+    consumer = Consumer(config, store=world.store, runtime=world.runtime)
+    consumer.next_descriptors(through + 1)
+    consumer.ack_through(through)
+
+
+def test_sequences_that_are_gone_name_both_positions(world: World) -> None:
+    world.produce(2)
+    end, _ = batch(world.run(), None)
+    world.produce(4)
+    consume(world, 3)
+    with pytest.raises(DataLoss, match=r"sequence 2 is needed but .* starts at 4") as caught:
+        world.run().latest(end)
+    assert (caught.value.needed, caught.value.oldest) == (2, 4)
+
+
+def test_a_replay_of_sequences_that_are_gone_names_both_positions(world: World) -> None:
+    world.produce(2)
+    driver = world.run()
+    first, _ = batch(driver, None)
+    world.produce(4)
+    second = driver.latest(first)
+    consume(world, 3)
+    with pytest.raises(DataLoss, match="starts at 4"):
+        world.run().plan(first, second)
+    with pytest.raises(DataLoss, match=r"needs sequences 0 to 5 .* 2 are left"):
+        world.run().plan(None, SourceOffset(6, 0))
+
+
+def test_losses_can_be_passed_by(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.produce(2)
+    driver = world.run()
+    first, _ = batch(driver, None)
+    world.produce(4)
+    planned_before = driver.latest(first)
+    consume(world, 3)
+    with caplog.at_level(logging.WARNING):
+        again = world.run(failOnDataLoss="false")
+        assert planned(again, first, planned_before) == [4, 5]
+        fresh = world.run(failOnDataLoss="false")
+        end = fresh.latest(first)
+    assert (end.next, end.base) == (6, 4)
+    assert planned(fresh, first, end) == [4, 5]
+    # And so again in a replay, which knows only the offsets.
+    assert planned(world.run(failOnDataLoss="false"), first, end) == [4, 5]
+    assert "data loss allowed" in caplog.text
+
+
+def test_f4_a_queue_that_went_backwards_names_both_positions(world: World) -> None:
+    world.produce(5)
+    end, _ = batch(world.run(), None)
+    world.replace_queue()
+    world.produce(2)
+    with pytest.raises(QueueReset, match=r"after sequence 4: .* ends at 1"):
+        world.run().latest(end)
+    assert world.queued == [0, 1]
+
+
+def test_f4_a_replay_on_a_queue_that_went_backwards(world: World) -> None:
+    world.produce(5)
+    end = world.run().latest(None)
+    world.replace_queue()
+    world.produce(2)
+    with pytest.raises(QueueReset, match=r"needs sequences 0 to 4 .* holds 0 to 1"):
+        world.run().plan(None, end)
+
+
+def test_f4_a_replaced_queue_can_be_read_from_its_start(world: World) -> None:
+    world.produce(5)
+    old, _ = batch(world.run(), None)
+    world.replace_queue()
+    world.produce(2)
+    driver = world.run(failOnDataLoss="false")
+    end = driver.latest(old)
+    assert (end.next, end.base) == (2, 0)
+    driver.commit(old)
+    assert planned(driver, old, end) == [0, 1]
+    # The old position must not acknowledge batches of the new queue that nobody read.
+    assert world.queued == [0, 1]
+    again = world.run(failOnDataLoss="false")
+    assert planned(again, old, end) == [0, 1]
+    assert world.queued == [0, 1]
+    world.produce(9)
+    after, read = batch(again, end)
+    assert read == list(range(2, 11))
+    assert world.queued == read
+    assert after.next == 11
+
+
+def test_f4_an_empty_new_queue_is_not_emptied_by_the_old_position(world: World) -> None:
+    world.produce(2)
+    old, _ = batch(world.run(), None)
+    world.replace_queue()
+    driver = world.run(failOnDataLoss="false")
+    assert driver.latest(old) is old
+    world.produce(5)
+    end = driver.latest(old)
+    assert (end.next, end.base) == (5, 0)
+    assert world.queued == [0, 1, 2, 3, 4]
+
+
+def test_a_start_before_the_oldest_entry(world: World) -> None:
+    world.produce(4)
+    consume(world, 1)
+    with pytest.raises(DataLoss, match=r"sequence 0 is needed but .* starts at 2"):
+        world.run(startingOffsets="0").latest(None)
+    assert world.run(startingOffsets="0", failOnDataLoss="false").latest(None).base == 2
+
+
+# Limits
+
+
+def test_bytes_are_told_by_one_listing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(6):
+        world.produce(records=[b"x" * 100])  # 4 + 100 + 7 bytes
+    gets: list[str] = []
+    get = world.store.get
+    monkeypatch.setattr(world.store, "get", lambda key, **kw: (gets.append(key), get(key, **kw))[1])
+    driver = world.run(maxBytesPerTrigger="250")
+    first, read = batch(driver, None)
+    assert read == [0, 1]
+    assert batch(driver, first)[1] == [2, 3]
+    assert not [key for key in gets if key.endswith(".batch")]
+
+
+def test_records_are_told_by_the_footers(world: World) -> None:
+    for count in (3, 4, 5, 1):
+        world.produce(records=[b"r"] * count)
+    driver = world.run(maxRecordsPerTrigger="7")
+    first, read = batch(driver, None)
+    assert read == [0, 1]
+    second, read = batch(driver, first)
+    assert read == [2, 3]
+    assert batch(driver, second)[1] == []
+
+
+def test_a_batch_beyond_every_limit_is_still_read(world: World) -> None:
+    world.produce(records=[b"x" * 1000])
+    world.produce()
+    assert batch(world.run(maxBytesPerTrigger="1"), None)[1] == [0]
+    assert batch(world.run(maxRecordsPerTrigger="1"), None)[1] == [0]
+
+
+def test_trigger_once_ignores_the_limits(world: World) -> None:
+    world.produce(5)
+    driver = world.run(maxBatchesPerTrigger="1")
+    assert driver.latest(None, unlimited=True).next == 5
+
+
+# Transactions
+
+
+def test_a_repeated_transaction_is_read_once_over_restarts(world: World) -> None:
+    txn = Transaction("app", 7)
+    world.produce(2, txn=txn)
+    first, read = batch(world.run(), None)
+    assert read == [0, 1]
+    world.produce(1)
+    world.produce(2, txn=txn)
+    world.produce(1, txn=Transaction("app", 8))
+    again = world.run()
+    second, read = batch(again, first)
+    assert read == [2, 5]
+    assert second.transactions["apps"] == {"app": 8}
+    replay = world.run()
+    assert planned(replay, first, second) == [2, 5]
+    replay.commit(second)
+    assert world.queued == []
+
+
+def test_a_transaction_cut_by_a_limit_is_not_taken_for_a_repeat(world: World) -> None:
+    world.produce(5, txn=Transaction("app", 1))
+    driver = world.run(maxBatchesPerTrigger="2")
+    first, read = batch(driver, None)
+    assert read == [0, 1]
+    second, read = batch(driver, first)
+    assert read == [2, 3]
+    assert batch(world.run(), second)[1] == [4]
+
+
+# Polling and progress
+
+
+def test_an_idle_queue_is_polled_once_in_an_interval(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.produce(1)
+    driver = world.run(pollIntervalMs="250")
+    end, _ = batch(driver, None)
+    answers: list[Blob | NotModified] = []
+    get = world.store.get
+
+    def counted(key: str, **kwargs: Any) -> Blob | NotModified:
+        answers.append(get(key, **kwargs))
+        return answers[-1]
+
+    monkeypatch.setattr(world.store, "get", counted)
+    began = world.runtime.monotonic()
+    for _ in range(5):
+        assert driver.latest(end) is end
+    assert len(answers) == 5
+    assert all(isinstance(each, NotModified) for each in answers)
+    # The first look follows data and does not wait.
+    assert world.runtime.monotonic() - began == pytest.approx(4 * 0.250)
+
+
+def test_an_answer_is_never_older_than_the_question(world: World) -> None:
+    # processAllAvailable() asks once and believes it.
+    driver = world.run(pollIntervalMs="60000")
+    end, _ = batch(driver, None)
+    assert driver.latest(end) is end
+    world.produce(1)
+    assert driver.latest(end).next == 1
+
+
+def test_progress_shows_backlog_and_lag(world: World) -> None:
+    driver = world.run(maxBatchesPerTrigger="2")
+    assert driver.report() is None
+    world.produce(2)
+    world.runtime.advance(3)
+    world.produce(1)
+    world.runtime.advance(2)
+    world.produce(1)
+    end, _ = batch(driver, None)
+    assert driver.report() == {"v": 1, "next": 4, "backlogBatches": 2, "lagMs": 2000}
+    end, _ = batch(driver, end)
+    assert driver.report() == {"v": 1, "next": 4, "backlogBatches": 0, "lagMs": 0}
+
+
+# A store that does not answer
+
+
+class Flaky:
+    """A store whose next calls of one method fail."""
+
+    def __init__(self, store: MemoryStore, method: str, failures: int) -> None:
+        self._method, self._left = method, failures
+        self._call = getattr(store, method)
+        setattr(store, method, self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._left:
+            self._left -= 1
+            raise TransientStorageError("503 SlowDown")
+        return self._call(*args, **kwargs)
+
+
+@pytest.mark.parametrize("method", ["get", "list"])
+def test_transient_errors_do_not_end_the_query(world: World, method: str) -> None:
+    world.produce(20)
+    Flaky(world.store, method, 6)
+    driver = world.run(maxBytesPerTrigger="100000")
+    end, read = batch(driver, None)
+    assert read == list(range(20))
+    driver.commit(end)
+    assert world.queued == []
+
+
+def test_an_acknowledgement_that_fails_is_made_up_for(world: World) -> None:
+    world.produce(1)
+    driver = world.run()
+    first, _ = batch(driver, None)
+    world.produce(1)
+    second = driver.latest(first)
+    Flaky(world.store, "get", 1_000_000)
+    driver.commit(first)
+    del world.store.get  # type: ignore[method-assign]
+    assert world.queued == [0, 1]
+    driver.commit(second)
+    assert world.queued == []
+
+
+def test_stop_acknowledges_nothing(world: World) -> None:
+    world.produce(1)
+    driver = world.run()
+    batch(driver, None)
+    driver.stop()
+    driver.stop()
+    assert world.queued == [0]
