@@ -127,13 +127,17 @@ def sync_directory(path: str) -> None:
 
 def make_directories(path: str) -> None:
     """Like ``os.makedirs``, but a power cut does not lose a directory made here."""
-    while True:
+    for attempt in range(8):
         try:
             os.mkdir(path)
             break
         except FileExistsError:
             return
         except FileNotFoundError:
+            # A delete may prune the parent again; but below a dangling link or in /proc a
+            # parent "exists" and mkdir fails for ever.
+            if attempt == 7:
+                raise
             make_directories(os.path.dirname(path))
     sync_directory(os.path.dirname(path))
 
