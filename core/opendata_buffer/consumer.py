@@ -17,13 +17,7 @@ from types import TracebackType
 from opendata_buffer import metrics
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.descriptors import BatchDescriptor, ConsumedBatch
-from opendata_buffer.errors import (
-    Closed,
-    DataLoss,
-    InvalidInput,
-    OpenDataBufferError,
-    QueueReset,
-)
+from opendata_buffer.errors import Closed, DataLoss, InvalidInput, OpenDataBufferError, QueueReset
 from opendata_buffer.fetch import FetchHandle
 from opendata_buffer.formats.keys import location_timestamp_ms
 from opendata_buffer.formats.manifest import Manifest
@@ -204,24 +198,24 @@ class Consumer:
             self._check_open()
             self._acknowledge(self._frontier, self._frontier.undequeued > 0)
 
-    def next_descriptors(self, max_descriptors: int) -> list[BatchDescriptor]:
+    def next_descriptors(self, max: int) -> list[BatchDescriptor]:  # noqa: A002
         """Up to so many next entries, from one look at the manifest; nothing is fetched.
 
         The read cursor advances past them at once. A descriptor that is lost is delivered again
         only by a new consumer.
 
         Raises:
-            InvalidInput: ``max_descriptors`` is not positive.
+            InvalidInput: ``max`` is not positive.
             Fenced: Another consumer owns the queue.
             DataLoss, QueueReset, CorruptManifest: The queue does not continue at the cursor.
             TransientStorageError, PermanentStorageError: The store did not answer.
             Closed: The consumer was closed. Nothing is changed by any of these.
         """
-        if max_descriptors < 1:
-            raise InvalidInput(f"max_descriptors is {max_descriptors!r}: use at least 1")
+        if max < 1:
+            raise InvalidInput(f"max is {max!r}: ask for at least one descriptor")
         with self._lock:
             self._check_open()
-            found = self._peek(max_descriptors)
+            found = self._peek(max)
             if found:
                 self._hand_out(found)
             return found

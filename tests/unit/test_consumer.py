@@ -299,7 +299,7 @@ def test_descriptors_come_in_order_from_one_look_and_fetch_nothing(queue: Fixtur
     assert [(each.sequence, each.location) for each in found] == list(enumerate(locations))
     assert consumer.next_descriptors(2) == []
     assert (consumer.last_handed_out_sequence, consumer.last_acked_sequence) == (2, None)
-    with pytest.raises(InvalidInput, match="max_descriptors is 0"):
+    with pytest.raises(InvalidInput, match="max is 0"):
         consumer.next_descriptors(0)
 
 
