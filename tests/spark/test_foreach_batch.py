@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from buffer_sink import foreach_batch_writer
+from opendata_buffer.errors import InvalidInput
+from opendata_buffer.formats.keys import Transaction
+from tests.spark.queues import queued, records
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def run(
+    spark: SparkSession, home: Path, function: Callable[[DataFrame, int], None], *lines: str
+) -> None:
+    source = home / "input"
+    source.mkdir(exist_ok=True)
+    (source / f"{len(list(source.iterdir())):05}.txt").write_text("\n".join(lines))
+    stream = spark.readStream.schema("value STRING").text(str(source))
+    query = (
+        stream.writeStream.foreachBatch(function)
+        .option("checkpointLocation", str(home / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+def test_it_is_a_function_for_foreach_batch(
+    spark: SparkSession, store: str, tmp_path: Path
+) -> None:
+    run(spark, tmp_path, foreach_batch_writer(store, txn_app_id="job"), "a", "b")
+    run(spark, tmp_path, foreach_batch_writer(store, txn_app_id="job"), "c")
+    batches = queued(store)
+    assert records(batches) == [b"a", b"b", b"c"]
+    assert [each.transaction for each in batches] == [Transaction("job", 0), Transaction("job", 1)]
+
+
+def test_a_function_that_failed_after_the_write_runs_again_without_a_repeat(
+    spark: SparkSession, store: str, tmp_path: Path
+) -> None:
+    to_buffer = foreach_batch_writer(store, txn_app_id="job", compression="zstd")
+    attempts: list[int] = []
+
+    def both(frame: DataFrame, batch: int) -> None:
+        to_buffer(frame.selectExpr("to_json(struct(*)) AS value"), batch)
+        attempts.append(batch)
+        if len(attempts) == 1:
+            raise RuntimeError("the write after it failed")
+        frame.write.mode("append").parquet(str(tmp_path / "out"))
+
+    with pytest.raises(Exception, match="the write after it failed"):
+        run(spark, tmp_path, both, "a", "b")
+    run(spark, tmp_path, both)
+    assert attempts[:2] == [0, 0]
+    assert records(queued(store)) == [b'{"value":"a"}', b'{"value":"b"}']
+    assert spark.read.parquet(str(tmp_path / "out")).count() == 2
+
+
+def test_two_writes_in_one_function_have_an_id_each(
+    spark: SparkSession, store: str, tmp_path: Path
+) -> None:
+    ones = foreach_batch_writer(store, txn_app_id="ones")
+    twos = foreach_batch_writer(store, txn_app_id="twos")
+
+    def both(frame: DataFrame, batch: int) -> None:
+        ones(frame, batch)
+        twos(frame.selectExpr("concat(value, value) AS value"), batch)
+
+    run(spark, tmp_path, both, "a")
+    assert records(queued(store)) == [b"a", b"aa"]
+
+
+def test_options_are_checked_at_once() -> None:
+    with pytest.raises(InvalidInput, match="Did you mean 'dataPathPrefix'"):
+        foreach_batch_writer("/s", txn_app_id="a", data_prefix="p")
+    with pytest.raises(InvalidInput, match="A-Z a-z 0-9"):
+        foreach_batch_writer("/s", txn_app_id="a/b")
+    with pytest.raises(TypeError, match="txn_app_id"):
+        foreach_batch_writer("/s")  # type: ignore[call-arg]
+
+
+def test_it_survives_pickling() -> None:
+    made = foreach_batch_writer("/s", txn_app_id="a", data_path_prefix="p", upload_concurrency=2)
+    assert pickle.loads(pickle.dumps(made)) == made
+    assert made.options == {"dataPathPrefix": "p", "uploadConcurrency": "2", "txnAppId": "a"}

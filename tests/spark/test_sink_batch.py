@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.errors import AnalysisException, PySparkException
+
+from opendata_buffer.formats.batch import Compression, parse_footer
+from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.stores.factory import open_store
+from tests.spark.queues import drain, filtered, queued, records
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+FORMAT = "opendata-buffer"
+
+
+def numbers(spark: SparkSession, count: int, partitions: int = 2) -> DataFrame:
+    return spark.range(0, count, 1, partitions).selectExpr("CAST(id AS STRING) AS value")
+
+
+def test_two_partitions_become_one_group_in_partition_order(
+    spark: SparkSession, store: str
+) -> None:
+    numbers(spark, 25_000).write.format(FORMAT).mode("append").save(store)
+    batches = queued(store)
+    assert [each.sequence for each in batches] == [0, 1]
+    assert records(batches) == [str(number).encode() for number in range(25_000)]
+    assert [each.transaction for each in batches] == [None, None]
+    assert all(len(each.metadata) == 1 for each in batches)
+    assert batches[0].metadata[0].payload == b""
+    assert batches[0].metadata[0].ingestion_time_ms > 1_700_000_000_000
+
+
+def test_binary_values_and_runs_of_metadata(spark: SparkSession, store: str) -> None:
+    frame = spark.range(0, 9, 1, 1).selectExpr(
+        "CASE WHEN id < 5 THEN 'a' WHEN id < 7 THEN NULL ELSE 'b' END AS metadata",
+        "CAST(CAST(id AS STRING) AS BINARY) AS value",
+    )
+    frame.write.format(FORMAT).mode("append").save(store)
+    (batch,) = queued(store)
+    assert batch.records == [str(number).encode() for number in range(9)]
+    assert [(each.start_index, each.payload) for each in batch.metadata] == [
+        (0, b"a"),
+        (5, b""),
+        (7, b"b"),
+    ]
+
+
+def test_large_partitions_are_cut_into_batches_and_compressed(
+    spark: SparkSession, store: str
+) -> None:
+    writer = numbers(spark, 30_000, 1).write.format(FORMAT).mode("append")
+    writer.option("targetBatchBytes", 50_000).option("compression", "zstd").save(store)
+    batches = queued(store)
+    assert records(batches) == [str(number).encode() for number in range(30_000)]
+    assert len(batches) == 6
+    data = open_store(store).get(batches[0].location).data  # type: ignore[union-attr]
+    assert parse_footer(data).compression is Compression.ZSTD
+    assert len(data) < 25_000
+
+
+def test_other_prefix_and_manifest(spark: SparkSession, store: str) -> None:
+    writer = numbers(spark, 3, 1).write.format(FORMAT).mode("append")
+    writer.option("dataPathPrefix", "a b/ü").save(store)
+    assert records(queued(store, "a b/ü")) == [b"0", b"1", b"2"]
+
+
+def test_an_empty_frame_makes_no_queue(spark: SparkSession, store: str) -> None:
+    numbers(spark, 0).write.format(FORMAT).mode("append").save(store)
+    assert open_store(store).list("").objects == ()
+
+
+def test_a_null_value_is_refused_with_its_row(spark: SparkSession, store: str) -> None:
+    frame = numbers(spark, 100, 1).selectExpr("NULLIF(value, '77') AS value")
+    with pytest.raises(PySparkException, match="value is null in row 77 of partition 0"):
+        frame.write.format(FORMAT).mode("append").save(store)
+    assert queued(store) == []
+
+
+def test_any_other_column_is_an_error_that_shows_the_fix(spark: SparkSession, store: str) -> None:
+    frame = numbers(spark, 3).selectExpr("value", "1 AS delay")
+    with pytest.raises(AnalysisException) as caught:
+        frame.write.format(FORMAT).mode("append").save(store)
+    assert "column 'delay' (int) cannot be written" in str(caught.value)
+    fixed = frame.selectExpr("to_json(struct(*)) AS value")
+    fixed.write.format(FORMAT).mode("append").save(store)
+    assert records(queued(store))[0] == b'{"value":"0","delay":1}'
+
+
+def test_overwrite_is_refused(spark: SparkSession, store: str) -> None:
+    with pytest.raises(AnalysisException, match="mode overwrite cannot be written to a buffer"):
+        numbers(spark, 3).write.format(FORMAT).mode("overwrite").save(store)
+
+
+@pytest.mark.parametrize("mode", ["error", "ignore"])
+def test_other_modes_are_refused_by_spark(spark: SparkSession, store: str, mode: str) -> None:
+    with pytest.raises(AnalysisException, match="UNSUPPORTED_DATA_SOURCE_SAVE_MODE"):
+        numbers(spark, 3).write.format(FORMAT).mode(mode).save(store)
+
+
+def test_an_unknown_option_is_answered_with_the_nearest(spark: SparkSession, store: str) -> None:
+    writer = numbers(spark, 3).write.format(FORMAT).mode("append")
+    with pytest.raises(AnalysisException, match="Did you mean 'compression'"):
+        writer.option("compresion", "zstd").save(store)
+
+
+def write(frame: DataFrame, store: str, version: int) -> None:
+    writer = frame.write.format(FORMAT).mode("append").option("txnAppId", "job-1")
+    writer.option("txnVersion", version).save(store)
+
+
+def test_a_write_with_an_identity_happens_once(spark: SparkSession, store: str) -> None:
+    for version in (0, 0, 3, 2, 3):
+        write(numbers(spark, 2, 2), store, version)
+    batches = queued(store)
+    assert [each.transaction for each in batches] == [
+        Transaction("job-1", version) for version in (0, 0, 3, 3)
+    ]
+    assert records(batches) == [b"0", b"1"] * 2
+    assert filtered(batches) == records(batches)
+
+
+def test_a_write_with_an_identity_happens_once_although_a_consumer_took_it(
+    spark: SparkSession, store: str
+) -> None:
+    write(numbers(spark, 2, 1), store, 0)
+    assert records(drain(store)) == [b"0", b"1"]
+    write(numbers(spark, 2, 1), store, 0)
+    assert queued(store) == []
