@@ -238,12 +238,14 @@ class Manifest:
             CorruptManifest: The present epoch leaves no higher one. Honest consumers never get
                 there, so somebody forged it (failure F10).
         """
-        if self.epoch >= _EPOCH_LIMIT - 1 and epoch != self.epoch:
+        if epoch == self.epoch:
+            return self
+        if self.epoch >= _EPOCH_LIMIT - 1:
             raise CorruptManifest(
                 f"manifest has epoch {self.epoch}: no consumer can claim it, epochs end below "
                 f"{_EPOCH_LIMIT}. Consumers count up by one, so this one was forged. {_LOOK}"
             )
-        if not self.epoch <= epoch < _EPOCH_LIMIT and epoch != self.epoch:
+        if not self.epoch < epoch < _EPOCH_LIMIT:
             raise InvalidInput(
                 f"epoch is {epoch}: use {self.epoch} (the present one) to {_EPOCH_LIMIT - 1}"
             )
