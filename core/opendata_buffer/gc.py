@@ -23,7 +23,13 @@ from typing import Protocol
 
 from opendata_buffer import metrics
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.errors import Fenced, ObjectNotFound, OpenDataBufferError, PrefixConflict
+from opendata_buffer.errors import (
+    Fenced,
+    ObjectNotFound,
+    OpenDataBufferError,
+    PrefixConflict,
+    QueueReset,
+)
 from opendata_buffer.formats.keys import location_timestamp_ms, parse_location
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.owner import MARKER_NAME, check_owner, claim_prefix
@@ -183,6 +189,7 @@ class GarbageCollector:
         self._condition = self._runtime.condition()
         self._stopping = False
         self._task: Task | None = None
+        self._seen = 0  # highest next sequence of the manifest so far
 
     def run_once(self, *, dry_run: bool = False) -> GcReport:
         """One cycle: list, read the manifest, plan, delete.
@@ -194,6 +201,7 @@ class GarbageCollector:
             PrefixConflict: The data prefix belongs to the queue of another manifest (failure
                 F7); nothing was deleted.
             Fenced: Another consumer owns the queue; nothing was deleted.
+            QueueReset: The manifest went backwards since the last cycle; nothing was deleted.
             CorruptData: The manifest or the owner marker cannot be read; nothing was deleted.
             StorageError: The store did not answer; nothing was deleted. A failed delete does
                 not raise: it is in the report.
@@ -220,6 +228,14 @@ class GarbageCollector:
             return GcReport(GcPlan(held=held))
         if self._epoch is not None and manifest.epoch != self._epoch:
             raise Fenced(manifest_path, self._epoch, manifest.epoch)
+        # F4: a manifest that was recreated names nothing of what the old one had queued, and
+        # may carry the same epoch. Those batches may be all that is left of the old queue.
+        if manifest.next_sequence < self._seen:
+            raise QueueReset(
+                f"manifest {manifest_path!r} went backwards: next sequence {self._seen} -> "
+                f"{manifest.next_sequence}. It was recreated or restored; nothing is collected."
+            )
+        self._seen = manifest.next_sequence
         grace_ms = self._config.gc.grace_period_ms
         made = plan(manifest, listing, listing.now_ms, data_path_prefix=prefix, grace_ms=grace_ms)
         if made.held:
@@ -284,7 +300,7 @@ class GarbageCollector:
             except Fenced as error:
                 log.info("collector ends: %s", error)
                 return
-            except PrefixConflict as error:
+            except (PrefixConflict, QueueReset) as error:
                 log.error("collector ends: %s", error)
                 return
             except OpenDataBufferError as error:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from opendata_buffer import metrics
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
 from opendata_buffer.consumer import Consumer
 from opendata_buffer.errors import (
@@ -491,6 +492,52 @@ def test_closing_does_not_hide_the_error_before_it(
     with pytest.raises(ZeroDivisionError), zombie:
         raise ZeroDivisionError
     assert "closing after an error failed too: consumer with epoch 1" in caplog.text
+
+
+# What operators see
+
+
+class Recorder:
+    """Stands in for an instrument and keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    def add(self, value: float) -> None:
+        self.values.append(value)
+
+    set = record = add
+
+
+def test_metrics_of_a_consumer(queue: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = (
+        "descriptors_handed_out", "acks", "queue_length", "consumer_lag_seconds",
+        "batches_collected", "entries_collected", "bytes_collected", "fetch_duration_seconds",
+    )  # fmt: skip
+    seen = {name: Recorder() for name in names}
+    for name, recorder in seen.items():
+        monkeypatch.setattr(metrics, name, recorder)
+    queue.produce(b"abc", b"d", b"e")
+    queue.runtime.advance(90)
+    consumer = queue.consumer()
+    consumer.next_descriptors(2)
+    consumer.ack_through(1)
+    queue.runtime.advance(30)
+    consumer.next_batch()
+    consumer.next_batch()
+    assert {name: recorder.values for name, recorder in seen.items()} == {
+        "descriptors_handed_out": [2, 1],
+        "acks": [2],
+        "queue_length": [3, 1, 1],
+        "consumer_lag_seconds": [90.0, 120.0, 120.0],
+        "batches_collected": [1],
+        "entries_collected": [1],
+        "bytes_collected": [4 + 1 + 7],
+        "fetch_duration_seconds": [0.0],
+    }
+    consumer.ack(2)
+    assert len(consumer) == 0
+    assert (seen["queue_length"].values[-1], seen["consumer_lag_seconds"].values[-1]) == (0, 0)
 
 
 # The collector beside

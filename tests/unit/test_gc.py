@@ -6,6 +6,8 @@ import logging
 from collections.abc import Iterable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.errors import CorruptManifest, Fenced, PrefixConflict, TransientStorageError
@@ -126,6 +128,27 @@ def test_an_unreadable_manifest_deletes_nothing() -> None:
         plan(broken, Listing((), NOW), NOW, data_path_prefix="ingest", grace_ms=GRACE)
 
 
+@given(
+    st.lists(st.integers(-20, 60), max_size=6),
+    st.lists(st.tuples(st.integers(-20, 60), st.integers(0, 60), st.booleans()), max_size=12),
+)
+def test_the_plan_obeys_every_rule_at_once(
+    queued_ages: list[int], orphan_ages: list[tuple[int, int, bool]]
+) -> None:
+    # Ages in minutes: by the name, and by the store. The rules, written down a second time.
+    queued = [_key(age * MINUTE) for age in queued_ages]
+    objects = [_object(key, age_ms=0) for key in queued]
+    expected = set()
+    for named, stored, in_transaction in orphan_ages:
+        key = _key(named * MINUTE, txn=Transaction("a", 1) if in_transaction else None)
+        objects.append(_object(key, age_ms=stored * MINUTE))
+        if min(named, stored) > 10 and (not queued_ages or named > queued_ages[0]):
+            expected.add(key)
+    made = _plan(queued, objects)
+    assert set(_keys(made)) == expected
+    assert made.referenced + made.waiting + len(made.delete) == len(objects)
+
+
 # The cycle around the plan.
 
 
@@ -178,6 +201,24 @@ def test_f4_without_a_manifest_nothing_is_deleted() -> None:
     assert report.plan.held is not None
     assert "does not exist" in report.plan.held
     assert queue.names() >= {*queue.orphans, queue.queued}
+
+
+def test_f4_a_manifest_that_went_backwards_deletes_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    queue = Fixture()
+    collector = queue.collector(epoch=3)
+    collector.start()
+    queue.runtime.await_waits(1)
+    for key in queue.orphans:
+        queue.store.put(key, b"")
+    queue.write(Manifest.empty().with_epoch(3))
+    queue.runtime.advance(3_600)
+    assert collector._task is not None
+    collector._task.join(30)
+    assert not collector._task.is_alive()
+    assert "went backwards: next sequence 1 -> 0" in caplog.text
+    assert queue.names() >= set(queue.orphans)
 
 
 def test_f5_a_batch_enqueued_between_listing_and_manifest_stays() -> None:
