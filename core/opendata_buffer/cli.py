@@ -69,8 +69,27 @@ _max_batch_bytes = click.option(
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
 
+def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if not wanted or context.resilient_parsing:
+        return
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        click.echo(f"opendata-buffer {version('opendata-buffer')}")
+    except PackageNotFoundError:
+        click.echo("opendata-buffer, from a source tree that is not installed")
+    context.exit()
+
+
 @click.group(cls=Application, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="opendata-buffer", prog_name="opendata-buffer")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
 @click.option("-v", "--verbose", count=True, help="Log more; twice for everything.")
 @click.pass_context
 def cli(context: click.Context, verbose: int) -> None:

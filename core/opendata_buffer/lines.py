@@ -26,32 +26,44 @@ class LineSplitter:
         self._pieces: list[bytes] = []
         self._held = 0
         self._lines = 0
+        self._too_long = False
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Take the next chunk and return the lines it completes, newlines stripped.
 
         Raises:
-            InvalidInput: A line is longer than ``max_bytes``.
+            InvalidInput: A line is longer than ``max_bytes``. It is raised by the call after
+                the one that returned the lines before it.
         """
+        self._raise_too_long()
         first, *rest = chunk.split(b"\n")
         self._hold(first)
-        if not rest:
+        if not rest or self._too_long:
             return []
-        lines = [self._take(), *rest[:-1]]
-        for line in lines:
-            self._check(len(line))
-            self._lines += 1
-        self._hold(rest[-1])
+        lines = [self._take()]
+        for line in rest[:-1]:
+            if len(line) > self._max_bytes:
+                self._too_long = True
+                break
+            lines.append(line)
+        else:
+            self._hold(rest[-1])
+        self._lines += len(lines)
         return lines
 
     def finish(self) -> list[bytes]:
-        """The last line when the stream does not end in a newline; else nothing."""
+        """The last line when the stream does not end in a newline; else nothing.
+
+        Raises:
+            InvalidInput: A line is longer than ``max_bytes``.
+        """
+        self._raise_too_long()
         return [self._take()] if self._held else []
 
     def _hold(self, piece: bytes) -> None:
-        if piece:
-            self._held += len(piece)
-            self._check(self._held)
+        self._held += len(piece)
+        self._too_long = self._held > self._max_bytes
+        if piece and not self._too_long:
             self._pieces.append(piece)
 
     def _take(self) -> bytes:
@@ -59,8 +71,8 @@ class LineSplitter:
         self._pieces, self._held = [], 0
         return line
 
-    def _check(self, size: int) -> None:
-        if size > self._max_bytes:
+    def _raise_too_long(self) -> None:
+        if self._too_long:
             raise InvalidInput(
                 f"line {self._lines + 1} has more than {self._max_bytes} bytes: a line is one "
                 "record and must fit into a batch. Break the input into lines, or raise "

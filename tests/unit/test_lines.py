@@ -47,6 +47,24 @@ def test_lines_are_returned_as_soon_as_they_are_complete() -> None:
     assert splitter.finish() == []
 
 
+def test_the_lines_before_one_that_is_too_long_are_returned_first() -> None:
+    splitter = LineSplitter(4)
+    assert splitter.feed(b"1\n2\n12345\n3\n") == [b"1", b"2"]
+    for _ in range(2):
+        with pytest.raises(InvalidInput, match="line 3 "):
+            splitter.feed(b"4\n")
+        with pytest.raises(InvalidInput, match="line 3 "):
+            splitter.finish()
+
+
+def test_a_line_that_never_ends_is_not_held() -> None:
+    splitter = LineSplitter(4)
+    assert splitter.feed(b"123") == []
+    assert splitter.feed(b"45") == []
+    with pytest.raises(InvalidInput, match="line 1 "):
+        splitter.feed(b"6")
+
+
 def test_finish_leaves_nothing_behind() -> None:
     splitter = LineSplitter(100)
     splitter.feed(b"rest")
