@@ -1,0 +1,431 @@
+"""What every store promises (``opendata_buffer.stores``), asked of every store there is."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import random
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from opendata_buffer.config import StoreOptions
+from opendata_buffer.errors import CorruptData, InvalidInput, ObjectNotFound
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores import (
+    ABSENT,
+    Applied,
+    Blob,
+    IfVersion,
+    NotModified,
+    Store,
+    Vanished,
+    VersionConflict,
+)
+from opendata_buffer.stores.local import LocalStore
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.stores.s3 import S3Store
+from opendata_buffer.testing.faults import FaultyStore
+from opendata_buffer.testing.s3_server import S3Server
+
+BACKENDS = ["memory", "faulty", "local", "moto", "s3-server"]
+SHARED = ["local", "moto", "s3-server"]  # other processes can reach them
+
+WEIRD_KEYS = [
+    "plain",
+    "with space/and + plus",
+    "tenant%231/100%",
+    "tenant#1/a?b=c&d",
+    "star*/[x]{y}~|z",
+    "back\\slash^caret",
+    "<lt>/\"quote\"/'apos'",
+    "äöü/日本/😀",
+    "..dots/...",
+    "a=b/app=x/batch=1",
+    "ends.",
+    "-",
+    "%2F/%2e%2e",
+]
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A store and what is particular about it."""
+
+    store: Store
+    content_versions: bool = False
+    """S3's versions are hashes of the content: equal bytes, equal version (failure F11)."""
+
+
+@pytest.fixture(scope="module")
+def shared_server() -> Iterator[S3Server]:
+    with S3Server(page_size=7) as server:
+        yield server
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
+    match request.param:
+        case "memory":
+            yield Backend(MemoryStore())
+        case "faulty":
+            yield Backend(FaultyStore(MemoryStore(), SystemRuntime()))
+        case "local":
+            yield Backend(LocalStore(tmp_path / "not" / "yet"))
+        case "moto":
+            bucket = request.getfixturevalue("moto_bucket")
+            options = StoreOptions(endpoint_url=request.getfixturevalue("moto_endpoint"))
+            yield Backend(S3Store(bucket, options=options), content_versions=True)
+        case _:
+            server: S3Server = request.getfixturevalue("shared_server")
+            options = StoreOptions(endpoint_url=server.endpoint)
+            root = f"root%20 of/{tmp_path.name}"
+            yield Backend(S3Store(server.bucket, root, options), content_versions=True)
+
+
+@pytest.fixture
+def store(backend: Backend) -> Store:
+    return backend.store
+
+
+def read(store: Store, key: str) -> Blob:
+    found = store.get(key)
+    assert isinstance(found, Blob)
+    return found
+
+
+def create(store: Store, key: str, data: bytes) -> str:
+    outcome = store.put_if(key, data, ABSENT)
+    assert isinstance(outcome, Applied)
+    return outcome.version
+
+
+# ---- reading
+
+
+def test_a_missing_object_is_not_found(store: Store) -> None:
+    with pytest.raises(ObjectNotFound, match="'no/such'"):
+        store.get("no/such")
+
+
+def test_a_put_object_is_read_back(store: Store) -> None:
+    store.put("a/b", b"bytes")
+    assert read(store, "a/b").data == b"bytes"
+
+
+def test_put_takes_a_memoryview(store: Store) -> None:
+    store.put("a", memoryview(b"0123456789")[2:5])
+    assert read(store, "a").data == b"234"
+
+
+def test_an_empty_object_is_an_object(store: Store) -> None:
+    store.put("empty", b"")
+    assert read(store, "empty").data == b""
+    assert [(info.key, info.size) for info in store.list("").objects] == [("empty", 0)]
+
+
+def test_a_large_object_comes_back_whole(store: Store) -> None:
+    data = random.Random(0).randbytes(3_000_000)
+    store.put("large", data)
+    assert read(store, "large").data == data
+
+
+def test_put_again_replaces(store: Store) -> None:
+    store.put("a", b"one, longer")
+    before = read(store, "a").version
+    store.put("a", b"two")
+    assert read(store, "a").data == b"two"
+    assert read(store, "a").version != before
+
+
+def test_not_modified_only_for_the_current_version(store: Store) -> None:
+    first = create(store, "m", b"1")
+    assert store.get("m", if_changed=first) == NotModified()
+    second = store.put_if("m", b"2", IfVersion(first))
+    assert isinstance(second, Applied)
+    blob = store.get("m", if_changed=first)
+    assert isinstance(blob, Blob)
+    assert (blob.data, blob.version) == (b"2", second.version)
+    assert store.get("m", if_changed=second.version) == NotModified()
+
+
+def test_if_changed_of_a_missing_object_is_not_found(store: Store) -> None:
+    with pytest.raises(ObjectNotFound):
+        store.get("m", if_changed="x")
+
+
+@pytest.mark.parametrize(
+    ("byte_range", "expected"),
+    [
+        ((0, 1), b"0"),
+        ((0, 10), b"0123456789"),
+        ((3, 7), b"3456"),
+        ((8, 99), b"89"),
+        ((9, 10), b"9"),
+        ((10, 11), b""),
+        ((50, 60), b""),
+    ],
+)
+def test_ranges_are_cut_at_the_end(
+    store: Store, byte_range: tuple[int, int], expected: bytes
+) -> None:
+    version = create(store, "r", b"0123456789")
+    blob = store.get("r", byte_range=byte_range)
+    assert isinstance(blob, Blob)
+    assert (blob.data, blob.version) == (expected, version)
+
+
+def test_a_range_of_a_missing_object_is_not_found(store: Store) -> None:
+    with pytest.raises(ObjectNotFound):
+        store.get("r", byte_range=(0, 5))
+
+
+@pytest.mark.parametrize("byte_range", [(0, 0), (5, 5), (5, 4), (-1, 3), (-3, -1)])
+def test_an_empty_or_negative_range_is_refused(store: Store, byte_range: tuple[int, int]) -> None:
+    store.put("r", b"0123456789")
+    with pytest.raises(InvalidInput, match="byte_range"):
+        store.get("r", byte_range=byte_range)
+
+
+def test_larger_than_max_bytes_is_not_read(store: Store) -> None:
+    store.put("b", b"0123456789")
+    with pytest.raises(CorruptData, match=r"'b' has 10 bytes.*limit of 9"):
+        store.get("b", max_bytes=9)
+    blob = store.get("b", max_bytes=10)
+    assert isinstance(blob, Blob)
+    assert len(blob.data) == 10
+
+
+def test_max_bytes_limits_the_range_not_the_object(store: Store) -> None:
+    store.put("b", b"0123456789")
+    blob = store.get("b", byte_range=(2, 5), max_bytes=3)
+    assert isinstance(blob, Blob)
+    assert blob.data == b"234"
+    with pytest.raises(CorruptData):
+        store.get("b", byte_range=(2, 6), max_bytes=3)
+
+
+# ---- compare-and-swap
+
+
+def test_absent_creates_once(store: Store) -> None:
+    version = create(store, "m", b"1")
+    assert store.put_if("m", b"2", ABSENT) == VersionConflict()
+    assert (read(store, "m").data, read(store, "m").version) == (b"1", version)
+
+
+def test_if_version_replaces_only_that_version(store: Store) -> None:
+    first = create(store, "m", b"1")
+    second = store.put_if("m", b"2", IfVersion(first))
+    assert isinstance(second, Applied)
+    assert store.put_if("m", b"3", IfVersion(first)) == VersionConflict()
+    assert (read(store, "m").data, read(store, "m").version) == (b"2", second.version)
+
+
+def test_f04_if_version_of_a_missing_object_vanished_and_is_not_created(store: Store) -> None:
+    assert store.put_if("m", b"1", IfVersion('"x"')) == Vanished()
+    version = create(store, "m", b"1")
+    assert store.delete_many(["m"]) == ()
+    assert store.put_if("m", b"2", IfVersion(version)) == Vanished()
+    with pytest.raises(ObjectNotFound):
+        store.get("m")
+
+
+def test_put_changes_the_version_that_put_if_compares(store: Store) -> None:
+    version = create(store, "m", b"1")
+    store.put("m", b"2")
+    assert store.put_if("m", b"3", IfVersion(version)) == VersionConflict()
+
+
+def test_f11_equal_versions_mean_equal_bytes(backend: Backend) -> None:
+    store = backend.store
+    seen: dict[str, bytes] = {}
+    version = create(store, "m", b"A")
+    seen[version] = b"A"
+    writes = 1
+    for data in [b"B", b"A", b"B", b"C", b"A", b"C"] * 5:
+        outcome = store.put_if("m", data, IfVersion(version))
+        assert isinstance(outcome, Applied)
+        version = outcome.version
+        assert seen.setdefault(version, data) == data
+        writes += 1
+    for _ in range(5):
+        assert store.delete_many(["m"]) == ()
+        version = create(store, "m", b"D")
+        assert seen.setdefault(version, b"D") == b"D"
+        writes += 1
+    if not backend.content_versions:
+        assert len(seen) == writes  # a version never comes back, not even for the same bytes
+
+
+def test_conditional_writes_are_honoured_and_leave_no_probe(store: Store) -> None:
+    store.check_conditional_writes("ingest/manifest")
+    store.check_conditional_writes("ingest/manifest")
+    assert store.list("").objects == ()
+
+
+# ---- listing
+
+
+def test_an_empty_store_lists_nothing(store: Store) -> None:
+    assert store.list("").objects == ()
+    assert store.list("ingest/").objects == ()
+
+
+def test_list_finds_by_prefix_also_below_and_inside_a_name(store: Store) -> None:
+    for key in ["in/a", "in/b/c", "in/b/d", "inner/e", "out"]:
+        store.put(key, key.encode())
+    found = {
+        prefix: sorted(info.key for info in store.list(prefix).objects)
+        for prefix in ["", "in", "in/", "in/b", "in/b/", "inn", "out", "x", "in/b/c/", "out/"]
+    }
+    assert found == {
+        "": ["in/a", "in/b/c", "in/b/d", "inner/e", "out"],
+        "in": ["in/a", "in/b/c", "in/b/d", "inner/e"],
+        "in/": ["in/a", "in/b/c", "in/b/d"],
+        "in/b": ["in/b/c", "in/b/d"],
+        "in/b/": ["in/b/c", "in/b/d"],
+        "inn": ["inner/e"],
+        "out": ["out"],
+        "x": [],
+        "in/b/c/": [],
+        "out/": [],
+    }
+
+
+def test_f06_listing_tells_sizes_and_both_times_by_one_clock(store: Store) -> None:
+    store.put("in/a", b"12345")
+    listing = store.list("in/")
+    (info,) = listing.objects
+    assert info.size == 5
+    assert info.last_modified_ms == read(store, "in/a").last_modified_ms
+    # HTTP dates have seconds: the object may look up to two older or younger than it is.
+    assert -2_000 <= listing.now_ms - info.last_modified_ms <= 60_000
+
+
+@pytest.mark.parametrize("prefix", ["../", "a/../", "/", "//", "./", "a//b"])
+def test_a_prefix_no_key_has_lists_nothing(store: Store, prefix: str) -> None:
+    store.put("a/b", b"")
+    assert store.list(prefix).objects == ()
+
+
+# ---- deleting
+
+
+def test_delete_counts_missing_objects_as_deleted(store: Store) -> None:
+    store.put("in/a", b"")
+    store.put("in/b", b"")
+    assert store.delete_many(["in/a", "in/zzz", "no/such/path", "in"]) == ()
+    assert [info.key for info in store.list("").objects] == ["in/b"]
+
+
+def test_delete_of_nothing(store: Store) -> None:
+    assert store.delete_many([]) == ()
+
+
+def test_delete_takes_any_iterable_of_more_than_one_bulk_request(store: Store) -> None:
+    keys = [f"in/{number:04}" for number in range(1_001)]
+    for key in keys[::100]:  # first and last among them; the others count as deleted
+        store.put(key, b"")
+    store.put("out", b"")
+    assert store.delete_many(iter(keys)) == ()
+    assert [info.key for info in store.list("").objects] == ["out"]
+
+
+def test_a_key_can_be_written_again_after_its_directory_emptied(store: Store) -> None:
+    store.put("a/b/c", b"1")
+    store.delete_many(["a/b/c"])
+    store.put("a/b", b"2")
+    store.delete_many(["a/b"])
+    store.put("a/b/c", b"3")
+    assert [info.key for info in store.list("").objects] == ["a/b/c"]
+
+
+# ---- names
+
+
+@pytest.mark.parametrize("key", WEIRD_KEYS)
+def test_f24_a_name_is_stored_raw(store: Store, key: str) -> None:
+    store.put(key, key.encode())
+    assert read(store, key).data == key.encode()
+    assert [info.key for info in store.list(key).objects if info.key == key] == [key]
+    assert store.delete_many([key]) == ()
+    with pytest.raises(ObjectNotFound):
+        store.get(key)
+
+
+def test_f24_names_that_differ_in_escapes_are_different_objects(store: Store) -> None:
+    for key in ["a#1", "a%231", "a%25231", "a+b", "a b", "a%20b"]:
+        store.put(key, key.encode())
+    assert sorted(info.key for info in store.list("a").objects) == sorted(
+        ["a#1", "a%231", "a%25231", "a+b", "a b", "a%20b"]
+    )
+    for key in ["a#1", "a%231", "a%25231", "a+b", "a b", "a%20b"]:
+        assert read(store, key).data == key.encode()
+
+
+@pytest.mark.parametrize("key", ["", "/a", "a/", "a//b", "..", "a/../b", "./a", "a\0b", "a\nb"])
+def test_f23_a_name_no_store_can_hold_is_refused(store: Store, key: str) -> None:
+    with pytest.raises(InvalidInput):
+        store.get(key)
+    with pytest.raises(InvalidInput):
+        store.put(key, b"")
+    with pytest.raises(InvalidInput):
+        store.put_if(key, b"", ABSENT)
+    assert store.list("").objects == ()
+
+
+# ---- many at once
+
+
+def increment(store: Store, key: str, times: int, seed: int) -> None:
+    """Add one to the number in an object, ``times`` times, by compare-and-swap."""
+    dice = random.Random(seed)
+    for _ in range(times):
+        while True:
+            found = store.get(key)
+            assert isinstance(found, Blob)
+            after = str(int(found.data) + 1).encode()
+            if isinstance(store.put_if(key, after, IfVersion(found.version)), Applied):
+                break
+            time.sleep(dice.random() * 0.02)
+
+
+def test_cas_race_between_threads_loses_no_increment(store: Store) -> None:
+    create(store, "counter", b"0")
+    threads = [
+        threading.Thread(target=increment, args=(store, "counter", 10, seed)) for seed in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert read(store, "counter").data == b"40"
+
+
+@pytest.mark.parametrize("backend", SHARED, indirect=True)
+def test_cas_race_between_processes_loses_no_increment(backend: Backend) -> None:
+    create(backend.store, "counter", b"0")
+    spawn = multiprocessing.get_context("spawn")
+    processes = [
+        spawn.Process(target=increment, args=(backend.store, "counter", 25, seed))
+        for seed in range(4)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0, 0, 0]
+    assert read(backend.store, "counter").data == b"100"
+
+
+@pytest.mark.parametrize("backend", SHARED, indirect=True)
+def test_a_store_that_others_can_reach_pickles(backend: Backend) -> None:
+    backend.store.put("a", b"1")
+    copy = pickle.loads(pickle.dumps(backend.store))
+    assert copy.url == backend.store.url
+    assert read(copy, "a").data == b"1"
