@@ -97,12 +97,8 @@ class Consumer:
         self._frontier = Frontier.at(manifest.first_sequence)
         if last_acked_sequence is not None and manifest.first_sequence > last_acked_sequence + 1:
             self._report_loss(last_acked_sequence + 1, manifest.first_sequence)
-        log.info(
-            "consumer owns %s with epoch %d, reads from sequence %d",
-            config.manifest_path,
-            self._epoch,
-            manifest.first_sequence,
-        )
+        first = manifest.first_sequence
+        log.info("epoch %d owns %s, reads from %d", self._epoch, config.manifest_path, first)
 
         self._gc: GarbageCollector | None = None
         if config.gc.enabled:
@@ -235,13 +231,14 @@ class Consumer:
         """What other threads and processes fetch with. It outlives the consumer, and a fence."""
         return self._handle.clone()
 
-    def skip(self, sequence: int) -> None:
+    def skip(self, sequence: int) -> BatchDescriptor:
         """Give up one batch for ever: the next one, or one handed out and not acknowledged.
 
         For batches that cannot be delivered (failure F25). The skip is logged as a warning with
         the batch's location, for the audit. The entry leaves the queue with the next
         acknowledgement behind it, or with its own, so a position stored by the target system
-        never falls behind the queue.
+        never falls behind the queue. Returns what was skipped, to offer it to a
+        :class:`~.transactions.TransactionFilter` all the same.
 
         Raises:
             InvalidInput: Another sequence, or one that is not queued.
@@ -264,6 +261,7 @@ class Consumer:
                 self._epoch,
             )
             self._frontier = moved
+            return BatchDescriptor.of(entries[0])
 
     def check_fence(self) -> None:
         """Make sure that this consumer still owns the queue, by one look at the manifest.

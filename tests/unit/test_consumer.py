@@ -256,7 +256,8 @@ def test_f25_a_poison_batch_can_be_skipped_with_an_audit_record(
     consumer.ack(0)
     with pytest.raises(BatchUnreadable, match=r"skip\(1\)") as caught:
         consumer.next_batch()
-    consumer.skip(caught.value.sequence)
+    skipped = consumer.skip(caught.value.sequence)
+    assert (skipped.sequence, skipped.location) == (1, locations[1])
     assert f"skipped batch 1 at '{locations[1]}'" in caplog.text
     assert queue.queued() == [1, 2], "a stored position of 0 still resumes"
     last = consumer.next_batch()
