@@ -9,7 +9,7 @@ import pytest
 from buffer_sink import foreach_batch_writer
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import Transaction
-from tests.spark.queues import queued, records
+from tests.spark.written import queued, records
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.stores.factory import open_store
-from tests.spark.queues import Queued, drain, filtered, queued, records
+from tests.spark.written import Queued, drain, filtered, queued, records
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

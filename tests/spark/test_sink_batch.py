@@ -8,7 +8,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from opendata_buffer.formats.batch import Compression, parse_footer
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.stores.factory import open_store
-from tests.spark.queues import drain, filtered, queued, records
+from tests.spark.written import drain, filtered, queued, records
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
