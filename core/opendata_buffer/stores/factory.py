@@ -59,8 +59,10 @@ def _open(url: str, options: StoreOptions) -> Store:
     if match is None:
         return _open_directory(url)
     scheme = (match[1] or match[2]).lower()
+    if scheme == "dbfs":  # refused there, with the fix
+        return _open_directory(f"/dbfs/{url[match.end() :].lstrip('/')}")
     if scheme not in _SCHEMES:
-        near = difflib.get_close_matches(scheme, _SCHEMES, n=1)
+        near = difflib.get_close_matches(scheme, _SCHEMES, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise InvalidInput(
             f"store {_redact(url)!r} has the unknown scheme {scheme!r}: {hint}{_USAGE}"

@@ -44,6 +44,7 @@ _TRANSIENT = {
     errno.ETIMEDOUT,
 }
 
+_LONGEST_STEP_NS = 10**9
 _stamp_lock = threading.Lock()
 _last_stamp_ns = 0
 
@@ -78,7 +79,11 @@ def stamp_later(fd: int, path: str, floor_ns: int) -> int:
     """
     global _last_stamp_ns
     with _stamp_lock:
-        _last_stamp_ns = max(os.fstat(fd).st_mtime_ns, _last_stamp_ns + 1)
+        kernel_ns = os.fstat(fd).st_mtime_ns
+        # Of two files of one step the second is the later one. A last stamp much ahead of the
+        # kernel's is from before its clock was set back, and no longer followed.
+        within_step = _last_stamp_ns - kernel_ns < _LONGEST_STEP_NS
+        _last_stamp_ns = max(kernel_ns, _last_stamp_ns + 1) if within_step else kernel_ns
         stamp_ns = max(_last_stamp_ns, floor_ns + 1)
     os.utime(fd, ns=(stamp_ns, stamp_ns))
     kept_ns = os.fstat(fd).st_mtime_ns

@@ -192,7 +192,7 @@ class LocalStore:
                 raise
             fd, temporary = self._open_temporary()
             try:
-                stamp_later(fd, temporary, os.fstat(fd).st_mtime_ns // 1000 * 1000)
+                stamp_later(fd, temporary, os.fstat(fd).st_mtime_ns)
             finally:
                 os.close(fd)
                 os.unlink(temporary)
@@ -206,8 +206,9 @@ class LocalStore:
         """See :meth:`opendata_buffer.stores.List.list`."""
         now_ms = self._now_ms()
         directory, _, _ = prefix.rpartition("/")
-        outside = directory and any(part in ("", ".", "..") for part in directory.split("/"))
-        if outside or "\0" in prefix or not _is_text(prefix):
+        parts = directory.split("/")
+        outside = directory and any(part in ("", ".", "..") for part in parts)
+        if outside or parts[0] == RESERVED or "\0" in prefix or not _is_text(prefix):
             return Listing((), now_ms)  # no key starts so
         try:
             found = self._walk(directory, prefix)

@@ -1,0 +1,116 @@
+"""From URLs to stores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from opendata_buffer.config import StoreOptions
+from opendata_buffer.errors import InvalidInput
+from opendata_buffer.stores.factory import open_store
+from opendata_buffer.stores.local import LocalStore
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.stores.s3 import S3Store
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("/data/queue", "file:///data/queue"),
+        ("file:///data/queue", "file:///data/queue"),
+        ("file:/data/queue", "file:///data/queue"),
+        ("file://localhost/data/queue", "file:///data/queue"),
+        ("FILE:///data/queue/", "file:///data/queue"),
+        ("file:///data/with%20space%23", "file:///data/with%20space%23"),
+        ("/data/with space#", "file:///data/with%20space%23"),
+        ("s3://bucket", "s3://bucket"),
+        ("s3://bucket/", "s3://bucket"),
+        ("s3a://bucket/some/root/", "s3://bucket/some/root"),
+        ("S3://bucket/root", "s3://bucket/root"),
+        ("memory://name", "memory://name"),
+    ],
+)
+def test_a_url_opens_the_store_it_names(url: str, expected: str) -> None:
+    assert open_store(url).url == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "kind"),
+    [("/data/queue", LocalStore), ("s3://bucket", S3Store), ("memory://name", MemoryStore)],
+)
+def test_kinds(url: str, kind: type) -> None:
+    assert isinstance(open_store(url), kind)
+
+
+def test_a_relative_path_means_the_directory_of_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = open_store("queue")
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path / "sub")
+    assert first.url == (tmp_path / "queue").as_uri()
+    assert open_store("queue").url == (tmp_path / "sub" / "queue").as_uri()
+
+
+def test_a_name_with_a_colon_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert open_store("data:set").url == (tmp_path / "data:set").as_uri()
+
+
+def test_home_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert open_store("~/queue").url == (tmp_path / "queue").as_uri()
+
+
+def test_one_store_per_url_and_options() -> None:
+    assert open_store("s3://cached") is open_store("s3://cached")
+    other = StoreOptions(region="eu-west-1")
+    assert open_store("s3://cached", other) is not open_store("s3://cached")
+    assert open_store("s3://cached", StoreOptions(region="eu-west-1")) is open_store(
+        "s3://cached", other
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("", "store is ''"),
+        ("s4://bucket", "unknown scheme 's4': did you mean 's3'"),
+        ("mem://x", "unknown scheme 'mem'"),
+        ("gs://bucket", "unknown scheme 'gs'.*s3://bucket"),
+        ("https://bucket.s3.amazonaws.com/root", "unknown scheme 'https'"),
+        ("s3:bucket", "lacks '//'"),
+        ("s3:/bucket", "lacks '//'"),
+        ("s3://", "names no bucket"),
+        ("s3:///root", "names no bucket"),
+        ("memory://", "names no store"),
+        ("memory://name/path", "has a path: use memory://name"),
+        ("file://host/dir", "names the host 'host'.*file:///dir"),
+        ("file:dir", "is not absolute"),
+        ("file:///dir?x=1", "%3F"),
+        ("file:///dir#x", "%23"),
+        ("s3://bucket/a//b", "root of the store"),
+        ("s3://bucket/../b", "root of the store"),
+        ("/", "root of the file system"),
+        ("/tmp/a\nb", "control character"),
+        ("/dbfs/Volumes/main/default/v", "Databricks mount.*s3:// URL of the volume"),
+        ("/Volumes/main/default/v/queue", "Databricks mount.*s3:// URL of the volume"),
+        ("file:/Volumes/main/default/v/queue", "Databricks mount"),
+        ("dbfs:/Volumes/main/default/v/queue", "Databricks mount.*s3:// URL of the volume"),
+    ],
+)
+def test_what_cannot_be_opened_is_refused_with_the_fix(url: str, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        open_store(url)
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://AKIAEXAMPLE:SECRETEXAMPLE@bucket/root", "s4://AKIAEXAMPLE:SECRETEXAMPLE@bucket"]
+)
+def test_f37_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(InvalidInput) as raised:
+        open_store(url)
+    assert "SECRETEXAMPLE" not in str(raised.value)
+    assert "AKIAEXAMPLE" not in str(raised.value)

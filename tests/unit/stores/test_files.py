@@ -1,0 +1,131 @@
+"""Durable writes, distinct times, and errors in words."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from opendata_buffer.errors import InvalidInput, PermanentStorageError, TransientStorageError
+from opendata_buffer.stores import files
+
+
+def opened(path: Path) -> int:
+    return os.open(path, os.O_CREAT | os.O_RDWR)
+
+
+def test_stamps_of_one_process_never_repeat(tmp_path: Path) -> None:
+    fd = opened(tmp_path / "a")
+    stamps = [files.stamp_later(fd, "a", 0) for _ in range(1_000)]
+    os.close(fd)
+    assert sorted(set(stamps)) == stamps
+
+
+def test_a_stamp_is_later_than_the_floor_even_when_the_clock_went_back(tmp_path: Path) -> None:
+    fd = opened(tmp_path / "a")
+    future_ns = 4_102_444_800_000_000_000  # 2100-01-01
+    assert files.stamp_later(fd, "a", future_ns) == future_ns + 1
+    assert os.fstat(fd).st_mtime_ns == future_ns + 1
+    os.close(fd)
+    # One file of the far future does not carry all others there.
+    fd = opened(tmp_path / "b")
+    assert files.stamp_later(fd, "b", 0) < future_ns
+    os.close(fd)
+
+
+def test_a_clock_that_was_set_back_is_followed(tmp_path: Path) -> None:
+    fd = opened(tmp_path / "a")
+    os.utime(fd, ns=(4_102_444_800_000_000_000,) * 2)  # as if the kernel's clock said 2100
+    files.stamp_later(fd, "a", 0)
+    os.close(fd)
+    fd = opened(tmp_path / "b")
+    now_ns = os.fstat(fd).st_mtime_ns
+    assert 0 <= files.stamp_later(fd, "b", 0) - now_ns < 10**9
+    os.close(fd)
+
+
+def test_coarse_times_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.utime
+
+    def to_seconds(fd: int, *, ns: tuple[int, int]) -> None:
+        seconds = ns[0] // 10**9 * 10**9
+        real(fd, ns=(seconds, seconds))
+
+    monkeypatch.setattr(os, "utime", to_seconds)
+    fd = opened(tmp_path / "a")
+    with pytest.raises(
+        PermanentStorageError, match="'/x/a' keeps modification times only coarsely"
+    ):
+        files.stamp_later(fd, "/x/a", 0)
+    os.close(fd)
+
+
+def test_version_changes_with_time_inode_and_size(tmp_path: Path) -> None:
+    one, two = tmp_path / "1", tmp_path / "2"
+    for path in (one, two):
+        path.write_bytes(b"x")
+        os.utime(path, ns=(5, 5))
+    first = files.version_of(os.stat(one))
+    assert first == files.version_of(os.stat(one))
+    assert first != files.version_of(os.stat(two))
+    two.write_bytes(b"xx")
+    os.utime(one, ns=(6, 6))
+    assert len({first, files.version_of(os.stat(one)), files.version_of(os.stat(two))}) == 3
+
+
+def test_write_all_writes_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_CHUNK", 3)
+    fd = opened(tmp_path / "a")
+    files.write_all(fd, b"0123456789")
+    assert files.read_range(fd, 0, 10) == b"0123456789"
+    assert files.read_range(fd, 2, 9) == b"2345678"
+    assert files.read_range(fd, 8, 99) == b"89"
+    assert files.read_range(fd, 4, 4) == b""
+    os.close(fd)
+
+
+def test_directories_are_made_with_their_parents(tmp_path: Path) -> None:
+    files.make_directories(str(tmp_path / "a" / "b" / "c"))
+    files.make_directories(str(tmp_path / "a" / "b" / "c"))
+    assert (tmp_path / "a" / "b" / "c").is_dir()
+
+
+def test_stat_file_knows_only_files(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"123")
+    status = files.stat_file(str(tmp_path / "f"))
+    assert status is not None
+    assert status.st_size == 3
+    for other in (tmp_path, tmp_path / "no", tmp_path / "f" / "below"):
+        assert files.stat_file(str(other)) is None
+
+
+def test_quiet_unlink_and_sync_of_what_is_gone(tmp_path: Path) -> None:
+    files.unlink_quietly(str(tmp_path / "no"))
+    files.sync_directory(str(tmp_path / "no"))
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "fix"),
+    [
+        (errno.ENOSPC, PermanentStorageError, "Free some space"),
+        (errno.EDQUOT, PermanentStorageError, "Free some space"),
+        (errno.EACCES, PermanentStorageError, "right to write"),
+        (errno.EROFS, PermanentStorageError, "right to write"),
+        (errno.EISDIR, PermanentStorageError, "directory of another"),
+        (errno.EIO, PermanentStorageError, "Input/output error"),
+        (errno.EMFILE, TransientStorageError, "Try again"),
+        (errno.ESTALE, TransientStorageError, "Try again"),
+        (errno.ENAMETOOLONG, InvalidInput, "shorter"),
+    ],
+)
+def test_errors_name_path_cause_and_fix(code: int, kind: type, fix: str) -> None:
+    error = files.storage_error("write", "/data/x", OSError(code, os.strerror(code)))
+    assert type(error) is kind
+    assert str(error).startswith(f"cannot write '/data/x': {os.strerror(code)}")
+    assert fix in str(error)
+
+
+def test_missing_is_no_such_file() -> None:
+    assert {errno.ENOENT, errno.ENOTDIR} == files.MISSING

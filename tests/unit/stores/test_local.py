@@ -1,0 +1,315 @@
+"""What is particular about the directory store; the rest is in the contract suite."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opendata_buffer.errors import (
+    InvalidInput,
+    ObjectNotFound,
+    PermanentStorageError,
+    TransientStorageError,
+    UnsafeStore,
+)
+from opendata_buffer.stores import ABSENT, Applied, Blob, IfVersion, Unknown, Vanished
+from opendata_buffer.stores.file_lock import FileLock
+from opendata_buffer.stores.local import RESERVED, LocalStore
+from opendata_buffer.testing.runtime import ManualRuntime
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def store(root: Path, runtime: ManualRuntime) -> LocalStore:
+    return LocalStore(root, runtime=runtime)
+
+
+def fail_with(code: int) -> Any:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+def leftovers(root: Path) -> list[str]:
+    return os.listdir(root / RESERVED / "tmp")
+
+
+def test_an_object_is_a_file_of_the_same_name(store: LocalStore, root: Path) -> None:
+    store.put("in/a b%20#.batch", b"bytes")
+    assert (root / "in" / "a b%20#.batch").read_bytes() == b"bytes"
+    assert leftovers(root) == []
+
+
+def test_a_file_put_there_by_hand_is_an_object(store: LocalStore, root: Path) -> None:
+    (root / "in").mkdir(parents=True)
+    (root / "in" / "a").write_bytes(b"by hand")
+    blob = store.get("in/a")
+    assert isinstance(blob, Blob)
+    assert blob.data == b"by hand"
+    assert isinstance(store.put_if("in/a", b"2", IfVersion(blob.version)), Applied)
+
+
+def test_reading_makes_no_directory(store: LocalStore, root: Path) -> None:
+    with pytest.raises(ObjectNotFound):
+        store.get("a")
+    assert store.list("").objects == ()
+    assert store.delete_many(["a"]) == ()
+    assert store.put_if("a", b"", IfVersion("1-2-3")) == Vanished()
+    assert not root.exists()
+
+
+@pytest.mark.parametrize("key", [RESERVED, f"{RESERVED}/tmp/x", f"{RESERVED}/locks/check"])
+def test_the_stores_own_files_are_no_objects(store: LocalStore, root: Path, key: str) -> None:
+    store.put_if("m", b"1", ABSENT)
+    (root / RESERVED / "tmp" / "x").write_bytes(b"")
+    with pytest.raises(InvalidInput, match="the store keeps its own files"):
+        store.get(key)
+    with pytest.raises(InvalidInput):
+        store.put(key, b"")
+    (failure,) = store.delete_many([key])
+    assert failure.key == key
+    assert [info.key for info in store.list("").objects] == ["m"]
+    assert store.list(f"{RESERVED}/").objects == ()
+
+
+def test_a_dot_directory_of_that_name_deeper_down_is_ordinary(store: LocalStore) -> None:
+    store.put(f"in/{RESERVED}/x", b"")
+    assert [info.key for info in store.list("in/").objects] == [f"in/{RESERVED}/x"]
+
+
+def test_a_part_longer_than_a_file_name_is_refused(store: LocalStore) -> None:
+    store.put("é" * 127, b"")
+    with pytest.raises(InvalidInput, match="part of 256 bytes between slashes"):
+        store.put("in/" + "é" * 128, b"")
+
+
+def test_one_name_cannot_be_object_and_directory(store: LocalStore, root: Path) -> None:
+    store.put("a", b"1")
+    with pytest.raises(PermanentStorageError, match="directory of another"):
+        store.put("a/b", b"2")
+    with pytest.raises(PermanentStorageError, match="directory of another"):
+        store.put_if("a/b", b"2", ABSENT)
+    store.put("c/d", b"3")
+    with pytest.raises(PermanentStorageError, match="directory of another"):
+        store.put("c", b"4")
+    assert [info.key for info in store.list("").objects] == ["a", "c/d"]
+    assert leftovers(root) == []
+
+
+def test_f13_conditional_puts_work_more_than_once(store: LocalStore) -> None:
+    outcome = store.put_if("m", b"0", ABSENT)
+    for number in range(1, 50):
+        assert isinstance(outcome, Applied)
+        outcome = store.put_if("m", str(number).encode(), IfVersion(outcome.version))
+    assert isinstance(outcome, Applied)
+
+
+def test_a_version_does_not_return_when_the_object_does_and_the_clock_went_back(
+    store: LocalStore, root: Path
+) -> None:
+    future_ns = 4_102_444_800_000_000_000  # 2100-01-01: from now on, the clock is behind
+    (root / "in").mkdir(parents=True)
+    (root / "in" / "m").write_bytes(b"A")
+    os.utime(root / "in" / "m", ns=(future_ns, future_ns))
+    first = store.get("in/m")
+    assert isinstance(first, Blob)
+    seen = [first.version]
+    for _ in range(5):
+        outcome = store.put_if("in/m", b"B", IfVersion(seen[-1]))
+        assert isinstance(outcome, Applied)
+        store.delete_many(["in/m"])
+        again = store.put_if("in/m", b"A", ABSENT)
+        assert isinstance(again, Applied)
+        seen += [outcome.version, again.version]
+    assert len(set(seen)) == len(seen)
+    stamps = [int(version.split("-")[0], 16) for version in seen]
+    assert stamps == sorted(stamps)
+
+
+def test_readers_need_no_lock(store: LocalStore, root: Path, runtime: ManualRuntime) -> None:
+    store.put_if("m", b"1", ABSENT)
+    (lock,) = (root / RESERVED / "locks").iterdir()
+    with FileLock(str(lock), runtime):
+        blob = store.get("m")
+        assert isinstance(blob, Blob)
+        assert blob.data == b"1"
+
+
+def test_a_lock_that_stays_held_is_an_unknown_outcome(
+    store: LocalStore, root: Path, runtime: ManualRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put_if("m", b"1", ABSENT)
+    monkeypatch.setattr(FileLock, "_lock_file", lambda *_: _raise_timeout())
+    outcome = store.put_if("m", b"2", ABSENT)
+    assert isinstance(outcome, Unknown)
+    assert "another process holds the lock" in outcome.reason
+    with pytest.raises(TransientStorageError, match="another process holds the lock"):
+        store.put("m", b"2")
+    (failure,) = store.delete_many(["m"])
+    assert "another process holds the lock" in failure.reason
+
+
+def _raise_timeout() -> None:
+    from opendata_buffer.stores.file_lock import LockTimeout
+
+    raise LockTimeout("lock")
+
+
+def test_a_full_disk_names_path_and_fix_and_leaves_the_old_bytes(
+    store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = store.put_if("m", b"old", ABSENT)
+    assert isinstance(outcome, Applied)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", fail_with(errno.ENOSPC))
+        with pytest.raises(PermanentStorageError, match=r"cannot write '.*/m': .*Free some space"):
+            store.put_if("m", b"new", IfVersion(outcome.version))
+        with pytest.raises(PermanentStorageError, match="Free some space"):
+            store.put("in/new", b"new")
+    assert leftovers(root) == []
+    blob = store.get("m")
+    assert isinstance(blob, Blob)
+    assert (blob.data, blob.version) == (b"old", outcome.version)
+
+
+def test_too_many_open_files_is_an_unknown_outcome(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put_if("m", b"old", ABSENT)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", fail_with(errno.EMFILE))
+        assert isinstance(store.put_if("m", b"new", ABSENT), Unknown)
+        with pytest.raises(TransientStorageError):
+            store.get("m")
+
+
+def test_f02_a_failure_after_the_rename_is_an_unknown_outcome(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = store.put_if("m", b"old", ABSENT)
+    assert isinstance(outcome, Applied)
+    real = os.fsync
+
+    def fails_on_directories(fd: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{fd}"):
+            raise OSError(errno.EIO, "Input/output error")
+        real(fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fails_on_directories)
+        assert isinstance(store.put_if("m", b"new", IfVersion(outcome.version)), Unknown)
+    blob = store.get("m")
+    assert isinstance(blob, Blob)
+    assert blob.data == b"new"
+
+
+def test_what_killed_writers_left_is_swept_after_a_day(root: Path) -> None:
+    LocalStore(root).put("a", b"")
+    old, new = root / RESERVED / "tmp" / "old", root / RESERVED / "tmp" / "new"
+    for path in (old, new):
+        path.write_bytes(b"half")
+    two_days_ago = os.stat(new).st_mtime - 2 * 24 * 3600
+    os.utime(old, (two_days_ago, two_days_ago))
+    LocalStore(root).put("a", b"")
+    assert leftovers(root) == ["new"]
+
+
+def test_empty_directories_are_pruned_but_the_root_stays(store: LocalStore, root: Path) -> None:
+    store.put("in/app=x/batch=1/a", b"")
+    store.put("in/b", b"")
+    store.delete_many(["in/app=x/batch=1/a"])
+    assert sorted(os.listdir(root / "in")) == ["b"]
+    store.delete_many(["in/b"])
+    assert sorted(os.listdir(root)) == [RESERVED]
+
+
+def test_writers_survive_the_pruning_of_their_directory(root: Path) -> None:
+    store = LocalStore(root)
+    errors: list[BaseException] = []
+
+    def churn(name: str) -> None:
+        try:
+            for _ in range(100):
+                store.put(f"in/dir/{name}", b"")
+                assert store.delete_many([f"in/dir/{name}"]) == ()
+            store.put(f"in/dir/{name}", b"last")
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=churn, args=(name,)) for name in "abc"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert [info.key for info in store.list("").objects] == ["in/dir/a", "in/dir/b", "in/dir/c"]
+
+
+def test_names_that_are_not_utf8_and_things_that_are_not_files_are_not_listed(
+    store: LocalStore, root: Path
+) -> None:
+    store.put("in/a", b"")
+    (root / "in" / "link").symlink_to(root / "nowhere")
+    os.mkfifo(root / "in" / "fifo")
+    os.close(os.open(os.fsencode(root) + b"/in/\xff", os.O_CREAT))
+    assert [info.key for info in store.list("").objects] == ["in/a"]
+    with pytest.raises(ObjectNotFound):
+        store.get("in/fifo")
+
+
+def test_f06_listing_uses_the_clock_of_the_files(store: LocalStore, runtime: ManualRuntime) -> None:
+    runtime.set_wall_clock(0)  # this process believes it is 1970
+    store.put("a", b"")
+    listing = store.list("")
+    assert 0 <= listing.now_ms - listing.objects[0].last_modified_ms < 60_000
+
+
+def test_check_runs_once_and_leaves_nothing(
+    store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.check_conditional_writes("in/manifest")
+    assert leftovers(root) == []
+    monkeypatch.setattr(os, "open", fail_with(errno.EMFILE))
+    store.check_conditional_writes("in/manifest")
+
+
+def test_f12_a_file_system_without_locks_is_refused(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fcntl
+
+    monkeypatch.setattr(fcntl, "flock", fail_with(errno.ENOLCK))
+    with pytest.raises(UnsafeStore, match=r"has no file locks.*s3:// URL"):
+        store.check_conditional_writes("in/manifest")
+
+
+def test_f12_a_file_system_with_coarse_times_is_refused(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "utime", lambda *_, **__: None)
+    with pytest.raises(PermanentStorageError, match="only coarsely"):
+        store.check_conditional_writes("in/manifest")
+
+
+def test_no_permission_names_the_path(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "mkdir", fail_with(errno.EACCES))
+    with pytest.raises(PermanentStorageError, match="right to write"):
+        store.put("a", b"")
+
+
+def test_a_link_into_a_databricks_mount_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os.path, "realpath", lambda _: "/dbfs/mnt/queue")
+    with pytest.raises(InvalidInput, match="Databricks mount"):
+        LocalStore(tmp_path / "link")

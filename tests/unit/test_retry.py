@@ -1,0 +1,130 @@
+"""Full jitter within a deadline, on a clock the test moves."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import tenacity
+
+from opendata_buffer.retry import full_jitter
+from opendata_buffer.testing.runtime import ManualRuntime
+
+
+class Failing:
+    """Raises ``error`` for the first ``times`` calls, then returns the number of calls."""
+
+    def __init__(self, times: int, error: type[Exception] = OSError) -> None:
+        self.times = times
+        self.error = error
+        self.calls = 0
+
+    def __call__(self) -> int:
+        self.calls += 1
+        if self.calls <= self.times:
+            raise self.error(f"call {self.calls}")
+        return self.calls
+
+
+def policy(
+    runtime: ManualRuntime, *, base_ms: int = 10, max_ms: int = 100, deadline_ms: int = 1_000
+) -> tenacity.Retrying:
+    return full_jitter(
+        runtime, base_ms=base_ms, max_ms=max_ms, deadline_ms=deadline_ms, retry_on=(OSError,)
+    )
+
+
+class Always(ManualRuntime):
+    """Draws the same number each time."""
+
+    def __init__(self, drawn: float) -> None:
+        super().__init__()
+        self.drawn = drawn
+
+    def random(self) -> float:
+        return self.drawn
+
+
+def test_success_is_not_retried(runtime: ManualRuntime) -> None:
+    assert policy(runtime)(Failing(0)) == 1
+    assert runtime.slept == []
+
+
+def test_f14_steps_double_up_to_the_maximum() -> None:
+    runtime = Always(0.5)
+    assert policy(runtime)(Failing(6)) == 7
+    assert runtime.slept == pytest.approx([0.005, 0.010, 0.020, 0.040, 0.050, 0.050])
+
+
+def test_sleeps_are_drawn_from_zero_to_the_step(runtime: ManualRuntime) -> None:
+    policy(runtime, base_ms=100, max_ms=100, deadline_ms=100_000)(Failing(200))
+    assert len(runtime.slept) == 200
+    assert 0 <= min(runtime.slept) < 0.01
+    assert 0.09 < max(runtime.slept) < 0.1
+
+
+def test_the_last_attempt_is_made_at_the_deadline_and_its_error_raised() -> None:
+    runtime = Always(0.999)
+    failing = Failing(10**6)
+    with pytest.raises(OSError, match=r"^call 18$"):
+        policy(runtime, base_ms=100, max_ms=100, deadline_ms=1_650)(failing)
+    assert failing.calls == 18
+    assert runtime.monotonic() == pytest.approx(1.65)
+
+
+def test_a_slow_call_uses_up_the_deadline(runtime: ManualRuntime) -> None:
+    failing = Failing(10**6)
+
+    def slow() -> int:
+        runtime.advance(5)
+        return failing()
+
+    with pytest.raises(OSError, match=r"^call 1$"):
+        policy(runtime)(slow)
+    assert runtime.slept == []
+
+
+def test_other_errors_are_not_retried(runtime: ManualRuntime) -> None:
+    failing = Failing(5, KeyError)
+    with pytest.raises(KeyError):
+        policy(runtime)(failing)
+    assert failing.calls == 1
+
+
+def test_thousands_of_attempts_do_not_overflow() -> None:
+    runtime = Always(0.0)
+    assert policy(runtime)(Failing(3_000)) == 3_001
+
+
+def test_each_call_has_a_deadline_of_its_own() -> None:
+    runtime = Always(0.5)
+    once = policy(runtime, deadline_ms=100)
+    assert once(Failing(3)) == 4
+    runtime.advance(3600)
+    assert once(Failing(3)) == 4
+
+
+def test_iterating_works_like_calling() -> None:
+    runtime = Always(0.5)
+    failing = Failing(2)
+    for attempt in policy(runtime):
+        with attempt:
+            result = failing()
+    assert result == 3
+    assert runtime.slept == pytest.approx([0.005, 0.010])
+
+
+def test_one_policy_serves_several_threads(runtime: ManualRuntime) -> None:
+    shared = policy(runtime, base_ms=1, max_ms=1, deadline_ms=10**9)
+    results: list[int] = []
+
+    def work(failing: Failing) -> Callable[[], None]:
+        return lambda: results.append(shared(failing))
+
+    threads = [threading.Thread(target=work(Failing(20))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [21] * 4
