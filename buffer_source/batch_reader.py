@@ -84,8 +84,9 @@ class BufferBatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Fetch, decode and cut the batches of one task. Runs on an executor."""
-        assert isinstance(partition, BatchPartition)
-        return read_batches(self._options, self._schema, partition.descriptors)
+        # Spark makes up a partition of its own where there is none to read.
+        descriptors = partition.descriptors if isinstance(partition, BatchPartition) else ()
+        return read_batches(self._options, self._schema, descriptors)
 
     def __getstate__(self) -> dict[str, object]:
         # Predicates are closures and have done their work before a task runs.

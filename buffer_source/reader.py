@@ -25,7 +25,7 @@ from buffer_source.options import SourceOptions
 from buffer_source.partitions import BatchPartition
 from buffer_source.rows import check_schema
 from buffer_source.task import read_batches
-from opendata_buffer.errors import Fenced
+from opendata_buffer.errors import DataLoss, Fenced, QueueReset
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.factory import open_store
 
@@ -109,8 +109,9 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Fetch, decode and cut the batches of one task. Runs on an executor."""
-        assert isinstance(partition, BatchPartition)
-        return read_batches(self._options, self._schema, partition.descriptors)
+        # Spark makes up a partition of its own where there is none to read.
+        descriptors = partition.descriptors if isinstance(partition, BatchPartition) else ()
+        return read_batches(self._options, self._schema, descriptors)
 
     def commit(self, end: dict[str, Any]) -> None:
         """The batches before ``end`` may leave the queue.
@@ -148,5 +149,11 @@ def _explained() -> Iterator[None]:
             f"{error} Another streaming query or consumer reads this queue, or this query reads "
             "it twice (a self-union or self-join of one buffer does that): use one query for "
             "each queue, and read it once in it.",
+        )
+        raise
+    except (DataLoss, QueueReset) as error:
+        error.args = (
+            f"{error} To go on with what is queued now, set the option failOnDataLoss to false; "
+            "to begin anew, give the query a new checkpointLocation.",
         )
         raise

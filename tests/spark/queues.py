@@ -1,73 +1,121 @@
-"""Looking into a queue from a test, without Spark."""
+"""A queue to stream from, and a sink that remembers: what the source tests have in common."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, QueueConfig, StoreOptions
-from opendata_buffer.formats.batch import decode_batch
-from opendata_buffer.formats.keys import Transaction, parse_location
-from opendata_buffer.formats.manifest import Manifest, Metadata
+from opendata_buffer.config import ConsumerConfig, ProducerConfig, QueueConfig
+from opendata_buffer.consumer import Consumer
+from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.producer import Producer
 from opendata_buffer.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.factory import open_store
-from opendata_buffer.transactions import TransactionFilter
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 
-@dataclass(frozen=True)
-class Queued:
-    sequence: int
-    location: str
-    transaction: Transaction | None
-    records: list[bytes]
-    metadata: tuple[Metadata, ...]
+def produce(store: str, batches: Iterable[Iterable[bytes]], metadata: bytes = b"m") -> None:
+    """Append one batch for each group of records."""
+    with Producer(ProducerConfig(store=store)) as producer:
+        for records in batches:
+            producer.produce(list(records), metadata)
+            producer.flush()
 
 
-def open_queue(
-    store: str, prefix: str = DEFAULT_DATA_PATH_PREFIX, options: StoreOptions | None = None
-) -> Queue:
-    config = QueueConfig(
-        store=store, data_path_prefix=prefix, store_options=options or StoreOptions()
-    )
-    return Queue(
-        open_store(store, config.store_options), config, runtime=SystemRuntime(), role="test"
-    )
+def numbered(begin: int, end: int) -> list[list[bytes]]:
+    """Batches of one record each, which is its number."""
+    return [[b"%d" % number] for number in range(begin, end)]
 
 
-def queued(
-    store: str, prefix: str = DEFAULT_DATA_PATH_PREFIX, options: StoreOptions | None = None
-) -> list[Queued]:
-    """Every queued batch, decoded."""
-    found = open_store(store, options or StoreOptions())
-    manifest = open_queue(store, prefix, options).read() or Manifest.empty()
-    result = []
-    for entry in manifest.entries():
-        blob: Any = found.get(entry.location)
-        parsed = parse_location(entry.location, prefix)
-        assert parsed is not None
-        result.append(
-            Queued(
-                entry.sequence, entry.location, parsed.txn, decode_batch(blob.data), entry.metadata
-            )
+def manifest(store: str) -> Manifest:
+    config = QueueConfig(store=store)
+    opened = open_store(store)
+    read = Queue(opened, config, runtime=SystemRuntime(), role="test").read()
+    assert read is not None
+    return read
+
+
+def queued(store: str) -> list[int]:
+    return [entry.sequence for entry in manifest(store).entries()]
+
+
+def consume(store: str, through: int) -> None:
+    """Another consumer takes the queue over and reads up to a sequence."""
+    with Consumer(ConsumerConfig(store=store)) as consumer:
+        consumer.next_descriptors(1_000_000)
+        consumer.ack_through(through)
+
+
+class Interrupted(Exception):
+    """A sink that fails, on purpose."""
+
+
+@dataclass
+class Sink:
+    """Remembers each micro-batch; fails in those it is told to, after it wrote them."""
+
+    batches: list[tuple[int, list[int]]] = field(default_factory=list)
+    fail_in: int | None = None
+
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        values = sorted(int(bytes(row["value"])) for row in frame.select("value").collect())
+        self.batches.append((batch_id, values))
+        if batch_id == self.fail_in:
+            self.fail_in = None
+            raise Interrupted(f"failing in batch {batch_id}")
+
+    @property
+    def values(self) -> list[int]:
+        return [value for _, values in self.batches for value in values]
+
+
+@dataclass
+class Query:
+    """One query over its restarts."""
+
+    spark: SparkSession
+    store: str
+    checkpoint: str
+    sink: Sink = field(default_factory=Sink)
+    options: dict[str, str] = field(default_factory=dict)
+
+    def start(self, write: Callable[[Any], Any] | None = None, **options: str) -> StreamingQuery:
+        frame = (
+            self.spark.readStream.format("opendata-buffer")
+            .options(**{"gcEnabled": "false", **self.options, **options})
+            .load(self.store)
         )
-    return result
+        writer = frame.writeStream.option("checkpointLocation", self.checkpoint)
+        writer = writer.foreachBatch(self.sink)
+        return (write(writer) if write else writer).start()
 
+    @contextmanager
+    def running(
+        self, write: Callable[[Any], Any] | None = None, **options: str
+    ) -> Iterator[StreamingQuery]:
+        query = self.start(write, **options)
+        try:
+            yield query
+        finally:
+            query.stop()
 
-def records(batches: list[Queued]) -> list[bytes]:
-    return [record for each in batches for record in each.records]
+    def available_now(self, **options: str) -> StreamingQuery:
+        """Run with Trigger.AvailableNow to its end."""
+        query = self.start(lambda writer: writer.trigger(availableNow=True), **options)
+        assert query.awaitTermination(120)
+        return query
 
-
-def filtered(batches: list[Queued], prefix: str = DEFAULT_DATA_PATH_PREFIX) -> list[bytes]:
-    """The records a reader with a transaction filter passes on."""
-    passes = TransactionFilter(prefix)
-    return records([each for each in batches if passes.offer(each.sequence, each.location)])
-
-
-def drain(store: str, prefix: str = DEFAULT_DATA_PATH_PREFIX) -> list[Queued]:
-    """Take everything, as a consumer does."""
-    taken = queued(store, prefix)
-    queue = open_queue(store, prefix)
-    if taken:
-        queue.dequeue(taken[-1].sequence, queue.claim_epoch(None).epoch)
-    return taken
+    def log(self, name: str) -> list[int]:
+        """Batches in the checkpoint's ``offsets`` or ``commits``."""
+        return sorted(
+            int(path.name)
+            for path in (Path(self.checkpoint) / name).iterdir()
+            if path.name.isdigit()
+        )

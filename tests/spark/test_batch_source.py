@@ -1,0 +1,123 @@
+"""``spark.read``: a snapshot that disturbs nobody."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.formats.manifest import Metadata, NewEntry
+from opendata_buffer.queue import Queue
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores.factory import open_store
+from tests.spark.queues import manifest, numbered, produce
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+
+
+def read(spark: SparkSession, store: str, **options: str) -> DataFrame:
+    return spark.read.format("opendata-buffer").options(**options).load(store)
+
+
+def values(frame: DataFrame) -> list[int]:
+    return sorted(int(bytes(row["value"])) for row in frame.collect())
+
+
+def test_a_read_neither_fences_nor_acknowledges(spark: SparkSession, store: str) -> None:
+    produce(store, numbered(0, 4))
+    before = manifest(store)
+    assert values(read(spark, store)) == [0, 1, 2, 3]
+    assert values(read(spark, store)) == [0, 1, 2, 3]
+    assert manifest(store) == before
+    assert before.epoch == 0
+
+
+def test_positions(spark: SparkSession, store: str) -> None:
+    produce(store, numbered(0, 5))
+    assert values(read(spark, store, startingOffsets="1", endingOffsets="3")) == [1, 2, 3]
+    with pytest.raises(Exception, match="ends at 4"):
+        read(spark, store, endingOffsets="9").collect()
+    with pytest.raises(Exception, match="would be empty"):
+        read(spark, store, startingOffsets="latest").collect()
+
+
+def test_filters_on_sequence_and_time_fetch_nothing_else(spark: SparkSession, store: str) -> None:
+    produce(store, numbered(0, 6))
+    entries = manifest(store).entries()
+    # Batches outside the filter are gone: fetching one would fail.
+    for entry in entries:
+        if entry.sequence not in (2, 3):
+            (Path(store) / entry.location).unlink()
+    frame = read(spark, store)
+    assert values(frame.where("sequence >= 2 and sequence < 4")) == [2, 3]
+    assert values(frame.where("sequence in (2, 3)")) == [2, 3]
+    assert values(frame.where("sequence = 3 and value is not null")) == [3]
+    third, fourth = (entries[index].metadata[0].ingestion_time_ms for index in (2, 3))
+    by_time = f"ingestion_time between timestamp_millis({third}) and timestamp_millis({fourth})"
+    assert values(frame.where(by_time)) == [2, 3]
+    with pytest.raises(Exception, match="its object does not exist"):
+        frame.where("value is not null").collect()
+
+
+def test_filters_give_what_spark_would_give(spark: SparkSession, store: str) -> None:
+    produce(store, numbered(0, 6))
+    frame = read(spark, store)
+    for condition in (
+        "sequence <> 3",
+        "not (sequence in (1, 2))",
+        "sequence > 1 or index = 0",
+        "sequence is null",
+        "sequence <=> 4",
+        "ingestion_time > timestamp'2020-01-01'",
+        "ingestion_time < timestamp'2020-01-01'",
+        "ingestion_time is null",
+        "cast(sequence as string) like '1%'",
+    ):
+        pushed = values(frame.where(condition))
+        kept = values(frame.cache().where(condition))
+        frame.unpersist()
+        assert pushed == kept, condition
+
+
+def test_a_user_schema(spark: SparkSession, store: str) -> None:
+    produce(store, [[b"a", b"b"]], metadata=b"host=1")
+    frame = (
+        spark.read.format("opendata-buffer")
+        .schema("metadata STRING, index INT, value STRING")
+        .load(store)
+    )
+    assert [tuple(row) for row in frame.collect()] == [("host=1", 0, "a"), ("host=1", 1, "b")]
+
+
+def test_no_queue_is_named(spark: SparkSession, store: str) -> None:
+    with pytest.raises(Exception, match="no queue with manifest 'ingest/manifest'"):
+        read(spark, store).collect()
+
+
+def test_an_empty_queue_has_no_rows(spark: SparkSession, store: str) -> None:
+    produce(store, numbered(0, 1))
+    assert read(spark, store).where("sequence > 5").collect() == []
+
+
+def test_golden_batches_read_through_spark(spark: SparkSession, store: str) -> None:
+    described: list[dict[str, Any]] = json.loads((GOLDEN / "batches.json").read_text())
+    opened, runtime = open_store(store), SystemRuntime()
+    entries = []
+    for each in described:
+        location = f"ingest/{runtime.ulid()}.batch"
+        opened.put(location, (GOLDEN / each["file"]).read_bytes())
+        # A time no calendar knows: the read must not fail on it.
+        entries.append(NewEntry(location, (Metadata(0, -(1 << 63), b""),)))
+    Queue(opened, QueueConfig(store=store), runtime=runtime, role="test").append(entries)
+    got: dict[int, list[str]] = {index: [] for index in range(len(described))}
+    for row in read(spark, store).orderBy("sequence", "index").collect():
+        assert row["ingestion_time"] is None
+        assert row["index"] == len(got[row["sequence"]])
+        got[row["sequence"]].append(bytes(row["value"]).hex())
+    assert got == {index: each["records_hex"] for index, each in enumerate(described)}

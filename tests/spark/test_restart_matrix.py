@@ -1,0 +1,153 @@
+"""Every row of the restart matrix: what Spark calls after which end, and what must come out.
+
+A sink that fails after it wrote leaves a batch that is in the offset log and not in the commit
+log, which is what a crash at the same point leaves.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from tests.spark.queues import Query, numbered, produce, queued
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture
+def query(spark: SparkSession, store: str, checkpoint: str) -> Query:
+    return Query(spark, store, checkpoint)
+
+
+def crash_in(query: Query, batch_id: int, **options: str) -> None:
+    query.sink.fail_in = batch_id
+    with pytest.raises(StreamingQueryException, match="failing in batch"):
+        query.available_now(**options)
+    assert query.log("offsets")[-1] == batch_id
+    assert batch_id not in query.log("commits")
+
+
+def test_new_query(query: Query, store: str) -> None:
+    produce(store, numbered(0, 3))
+    query.available_now()
+    assert query.sink.batches == [(0, [0, 1, 2])]
+
+
+def test_clean_restart_with_new_data(query: Query, store: str) -> None:
+    produce(store, numbered(0, 3))
+    query.available_now()
+    produce(store, numbered(3, 5))
+    query.available_now()
+    assert query.sink.batches == [(0, [0, 1, 2]), (1, [3, 4])]
+    assert queued(store) == []
+
+
+def test_clean_restart_without_new_data(query: Query, store: str) -> None:
+    produce(store, numbered(0, 3))
+    query.available_now()
+    query.available_now()
+    assert query.sink.batches == [(0, [0, 1, 2])]
+
+
+def test_clean_restart_of_a_running_query(query: Query, store: str) -> None:
+    produce(store, numbered(0, 2))
+    with query.running() as run:
+        run.processAllAvailable()
+    produce(store, numbered(2, 4))
+    with query.running() as run:
+        run.processAllAvailable()
+        # All that was committed has left, whoever committed it.
+        assert not set(queued(store)) & {0, 1}
+    assert query.sink.values == [0, 1, 2, 3]
+
+
+def test_uncommitted_batch_in_the_middle_is_replayed_as_it_was(query: Query, store: str) -> None:
+    produce(store, numbered(0, 2))
+    query.available_now()
+    produce(store, numbered(2, 5))
+    crash_in(query, 1)
+    produce(store, numbered(5, 8))
+    query.available_now()
+    # The same batch id with the same records, then what came later.
+    assert query.sink.batches == [(0, [0, 1]), (1, [2, 3, 4]), (1, [2, 3, 4]), (2, [5, 6, 7])]
+    assert queued(store) == []
+
+
+@pytest.mark.parametrize("starting", ["earliest", "latest", "1"])
+def test_uncommitted_batch_0_is_replayed_as_it_was(query: Query, store: str, starting: str) -> None:
+    produce(store, numbered(0, 3))
+    crash_in(query, 0, startingOffsets=starting)
+    produce(store, numbered(3, 5))
+    query.available_now(startingOffsets=starting)
+    first = {"earliest": [0, 1, 2], "latest": [], "1": [1, 2]}[starting]
+    assert query.sink.batches == [(0, first), (0, first), (1, [3, 4])]
+    assert queued(store) == []
+
+
+def test_uncommitted_batch_0_keeps_its_start_when_the_option_changes(
+    query: Query, store: str
+) -> None:
+    produce(store, numbered(0, 3))
+    crash_in(query, 0, startingOffsets="latest")
+    query.available_now(startingOffsets="earliest")
+    assert query.sink.values == []
+
+
+def test_a_batch_that_fails_twice(query: Query, store: str) -> None:
+    produce(store, numbered(0, 4))
+    crash_in(query, 1, maxBatchesPerTrigger="2")
+    crash_in(query, 1, maxBatchesPerTrigger="2")
+    query.available_now(maxBatchesPerTrigger="2")
+    assert query.sink.batches == [(0, [0, 1]), (1, [2, 3]), (1, [2, 3]), (1, [2, 3])]
+    assert queued(store) == []
+
+
+def test_limits_may_change_between_runs(query: Query, store: str) -> None:
+    produce(store, numbered(0, 6))
+    crash_in(query, 0, maxBatchesPerTrigger="4")
+    query.available_now(maxBatchesPerTrigger="1")
+    assert query.sink.batches == [(0, [0, 1, 2, 3]), (0, [0, 1, 2, 3]), (1, [4]), (2, [5])]
+
+
+def test_available_now_freezes_its_target_again_after_a_crash(query: Query, store: str) -> None:
+    produce(store, numbered(0, 3))
+    crash_in(query, 1, maxBatchesPerTrigger="1")
+    produce(store, numbered(3, 5))
+    query.available_now(maxBatchesPerTrigger="1")
+    assert query.sink.batches == [(0, [0]), (1, [1]), (1, [1]), (2, [2]), (3, [3]), (4, [4])]
+
+
+def test_trigger_once_reads_all_in_one_batch(query: Query, store: str) -> None:
+    produce(store, numbered(0, 5))
+    run = query.start(lambda writer: writer.trigger(once=True), maxBatchesPerTrigger="1")
+    assert run.awaitTermination(120)
+    assert query.sink.batches == [(0, [0, 1, 2, 3, 4])]
+    # Once never looks again, so nothing is acknowledged before the next run.
+    assert queued(store) == [0, 1, 2, 3, 4]
+    query.available_now()
+    assert queued(store) == []
+
+
+def test_a_query_started_before_there_is_a_queue(query: Query, store: str) -> None:
+    with query.running() as run:
+        run.processAllAvailable()
+        produce(store, numbered(0, 2))
+        run.processAllAvailable()
+    with query.running() as run:
+        produce(store, numbered(2, 3))
+        run.processAllAvailable()
+    assert query.sink.values == [0, 1, 2]
+
+
+def test_latest_reads_what_comes_after_the_start(query: Query, store: str) -> None:
+    produce(store, numbered(0, 2))
+    with query.running(startingOffsets="latest") as run:
+        run.processAllAvailable()
+        produce(store, numbered(2, 3))
+        run.processAllAvailable()
+    assert query.sink.values == [2]
+    query.available_now(startingOffsets="latest")
+    assert query.sink.values == [2]

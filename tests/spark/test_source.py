@@ -1,0 +1,328 @@
+"""The streaming source in a real session: discovery, columns, limits, triggers, errors."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from chispa import assert_df_equality
+from pyspark.errors import StreamingQueryException
+
+from opendata_buffer.config import ProducerConfig
+from opendata_buffer.formats.batch import Compression
+from opendata_buffer.producer import Producer
+from tests.spark.queues import Query, consume, manifest, numbered, produce, queued
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@pytest.fixture
+def query(spark: SparkSession, store: str, checkpoint: str) -> Query:
+    return Query(spark, store, checkpoint)
+
+
+def stream(spark: SparkSession, store: str, **options: str) -> Any:
+    return spark.readStream.format("opendata-buffer").options(gcEnabled="false", **options)
+
+
+def table_of(spark: SparkSession, frame: DataFrame, checkpoint: str, name: str) -> DataFrame:
+    """All that a stream has now, through the memory sink."""
+    writer = frame.writeStream.format("memory").queryName(name)
+    run = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+    assert run.awaitTermination(120)
+    return spark.table(name)
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.05)
+
+
+def test_the_format_is_found_without_registration(spark: SparkSession, store: str) -> None:
+    frame = spark.readStream.format("OpenData-Buffer").load(store)
+    assert frame.isStreaming
+    assert frame.schema.simpleString() == (
+        "struct<value:binary,metadata:binary,sequence:bigint,index:int,ingestion_time:timestamp>"
+    )
+    # Looking at it is not reading it: no queue was made and nobody fenced.
+    assert list(Path(store).iterdir()) == []
+
+
+def test_registering_it_by_hand_works_too(spark: SparkSession, store: str, checkpoint: str) -> None:
+    from pyspark_opendata_buffer import DefaultSource
+
+    spark.dataSource.register(DefaultSource)
+    produce(store, [[b"a"]])
+    frame = stream(spark, store).load(store).select("value")
+    assert table_of(spark, frame, checkpoint, "by_hand").count() == 1
+
+
+def test_rows_columns_and_order(spark: SparkSession, store: str, checkpoint: str) -> None:
+    with Producer(ProducerConfig(store=store, compression=Compression.ZSTD)) as producer:
+        producer.produce([b"a", b"b"], b"first")
+        producer.produce([b"c"], b"")
+        producer.flush()
+        producer.produce([b""], b"second")
+    entries = manifest(store).entries()
+    times = [
+        datetime.datetime.fromtimestamp(each.ingestion_time_ms / 1000, tz=datetime.UTC)
+        for entry in entries
+        for each in entry.metadata
+    ]
+    frame = stream(spark, store, includeLocation="true").load(store)
+    got = table_of(spark, frame, checkpoint, "rows")
+    one, two = (entry.location for entry in entries)
+    expected = spark.createDataFrame(
+        [
+            (bytearray(b"a"), bytearray(b"first"), 0, 0, times[0], one),
+            (bytearray(b"b"), bytearray(b"first"), 0, 1, times[0], one),
+            (bytearray(b"c"), bytearray(b""), 0, 2, times[1], one),
+            (bytearray(b""), bytearray(b"second"), 1, 0, times[2], two),
+        ],
+        got.schema,
+    )
+    assert_df_equality(got, expected)
+
+
+def test_a_user_schema_picks_columns_in_any_order(
+    spark: SparkSession, store: str, checkpoint: str
+) -> None:
+    produce(store, [["ä".encode()], [b"b"]])
+    frame = stream(spark, store).schema("index INT, value STRING, location STRING").load(store)
+    got = table_of(spark, frame, checkpoint, "picked").collect()
+    assert [(row[0], row[1]) for row in got] == [(0, "ä"), (0, "b")]
+    assert all(row["location"].startswith("ingest/") for row in got)
+
+
+def test_text_that_is_not_utf8_is_named(query: Query, spark: SparkSession, store: str) -> None:
+    produce(store, [[b"ok"], [b"ok", b"\xff\xfe"]])
+    frame = stream(spark, store).schema("value STRING").load(store)
+    run = frame.writeStream.format("noop").trigger(availableNow=True).start()
+    with pytest.raises(StreamingQueryException, match=r"record 1 of batch 1 .* is not UTF-8"):
+        run.awaitTermination(120)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"maxBytePerTrigger": "5"}, "Did you mean 'maxBytesPerTrigger'"),
+        ({"startingOffsets": "soon"}, "option startingOffsets is 'soon'"),
+    ],
+)
+def test_bad_options_fail_at_load(
+    spark: SparkSession, store: str, options: dict[str, str], message: str
+) -> None:
+    with pytest.raises(Exception, match=message):
+        stream(spark, store, **options).load(store)
+
+
+def test_a_column_that_does_not_exist_is_named(spark: SparkSession, store: str) -> None:
+    frame = stream(spark, store).schema("values STRING").load(store)
+    with pytest.raises(Exception, match="Did you mean 'value'"):  # noqa: PT012
+        run = frame.writeStream.format("noop").trigger(availableNow=True).start()
+        run.awaitTermination(120)
+
+
+def test_available_now_with_limits_reads_all_in_several_batches_and_empties_the_queue(
+    query: Query, store: str
+) -> None:
+    produce(store, numbered(0, 7))
+    query.available_now(maxBatchesPerTrigger="3")
+    assert query.sink.batches == [(0, [0, 1, 2]), (1, [3, 4, 5]), (2, [6])]
+    assert queued(store) == []
+    produce(store, numbered(7, 9))
+    query.available_now(maxBatchesPerTrigger="3")
+    assert query.sink.batches[3:] == [(3, [7, 8])]
+    assert queued(store) == []
+
+
+def test_available_now_on_an_empty_queue_ends(query: Query, store: str) -> None:
+    query.available_now()
+    assert query.sink.values == []
+    produce(store, numbered(0, 1))
+    query.available_now()
+    assert query.sink.values == [0]
+
+
+def test_limits_in_bytes_and_records(query: Query, store: str) -> None:
+    produce(store, [[b"%d" % number] * 1 for number in range(6)])  # 12 bytes each
+    query.available_now(maxBytesPerTrigger="30", maxRecordsPerTrigger="100")
+    assert [values for _, values in query.sink.batches] == [[0, 1], [2, 3], [4, 5]]
+    produce(store, [[b"%d" % number] for number in range(6, 9)])
+    query.available_now(maxBytesPerTrigger="1000000", maxRecordsPerTrigger="1")
+    assert [values for _, values in query.sink.batches[3:]] == [[6], [7], [8]]
+
+
+def test_process_all_available_never_answers_too_early(query: Query, store: str) -> None:
+    produce(store, numbered(0, 1))
+    with query.running(pollIntervalMs="300") as run:
+        run.processAllAvailable()
+        for number in range(1, 6):
+            produce(store, numbered(number, number + 1))
+            run.processAllAvailable()
+            assert query.sink.values == list(range(number + 1))
+
+
+def test_an_idle_query_acknowledges_its_last_batch(query: Query, store: str) -> None:
+    produce(store, numbered(0, 1))
+    with query.running() as run:
+        run.processAllAvailable()
+        produce(store, numbered(1, 2))
+        run.processAllAvailable()
+        eventually(lambda: queued(store) == [])
+        assert query.sink.values == [0, 1]
+
+
+def test_asynchronous_progress_tracking_is_safe(
+    spark: SparkSession, store: str, checkpoint: str
+) -> None:
+    """Its commit log lags: what it may replay after a crash must still be queued."""
+    produce(store, numbered(0, 1))
+    frame = stream(spark, store, maxBatchesPerTrigger="1").load(store)
+    writer = frame.writeStream.format("noop").option("checkpointLocation", checkpoint)
+    writer = writer.option("asyncProgressTrackingEnabled", "true")
+    # The log is written for the first batch only; later ones are in memory until a minute on.
+    writer = writer.option("asyncProgressTrackingCheckpointIntervalMs", "60000")
+    run = writer.start()
+    try:
+        for number in range(1, 5):
+            produce(store, numbered(number, number + 1))
+            eventually(lambda: read_through(run) == number + 1)  # noqa: B023
+        # Several idle triggers: in a normal query each of them would acknowledge.
+        time.sleep(1)
+        assert queued(store)[-4:] == [1, 2, 3, 4]
+    finally:
+        run.stop()
+    logged = sorted(int(path.name) for path in (Path(checkpoint) / "offsets").glob("[0-9]*"))
+    last = (Path(checkpoint) / "offsets" / str(logged[-1])).read_text().splitlines()[-1]
+    assert json.loads(last)["next"] <= queued(store)[0]
+    # Restarted, as after a crash: everything since the log's last entry is there to be read.
+    again = frame.writeStream.format("noop").option("checkpointLocation", checkpoint)
+    run = again.trigger(availableNow=True).start()
+    assert run.awaitTermination(120)
+    assert queued(store) == []
+
+
+def read_through(run: Any) -> int:
+    progress = run.lastProgress
+    end = progress and progress["sources"][0]["endOffset"]
+    return int(json.loads(end)["next"]) if end else -1
+
+
+def test_progress_shows_backlog_and_lag(query: Query, store: str) -> None:
+    produce(store, numbered(0, 5))
+    run = query.available_now(maxBatchesPerTrigger="2")
+    reports = [json.loads(each["sources"][0]["latestOffset"]) for each in run.recentProgress]
+    assert [each["backlogBatches"] for each in reports[:3]] == [3, 1, 0]
+    assert reports[0]["lagMs"] > 0
+
+
+def test_min_partitions(spark: SparkSession, store: str, checkpoint: str) -> None:
+    produce(store, numbered(0, 6))
+    frame = stream(spark, store, minPartitions="3").load(store)
+    tasks: list[int] = []
+
+    def sink(batch: DataFrame, batch_id: int) -> None:
+        tasks.append(batch.rdd.getNumPartitions())
+
+    writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", checkpoint)
+    assert writer.trigger(availableNow=True).start().awaitTermination(120)
+    assert tasks[0] == 3
+
+
+def test_a_second_query_fences_the_first(
+    query: Query, spark: SparkSession, store: str, tmp_path: Path
+) -> None:
+    produce(store, numbered(0, 1))
+    with query.running() as first:
+        first.processAllAvailable()
+        other = Query(spark, store, str(tmp_path / "other"))
+        with other.running() as second:
+            second.processAllAvailable()
+            with pytest.raises(StreamingQueryException, match=r"fenced by epoch 2.*self-union"):
+                first.awaitTermination(60)
+            produce(store, numbered(1, 2))
+            second.processAllAvailable()
+    assert other.sink.values == [0, 1]
+
+
+def test_reading_one_queue_twice_in_a_query_says_so(
+    spark: SparkSession, store: str, checkpoint: str
+) -> None:
+    produce(store, numbered(0, 2))
+    left = stream(spark, store).load(store)
+    right = stream(spark, store).load(store)
+    writer = left.union(right).writeStream.format("noop").option("checkpointLocation", checkpoint)
+    run = writer.start()
+    try:
+        with pytest.raises(StreamingQueryException, match="read it once"):
+            run.awaitTermination(60)
+    finally:
+        run.stop()
+
+
+def test_lost_sequences_end_the_query_and_name_the_option(query: Query, store: str) -> None:
+    produce(store, numbered(0, 2))
+    query.available_now()
+    produce(store, numbered(2, 6))
+    consume(store, 3)
+    with pytest.raises(
+        StreamingQueryException, match=r"sequence 2 is needed but .* starts at 4.*failOnDataLoss"
+    ):
+        query.available_now()
+    query.available_now(failOnDataLoss="false")
+    assert query.sink.values == [0, 1, 4, 5]
+
+
+def test_f4_a_replaced_queue_ends_the_query_and_names_the_option(query: Query, store: str) -> None:
+    produce(store, numbered(0, 3))
+    query.available_now()
+    (Path(store) / "ingest" / "manifest").unlink()
+    produce(store, numbered(10, 12))
+    with pytest.raises(StreamingQueryException, match=r"after sequence 2: .*failOnDataLoss"):
+        query.available_now()
+    assert queued(store) == [0, 1]
+    query.available_now(failOnDataLoss="false")
+    assert query.sink.values == [0, 1, 2, 10, 11]
+
+
+def test_a_missing_batch_ends_the_query_and_names_it(query: Query, store: str) -> None:
+    produce(store, numbered(0, 2))
+    victim = manifest(store).entries()[1].location
+    (Path(store) / victim).unlink()
+    with pytest.raises(StreamingQueryException, match=f"batch 1 at '{victim}'"):
+        query.available_now()
+    assert queued(store) == [0, 1]
+
+
+def test_the_driver_collects_garbage(query: Query, store: str) -> None:
+    produce(store, numbered(0, 3))
+    query.available_now()
+    assert len(list((Path(store) / "ingest").glob("*.batch"))) == 3
+    time.sleep(0.01)
+    produce(store, numbered(3, 4))
+    with query.running(gcEnabled="true", gcIntervalMs="50", gcGracePeriodMs="0") as run:
+        run.processAllAvailable()
+        eventually(lambda: len(list((Path(store) / "ingest").glob("*.batch"))) <= 1)
+
+
+def test_s3(spark: SparkSession, checkpoint: str, moto_endpoint: str, moto_bucket: str) -> None:
+    from opendata_buffer.config import StoreOptions
+
+    url = f"s3://{moto_bucket}/root"
+    options = StoreOptions(endpoint_url=moto_endpoint)
+    with Producer(ProducerConfig(store=url, store_options=options)) as producer:
+        for number in range(5):
+            producer.produce([b"%d" % number])
+            producer.flush()
+    frame = stream(spark, url, endpointUrl=moto_endpoint, region="us-east-1").load(url)
+    got = table_of(spark, frame, checkpoint, "s3").collect()
+    assert sorted(bytes(row["value"]) for row in got) == [b"0", b"1", b"2", b"3", b"4"]
