@@ -2,11 +2,10 @@
 
 ::
 
-    entry   [entry_len u32][sequence u64][location_len u16][location][metadata_count u32][items]
-    item    [start_index u32][ingestion_time_ms i64][payload_len u32][payload]
+    entries, back to back: see opendata_buffer.formats.entries
     footer  [entry_count u32][next_sequence u64][epoch u64][version u16 = 1]   22 bytes
 
-All little-endian (RFC 0001, Manifest Format). ``entry_len`` counts the bytes after itself.
+All little-endian (RFC 0001, Manifest Format).
 Appending copies the old entries as bytes and never decodes them.
 """
 
@@ -15,62 +14,33 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
 
 from opendata_buffer.errors import CorruptManifest, InvalidInput
+from opendata_buffer.formats.entries import (
+    FIXED_SIZE,
+    LEAST_SIZE,
+    LOOK,
+    BytesLike,
+    Metadata,
+    NewEntry,
+    QueueEntry,
+    bad_header,
+    decode_entry,
+    encode_entry,
+)
 from opendata_buffer.formats.keys import MAX_LOCATION_BYTES
 
 __all__ = ["FOOTER_SIZE", "VERSION", "Manifest", "Metadata", "NewEntry", "QueueEntry"]
-
-BytesLike: TypeAlias = bytes | bytearray | memoryview
 
 VERSION = 1
 FOOTER_SIZE = 22
 _FOOTER = struct.Struct("<IQQH")
 _HEAD = struct.Struct("<IQ")  # entry_len, sequence
-_HEAD_AND_LENGTH = struct.Struct("<IQH")  # and location_len
-_META = struct.Struct("<IqI")
 _U16 = struct.Struct("<H")
 _U32 = struct.Struct("<I")
-_FIXED = 8 + 2 + 4  # entry_len of an entry with an empty location and no metadata
-_LEAST_ENTRY = 4 + _FIXED
 _U32_MAX = 2**32 - 1
 _U64_MAX = 2**64 - 1
 _EPOCH_LIMIT = 2**63
-_LOOK = "Look at it with 'opendata-buffer manifest dump'"
-
-
-@dataclass(frozen=True, slots=True)
-class Metadata:
-    """What one ``produce()`` call attached to its range of a batch.
-
-    Attributes:
-        start_index: First record of the range; it ends where the next one starts.
-        ingestion_time_ms: Milliseconds since the Unix epoch, by the producer's clock; any i64.
-        payload: Opaque to the buffer.
-    """
-
-    start_index: int
-    ingestion_time_ms: int
-    payload: bytes = b""
-
-
-@dataclass(frozen=True, slots=True)
-class NewEntry:
-    """A batch to append to the queue; the manifest gives it a sequence."""
-
-    location: str
-    metadata: tuple[Metadata, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class QueueEntry:
-    """A queued batch."""
-
-    sequence: int
-    location: str
-    metadata: tuple[Metadata, ...] = ()
 
 
 class Manifest:
@@ -165,17 +135,17 @@ class Manifest:
                 f"manifest has version {version}, this library reads version {VERSION}"
             )
         # F16: bytes without a count would be dropped unread; a count without bytes is damage.
-        if count * _LEAST_ENTRY > body or (count == 0 and body):
+        if count * LEAST_SIZE > body or (count == 0 and body):
             raise CorruptManifest(
-                f"manifest counts {count} entries but they have {body} bytes. {_LOOK}"
+                f"manifest counts {count} entries but they have {body} bytes. {LOOK}"
             )
         if count > next_sequence:
             raise CorruptManifest(
-                f"manifest counts {count} entries but its next sequence is {next_sequence}. {_LOOK}"
+                f"manifest counts {count} entries but its next sequence is {next_sequence}. {LOOK}"
             )
         self = cls._make(data, count, next_sequence, epoch)
         if count:
-            _, end = _decode_entry(data, 0, self.first_sequence, body)
+            _, end = decode_entry(data, 0, self.first_sequence, body)
             if count == 1 and end != body:
                 raise _left_over(body - end, count)
         return self
@@ -200,7 +170,7 @@ class Manifest:
             return self
         pieces: list[BytesLike] = [memoryview(self.raw)[:-FOOTER_SIZE]]
         for sequence, entry in enumerate(entries, self.next_sequence):
-            _encode_entry(sequence, entry, pieces)
+            encode_entry(sequence, entry, pieces)
         pieces.append(_FOOTER.pack(count, next_sequence, self.epoch, VERSION))
         return self._make(b"".join(pieces), count, next_sequence, self.epoch, self._starts)
 
@@ -243,7 +213,7 @@ class Manifest:
         if self.epoch >= _EPOCH_LIMIT - 1:
             raise CorruptManifest(
                 f"manifest has epoch {self.epoch}: no consumer can claim it, epochs end below "
-                f"{_EPOCH_LIMIT}. Consumers count up by one, so this one was forged. {_LOOK}"
+                f"{_EPOCH_LIMIT}. Consumers count up by one, so this one was forged. {LOOK}"
             )
         if not self.epoch < epoch < _EPOCH_LIMIT:
             raise InvalidInput(
@@ -274,7 +244,7 @@ class Manifest:
         starts = self._walk(end)
         body = len(self.raw) - FOOTER_SIZE
         return tuple(
-            _decode_entry(self.raw, starts[index], self.first_sequence + index, body)[0]
+            decode_entry(self.raw, starts[index], self.first_sequence + index, body)[0]
             for index in range(skip, end)
         )
 
@@ -325,8 +295,8 @@ class Manifest:
             # unpack cannot run over.
             length, sequence = unpack(raw, position)
             end = position + 4 + length
-            if length < _FIXED or end > body or sequence != expected:
-                raise _bad_header(position, length, sequence, expected, body)
+            if length < FIXED_SIZE or end > body or sequence != expected:
+                raise bad_header(position, length, sequence, expected, body)
             add(position)
             position = end
         if wanted == self.entry_count and position != body:
@@ -336,113 +306,8 @@ class Manifest:
         return result
 
 
-def _bad_header(at: int, length: int, sequence: int, expected: int, body: int) -> CorruptManifest:
-    if length < _FIXED or at + 4 + length > body:
-        return CorruptManifest(
-            f"manifest entry {expected} at byte {at} claims {length} bytes of the "
-            f"{max(body - at - 4, 0)} left, and needs at least {_FIXED}. {_LOOK}"
-        )
-    # F28: a gap is undetected loss, a repeat is a duplicate.
-    return CorruptManifest(
-        f"manifest entry at byte {at} has sequence {sequence}, expected {expected}: sequences are "
-        f"contiguous up to the footer's next sequence. {_LOOK}"
-    )
-
-
 def _left_over(size: int, count: int) -> CorruptManifest:
     return CorruptManifest(
         f"manifest has {size} bytes after its {count} entries: the footer's count is too small. "
-        f"{_LOOK}"
+        f"{LOOK}"
     )
-
-
-def _decode_entry(raw: bytes, at: int, expected: int, body: int) -> tuple[QueueEntry, int]:
-    """The entry at byte ``at`` and where it ends; every length is checked before it is used."""
-    if body - at < _LEAST_ENTRY:
-        raise _bad_header(at, 0, expected, expected, body)
-    length, sequence, location_size = _HEAD_AND_LENGTH.unpack_from(raw, at)
-    end = at + 4 + length
-    if length < _FIXED or end > body or sequence != expected:
-        raise _bad_header(at, length, sequence, expected, body)
-    position = at + _HEAD_AND_LENGTH.size
-    if location_size > end - position - 4:
-        raise CorruptManifest(
-            f"manifest entry {sequence} has a location of {location_size} bytes but "
-            f"{end - position - 4} are left in it. {_LOOK}"
-        )
-    encoded = raw[position : position + location_size]
-    try:
-        location = encoded.decode()
-    except UnicodeDecodeError as error:
-        raise CorruptManifest(
-            f"manifest entry {sequence} has a location that is not UTF-8: {encoded[:80]!r}. {_LOOK}"
-        ) from error
-    position += location_size
-    (count,) = _U32.unpack_from(raw, position)
-    position += 4
-    # F17: a 40-byte manifest may claim 4 billion items. Each one needs 16 bytes.
-    if count * _META.size > end - position:
-        raise CorruptManifest(
-            f"manifest entry {sequence} counts {count} metadata items but has {end - position} "
-            f"bytes for them. {_LOOK}"
-        )
-    items: list[Metadata] = []
-    for index in range(count):
-        # F19: checked against this entry's end, not the manifest's, or the next entry's bytes
-        # would be read as metadata.
-        if _META.size > end - position:
-            raise _bad_item(sequence, index, count, "header", end - position)
-        start_index, time_ms, size = _META.unpack_from(raw, position)
-        position += _META.size
-        if size > end - position:
-            raise _bad_item(sequence, index, count, f"payload of {size} bytes", end - position)
-        items.append(Metadata(start_index, time_ms, raw[position : position + size]))
-        position += size
-    if position != end:
-        raise CorruptManifest(
-            f"manifest entry {sequence} has {end - position} bytes after its {count} metadata "
-            f"items. {_LOOK}"
-        )
-    return QueueEntry(sequence, location, tuple(items)), end
-
-
-def _bad_item(sequence: int, index: int, count: int, part: str, left: int) -> CorruptManifest:
-    return CorruptManifest(
-        f"manifest entry {sequence}, metadata item {index} of {count}: its {part} does not fit "
-        f"the {left} bytes left in the entry. {_LOOK}"
-    )
-
-
-def _encode_entry(sequence: int, entry: NewEntry, pieces: list[BytesLike]) -> None:
-    try:
-        location = entry.location.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidInput(f"location {entry.location!r} is not valid Unicode") from error
-    if not 0 < len(location) <= MAX_LOCATION_BYTES:
-        raise InvalidInput(
-            f"location {entry.location[:80]!r} has {len(location)} bytes of UTF-8: use 1 to "
-            f"{MAX_LOCATION_BYTES}"
-        )
-    length = _FIXED + len(location)
-    tail: list[BytesLike] = []
-    for index, item in enumerate(entry.metadata):
-        size = memoryview(item.payload).nbytes
-        try:
-            tail.append(_META.pack(item.start_index, item.ingestion_time_ms, size))
-        except struct.error:
-            raise InvalidInput(
-                f"entry {entry.location!r}, metadata item {index}: start_index "
-                f"{item.start_index!r} must fit a u32, ingestion_time_ms "
-                f"{item.ingestion_time_ms!r} an i64, and a payload of {size} bytes a u32"
-            ) from None
-        tail.append(item.payload)
-        length += _META.size + size
-    if length > _U32_MAX:
-        raise InvalidInput(
-            f"entry {entry.location!r} has {length} bytes with its metadata: at most {_U32_MAX}. "
-            "Put large data into the records"
-        )
-    pieces.append(_HEAD_AND_LENGTH.pack(length, sequence, len(location)))
-    pieces.append(location)
-    pieces.append(_U32.pack(len(entry.metadata)))
-    pieces.extend(tail)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from opendata_buffer.errors import CorruptManifest, InvalidInput
+from opendata_buffer.formats import entries as entries_module
 from opendata_buffer.formats import manifest as module
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry, QueueEntry
 
@@ -251,7 +252,7 @@ def test_f34_values_that_do_not_fit_are_refused(new: NewEntry, message: str) -> 
 
 
 def test_f34_entry_and_payload_lengths_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_U32_MAX", 100)
+    monkeypatch.setattr(entries_module, "_U32_MAX", 100)
     fits = NewEntry("p/x", (Metadata(0, 0, b"x" * (100 - 14 - 3 - 16)),))
     assert Manifest.empty().append([fits]).size == 4 + 100 + 22
     too_large = NewEntry("p/x", (Metadata(0, 0, b"x" * (101 - 14 - 3 - 16)),))

@@ -1,0 +1,199 @@
+"""One entry of the queue manifest: its values, its bytes, and every check between them.
+
+::
+
+    entry   [entry_len u32][sequence u64][location_len u16][location][metadata_count u32][items]
+    item    [start_index u32][ingestion_time_ms i64][payload_len u32][payload]
+
+All little-endian; ``entry_len`` counts the bytes after itself (RFC 0001, Manifest Format).
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from opendata_buffer.errors import CorruptManifest, InvalidInput
+from opendata_buffer.formats.keys import MAX_LOCATION_BYTES
+
+__all__ = [
+    "FIXED_SIZE",
+    "LEAST_SIZE",
+    "LOOK",
+    "Metadata",
+    "NewEntry",
+    "QueueEntry",
+    "bad_header",
+    "decode_entry",
+    "encode_entry",
+]
+
+BytesLike: TypeAlias = bytes | bytearray | memoryview
+
+FIXED_SIZE = 8 + 2 + 4
+"""``entry_len`` of an entry with an empty location and no metadata."""
+
+LEAST_SIZE = 4 + FIXED_SIZE
+"""Bytes of such an entry."""
+
+LOOK = "Look at it with 'opendata-buffer manifest dump'"
+"""What every error about a manifest ends with."""
+
+_HEAD = struct.Struct("<IQH")  # entry_len, sequence, location_len
+_META = struct.Struct("<IqI")
+_U32 = struct.Struct("<I")
+_U32_MAX = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """What one ``produce()`` call attached to its range of a batch.
+
+    Attributes:
+        start_index: First record of the range; it ends where the next one starts.
+        ingestion_time_ms: Milliseconds since the Unix epoch, by the producer's clock; any i64.
+        payload: Opaque to the buffer.
+    """
+
+    start_index: int
+    ingestion_time_ms: int
+    payload: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class NewEntry:
+    """A batch to append to the queue; the manifest gives it a sequence."""
+
+    location: str
+    metadata: tuple[Metadata, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class QueueEntry:
+    """A queued batch."""
+
+    sequence: int
+    location: str
+    metadata: tuple[Metadata, ...] = ()
+
+
+def bad_header(at: int, length: int, sequence: int, expected: int, body: int) -> CorruptManifest:
+    """What to raise for an entry whose length or sequence is wrong."""
+    if length < FIXED_SIZE or at + 4 + length > body:
+        return CorruptManifest(
+            f"manifest entry {expected} at byte {at} claims {length} bytes of the "
+            f"{max(body - at - 4, 0)} left, and needs at least {FIXED_SIZE}. {LOOK}"
+        )
+    # F28: a gap is undetected loss, a repeat is a duplicate.
+    return CorruptManifest(
+        f"manifest entry at byte {at} has sequence {sequence}, expected {expected}: sequences are "
+        f"contiguous up to the footer's next sequence. {LOOK}"
+    )
+
+
+def decode_entry(raw: bytes, at: int, expected: int, body: int) -> tuple[QueueEntry, int]:
+    """The entry at byte ``at`` and where it ends; every length is checked before it is used.
+
+    Args:
+        raw: The manifest.
+        at: Where the entry starts.
+        expected: Its sequence.
+        body: Where the entries end and the footer begins.
+
+    Raises:
+        CorruptManifest: The entry breaks the format or has another sequence.
+    """
+    if body - at < LEAST_SIZE:
+        raise bad_header(at, 0, expected, expected, body)
+    length, sequence, location_size = _HEAD.unpack_from(raw, at)
+    end = at + 4 + length
+    if length < FIXED_SIZE or end > body or sequence != expected:
+        raise bad_header(at, length, sequence, expected, body)
+    position = at + _HEAD.size
+    if location_size > end - position - 4:
+        raise CorruptManifest(
+            f"manifest entry {sequence} has a location of {location_size} bytes but "
+            f"{end - position - 4} are left in it. {LOOK}"
+        )
+    encoded = raw[position : position + location_size]
+    try:
+        location = encoded.decode()
+    except UnicodeDecodeError as error:
+        raise CorruptManifest(
+            f"manifest entry {sequence} has a location that is not UTF-8: {encoded[:80]!r}. {LOOK}"
+        ) from error
+    position += location_size
+    (count,) = _U32.unpack_from(raw, position)
+    position += 4
+    # F17: a 40-byte manifest may claim 4 billion items. Each one needs 16 bytes.
+    if count * _META.size > end - position:
+        raise CorruptManifest(
+            f"manifest entry {sequence} counts {count} metadata items but has {end - position} "
+            f"bytes for them. {LOOK}"
+        )
+    items: list[Metadata] = []
+    for index in range(count):
+        # F19: checked against this entry's end, not the manifest's, or the next entry's bytes
+        # would be read as metadata.
+        if _META.size > end - position:
+            raise _bad_item(sequence, index, count, "header", end - position)
+        start_index, time_ms, size = _META.unpack_from(raw, position)
+        position += _META.size
+        if size > end - position:
+            raise _bad_item(sequence, index, count, f"payload of {size} bytes", end - position)
+        items.append(Metadata(start_index, time_ms, raw[position : position + size]))
+        position += size
+    if position != end:
+        raise CorruptManifest(
+            f"manifest entry {sequence} has {end - position} bytes after its {count} metadata "
+            f"items. {LOOK}"
+        )
+    return QueueEntry(sequence, location, tuple(items)), end
+
+
+def _bad_item(sequence: int, index: int, count: int, part: str, left: int) -> CorruptManifest:
+    return CorruptManifest(
+        f"manifest entry {sequence}, metadata item {index} of {count}: its {part} does not fit "
+        f"the {left} bytes left in the entry. {LOOK}"
+    )
+
+
+def encode_entry(sequence: int, entry: NewEntry, pieces: list[BytesLike]) -> None:
+    """Append the entry's bytes to ``pieces``.
+
+    Raises:
+        InvalidInput: A value does not fit its field (failure F34).
+    """
+    try:
+        location = entry.location.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"location {entry.location!r} is not valid Unicode") from error
+    if not 0 < len(location) <= MAX_LOCATION_BYTES:
+        raise InvalidInput(
+            f"location {entry.location[:80]!r} has {len(location)} bytes of UTF-8: use 1 to "
+            f"{MAX_LOCATION_BYTES}"
+        )
+    length = FIXED_SIZE + len(location)
+    tail: list[BytesLike] = []
+    for index, item in enumerate(entry.metadata):
+        size = memoryview(item.payload).nbytes
+        try:
+            tail.append(_META.pack(item.start_index, item.ingestion_time_ms, size))
+        except struct.error:
+            raise InvalidInput(
+                f"entry {entry.location!r}, metadata item {index}: start_index "
+                f"{item.start_index!r} must fit a u32, ingestion_time_ms "
+                f"{item.ingestion_time_ms!r} an i64, and a payload of {size} bytes a u32"
+            ) from None
+        tail.append(item.payload)
+        length += _META.size + size
+    if length > _U32_MAX:
+        raise InvalidInput(
+            f"entry {entry.location!r} has {length} bytes with its metadata: at most {_U32_MAX}. "
+            "Put large data into the records"
+        )
+    pieces.append(_HEAD.pack(length, sequence, len(location)))
+    pieces.append(location)
+    pieces.append(_U32.pack(len(entry.metadata)))
+    pieces.extend(tail)

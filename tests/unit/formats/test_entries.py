@@ -1,0 +1,78 @@
+"""The bytes of one entry; entries within a manifest are in test_manifest.py."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from opendata_buffer.errors import CorruptManifest, InvalidInput
+from opendata_buffer.formats.entries import (
+    LEAST_SIZE,
+    BytesLike,
+    Metadata,
+    NewEntry,
+    QueueEntry,
+    decode_entry,
+    encode_entry,
+)
+
+ENTRY = (
+    b"\x25\x00\x00\x00"  # entry_len 37
+    b"\x01\x02\x00\x00\x00\x00\x00\x00"  # sequence 513
+    b"\x03\x00p/\x61"
+    b"\x01\x00\x00\x00"  # one item
+    b"\x0a\x00\x00\x00" + b"\x00\x00\x00\x00\x00\x00\x00\x80" + b"\x04\x00\x00\x00meta"
+)
+VALUE = QueueEntry(513, "p/a", (Metadata(10, -(2**63), b"meta"),))
+
+
+def encoded(sequence: int, entry: NewEntry) -> bytes:
+    pieces: list[BytesLike] = []
+    encode_entry(sequence, entry, pieces)
+    return b"".join(pieces)
+
+
+def test_literal_bytes() -> None:
+    assert encoded(513, NewEntry("p/a", VALUE.metadata)) == ENTRY
+    assert decode_entry(ENTRY, 0, 513, len(ENTRY)) == (VALUE, len(ENTRY))
+
+
+def test_an_entry_is_read_where_it_starts_and_no_further() -> None:
+    raw = b"before" + ENTRY + b"behind"
+    assert decode_entry(raw, 6, 513, len(raw)) == (VALUE, 6 + len(ENTRY))
+    with pytest.raises(CorruptManifest, match="entry 513 at byte 6 claims 37 bytes of the 36 left"):
+        decode_entry(raw, 6, 513, len(raw) - 7)
+
+
+def test_the_least_entry() -> None:
+    raw = b"\x0e\x00\x00\x00" + bytes(14)
+    assert len(raw) == LEAST_SIZE
+    assert decode_entry(raw, 0, 0, len(raw)) == (QueueEntry(0, "", ()), LEAST_SIZE)
+    with pytest.raises(InvalidInput, match="0 bytes of UTF-8: use 1 to 65535"):
+        encoded(0, NewEntry(""))
+
+
+@pytest.mark.parametrize("payload", [b"meta", bytearray(b"meta"), memoryview(b"meta")])
+def test_any_bytes_like_payload(payload: bytes) -> None:
+    assert encoded(513, NewEntry("p/a", (Metadata(10, -(2**63), payload),))) == ENTRY
+
+
+@pytest.mark.parametrize("at", range(len(ENTRY)))
+def test_f15_a_changed_byte_changes_the_values_or_is_refused(at: int) -> None:
+    for change in (1, 0x80, 0xFF):
+        raw = bytearray(ENTRY)
+        raw[at] ^= change
+        try:
+            value, end = decode_entry(bytes(raw), 0, 513, len(raw))
+        except CorruptManifest:
+            continue
+        assert value != VALUE
+        assert end == len(ENTRY)
+
+
+def test_values_pickle_compare_and_do_not_change() -> None:
+    assert pickle.loads(pickle.dumps(VALUE)) == VALUE
+    assert hash(VALUE) == hash(QueueEntry(513, "p/a", VALUE.metadata))
+    with pytest.raises(AttributeError):
+        VALUE.sequence = 1  # type: ignore[misc]
