@@ -76,7 +76,7 @@ class PlainProducer:
             if self._world.chance(0.1):
                 self._flush(producer.flush)
             if self._world.chance(0.7):
-                node.runtime.sleep(self._world.uniform(0, 0.3))
+                self._world.work(node)
         self._flush(producer.close)
 
     def _open(self, node: Node, config: ProducerConfig) -> Producer:
@@ -140,7 +140,7 @@ class TransactionalProducer:
                     handle.watcher.await_durable()
                 except FAILURES:
                     return
-            node.runtime.sleep(self._world.uniform(0, 0.3))
+            self._world.work(node)
 
     def _settled(self, number: int) -> None:
         self._durable.add(number)
@@ -183,7 +183,7 @@ class SinkDriver:
             except FAILURES as error:
                 self._world.log(f"{self.name}: {error}")
                 committer = Committer(node.store, options, node.runtime)
-            node.runtime.sleep(self._world.uniform(0, 0.5))
+            self._world.work(node)
 
     def _micro_batch(self, node: Node, committer: Committer, batch: int) -> None:
         transaction = Transaction(self.name, batch)

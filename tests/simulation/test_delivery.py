@@ -22,9 +22,9 @@ def service(world: World, actors: list[Actor], config: ProducerConfig, node: Nod
 
 
 def deliver(world: World) -> None:
-    plain = [PlainProducer(world, f"plain{n}", 20) for n in range(world.draw(3))]
-    transactional = [TransactionalProducer(world, f"app{n}", 12) for n in range(1 + world.draw(2))]
-    sinks = [SinkDriver(world, f"query{n}", 6) for n in range(world.draw(2))]
+    plain = [PlainProducer(world, f"plain{n}", 50) for n in range(world.draw(3))]
+    transactional = [TransactionalProducer(world, f"app{n}", 25) for n in range(1 + world.draw(2))]
+    sinks = [SinkDriver(world, f"query{n}", 10) for n in range(world.draw(2))]
     world.supervise(
         "reader",
         lambda node: Reader(world, node).live(world.consumer_config()),

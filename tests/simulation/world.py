@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, ProducerConfig
@@ -68,6 +69,8 @@ class World:
             jitter=0.5,
         )
         self.director = self.simulation.process("director")
+        self.deeds: Counter[str] = Counter()
+        """What was done to processes."""
         self._nodes: list[Node] = []
 
     # Chance.
@@ -89,7 +92,13 @@ class World:
             f"{name}#{len(self._nodes)}",
             clock_skew_ms=self.draw(2 * MAX_SKEW_MS) - MAX_SKEW_MS if self.chance(0.5) else 0,
         )
-        watched = WatchedStore(self.memory, self.simulation, self.model, runtime.name)
+        watched = WatchedStore(
+            self.memory,
+            self.simulation,
+            self.model,
+            runtime.name,
+            on_access=lambda operation, key: self._ambush(runtime, operation, key),
+        )
         store = FaultyStore(watched, runtime, self.plan, seed=self.draw(2**32))
         node = Node(runtime.name, runtime, store)
         self._nodes.append(node)
@@ -103,6 +112,11 @@ class World:
             except (TransientStorageError, Conflict) as error:
                 self.log(f"{node.name}: {error}")
                 node.runtime.sleep(1)
+
+    def work(self, node: Node) -> None:
+        """What an actor does between two calls; now and then there is nothing to do for long."""
+        longest = 0.3 if self.chance(0.95) else self.grace_s / 2
+        node.runtime.sleep(self.uniform(0, longest))
 
     def supervise(
         self,
@@ -119,7 +133,7 @@ class World:
                 node = self.node(name)
                 task = node.runtime.spawn(lambda node=node: live(node), "main")
                 while task.is_alive():
-                    task.join(self.uniform(0.1, 20))
+                    task.join(self.uniform(0.1, 10))
                     if not task.is_alive() or self.calm:
                         task.join()
                     elif self._torment(node, zombies):
@@ -130,24 +144,59 @@ class World:
 
     def _torment(self, node: Node, zombies: bool) -> bool:
         """Do something to a process. True when another one shall take its place."""
-        match self.draw(8):
-            case 0 | 1:
+        deeds = ("kill", "short pause", "long pause", "clock", "outage", "outage", "zombie")
+        deed = deeds[self.draw(len(deeds))]
+        self.deeds[deed] += 1
+        match deed:
+            case "kill":
                 self.simulation.kill(node.runtime)
                 # What it had sent may still arrive.
                 if self.chance(0.5):
                     self.director.sleep(self.uniform(0, 2))
                     node.store.land_late_puts()
                 return True
-            case 2:
+            case "short pause":
                 self.simulation.pause(node.runtime, self.uniform(0, 10))
-            case 3:
+            case "long pause":
                 self.simulation.pause(node.runtime, self.uniform(0, 2.5 * self.grace_s))
                 return zombies and self.chance(0.7)
-            case 4:
+            case "clock":
                 node.runtime.clock_skew_ms = self.draw(2 * MAX_SKEW_MS) - MAX_SKEW_MS
-            case 5:
+            case "outage":
+                self._outage(node)
+            case "zombie":
                 return zombies
         return False
+
+    def _outage(self, node: Node) -> None:
+        """Cut a process off from storage, wholly or in one direction, for a while."""
+        kinds = (
+            {"get_errors": 1.0},
+            {"get_errors": 1.0, "put_errors": 1.0, "cas_lost_before": 1.0},
+            {"get_errors": 1.0, "put_errors": 1.0, "cas_lost_after": 1.0},
+            {"cas_late": 1.0, "late_operations": self.draw(20)},
+        )
+        kind = self.draw(len(kinds))
+        seconds = self.uniform(0, 120) if self.chance(0.8) else self.uniform(0, self.grace_s)
+        self.log(f"outage {kind} of {node.name} for {seconds:.1f} s")
+        node.store.plan = replace(self.plan, **kinds[kind])
+
+        def end() -> None:
+            self.director.sleep(seconds)
+            node.store.plan = self.plan
+
+        self.director.spawn(end, f"end of outage of {node.name}")
+
+    def _ambush(self, runtime: SimRuntime, operation: str, key: str) -> None:
+        """Pause or kill a process at the moment its request arrives."""
+        if self.calm or operation == "get" or not self.chance(0.01):
+            return
+        if self.chance(0.3):
+            self.deeds["ambush kill"] += 1
+            self.simulation.kill(runtime)
+        else:
+            self.deeds["ambush pause"] += 1
+            self.simulation.pause(runtime, self.uniform(0, 2.5 * self.grace_s))
 
     def heal(self) -> None:
         """Let everything be well from now on."""
@@ -192,7 +241,7 @@ class World:
             compression=Compression(self.draw(2)),
             upload_concurrency=1 + self.draw(4),
             max_buffered_inputs=2 + self.draw(20),
-            delivery_timeout_ms=5_000 + self.draw(120_000),
+            delivery_timeout_ms=5_000 + self.draw(120_000 if self.chance(0.5) else 4 * grace_ms),
             cas_deadline_ms=1_000 + self.draw(min(60_000, grace_ms // 2 - 1_000)),
             gc_grace_period_ms=grace_ms,
         )

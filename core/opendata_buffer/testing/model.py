@@ -213,8 +213,11 @@ class DeliveryModel:
         return True
 
     def poison(self, sequence: int, location: str) -> None:
-        """A batch cannot be read; that is a broken promise if it was ever durable."""
-        if location in self._durable_locations:
+        """A batch cannot be read; that is a broken promise if it was ever durable.
+
+        Unless it is in the sink already: then a zombie came late, and the batch was collected.
+        """
+        if location in self._durable_locations and not self.sink.holds(sequence):
             self._fail(f"durable batch {sequence} at {location} cannot be read")
 
     # At the end.
@@ -242,15 +245,30 @@ class WatchedStore:
 
     Between the two points an access is atomic, as on an object store. A process killed before
     the first one has written nothing; killed at the second one it has, and never learns it.
+
+    Args:
+        inner: The shared store.
+        simulation: Where the scheduling points are.
+        model: What is told.
+        process: Who is at the store.
+        on_access: Called with operation and key when an access is about to take effect: the
+            place for a pause or a kill that random times would hardly ever hit.
     """
 
     def __init__(
-        self, inner: Store, simulation: Simulation, model: DeliveryModel, process: str
+        self,
+        inner: Store,
+        simulation: Simulation,
+        model: DeliveryModel,
+        process: str,
+        *,
+        on_access: Callable[[str, str], object] = lambda operation, key: None,
     ) -> None:
         self._inner = inner
         self._simulation = simulation
         self._model = model
         self._process = process
+        self._on_access = on_access
 
     @property
     def url(self) -> str:
@@ -314,5 +332,6 @@ class WatchedStore:
         return tuple(failed)
 
     def _begin(self, operation: str, key: str) -> None:
+        self._on_access(operation, key)
         self._simulation.checkpoint()
         self._simulation.log(f"{self._process} {operation} {key}")
