@@ -11,85 +11,33 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from opendata_buffer.cli_errors import Application, Failure, main_of
+from opendata_buffer.cli_options import (
+    MIB,
+    NATURAL,
+    OBSERVER_DEADLINE_MS,
+    POSITIVE,
+    json_option,
+    max_batch_bytes_option,
+    queue_fields_of,
+    queue_options,
+    store_options,
+    store_options_of,
+    version_option,
+)
 
 __all__ = ["cli", "main"]
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-MIB = 1024 * 1024
-OBSERVER_DEADLINE_MS = 5_000
-"""A person waits for the answer: a store that is down is reported soon."""
-_POSITIVE = click.IntRange(min=1)
-_NATURAL = click.IntRange(min=0)
 
 # Commands import what they need: --help and usage errors answer without loading Arrow.
 
 
-def _options(*options: Callable[[Any], Any]) -> Callable[[F], F]:
-    def decorate(command: F) -> F:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
-
-
-_store_options = _options(
-    click.option("--endpoint-url", metavar="URL", help="Another S3 endpoint than AWS's."),
-    click.option("--region", metavar="NAME", help="AWS region. Default: the AWS chain's."),
-    click.option("--profile", metavar="NAME", help="AWS profile. Default: the AWS chain's."),
-)
-
-_queue_options = _options(
-    click.argument("store"),
-    click.option(
-        "--data-path-prefix", metavar="PREFIX", help="Where the batches are. Default: ingest."
-    ),
-    click.option(
-        "--manifest-path", metavar="KEY", help="The manifest. Default: <data-path-prefix>/manifest."
-    ),
-    _store_options,
-)
-
-_max_batch_bytes = click.option(
-    "--max-batch-bytes",
-    type=_POSITIVE,
-    default=256 * MIB,
-    show_default=True,
-    help="Largest batch, decoded. Larger ones are refused before they are expanded.",
-)
-
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-
-
-def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if not wanted or context.resilient_parsing:
-        return
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        click.echo(f"opendata-buffer {version('opendata-buffer')}")
-    except PackageNotFoundError:
-        click.echo("opendata-buffer, from a source tree that is not installed")
-    context.exit()
-
-
 @click.group(cls=Application, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_print_version,
-    help="Show the version and exit.",
-)
+@version_option
 @click.option("-v", "--verbose", count=True, help="Log more; twice for everything.")
 @click.pass_context
 def cli(context: click.Context, verbose: int) -> None:
@@ -122,7 +70,7 @@ def batch() -> None:
 
 @manifest.command("dump")
 @click.argument("object_", metavar="PATH_OR_URL")
-@_store_options
+@store_options
 def manifest_dump(object_: str, **store: Any) -> None:
     """Print a manifest as JSON.
 
@@ -132,7 +80,7 @@ def manifest_dump(object_: str, **store: Any) -> None:
     from opendata_buffer.dump import manifest_document, read_object
     from opendata_buffer.errors import CorruptData
 
-    raw = read_object(object_, _reach(store))
+    raw = read_object(object_, store_options_of(store))
     try:
         document = manifest_document(raw)
     except CorruptData as error:
@@ -143,9 +91,9 @@ def manifest_dump(object_: str, **store: Any) -> None:
 
 @batch.command("dump")
 @click.argument("object_", metavar="PATH_OR_URL")
-@click.option("--limit", type=_NATURAL, metavar="N", help="Show only the first N records.")
-@_max_batch_bytes
-@_store_options
+@click.option("--limit", type=NATURAL, metavar="N", help="Show only the first N records.")
+@max_batch_bytes_option
+@store_options
 def batch_dump(object_: str, limit: int | None, max_batch_bytes: int, **store: Any) -> None:
     """Print a batch object as JSON, records in base64.
 
@@ -154,7 +102,7 @@ def batch_dump(object_: str, limit: int | None, max_batch_bytes: int, **store: A
     from opendata_buffer.dump import batch_document, read_object
     from opendata_buffer.errors import CorruptData
 
-    raw = read_object(object_, _reach(store))
+    raw = read_object(object_, store_options_of(store))
     try:
         document = batch_document(raw, limit=limit, max_bytes=max_batch_bytes)
     except CorruptData as error:
@@ -167,7 +115,7 @@ def batch_dump(object_: str, limit: int | None, max_batch_bytes: int, **store: A
 
 
 @cli.command()
-@_queue_options
+@queue_options
 @click.option(
     "--compression",
     type=click.Choice(["none", "zstd"], case_sensitive=False),
@@ -175,9 +123,9 @@ def batch_dump(object_: str, limit: int | None, max_batch_bytes: int, **store: A
     show_default=True,
 )
 @click.option("--metadata", default="", metavar="TEXT", help="Goes with every record range.")
-@click.option("--flush-interval-ms", type=_POSITIVE, default=100, show_default=True)
-@click.option("--flush-size-bytes", type=_POSITIVE, default=64 * MIB, show_default=True)
-@_max_batch_bytes
+@click.option("--flush-interval-ms", type=POSITIVE, default=100, show_default=True)
+@click.option("--flush-size-bytes", type=POSITIVE, default=64 * MIB, show_default=True)
+@max_batch_bytes_option
 @click.pass_obj
 def produce(
     runtime: Any,
@@ -202,7 +150,7 @@ def produce(
     from opendata_buffer.terminal import counting
 
     config = ProducerConfig(
-        **_queue(queue),
+        **queue_fields_of(queue),
         compression=Compression[compression.upper()],
         flush_interval_ms=flush_interval_ms,
         flush_size_bytes=flush_size_bytes,
@@ -226,19 +174,19 @@ def produce(
 
 
 @cli.command()
-@_queue_options
-@click.option("--max-batches", type=_NATURAL, metavar="N", help="Stop after N batches.")
+@queue_options
+@click.option("--max-batches", type=NATURAL, metavar="N", help="Stop after N batches.")
 @click.option("--follow", is_flag=True, help="Wait for more when the queue is empty.")
 @click.option("--no-ack", is_flag=True, help="Only look: take over nothing, acknowledge nothing.")
 @click.option(
     "--last-acked-sequence",
-    type=_NATURAL,
+    type=NATURAL,
     metavar="N",
     help="Start after this sequence. Default: at the oldest batch.",
 )
 @click.option("--gc/--no-gc", default=True, show_default=True, help="Collect garbage meanwhile.")
-@click.option("--poll-interval-ms", type=_POSITIVE, default=500, show_default=True)
-@_max_batch_bytes
+@click.option("--poll-interval-ms", type=POSITIVE, default=500, show_default=True)
+@max_batch_bytes_option
 @click.pass_obj
 def consume(
     runtime: Any,
@@ -267,7 +215,7 @@ def consume(
     from opendata_buffer.terminal import counting
 
     config = ConsumerConfig(
-        **_queue(queue),
+        **queue_fields_of(queue),
         gc=GarbageCollectorConfig(enabled=gc),
         max_batch_bytes=max_batch_bytes,
     )
@@ -311,10 +259,10 @@ def consume(
 
 
 @cli.command()
-@_queue_options
-@_json
+@queue_options
+@json_option
 @click.option("--watch", is_flag=True, help="Show it again and again until interrupted.")
-@click.option("--interval-ms", type=_POSITIVE, default=1000, show_default=True, help="For --watch.")
+@click.option("--interval-ms", type=POSITIVE, default=1000, show_default=True, help="For --watch.")
 @click.pass_obj
 def status(runtime: Any, /, as_json: bool, watch: bool, interval_ms: int, **queue: Any) -> None:
     """Show what is in the queue, changing nothing.
@@ -329,7 +277,7 @@ def status(runtime: Any, /, as_json: bool, watch: bool, interval_ms: int, **queu
     from opendata_buffer.stores.factory import open_store
     from opendata_buffer.terminal import status_table
 
-    config = QueueConfig(**_queue(queue), cas_deadline_ms=OBSERVER_DEADLINE_MS)
+    config = QueueConfig(**queue_fields_of(queue), cas_deadline_ms=OBSERVER_DEADLINE_MS)
     store = open_store(config.store, config.store_options)
     observed = open_queue(store, config, runtime)
 
@@ -351,10 +299,10 @@ def status(runtime: Any, /, as_json: bool, watch: bool, interval_ms: int, **queu
 
 
 @cli.command()
-@_queue_options
+@queue_options
 @click.option("--dry-run", is_flag=True, help="Only tell what would be deleted.")
-@click.option("--grace-period-ms", type=_NATURAL, default=600_000, show_default=True)
-@_json
+@click.option("--grace-period-ms", type=NATURAL, default=600_000, show_default=True)
+@json_option
 @click.pass_obj
 def gc(runtime: Any, /, dry_run: bool, grace_period_ms: int, as_json: bool, **queue: Any) -> None:
     """Delete batch objects that were consumed, once.
@@ -369,7 +317,7 @@ def gc(runtime: Any, /, dry_run: bool, grace_period_ms: int, as_json: bool, **qu
     from opendata_buffer.terminal import format_bytes
 
     config = ConsumerConfig(
-        **_queue(queue),
+        **queue_fields_of(queue),
         cas_deadline_ms=OBSERVER_DEADLINE_MS,
         gc=GarbageCollectorConfig(grace_period_ms=grace_period_ms),
     )
@@ -411,9 +359,9 @@ def gc(runtime: Any, /, dry_run: bool, grace_period_ms: int, as_json: bool, **qu
 
 
 @cli.command()
-@_queue_options
-@_max_batch_bytes
-@_json
+@queue_options
+@max_batch_bytes_option
+@json_option
 @click.pass_obj
 def fsck(runtime: Any, /, max_batch_bytes: int, as_json: bool, **queue: Any) -> None:
     """Check that every queued batch exists and decodes; exits 1 with a list if not."""
@@ -423,7 +371,9 @@ def fsck(runtime: Any, /, max_batch_bytes: int, as_json: bool, **queue: Any) -> 
     from opendata_buffer.terminal import format_bytes, track
 
     config = ConsumerConfig(
-        **_queue(queue), cas_deadline_ms=OBSERVER_DEADLINE_MS, max_batch_bytes=max_batch_bytes
+        **queue_fields_of(queue),
+        cas_deadline_ms=OBSERVER_DEADLINE_MS,
+        max_batch_bytes=max_batch_bytes,
     )
     store = open_store(config.store, config.store_options)
     with track("checking") as advance:
@@ -444,26 +394,6 @@ def fsck(runtime: Any, /, max_batch_bytes: int, as_json: bool, **queue: Any) -> 
             f"{len(report.problems)} problems in the queue with manifest {config.manifest_path!r}: "
             "restore the objects, or skip their batches in the consumer"
         )
-
-
-def _reach(store: dict[str, Any]) -> Any:
-    from opendata_buffer.config import StoreOptions
-
-    return StoreOptions(**store)
-
-
-def _queue(options: dict[str, Any]) -> dict[str, Any]:
-    """Fields of a QueueConfig from the options of ``_queue_options``."""
-    from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX
-
-    prefix = options.pop("data_path_prefix")
-    return {
-        "store": options.pop("store"),
-        # An empty one is refused by the configuration, not taken for "not given".
-        "data_path_prefix": DEFAULT_DATA_PATH_PREFIX if prefix is None else prefix,
-        "manifest_path": options.pop("manifest_path") or "",
-        "store_options": _reach(options),
-    }
 
 
 def _sync(stream: Any) -> None:

@@ -1,0 +1,285 @@
+"""The command line as processes: pipes, signals and kill -9, on a local directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "opendata_buffer"]
+PATIENCE = 60  # seconds until a hanging process fails the test instead of blocking it
+
+
+def run(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [*COMMAND, *arguments], input=stdin, capture_output=True, timeout=PATIENCE, check=False
+    )
+
+
+def ok(*arguments: str, stdin: bytes = b"") -> bytes:
+    done = run(*arguments, stdin=stdin)
+    assert done.returncode == 0, done.stderr
+    assert b"Traceback" not in done.stderr
+    return done.stdout
+
+
+def start(*arguments: str, **streams: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [*COMMAND, *arguments],
+        stdin=streams.get("stdin", subprocess.DEVNULL),
+        stdout=streams.get("stdout", subprocess.PIPE),
+        stderr=subprocess.PIPE,
+    )
+
+
+def end(process: subprocess.Popen[bytes]) -> tuple[int, bytes, bytes]:
+    try:
+        out, err = process.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    assert b"Traceback" not in err
+    return process.returncode, out, err
+
+
+def status(store: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(ok("status", store, "--json"))
+    return found
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    return str(tmp_path / "queue")
+
+
+LINES = [b"record %d" % n for n in range(20_000)]
+INPUT = b"\n".join(LINES) + b"\n"
+
+
+def test_records_go_in_and_come_out_unchanged(store: str) -> None:
+    out = ok("produce", store, "--flush-size-bytes", "10000", stdin=INPUT)
+    found = json.loads(out.splitlines()[-1])
+    assert found["records"] == len(LINES)
+    assert found["batches"] == status(store)["queue_length"] > 1
+    assert ok("consume", store, "--no-ack") == INPUT
+    assert ok("fsck", store)
+    assert ok("consume", store) == INPUT
+    assert ok("consume", store) == b""
+    found = status(store)
+    assert (found["queue_length"], found["orphans"]) == (0, found["next_sequence"])
+
+
+def test_the_console_script_and_the_module_are_the_same_command() -> None:
+    script = Path(sys.executable).with_name("opendata-buffer")
+    if not script.exists():
+        pytest.skip("the package is not installed, only importable")
+    by_script = subprocess.run([script, "--help"], capture_output=True, check=True).stdout
+    assert by_script == ok("--help")
+
+
+def test_a_reader_that_stops_early_loses_nothing_f8(store: str) -> None:
+    ok("produce", store, "--flush-size-bytes", "10000", stdin=INPUT)
+    consumer = start("consume", store)
+    assert consumer.stdout is not None
+    assert consumer.stdout.readline() == LINES[0] + b"\n"
+    consumer.stdout.close()
+    consumer.stdout = None
+    code, _, err = end(consumer)
+    assert (code, err) == (141, b"")
+    # What the reader did not take is still queued.
+    assert ok("consume", store) == INPUT
+
+
+def test_ctrl_c_ends_a_follower_after_acknowledging_what_it_wrote(store: str) -> None:
+    ok("produce", store, stdin=b"one\ntwo\n")
+    consumer = start("consume", store, "--follow", "--poll-interval-ms", "20")
+    assert consumer.stdout is not None
+    assert consumer.stdout.readline() == b"one\n"
+    assert consumer.stdout.readline() == b"two\n"
+    ok("produce", store, stdin=b"three\n")
+    assert consumer.stdout.readline() == b"three\n"
+    wait_until_empty(store)
+    consumer.send_signal(signal.SIGINT)
+    code, out, err = end(consumer)
+    assert (code, out, err) == (130, b"", b"")
+    assert ok("consume", store) == b""
+
+
+def wait_until_empty(store: str) -> None:
+    for _ in range(200):
+        if status(store)["queue_length"] == 0:
+            return
+    raise AssertionError("the follower did not acknowledge")
+
+
+def test_sigterm_ends_a_follower_in_order(store: str) -> None:
+    ok("produce", store, stdin=b"one\n")
+    consumer = start("consume", store, "--follow", "--poll-interval-ms", "20")
+    assert consumer.stdout is not None
+    assert consumer.stdout.readline() == b"one\n"
+    wait_until_empty(store)
+    consumer.terminate()
+    code, _, err = end(consumer)
+    assert (code, err) == (143, b"")
+
+
+def test_sigterm_flushes_what_a_producer_has_read(tmp_path: Path) -> None:
+    # The signal may hit between reading the lines and producing them; then they are lost, as
+    # the exit code tells. A producer that waits for input, the usual case, flushes.
+    for attempt in range(5):
+        store = str(tmp_path / str(attempt))
+        producer = start("produce", store, "--flush-interval-ms", "3600000", stdin=subprocess.PIPE)
+        assert producer.stdin is not None
+        producer.stdin.write(b"one\ntwo\nhalf a li")
+        producer.stdin.flush()
+        wait_until_read(producer)
+        producer.terminate()
+        code, out, _ = end(producer)
+        assert (code, out) == (143, b"")
+        done = run("consume", store)
+        if done.stdout:
+            assert done.stdout == b"one\ntwo\n"
+            return
+    raise AssertionError("the lines were never flushed")
+
+
+def wait_until_read(process: subprocess.Popen[bytes]) -> None:
+    """Until the pipe to the process is empty."""
+    import fcntl
+    import struct
+    import termios
+
+    assert process.stdin is not None
+    while process.poll() is None:
+        waiting = fcntl.ioctl(process.stdin.fileno(), termios.FIONREAD, b"\0" * 4)
+        if struct.unpack("i", waiting)[0] == 0:
+            return
+
+
+def test_slow_input_is_durable_before_it_ends(store: str) -> None:
+    producer = start("produce", store, "--flush-interval-ms", "1", stdin=subprocess.PIPE)
+    assert producer.stdin is not None
+    producer.stdin.write(b"early\n")
+    producer.stdin.flush()
+    while not (Path(store) / "ingest" / "manifest").exists():
+        assert producer.poll() is None
+    assert ok("consume", store) == b"early\n"
+    code, out, _ = end(producer)
+    assert (code, json.loads(out)["records"]) == (0, 1)
+
+
+def kills(rounds: int) -> Iterator[int]:
+    """Moments to kill at: from at once to well into the work."""
+    yield from (4**n for n in range(rounds))
+
+
+@pytest.mark.slow
+def test_kill_9_of_a_producer_leaves_whole_batches_and_an_order(store: str) -> None:
+    for records in kills(5):
+        producer = start(
+            "produce", store, "--flush-interval-ms", "1", "--flush-size-bytes", "1",
+            stdin=subprocess.PIPE,
+        )  # fmt: skip
+        assert producer.stdin is not None
+        producer.stdin.write(b"".join(b"%d\n" % n for n in range(records)))
+        producer.stdin.flush()
+        wait_until_read(producer)
+        producer.kill()
+        code, _, _ = end(producer)
+        assert code == -signal.SIGKILL
+        done = run("consume", store)
+        if b"there is no queue" in done.stderr:
+            continue  # killed before its first batch
+        assert done.returncode == 0, done.stderr
+        lines = done.stdout.splitlines()
+        assert lines == [b"%d" % n for n in range(len(lines))]
+        assert ok("fsck", store)
+
+
+@pytest.mark.slow
+def test_kill_9_of_a_consumer_delivers_again_what_it_did_not_acknowledge(
+    store: str, tmp_path: Path
+) -> None:
+    ok("produce", store, "--flush-size-bytes", "500", stdin=INPUT)
+    total = status(store)["queue_length"]
+    assert total > 300
+    seen: list[bytes] = []
+    out_path = tmp_path / "out"
+    killed = 0
+    while (length := status(store)["queue_length"]) and killed < 20:
+        with out_path.open("wb") as out:
+            consumer = start("consume", store, stdout=out)
+            # Kill in the first, second or third group of 100 batches, in turn.
+            enough = (killed % 3) * 60_000 + 1
+            while consumer.poll() is None and os.stat(out_path).st_size < enough:
+                pass
+            consumer.kill()
+            end(consumer)
+        killed += 1
+        left = status(store)["queue_length"]
+        assert left <= length
+        # Whole lines only count; those not acknowledged come again.
+        written = out_path.read_bytes().split(b"\n")[:-1]
+        first = LINES.index(written[0]) if written else len(seen)
+        assert first <= len(seen), "records were acknowledged and never written"
+        seen[first:] = written
+    assert killed >= 2
+    tail = ok("consume", store).splitlines()
+    if tail:
+        seen[LINES.index(tail[0]) :] = tail
+    assert seen == LINES
+
+
+def test_two_consumers_are_not_possible(store: str) -> None:
+    ok("produce", store, stdin=b"one\n")
+    first = start("consume", store, "--follow", "--poll-interval-ms", "20")
+    assert first.stdout is not None
+    assert first.stdout.readline() == b"one\n"
+    wait_until_empty(store)
+    ok("consume", store)
+    code, _, err = end(first)
+    assert code == 1
+    assert err.startswith(b"error: consumer with epoch 1 was fenced by epoch 2")
+    assert err.count(b"\n") == 1
+
+
+def test_a_full_disk_of_the_reader_is_one_line_and_acknowledges_nothing(store: str) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    ok("produce", store, stdin=b"one\n")
+    with open("/dev/full", "wb") as full:
+        consumer = start("consume", store, stdout=full)
+        code, _, err = end(consumer)
+    assert code == 1
+    assert err == b"error: [Errno 28] No space left on device\n"
+    assert ok("consume", store) == b"one\n"
+
+
+def test_progress_is_shown_on_a_terminal_and_not_in_a_pipe(store: str) -> None:
+    import pty
+
+    leader, follower = pty.openpty()
+    try:
+        process = subprocess.run(
+            [*COMMAND, "produce", store],
+            input=INPUT,
+            stdout=subprocess.PIPE,
+            stderr=follower,
+            timeout=PATIENCE,
+            check=True,
+            env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
+        )
+        os.close(follower)
+        shown = os.read(leader, 100_000)
+    finally:
+        os.close(leader)
+    assert b"producing" in shown
+    assert json.loads(process.stdout)["records"] == len(LINES)
+    assert run("produce", store, stdin=INPUT).stderr == b""
