@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 __all__ = ["S3Clients"]
 
 _Pair: TypeAlias = "tuple[S3Client, S3Client]"
-_Key: TypeAlias = tuple[int, StoreOptions, tuple[tuple[str, str], ...]]
+_Environment: TypeAlias = tuple[tuple[str, str], ...]
 
-_pairs: dict[_Key, _Pair] = {}
+_pairs: dict[tuple[StoreOptions, _Environment], _Pair] = {}
+_sessions: dict[tuple[str | None, str | None, _Environment], boto3.session.Session] = {}
 _lock = threading.Lock()
 
 
@@ -30,6 +31,7 @@ def _forget_all() -> None:
     global _lock
     _lock = threading.Lock()
     _pairs.clear()
+    _sessions.clear()
 
 
 os.register_at_fork(after_in_child=_forget_all)
@@ -86,30 +88,41 @@ def _shared(options: StoreOptions) -> _Pair:
     is honoured by the next store that is opened.
     """
     environment = tuple(sorted(item for item in os.environ.items() if item[0].startswith("AWS_")))
-    key = (os.getpid(), options, environment)
     with _lock:
-        if key not in _pairs:
-            _pairs[key] = _connect(options)
-        return _pairs[key]
+        pair = _pairs.get((options, environment))
+        if pair is None:
+            try:
+                session = _session(options.profile, options.region, environment)
+                pair = _connect(session, options)
+            except (boto.BotoCoreError, ValueError) as error:
+                raise PermanentStorageError(
+                    f"cannot make an S3 client: {error}. Correct endpoint_url, region, profile "
+                    "or the AWS configuration files."
+                ) from error
+            _pairs[options, environment] = pair
+        return pair
 
 
-def _connect(options: StoreOptions) -> _Pair:
-    try:
-        # A session of our own: boto3's default one is not thread-safe.
-        session = boto3.session.Session(profile_name=options.profile, region_name=options.region)
-        data = _client(session, options, options.max_attempts, "auto")
-        if ".amazonaws.com" in data.meta.endpoint_url:
-            return data, _client(session, options, 1, "auto")
-        # Hosts such as bucket.localhost or bucket.10.0.0.1 resolve nowhere.
-        return (
-            _client(session, options, options.max_attempts, "path"),
-            _client(session, options, 1, "path"),
-        )
-    except (boto.BotoCoreError, ValueError) as error:
-        raise PermanentStorageError(
-            f"cannot make an S3 client: {error}. Correct endpoint_url, region, profile or the "
-            "AWS configuration files."
-        ) from error
+def _session(
+    profile: str | None, region: str | None, environment: _Environment
+) -> boto3.session.Session:
+    # Of our own and under our lock: boto3's default one is not thread-safe. Kept, because each
+    # session reads the description of S3 again, a tenth of a second.
+    key = (profile, region, environment)
+    if key not in _sessions:
+        _sessions[key] = boto3.session.Session(profile_name=profile, region_name=region)
+    return _sessions[key]
+
+
+def _connect(session: boto3.session.Session, options: StoreOptions) -> _Pair:
+    data = _client(session, options, options.max_attempts, "auto")
+    if ".amazonaws.com" in data.meta.endpoint_url:
+        return data, _client(session, options, 1, "auto")
+    # Hosts such as bucket.localhost or bucket.10.0.0.1 resolve nowhere.
+    return (
+        _client(session, options, options.max_attempts, "path"),
+        _client(session, options, 1, "path"),
+    )
 
 
 def _client(

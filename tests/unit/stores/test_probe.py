@@ -1,0 +1,109 @@
+"""The probe of conditional writes, on stores that break one rule each (failure F12)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+import pytest
+
+from opendata_buffer.errors import TransientStorageError, UnsafeStore
+from opendata_buffer.stores import (
+    ABSENT,
+    Absent,
+    DeleteFailure,
+    IfVersion,
+    PutOutcome,
+    Unknown,
+)
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.stores.probe import probe_conditional_writes
+from opendata_buffer.testing.runtime import ManualRuntime
+
+
+class Breaking(MemoryStore):
+    """Ignores the conditions ``rule`` names."""
+
+    def __init__(self, rule: str = "") -> None:
+        super().__init__()
+        self.rule = rule
+        self.lost = 0
+        self.probed: list[str] = []
+
+    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        self.probed.append(key)
+        if self.lost:
+            self.lost -= 1
+            return Unknown("no answer")
+        exists = bool(self.list(key).objects)
+        ignored = {
+            "": False,
+            "creates on If-Match": condition != ABSENT and not exists,
+            "replaces on If-None-Match": condition == ABSENT and exists,
+            "replaces on another ETag": condition != ABSENT and exists,
+        }[self.rule]
+        if ignored:
+            self.delete_many([key])
+            condition = ABSENT
+        return super().put_if(key, data, condition)
+
+
+def probe(store: Breaking, runtime: ManualRuntime, near: str = "in/m", room: int = 0) -> None:
+    probe_conditional_writes(store, near, runtime, name="'x'", room=room, deadline_ms=10_000)
+
+
+def test_a_store_that_keeps_the_rules_passes(runtime: ManualRuntime) -> None:
+    store = Breaking()
+    probe(store, runtime)
+    assert store.list("").objects == ()
+    assert len(store.probed) == 4
+
+
+@pytest.mark.parametrize(
+    ("rule", "step"),
+    [
+        ("creates on If-Match", "If-Match on a missing object was answered as Applied"),
+        ("replaces on If-None-Match", r"If-None-Match: \* on an existing object was answered as"),
+        ("replaces on another ETag", "If-Match with another ETag was answered as Applied"),
+    ],
+)
+def test_each_broken_rule_is_named(runtime: ManualRuntime, rule: str, step: str) -> None:
+    store = Breaking(rule)
+    with pytest.raises(UnsafeStore, match=f"store 'x' does not honour conditional writes: {step}"):
+        probe(store, runtime)
+    assert store.list("").objects == ()
+
+
+def test_a_lost_answer_starts_another_round_with_another_name(runtime: ManualRuntime) -> None:
+    store = Breaking()
+    store.lost = 2
+    probe(store, runtime)
+    assert len(store.probed) == 6
+    assert len(set(store.probed)) == 3
+
+
+def test_answers_lost_until_the_deadline_are_transient(runtime: ManualRuntime) -> None:
+    store = Breaking()
+    store.lost = 10**9
+    with pytest.raises(TransientStorageError, match="no answer"):
+        probe(store, runtime)
+    assert runtime.monotonic() >= 10
+
+
+def test_the_longest_path_leaves_room_for_the_name(runtime: ManualRuntime) -> None:
+    store = Breaking()
+    probe(store, runtime, near="é" * 512, room=24)
+    assert {len(key.encode()) + 24 for key in store.probed} <= {1_023, 1_024}
+
+
+def test_a_probe_that_cannot_be_deleted_is_logged(
+    runtime: ManualRuntime, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Keeping(Breaking):
+        def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
+            return tuple(DeleteFailure(key, "AccessDenied") for key in keys)
+
+    with caplog.at_level(logging.WARNING):
+        probe(Keeping(), runtime)
+    assert "in/m.probe-" in caplog.text
+    assert "AccessDenied" in caplog.text

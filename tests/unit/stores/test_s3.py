@@ -1,0 +1,408 @@
+"""S3 over HTTP when answers get lost; the sunny side is in the contract suite."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from types import SimpleNamespace
+
+import botocore.endpoint
+import pytest
+
+from opendata_buffer.config import StoreOptions
+from opendata_buffer.errors import (
+    InvalidInput,
+    ObjectNotFound,
+    PermanentStorageError,
+    TransientStorageError,
+    UnsafeStore,
+)
+from opendata_buffer.stores import (
+    ABSENT,
+    Applied,
+    Blob,
+    IfVersion,
+    Unknown,
+    VersionConflict,
+)
+from opendata_buffer.stores.s3 import S3Store
+from opendata_buffer.testing.runtime import ManualRuntime
+from opendata_buffer.testing.s3_server import Answer, Fault, S3Server
+
+
+def connect(
+    server: S3Server, root: str = "", *, read_timeout_ms: int = 30_000, max_attempts: int = 3
+) -> S3Store:
+    options = StoreOptions(
+        endpoint_url=server.endpoint, read_timeout_ms=read_timeout_ms, max_attempts=max_attempts
+    )
+    return S3Store(server.bucket, root, options, runtime=ManualRuntime())
+
+
+@pytest.fixture
+def store(s3_server: S3Server) -> S3Store:
+    return connect(s3_server)
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """boto3 backs off by the real clock, for seconds."""
+    monkeypatch.setattr(botocore.endpoint, "time", SimpleNamespace(sleep=lambda _: None))
+
+
+def put_new(store: S3Store, key: str, data: bytes) -> str:
+    outcome = store.put_if(key, data, ABSENT)
+    assert isinstance(outcome, Applied)
+    return outcome.version
+
+
+LOST = [Fault(status) for status in (500, 502, 503, 504)] + [
+    Fault(Answer.CLOSE),
+    Fault(Answer.RESET),
+    Fault(429, code="SlowDown"),
+    Fault(400, code="RequestTimeout"),
+]
+
+
+# ---- conditional writes
+
+
+@pytest.mark.parametrize("applied", [True, False], ids=["applied", "lost on the way"])
+@pytest.mark.parametrize("fault", LOST, ids=lambda fault: str(fault.answer))
+def test_f01_f02_a_lost_answer_is_unknown_after_exactly_one_request(
+    s3_server: S3Server, store: S3Store, fault: Fault, applied: bool
+) -> None:
+    version = put_new(store, "m", b"1")
+    sent = s3_server.count("PUT")
+    s3_server.inject(Fault(fault.answer, applied=applied, code=fault.code))
+    outcome = store.put_if("m", b"2", IfVersion(version))
+    assert isinstance(outcome, Unknown)
+    assert "'m' in bucket 'bucket'" in outcome.reason
+    assert s3_server.count("PUT") == sent + 1
+    assert s3_server.objects()["m"] == (b"2" if applied else b"1")
+
+
+@pytest.mark.parametrize("fault", LOST, ids=lambda fault: str(fault.answer))
+def test_f01_a_lost_answer_to_a_creation_is_unknown_after_exactly_one_request(
+    s3_server: S3Server, store: S3Store, fault: Fault
+) -> None:
+    s3_server.inject(fault)
+    assert isinstance(store.put_if("m", b"1", ABSENT), Unknown)
+    assert s3_server.count("PUT") == 1
+    assert s3_server.objects() == {"m": b"1"}
+
+
+def test_f02_an_answer_that_never_comes_is_unknown_after_the_read_timeout(
+    s3_server: S3Server,
+) -> None:
+    store = connect(s3_server, read_timeout_ms=300)
+    s3_server.inject(Fault(Answer.HANG))
+    outcome = store.put_if("m", b"1", ABSENT)
+    assert isinstance(outcome, Unknown)
+    assert "ReadTimeoutError" in outcome.reason
+    assert s3_server.count("PUT") == 1
+    assert s3_server.objects() == {"m": b"1"}
+
+
+def test_f03_409_means_the_same_put_again(s3_server: S3Server, store: S3Store) -> None:
+    conflict = Fault(409, applied=False, code="ConditionalRequestConflict")
+    s3_server.inject(conflict, times=2)
+    version = put_new(store, "m", b"1")
+    assert s3_server.count("PUT") == 3
+    s3_server.inject(conflict)
+    assert isinstance(store.put_if("m", b"2", IfVersion(version)), Applied)
+    assert s3_server.objects() == {"m": b"2"}
+
+
+def test_f03_a_409_that_stays_is_a_conflict(s3_server: S3Server, store: S3Store) -> None:
+    s3_server.inject(Fault(409, applied=False, code="ConditionalRequestConflict"), times=1_000)
+    assert store.put_if("m", b"1", ABSENT) == VersionConflict()
+    assert 5 < s3_server.count("PUT") < 1_000
+
+
+def test_nothing_listening_is_unknown_and_names_the_endpoint() -> None:
+    options = StoreOptions(endpoint_url="http://127.0.0.1:9", max_attempts=1)
+    store = S3Store("bucket", options=options, runtime=ManualRuntime())
+    outcome = store.put_if("m", b"1", ABSENT)
+    assert isinstance(outcome, Unknown)
+    assert "http://127.0.0.1:9" in outcome.reason
+    with pytest.raises(TransientStorageError, match=r"http://127.0.0.1:9.*Check the endpoint"):
+        store.get("m")
+
+
+@pytest.mark.parametrize("code", ["AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"])
+def test_refused_credentials_are_permanent_and_name_the_bucket(
+    s3_server: S3Server, store: S3Store, code: str
+) -> None:
+    denied = Fault(403, applied=False, code=code)
+    for method in ("PUT", "PUT", "GET", "GET"):
+        s3_server.inject(denied, method=method)
+    with pytest.raises(PermanentStorageError, match=f"'bucket' at http.*{code}"):
+        store.put_if("m", b"1", ABSENT)
+    with pytest.raises(PermanentStorageError, match=code):
+        store.put("m", b"1")
+    with pytest.raises(PermanentStorageError, match=code):
+        store.get("m")
+    with pytest.raises(PermanentStorageError, match=code):
+        store.list("")
+
+
+def test_a_missing_bucket_is_permanent_for_every_operation(s3_server: S3Server) -> None:
+    options = StoreOptions(endpoint_url=s3_server.endpoint, max_attempts=1)
+    store = S3Store("nobucket", options=options)
+    for call in (
+        lambda: store.get("m"),
+        lambda: store.get("m", byte_range=(0, 1)),
+        lambda: store.put("m", b""),
+        lambda: store.put_if("m", b"", ABSENT),
+        lambda: store.put_if("m", b"", IfVersion('"x"')),
+        lambda: store.list(""),
+    ):
+        with pytest.raises(PermanentStorageError, match="Create bucket 'nobucket' or correct"):
+            call()
+    (failure,) = store.delete_many(["m"])
+    assert "NoSuchBucket" in failure.reason
+
+
+# ---- does the store honour conditions?
+
+
+@pytest.mark.parametrize(
+    ("ignored", "step"),
+    [("if-match", "If-Match on a missing object"), ("if-none-match", "on an existing object")],
+)
+def test_f12_a_store_that_ignores_conditions_is_refused(ignored: str, step: str) -> None:
+    with S3Server(ignored_conditions=frozenset({ignored})) as server:
+        store = connect(server)
+        with pytest.raises(UnsafeStore, match=f"'s3://bucket' at http://127.*{step}"):
+            store.check_conditional_writes("ingest/manifest")
+        assert server.objects() == {}  # the probe is gone
+        with pytest.raises(UnsafeStore):
+            store.check_conditional_writes("ingest/manifest")
+
+
+def test_f12_a_store_that_knows_no_conditions_is_refused(
+    s3_server: S3Server, store: S3Store
+) -> None:
+    s3_server.inject(Fault(501, applied=False, code="NotImplemented"))
+    with pytest.raises(UnsafeStore, match="NotImplemented"):
+        store.check_conditional_writes("ingest/manifest")
+
+
+def test_f12_a_good_store_is_asked_once_per_process(s3_server: S3Server, store: S3Store) -> None:
+    store.check_conditional_writes("ingest/manifest")
+    asked = len(s3_server.requests)
+    assert {request.key.split(".probe-")[0] for request in s3_server.requests if request.key} == {
+        "ingest/manifest"
+    }
+    connect(s3_server).check_conditional_writes("other/manifest")
+    assert len(s3_server.requests) == asked
+
+
+def test_f12_lost_answers_during_the_check_are_tried_again(
+    s3_server: S3Server, store: S3Store
+) -> None:
+    s3_server.inject(Fault(503), times=3)
+    store.check_conditional_writes("ingest/manifest")
+    assert s3_server.objects() == {}
+
+
+def test_f12_a_store_that_does_not_answer_the_check_is_transient(s3_server: S3Server) -> None:
+    store = connect(s3_server, read_timeout_ms=2_000)
+    s3_server.inject(Fault(503), times=10_000)
+    with pytest.raises(TransientStorageError, match="InternalError"):
+        store.check_conditional_writes("ingest/manifest")
+
+
+# ---- reads, listings and unconditional writes are repeated
+
+
+@pytest.mark.parametrize("fault", LOST[:6], ids=lambda fault: str(fault.answer))
+def test_an_unconditional_put_is_repeated(
+    s3_server: S3Server, store: S3Store, fault: Fault
+) -> None:
+    s3_server.inject(fault, times=2)
+    store.put("a", b"1")
+    assert s3_server.count("PUT") == 3
+    assert s3_server.objects() == {"a": b"1"}
+
+
+def test_an_unconditional_put_that_outlives_its_attempts_is_transient(
+    s3_server: S3Server, store: S3Store
+) -> None:
+    s3_server.inject(Fault(503), times=10)
+    with pytest.raises(TransientStorageError, match="try again later"):
+        store.put("a", b"1")
+    assert s3_server.count("PUT") == 3
+
+
+SPOILT = [Fault(500), Fault(Answer.CLOSE), Fault(Answer.TRUNCATE), Fault(Answer.CORRUPT)]
+
+
+@pytest.mark.parametrize("fault", SPOILT, ids=lambda fault: str(fault.answer))
+def test_f36_a_read_that_breaks_off_or_is_garbled_is_repeated(
+    s3_server: S3Server, store: S3Store, fault: Fault
+) -> None:
+    store.put("a", b"0123456789" * 1_000)
+    s3_server.inject(fault, method="GET", times=2)
+    blob = store.get("a")
+    assert isinstance(blob, Blob)
+    assert blob.data == b"0123456789" * 1_000
+    assert s3_server.count("GET") == 3
+
+
+@pytest.mark.parametrize("fault", SPOILT, ids=lambda fault: str(fault.answer))
+def test_f36_a_read_that_never_comes_through_is_transient(
+    s3_server: S3Server, fault: Fault
+) -> None:
+    store = connect(s3_server, read_timeout_ms=2_000, max_attempts=2)
+    store.put("a", b"0123456789" * 1_000)
+    s3_server.inject(fault, method="GET", times=10_000)
+    with pytest.raises(TransientStorageError, match="'a' in bucket 'bucket'"):
+        store.get("a")
+
+
+@pytest.mark.parametrize(
+    "fault", [Fault(500), Fault(Answer.RESET), Fault(Answer.TRUNCATE)], ids=lambda f: str(f.answer)
+)
+def test_a_listing_that_breaks_off_is_repeated_whole(
+    s3_server: S3Server, store: S3Store, fault: Fault
+) -> None:
+    s3_server.page_size = 2
+    for name in "abcde":
+        store.put(name, b"")
+    s3_server.inject(fault, method="GET")
+    assert [info.key for info in store.list("").objects] == list("abcde")
+
+
+def test_f06_the_stores_clock_is_the_date_of_the_first_page() -> None:
+    now = [1_767_225_600_000]
+    with S3Server(now_ms=lambda: now[0], page_size=1) as server:
+        store = connect(server)
+        store.put("a", b"")
+        store.put("b", b"")
+        now[0] += 900_000
+        listing = store.list("")
+        assert listing.now_ms == 1_767_225_600_000 + 900_000
+        assert [info.last_modified_ms for info in listing.objects] == [1_767_225_600_000] * 2
+
+
+def test_f06_without_a_date_nothing_looks_older_than_the_newest_object() -> None:
+    now = [1_767_225_600_000]
+    with S3Server(now_ms=lambda: now[0]) as server:
+        server.sends_date = False
+        store = connect(server)
+        store.put("a", b"")
+        now[0] += 60_000
+        store.put("b", b"")
+        now[0] += 900_000
+        listing = store.list("")
+        assert listing.now_ms == 1_767_225_600_000 + 60_000
+
+
+def test_f36_every_upload_carries_a_checksum(s3_server: S3Server, store: S3Store) -> None:
+    store.put("a", b"123456789")
+    put_new(store, "b", b"123456789")
+    # CRC32 of "123456789" is the check value CB F4 39 26.
+    sent = [request.headers["x-amz-checksum-crc32"] for request in s3_server.requests]
+    assert sent == ["y/Q5Jg==", "y/Q5Jg=="]
+    assert not any("trailer" in name for each in s3_server.requests for name in each.headers)
+
+
+# ---- names, deletion, pickling
+
+
+def test_the_root_is_before_every_key_and_in_no_answer(s3_server: S3Server) -> None:
+    store = connect(s3_server, "some/root")
+    store.put("in/a", b"1")
+    assert s3_server.objects() == {"some/root/in/a": b"1"}
+    connect(s3_server).put("some/rootless", b"")
+    assert [info.key for info in store.list("").objects] == ["in/a"]
+    with pytest.raises(ObjectNotFound, match="'in/b' does not exist in s3://bucket/some/root"):
+        store.get("in/b")
+    assert store.delete_many(["in/a"]) == ()
+    assert s3_server.objects() == {"some/rootless": b""}
+
+
+def test_a_key_too_long_with_its_root_is_refused(s3_server: S3Server) -> None:
+    store = connect(s3_server, "r" * 20)
+    store.put("k" * 1_003, b"")
+    with pytest.raises(InvalidInput, match="has 1025 bytes"):
+        store.put("k" * 1_004, b"")
+
+
+def test_deletes_go_out_by_the_thousand(s3_server: S3Server, store: S3Store) -> None:
+    keys = [f"in/{number}" for number in range(2_001)]
+    store.put(keys[-1], b"")
+    assert store.delete_many(keys) == ()
+    assert s3_server.count("POST") == 3
+    assert s3_server.objects() == {}
+
+
+def test_without_bulk_deletes_objects_are_deleted_one_by_one(
+    s3_server: S3Server, store: S3Store
+) -> None:
+    for name in "abc":
+        store.put(name, b"")
+    s3_server.inject(Fault(501, applied=False, code="NotImplemented"), method="POST")
+    s3_server.inject(Fault(403, applied=False, code="AccessDenied"), method="DELETE", key="b")
+    (failure,) = store.delete_many(list("abcd"))
+    assert failure.key == "b"
+    assert "AccessDenied" in failure.reason
+    assert s3_server.objects() == {"b": b""}
+
+
+def test_a_bulk_delete_that_fails_returns_its_keys(s3_server: S3Server, store: S3Store) -> None:
+    store.put("a", b"")
+    s3_server.inject(Fault(503, applied=False), method="POST", times=3)
+    failures = store.delete_many(["a", "b", "bad//key"])
+    assert sorted(failure.key for failure in failures) == ["a", "b", "bad//key"]
+    assert s3_server.objects() == {"a": b""}
+    assert store.delete_many(["a", "b"]) == ()
+
+
+def test_a_pickled_store_opens_clients_of_its_own(s3_server: S3Server) -> None:
+    store = S3Store(s3_server.bucket, options=StoreOptions(endpoint_url=s3_server.endpoint))
+    store.put("a", b"1")
+    copy = pickle.loads(pickle.dumps(store))
+    assert isinstance(copy.get("a"), Blob)
+    assert copy.url == "s3://bucket"
+
+
+def test_a_forked_child_uses_no_connection_of_its_parent(
+    s3_server: S3Server, store: S3Store
+) -> None:
+    store.put("a", b"1")
+    child = os.fork()
+    if child == 0:
+        try:
+            store.put("b", b"2")
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert isinstance(store.get("a"), Blob)
+    assert s3_server.objects() == {"a": b"1", "b": b"2"}
+
+
+@pytest.fixture
+def no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+
+
+@pytest.mark.usefixtures("no_credentials")
+def test_missing_credentials_say_what_to_provide(s3_server: S3Server) -> None:
+    store = connect(s3_server)
+    with pytest.raises(PermanentStorageError, match="Provide AWS credentials"):
+        store.put_if("m", b"", ABSENT)
+    with pytest.raises(PermanentStorageError, match="Provide AWS credentials"):
+        store.get("m")
+
+
+def test_the_endpoint_of_the_environment_is_honoured(
+    s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server.endpoint)
+    S3Store("bucket").put("a", b"1")
+    assert s3_server.objects() == {"a": b"1"}

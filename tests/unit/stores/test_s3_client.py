@@ -1,0 +1,86 @@
+"""The two boto3 clients and how they are shared."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from opendata_buffer.config import StoreOptions
+from opendata_buffer.errors import PermanentStorageError
+from opendata_buffer.stores.s3_client import S3Clients
+
+HERE = StoreOptions(endpoint_url="http://127.0.0.1:9")
+
+
+def test_f01_conditional_writes_are_sent_once_and_reads_are_repeated() -> None:
+    clients = S3Clients(StoreOptions(endpoint_url="http://127.0.0.1:9", max_attempts=7))
+    retries = [client.meta.config.retries for client in (clients.conditional, clients.data)]
+    assert retries == [
+        {"mode": "standard", "total_max_attempts": 1},
+        {"mode": "standard", "total_max_attempts": 7},
+    ]
+
+
+def test_both_have_the_timeouts_of_the_options() -> None:
+    options = StoreOptions(
+        endpoint_url="http://127.0.0.1:9",
+        connect_timeout_ms=1_234,
+        read_timeout_ms=5_678,
+        max_connections=9,
+    )
+    clients = S3Clients(options)
+    for client in (clients.conditional, clients.data):
+        config = client.meta.config
+        assert (config.connect_timeout, config.read_timeout) == (1.234, 5.678)
+        assert config.max_pool_connections == 9
+        assert config.tcp_keepalive
+
+
+def test_stores_of_the_same_options_share_connections() -> None:
+    assert S3Clients(HERE).data is S3Clients(StoreOptions(endpoint_url="http://127.0.0.1:9")).data
+    assert S3Clients(HERE).data is not S3Clients(HERE).conditional
+    assert S3Clients(HERE).data is not S3Clients(StoreOptions(endpoint_url="http://[::1]:9")).data
+
+
+def test_a_changed_environment_makes_new_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    assert S3Clients(StoreOptions()).endpoint == "http://127.0.0.1:1"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:2")
+    assert S3Clients(StoreOptions()).endpoint == "http://127.0.0.1:2"
+
+
+def test_buckets_are_in_the_path_except_at_amazon() -> None:
+    assert S3Clients(HERE).data.meta.config.s3 == {"addressing_style": "path"}
+    amazon = S3Clients(StoreOptions(region="eu-west-1"))
+    assert amazon.data.meta.config.s3 == {"addressing_style": "auto"}
+    assert amazon.endpoint == "https://s3.eu-west-1.amazonaws.com"
+
+
+def test_pickling_takes_only_the_options() -> None:
+    clients = S3Clients(HERE)
+    assert clients.endpoint == "http://127.0.0.1:9"
+    assert len(pickle.dumps(clients)) < 1_000
+    assert pickle.loads(pickle.dumps(clients)).endpoint == "http://127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    ("options", "cause"),
+    [
+        (StoreOptions(endpoint_url="junk"), "Invalid endpoint: junk"),
+        (StoreOptions(profile="nobody"), r"profile \(nobody\) could not be found"),
+    ],
+)
+def test_options_boto3_refuses_are_permanent_errors(options: StoreOptions, cause: str) -> None:
+    with pytest.raises(PermanentStorageError, match=f"cannot make an S3 client: .*{cause}"):
+        _ = S3Clients(options).data
+
+
+def test_profile_and_its_region_come_from_the_shared_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config").write_text("[profile team]\nregion = eu-north-1\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    assert S3Clients(StoreOptions(profile="team")).data.meta.region_name == "eu-north-1"
