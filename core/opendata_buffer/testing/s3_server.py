@@ -138,7 +138,9 @@ class S3Server:
         return f"s3://{self.bucket}"
 
     def __enter__(self) -> S3Server:
-        self._thread = SystemRuntime().spawn(self._http.serve_forever, "s3-server")
+        self._thread = SystemRuntime().spawn(
+            lambda: self._http.serve_forever(poll_interval=0.01), "s3-server"
+        )
         return self
 
     def __exit__(

@@ -1,0 +1,186 @@
+"""The store that fails by seeded dice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from opendata_buffer.errors import InvalidInput, ObjectNotFound, TransientStorageError
+from opendata_buffer.stores import (
+    ABSENT,
+    Applied,
+    Blob,
+    IfVersion,
+    Unknown,
+    Vanished,
+    VersionConflict,
+)
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.faults import FaultPlan, FaultyStore
+from opendata_buffer.testing.runtime import ManualRuntime
+
+
+def faulty(runtime: ManualRuntime, seed: int = 0, **plan: Any) -> FaultyStore:
+    return FaultyStore(MemoryStore(), runtime, FaultPlan(**plan), seed=seed)
+
+
+def test_without_a_plan_nothing_fails_and_nothing_takes_time(runtime: ManualRuntime) -> None:
+    store = FaultyStore(MemoryStore("x"), runtime)
+    outcome = store.put_if("m", b"1", ABSENT)
+    assert isinstance(outcome, Applied)
+    assert store.put_if("m", b"2", ABSENT) == VersionConflict()
+    store.put("a", b"1")
+    assert len(store.list("").objects) == 2
+    assert store.delete_many(["m", "a"]) == ()
+    assert store.put_if("m", b"2", IfVersion(outcome.version)) == Vanished()
+    assert (store.url, store.faults, runtime.slept) == ("memory://x", {}, [])
+    assert store.operations == {"put_if": 3, "put": 1, "list": 1, "delete_many": 1}
+
+
+def test_f02_lost_after_is_applied_and_unknown(runtime: ManualRuntime) -> None:
+    store = faulty(runtime, cas_lost_after=1)
+    assert isinstance(store.put_if("m", b"1", ABSENT), Unknown)
+    blob = store.get("m")
+    assert isinstance(blob, Blob)
+    assert blob.data == b"1"
+    assert store.faults == {"cas_lost_after": 1}
+
+
+def test_lost_after_still_checks_the_condition(runtime: ManualRuntime) -> None:
+    store = faulty(runtime, cas_lost_after=1)
+    store.inner.put("m", b"1")
+    assert isinstance(store.put_if("m", b"2", ABSENT), Unknown)
+    assert isinstance(store.put_if("m", b"2", IfVersion("0")), Unknown)
+    blob = store.get("m")
+    assert isinstance(blob, Blob)
+    assert blob.data == b"1"
+
+
+def test_lost_before_is_never_applied(runtime: ManualRuntime) -> None:
+    store = faulty(runtime, cas_lost_before=1)
+    assert isinstance(store.put_if("m", b"1", ABSENT), Unknown)
+    with pytest.raises(ObjectNotFound):
+        store.get("m")
+
+
+def test_a_late_put_lands_within_some_operations(runtime: ManualRuntime) -> None:
+    landed_after = set()
+    for seed in range(50):
+        store = faulty(runtime, seed, cas_late=1, late_operations=3)
+        assert isinstance(store.put_if("m", b"1", ABSENT), Unknown)
+        assert store.late_puts == 1
+        assert store.inner.list("").objects == ()
+        for operation in range(1, 10):
+            if store.list("").objects:
+                landed_after.add(operation)
+                break
+        assert store.late_puts == 0
+    assert landed_after == {1, 2, 3, 4}
+
+
+def test_a_late_put_finds_its_condition_broken(runtime: ManualRuntime) -> None:
+    store = faulty(runtime, cas_late=1)
+    store.put_if("m", b"late", ABSENT)
+    store.inner.put("m", b"other")
+    store.land_late_puts()
+    assert store.late_puts == 0
+    blob = store.get("m")
+    assert isinstance(blob, Blob)
+    assert blob.data == b"other"
+
+
+def test_reads_and_lists_fail_transiently(runtime: ManualRuntime) -> None:
+    store = faulty(runtime, get_errors=1, list_errors=1)
+    store.put("a", b"")
+    with pytest.raises(TransientStorageError, match="injected"):
+        store.get("a")
+    with pytest.raises(TransientStorageError, match="injected"):
+        store.list("")
+
+
+def test_half_of_the_failing_puts_are_carried_out(runtime: ManualRuntime) -> None:
+    store = faulty(runtime, put_errors=1)
+    for number in range(200):
+        with pytest.raises(TransientStorageError, match="injected"):
+            store.put(f"a/{number}", b"")
+    assert 70 < len(store.list("a/").objects) < 130
+
+
+def test_a_partial_list_lacks_some_of_the_newest(runtime: ManualRuntime) -> None:
+    inner = MemoryStore(now_ms=runtime.now_ms)
+    store = FaultyStore(inner, runtime, FaultPlan(partial_lists=1))
+    for number in range(20):
+        runtime.advance(1)
+        store.put(f"a/{99 - number}", b"")  # the newest have the smallest names
+    oldest_first = [f"a/{99 - number}" for number in range(20)]
+    kept = {info.key for info in store.list("a/").objects}
+    assert 15 <= len(kept) < 20
+    assert kept == set(oldest_first[: len(kept)])
+
+
+def test_failing_deletes_are_returned_and_half_of_them_done(runtime: ManualRuntime) -> None:
+    store = faulty(runtime, delete_errors=0.5)
+    keys = [f"a/{number}" for number in range(200)]
+    for key in keys:
+        store.put(key, b"")
+    failed = {failure.key for failure in store.delete_many(keys)}
+    left = {info.key for info in store.list("").objects}
+    assert left < failed
+    assert 70 < len(failed) < 130
+    assert 30 < len(left) < 70
+
+
+def test_latency_is_spent_half_before_and_half_after_the_effect(runtime: ManualRuntime) -> None:
+    store = faulty(runtime, put_ms=100, get_ms=60, cas_ms=80, list_ms=40, delete_ms=20)
+    store.put("a", b"")
+    store.get("a")
+    store.put_if("m", b"", ABSENT)
+    store.list("")
+    store.delete_many(["a"])
+    assert runtime.slept == pytest.approx(
+        [0.05, 0.05, 0.03, 0.03, 0.04, 0.04, 0.02, 0.02, 0.01, 0.01]
+    )
+
+
+def test_jitter_spreads_the_latency(runtime: ManualRuntime) -> None:
+    store = faulty(runtime, put_ms=100, jitter=0.5)
+    for _ in range(200):
+        store.put("a", b"")
+    assert 0.025 <= min(runtime.slept) < 0.03
+    assert 0.07 < max(runtime.slept) <= 0.075
+
+
+def test_stalls_hit_their_share_of_operations(runtime: ManualRuntime) -> None:
+    store = faulty(runtime, stalls=0.2, stall_ms=5_000)
+    for _ in range(500):
+        store.put("a", b"")
+    assert 60 < store.faults["stalls"] < 140
+    assert set(runtime.slept) == {5.0}
+
+
+def test_equal_seeds_fail_equally(runtime: ManualRuntime) -> None:
+    def history(seed: int) -> list[str]:
+        store = faulty(runtime, seed, cas_lost_after=0.3, cas_lost_before=0.3, get_errors=0.3)
+        seen = []
+        for _ in range(100):
+            seen.append(type(store.put_if("m", b"", ABSENT)).__name__)
+            try:
+                seen.append(type(store.get("m")).__name__)
+            except TransientStorageError:
+                seen.append("error")
+            except ObjectNotFound:
+                seen.append("missing")
+        return seen
+
+    assert history(1) == history(1)
+    assert history(1) != history(2)
+
+
+@pytest.mark.parametrize(
+    "plan", [{"get_errors": 1.1}, {"stalls": -0.1}, {"put_ms": -1}, {"late_operations": -1}]
+)
+def test_impossible_plans_are_refused(plan: dict[str, Any]) -> None:
+    (name,) = plan
+    with pytest.raises(InvalidInput, match=name):
+        FaultPlan(**plan)
