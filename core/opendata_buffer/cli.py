@@ -33,6 +33,9 @@ from opendata_buffer.cli_options import (
 
 __all__ = ["cli", "main"]
 
+READ_AHEAD_BYTES = 64 * MIB
+"""Decoded batches that ``consume`` holds while it writes one out."""
+
 # Commands import what they need: --help and usage errors answer without loading Arrow.
 
 
@@ -243,7 +246,9 @@ def consume(
             take, acknowledge = consumer.next_descriptors, consumer.ack_through
         copy_out(
             take,
-            lambda group: fetch_many(handle.fetch, group, runtime=runtime),
+            lambda group: fetch_many(
+                handle.fetch_arrow, group, max_in_flight_bytes=READ_AHEAD_BYTES, runtime=runtime
+            ),
             acknowledge,
             stdout,
             total,

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, BinaryIO
 
 from opendata_buffer.config import ProducerConfig
-from opendata_buffer.descriptors import BatchDescriptor, ConsumedBatch
+from opendata_buffer.descriptors import ArrowBatch, BatchDescriptor
 from opendata_buffer.durability import WriteHandle
 from opendata_buffer.errors import DataLoss, QueueReset
 from opendata_buffer.formats.manifest import Manifest
@@ -181,7 +181,7 @@ class Peek:
 
 def copy_out(
     take: Callable[[int], Sequence[BatchDescriptor]],
-    fetch: Callable[[Sequence[BatchDescriptor]], Iterable[ConsumedBatch]],
+    fetch: Callable[[Sequence[BatchDescriptor]], Iterable[ArrowBatch]],
     acknowledge: Callable[[int], object],
     out: BinaryIO,
     total: Consumed,
@@ -220,15 +220,15 @@ def copy_out(
         written: int | None = None
         try:
             for batch in fetch(group):
-                lines = join_lines(batch.entries)
+                lines = join_lines(batch.values)
                 out.write(lines)
                 out.flush()
                 written = batch.sequence
                 total.batches += 1
-                total.records += len(batch.entries)
+                total.records += len(batch.values)
                 total.bytes += len(lines)
                 total.last_sequence = written
-                advance(len(lines), len(batch.entries))
+                advance(len(lines), len(batch.values))
         except BrokenPipeError:
             written = None
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -92,12 +93,21 @@ def test_any_cut_gives_the_lines_of_the_whole(data: bytes, cuts: list[int]) -> N
     assert split(*chunks, max_bytes=1000) == [line.removesuffix(b"\n") for line in io.BytesIO(data)]
 
 
+def join(records: list[bytes]) -> bytes:
+    return bytes(join_lines(pa.array(records, pa.binary())))
+
+
 def test_join_ends_every_record_with_a_newline() -> None:
-    assert join_lines([]) == b""
-    assert join_lines([b""]) == b"\n"
-    assert join_lines([b"a", b"", b"b"]) == b"a\n\nb\n"
+    assert join([]) == b""
+    assert join([b""]) == b"\n"
+    assert join([b"a", b"", b"b"]) == b"a\n\nb\n"
+
+
+def test_join_takes_a_slice_of_an_array() -> None:
+    assert bytes(join_lines(pa.array([b"a", b"bb", b"c", b"d"], pa.binary())[1:3])) == b"bb\nc\n"
+    assert bytes(join_lines(pa.array([b"a"], pa.binary())[1:])) == b""
 
 
 @given(st.lists(st.binary(max_size=20).filter(lambda record: b"\n" not in record)))
 def test_joined_records_split_back(records: list[bytes]) -> None:
-    assert split(join_lines(records), max_bytes=1000) == records
+    assert split(join(records), max_bytes=1000) == records

@@ -6,10 +6,11 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from opendata_buffer.config import ProducerConfig
-from opendata_buffer.descriptors import BatchDescriptor, ConsumedBatch
+from opendata_buffer.descriptors import ArrowBatch, BatchDescriptor
 from opendata_buffer.errors import BatchMissing, DataLoss, Fenced, InvalidInput, QueueReset
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.manifest import Manifest, NewEntry, QueueEntry
@@ -120,12 +121,12 @@ class Queue:
         self.log.append(("take", limit))
         return [BatchDescriptor(n, f"ingest/{n}.batch") for n in range(start, self.next)]
 
-    def fetch(self, group: Sequence[BatchDescriptor]) -> Iterator[ConsumedBatch]:
+    def fetch(self, group: Sequence[BatchDescriptor]) -> Iterator[ArrowBatch]:
         for each in group:
             batch = self.batches[each.sequence]
             if isinstance(batch, Exception):
                 raise batch
-            yield ConsumedBatch(batch, each.sequence, each.location, ())
+            yield ArrowBatch(pa.array(batch, pa.binary()), each.sequence, each.location, ())
 
     def acknowledge(self, sequence: int) -> None:
         self.log.append(("ack", sequence))
