@@ -136,6 +136,9 @@ class World:
                     task.join(self.uniform(0.1, 10))
                     if not task.is_alive() or self.calm:
                         task.join()
+                    elif node.runtime.resume_at > self.simulation.now and self.chance(0.95):
+                        # It is paused; what is interesting is how it goes on.
+                        self.director.sleep(node.runtime.resume_at - self.simulation.now)
                     elif self._torment(node, zombies):
                         break
                 self.director.sleep(self.uniform(0, 1))
