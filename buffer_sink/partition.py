@@ -48,12 +48,12 @@ def write_partition(
         # Compression runs here too: it releases the interpreter lock, so it overlaps with the
         # next block's encoding and with the JVM.
         began = runtime.monotonic()
-        data = seal_block(block.data, block.records, options.compression, options.zstd_level)
+        data = seal_block(block.pieces, block.records, options.compression, options.zstd_level)
         store.put(key, data)
         uploads[index] = Upload(key, block.records, len(data), block.metadata)
         metrics.batches_flushed.add(1)
         metrics.entries_flushed.add(block.records)
-        metrics.bytes_flushed.add(len(block.data))
+        metrics.bytes_flushed.add(block.size)
         metrics.bytes_written.add(len(data))
         metrics.flush_duration_seconds.record(runtime.monotonic() - began)
 

@@ -67,14 +67,19 @@ class Block:
     """The records of one batch object, encoded but not yet compressed.
 
     Attributes:
-        data: The record block.
+        pieces: The record block in pieces.
         records: How many records it holds.
         metadata: Its ranges.
     """
 
-    data: bytes
+    pieces: tuple[bytes | memoryview, ...]
     records: int
     metadata: tuple[Metadata, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the record block."""
+        return sum(map(len, self.pieces))
 
 
 class BlockBuilder:
@@ -192,7 +197,7 @@ class BlockBuilder:
             )
 
     def _close(self) -> Block:
-        block = Block(b"".join(self._pieces), self._records, tuple(self._runs))
+        block = Block(tuple(self._pieces), self._records, tuple(self._runs))
         self._clear()
         return block
 

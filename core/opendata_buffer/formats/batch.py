@@ -119,12 +119,16 @@ def _flat(index: int, record: object) -> BytesLike:
 
 
 def seal_block(
-    block: bytes | memoryview, record_count: int, compression: Compression, level: int = 3
+    block: BytesLike | Sequence[BytesLike],
+    record_count: int,
+    compression: Compression,
+    level: int = 3,
 ) -> bytes:
     """Compress a record block and add the footer.
 
     Args:
-        block: From :func:`encode_block` or ``encode_arrow_block``.
+        block: From :func:`encode_block` or ``encode_arrow_block``; or several, which are joined
+            in the one copy that is made anyway.
         record_count: Records in it.
         compression: ``NONE`` or ``ZSTD``.
         level: Zstandard level, 1 to 22; RFC 0001 uses 3.
@@ -134,14 +138,17 @@ def seal_block(
     """
     if not 0 <= record_count <= _U32_MAX:
         raise InvalidInput(f"a batch of {record_count} records: at most {_U32_MAX}. Split it")
-    if record_count * 4 > len(block) or (record_count == 0 and len(block)):
-        raise InvalidInput(f"a block of {len(block)} bytes cannot hold {record_count} records")
+    pieces = (block,) if isinstance(block, (bytes, bytearray, memoryview)) else tuple(block)
+    size = sum(map(len, pieces))
+    if record_count * 4 > size or (record_count == 0 and size):
+        raise InvalidInput(f"a block of {size} bytes cannot hold {record_count} records")
     footer = _FOOTER.pack(Compression(compression), record_count, VERSION)
     if compression == Compression.ZSTD:
         if not 1 <= level <= 22:
             raise InvalidInput(f"zstd_level is {level!r}: use 1 to 22")
-        return zstd.compress(block, level) + footer
-    return b"".join((block, footer))
+        whole = memoryview(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
+        return zstd.compress(whole, level) + footer
+    return b"".join((*pieces, footer))
 
 
 def encode_batch(

@@ -60,7 +60,7 @@ def blocks(made: BlockBuilder, *batches: pa.RecordBatch) -> list[Block]:
 
 
 def records(block: Block) -> list[bytes]:
-    return decode_batch(seal_block(block.data, block.records, Compression.NONE))
+    return decode_batch(seal_block(block.pieces, block.records, Compression.NONE))
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_two_columns_of_one_name() -> None:
 
 def test_small_rows_make_one_block_of_the_format_s_bytes() -> None:
     (block,) = blocks(builder(), rows([b"a", b""]), rows([b"bc"]))
-    assert block.data == b"\x01\0\0\0a" + b"\0\0\0\0" + b"\x02\0\0\0bc"
+    assert b"".join(block.pieces) == b"\x01\0\0\0a" + b"\0\0\0\0" + b"\x02\0\0\0bc"
     assert block.records == 3
     assert block.metadata == (Metadata(0, 0, b""),)
 
@@ -197,7 +197,7 @@ def test_every_row_comes_out_once_in_order_with_its_metadata(
     out: list[tuple[bytes, bytes]] = []
     for block in found:
         values = records(block)
-        assert len(block.data) <= target or len(values) == 1
+        assert block.size <= target or len(values) == 1
         assert block.metadata[0].start_index == 0
         payloads: list[bytes] = []
         starts = [each.start_index for each in block.metadata[1:]] + [len(values)]

@@ -179,3 +179,12 @@ def test_f21_an_uncompressed_block_beyond_the_cap_is_refused() -> None:
 def test_split_records_of_a_view() -> None:
     assert split_records(memoryview(BLOCK), 3) == RECORDS
     assert all(type(record) is bytes for record in split_records(bytearray(BLOCK), 3))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("compression", list(Compression))
+def test_a_block_in_pieces_is_sealed_as_the_whole(compression: Compression) -> None:
+    pieces = [encode_block([b"a", b""]), memoryview(encode_block([b"bc"]))]
+    assert decode_batch(seal_block(pieces, 3, compression)) == [b"a", b"", b"bc"]
+    assert seal_block((), 0, compression)[-7:] == seal_block(b"", 0, compression)[-7:]
+    with pytest.raises(InvalidInput, match="15 bytes cannot hold 4 records"):
+        seal_block(pieces, 4, compression)

@@ -1,0 +1,102 @@
+"""The streaming sink beside an Arrow writer that throws the rows away.
+
+Both write the same micro-batches in turns, in one session; what counts is the time Spark takes
+to run a micro-batch's tasks and the sink's commit (``addBatch``).
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from benchmarks.table import Row
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+__all__ = ["sink_rows"]
+
+ROWS = 400_000
+ROUNDS = 5
+BATCHES = 3  # of each query; the first one of a run starts workers and does not count
+
+
+class NullWriter(DataSourceStreamArrowWriter):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        for _ in iterator:
+            pass
+        return WriterCommitMessage()
+
+
+class NullSink(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return "throw-away"
+
+    def streamWriter(  # noqa: N802
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamArrowWriter:
+        return NullWriter()
+
+
+def sink_rows(spark: SparkSession) -> list[Row]:
+    """One row for each size of records."""
+    spark.dataSource.register(NullSink)
+    return [_measure(spark, size) for size in (100, 1000)]
+
+
+def _measure(spark: SparkSession, size: int) -> Row:
+    rows = ROWS if size <= 100 else ROWS // 4
+    frame = (
+        spark.readStream.format("rate-micro-batch")
+        .option("rowsPerBatch", rows)
+        .option("numPartitions", 2)
+        .load()
+        .selectExpr(f"rpad(CAST(value AS STRING), {size}, 'x') AS value")
+    )
+    ours: list[float] = []
+    base: list[float] = []
+    for _ in range(ROUNDS):
+        ours.append(_seconds(frame, "opendata-buffer"))
+        base.append(_seconds(frame, "throw-away"))
+    ratio = statistics.median(b / o for o, b in zip(ours, base, strict=True))
+    ours_s, base_s = statistics.median(ours), statistics.median(base)
+    return Row(
+        f"streaming sink, {size:,}-byte records, against throwing them away",
+        f"{ratio:.0%}",
+        ">= 80 %",
+        ratio >= 0.8,
+        f"{rows / ours_s / 1e3:,.0f} k rows/s of {rows / base_s / 1e3:,.0f} k rows/s",
+    )
+
+
+def _seconds(frame: DataFrame, sink: str) -> float:
+    home = Path(tempfile.mkdtemp(prefix="buffer-bench-"))
+    try:
+        query = (
+            frame.writeStream.format(sink)
+            .option("checkpointLocation", str(home / "checkpoint"))
+            .start(str(home / "store"))
+        )
+        try:
+            while (query.lastProgress or {"batchId": -1})["batchId"] < BATCHES:
+                if query.awaitTermination(0.05):
+                    break
+        finally:
+            query.stop()
+        times = [
+            each["durationMs"]["addBatch"] / 1000
+            for each in query.recentProgress
+            if 0 < each["batchId"] <= BATCHES
+        ]
+        return statistics.median(times)
+    finally:
+        shutil.rmtree(home)
