@@ -54,7 +54,9 @@ class FileLock:
         self._runtime = runtime
         self._timeout_s = timeout_s
         self._flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        self._thread_lock = _thread_locks[zlib.crc32(path.encode("utf-8", "surrogateescape")) % 64]
+        self._thread_lock = _thread_locks[
+            zlib.crc32(path.encode("utf-8", "surrogateescape")) % _STRIPES
+        ]
         self._fd: int | None = None
 
     def __enter__(self) -> FileLock:
