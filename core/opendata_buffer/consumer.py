@@ -325,13 +325,19 @@ class Consumer:
             log.warning("closing after an error failed too: %s", error)
 
     def _acknowledge(self, moved: Frontier, write: bool) -> None:
+        manifest = None
         if write:
             # The manifest first: until it is written nothing here has changed, and the call can
             # be repeated (RFC 0003, ack_through).
-            self._queue.dequeue(moved.next_ack - 1, self._epoch)
+            manifest = self._queue.dequeue(moved.next_ack - 1, self._epoch)
             moved = moved.dequeued()
         metrics.acks.add(moved.next_ack - self._frontier.next_ack)
         self._frontier = moved
+        if manifest is not None:
+            # Or a consumer that ends with an empty queue would show its last batch for ever.
+            metrics.queue_length.set(self._queued(manifest))
+            if not manifest.entry_count:
+                metrics.consumer_lag_seconds.set(0.0)
 
     def _peek(self, limit: int) -> list[BatchDescriptor]:
         """The next entries; moves the cursor only over a loss that was allowed."""

@@ -129,3 +129,75 @@ def test_without_a_provider_measuring_does_nothing() -> None:
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+# One batch through everything: produced, contended for, consumed, acknowledged, collected.
+USE_ALL = """
+import json
+from opentelemetry.metrics import set_meter_provider
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+reader = InMemoryMetricReader()
+set_meter_provider(MeterProvider([reader]))
+
+from opendata_buffer import Compression, Consumer, ConsumerConfig, GarbageCollectorConfig
+from opendata_buffer import GarbageCollector, Producer, ProducerConfig
+from opendata_buffer.formats.manifest import NewEntry
+from opendata_buffer.queue import Queue
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores.memory import MemoryStore
+
+store, runtime = MemoryStore("metrics"), SystemRuntime()
+url, gc = "memory://unused", GarbageCollectorConfig(enabled=False, grace_period_ms=0)
+with Producer(ProducerConfig(store=url), store=store) as producer:
+    producer.produce([b"abc", b""])
+config = ConsumerConfig(store=url, gc=gc)
+with Consumer(config, store=store) as consumer:
+    batch = consumer.next_batch()
+    consumer.ack(batch.sequence)
+runtime.sleep(0.005)  # the collector deletes what is older than its clock, in milliseconds
+GarbageCollector(store, config).run_once()
+
+here, there = (Queue(store, config, runtime=runtime, role=role) for role in ("here", "there"))
+for queue in (here, there, here):
+    queue.append([NewEntry(f"ingest/{runtime.ulid()}.batch")])
+
+found = {}
+for scope in reader.get_metrics_data().resource_metrics[0].scope_metrics:
+    for metric in scope.metrics:
+        for point in metric.data.data_points:
+            key = metric.name + "".join(f"{{{v}}}" for v in point.attributes.values())
+            found[key] = point.count if hasattr(point, "count") else point.value
+print(json.dumps(found))
+"""
+
+
+def test_every_instrument_is_measured_where_the_table_says() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", USE_ALL], capture_output=True, text=True, check=True
+    )
+    found = json.loads(done.stdout)
+    assert found == {
+        "buffer.batches_flushed": 1,
+        "buffer.entries_flushed": 2,
+        "buffer.bytes_flushed": 11,  # two lengths of four bytes, and "abc"
+        "buffer.bytes_written": 18,  # and a footer of seven
+        "buffer.flush_duration_seconds": 1,
+        "buffer.manifest_writes{producer}": 1,
+        "buffer.manifest_writes{consumer}": 2,  # the epoch, the dequeue
+        "buffer.manifest_writes{here}": 3,  # the second append lost its first attempt
+        "buffer.manifest_writes{there}": 1,
+        "buffer.manifest_conflicts{here}": 1,
+        "buffer.batches_collected": 1,
+        "buffer.entries_collected": 2,
+        "buffer.bytes_collected": 18,
+        "buffer.fetch_duration_seconds": 1,
+        "buffer.descriptors_handed_out": 1,
+        "buffer.acks": 1,
+        "buffer.queue_length": 0,
+        "buffer.consumer_lag_seconds": 0,
+        "buffer.gc_files_deleted": 1,
+        "buffer.gc_files_failed": 0,
+        "buffer.gc_duration_seconds": 1,
+    }
