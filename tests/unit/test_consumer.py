@@ -529,7 +529,7 @@ def test_metrics_of_a_consumer(queue: Fixture, monkeypatch: pytest.MonkeyPatch) 
     assert {name: recorder.values for name, recorder in seen.items()} == {
         "descriptors_handed_out": [2, 1],
         "acks": [2],
-        "queue_length": [3, 1, 1],
+        "queue_length": [3, 1, 1, 1],  # the second when it is acknowledged
         "consumer_lag_seconds": [90.0, 120.0, 120.0],
         "batches_collected": [1],
         "entries_collected": [1],
