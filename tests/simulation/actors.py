@@ -355,3 +355,47 @@ def watch(
         settled()
 
     handle.watcher.add_done_callback(done)
+
+
+Actor = PlainProducer | TransactionalProducer | SinkDriver
+
+
+def run_readers(world: World) -> None:
+    """Keep one consumer alive, and now and then a second one beside it."""
+    world.supervise(
+        "reader",
+        lambda node: Reader(world, node).live(world.consumer_config()),
+        lambda: False,
+        zombies=True,
+    )
+
+
+def run_services(world: World, actors: list[Actor]) -> None:
+    """Run the producers, some of them together in one process, until all are done."""
+    processes: list[list[Actor]] = [[]]
+    for actor in actors:
+        if processes[-1] and world.chance(0.6):
+            processes.append([])
+        processes[-1].append(actor)
+    supervisors = [
+        world.supervise(
+            f"service{n}",
+            lambda node, together=together: _serve(world, together, node),
+            lambda together=together: all(actor.done for actor in together),
+        )
+        for n, together in enumerate(processes)
+    ]
+    for supervisor in supervisors:
+        supervisor.join()
+
+
+def _serve(world: World, actors: list[Actor], node: Node) -> None:
+    """A process whose producers share one committer."""
+    config = world.producer_config()
+    tasks = [
+        node.runtime.spawn(lambda actor=actor: actor.live(node, config), actor.name)
+        for actor in actors
+        if not actor.done
+    ]
+    for task in tasks:
+        task.join()

@@ -21,6 +21,7 @@ T = TypeVar("T")
 PREFIX = "ingest"
 MANIFEST = "ingest/manifest"
 MAX_SKEW_MS = 15 * 60 * 1000
+TORMENTS = ("kill", "short pause", "long pause", "clock", "outage", "outage", "zombie")
 DRAIN_S = 6 * 3600.0
 
 
@@ -39,10 +40,14 @@ class World:
     Attributes:
         grace_s: The collector's grace period, seconds.
         plan: The faults of every process's network.
+        torments: What is done to processes at random times.
+        ambushes: Chance that a process is hit just when a write, listing or delete arrives.
         calm: Set when faults are healed and nobody is killed or paused any more.
     """
 
     def __init__(self, seed: int) -> None:
+        self.torments = TORMENTS
+        self.ambushes = 0.01
         self.simulation = Simulation(seed)
         self.model = DeliveryModel(self.simulation.fail, PREFIX, MANIFEST)
         self.memory = MemoryStore("simulation", now_ms=self.simulation.now_ms)
@@ -147,8 +152,7 @@ class World:
 
     def _torment(self, node: Node, zombies: bool) -> bool:
         """Do something to a process. True when another one shall take its place."""
-        deeds = ("kill", "short pause", "long pause", "clock", "outage", "outage", "zombie")
-        deed = deeds[self.draw(len(deeds))]
+        deed = self.torments[self.draw(len(self.torments))]
         self.deeds[deed] += 1
         match deed:
             case "kill":
@@ -192,7 +196,7 @@ class World:
 
     def _ambush(self, runtime: SimRuntime, operation: str, key: str) -> None:
         """Pause or kill a process at the moment its request arrives."""
-        if self.calm or operation == "get" or not self.chance(0.01):
+        if self.calm or operation == "get" or not self.chance(self.ambushes):
             return
         if self.chance(0.3):
             self.deeds["ambush kill"] += 1
@@ -211,6 +215,13 @@ class World:
             node.store.land_late_puts()
 
     # The end.
+
+    def finish(self) -> None:
+        """Heal everything and hold the deployment to its promises."""
+        self.heal()
+        self.await_drained()
+        self.model.check_delivered()
+        self.check_no_leaks()
 
     def await_drained(self) -> None:
         """Wait until the consumer has taken everything."""

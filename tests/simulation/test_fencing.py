@@ -1,0 +1,37 @@
+"""Consumers that take over from each other, and those that do not know it yet (F8, F9)."""
+
+from __future__ import annotations
+
+from tests.simulation.actors import PlainProducer, Reader, run_readers, run_services
+from tests.simulation.scenario import simulate
+from tests.simulation.world import World
+
+
+def usurp(world: World) -> None:
+    """Readers are replaced while they still run, in the middle of whatever they do."""
+    world.grace_s = 60
+    world.torments = ("zombie", "zombie", "zombie", "short pause", "long pause", "kill")
+    world.ambushes = 0.02
+    run_readers(world)
+    usurpers = world.director.spawn(lambda: _usurpers(world), "usurpers")
+    run_services(world, [PlainProducer(world, f"plain{n}", 40) for n in range(2)])
+    usurpers.join()
+    world.finish()
+    if world.model.counts["claims"] < 2:
+        world.fail("nobody was fenced: the scenario tests nothing")
+
+
+def _usurpers(world: World) -> None:
+    """Start further readers beside the one that is kept alive; each lives until it is fenced."""
+    for _ in range(1 + world.draw(5)):
+        world.director.sleep(world.uniform(0, 5))
+        node = world.node("usurper")
+        node.runtime.spawn(
+            lambda node=node: Reader(world, node).live(world.consumer_config()), "main"
+        )
+    # Long enough for the last one to get through to the store.
+    world.director.sleep(300)
+
+
+def test_f8_fenced_consumers_acknowledge_nothing(seed: int) -> None:
+    simulate(seed, usurp, "test_fencing.py")
