@@ -378,7 +378,8 @@ class Simulation:
     def _choose(self) -> SimTask | None:
         self.steps += 1
         if self.steps > self._max_steps:
-            return self._stuck(f"no end after {self._max_steps} steps")
+            self._stuck(f"no end after {self._max_steps} steps")
+            return None
         earliest = None
         ready = []
         for task in self._tasks:
@@ -394,7 +395,8 @@ class Simulation:
                 sleepers.append(task)
         if not ready:
             if earliest is None:
-                return self._stuck("everybody waits for ever")
+                self._stuck("everybody waits for ever")
+                return None
             self.now = earliest
             ready = sleepers
         chosen = ready[0] if len(ready) == 1 else ready[self.random.randrange(len(ready))]

@@ -1,203 +1,282 @@
-"""The simulation's rules: each one notices when it is broken, and sound histories pass."""
+"""Every rule of the delivery model, broken once."""
 
 from __future__ import annotations
 
 import pytest
 
+from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
-from opendata_buffer.testing.model import DeliveryModel, Record, Sink
+from opendata_buffer.stores import ABSENT
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.model import DeliveryModel, Record, Sink, WatchedStore
+from opendata_buffer.testing.simulation import Simulation, SimulationFailed
 
-A, B, C = (f"ingest/01J5T4R3KXBMZ7QV9N2WG8YD{n}P.batch" for n in "HJK")
+A = "ingest/01JMTRJ8G00000000000000000.batch"
+B = "ingest/01JMTRJ8G00000000000000001.batch"
+ONE = Record("p", 0)
+TWO = Record("p", 1)
 
 
 class Broken(Exception):
-    """A rule was broken."""
+    """A rule fired."""
 
 
-def fail(message: str) -> None:
-    raise Broken(message)
+def fail(reason: str) -> None:
+    raise Broken(reason)
 
 
-def model(*writes: Manifest) -> DeliveryModel:
-    made = DeliveryModel(fail, "ingest", "ingest/manifest")
-    for manifest in writes:
-        made.manifest_written("writer", manifest.raw)
-    return made
+@pytest.fixture
+def model() -> DeliveryModel:
+    return DeliveryModel(fail, "ingest", "ingest/manifest")
 
 
-def queue(*locations: str) -> Manifest:
-    return Manifest.empty().append([NewEntry(each) for each in locations])
+def append(model: DeliveryModel, *locations: str) -> None:
+    entries = [NewEntry(location) for location in locations]
+    model.manifest_written("producer", model.manifest.append(entries).raw)
 
 
-def broken(part: str) -> pytest.RaisesExc[Broken]:
-    return pytest.raises(Broken, match=part)
+def claim(model: DeliveryModel, process: str) -> None:
+    model.manifest_written(process, model.manifest.with_epoch(model.manifest.epoch + 1).raw)
 
 
-def test_a_sound_history_passes_every_rule() -> None:
-    records = [Record("p", 0), Record("p", 1)]
-    now = queue(A)
-    rules = model(now)
-    rules.reported_durable(records, 0, A)
-    now = now.with_epoch(1)
-    rules.manifest_written("reader", now.raw)
-    metadata = (Metadata(0, 0, b"p:0+2"),)
-    assert rules.check_batch(0, A, [each.encode() for each in records], metadata) == records
-    assert rules.write_sink(None, 0, records, None)
-    now = now.drop_through(0)
-    rules.manifest_written("reader", now.raw)
-    rules.object_deleted("reader", A)
-    rules.check_delivered()
-    rules.check_complete("p", 2)
-    assert rules.counts == {
-        "manifest writes": 3, "claims": 1, "dequeues": 1, "collected": 1, "lost unacknowledged": 0,
-    }  # fmt: skip
+def drop(model: DeliveryModel, process: str, through: int) -> None:
+    model.manifest_written(process, model.manifest.drop_through(through).raw)
 
 
-def test_a_manifest_that_goes_backwards() -> None:
-    rules = model(queue(A, B))
-    with broken("illegal manifest"):
-        rules.manifest_written("writer", queue(A).raw)
+def test_record_round_trip() -> None:
+    assert ONE.encode() == b"p:0"
+    assert Record.decode(b"a:b:12") == Record("a:b", 12)
 
 
-def test_bytes_that_are_no_manifest() -> None:
-    with broken("illegal manifest"):
-        model().manifest_written("writer", b"nonsense")
+def test_sink_writes_only_from_where_it_is() -> None:
+    sink = Sink()
+    assert sink.write(None, 3, [ONE], "{}")
+    assert not sink.write(None, 3, [TWO], "{}")
+    assert (sink.position, sink.records) == (3, [ONE])
+    assert sink.holds(3)
+    assert not sink.holds(4)
 
 
-def test_a_queued_entry_that_changes() -> None:
-    with broken("changed queued entries"):
-        model(queue(A)).manifest_written("writer", queue(B, C).raw)
+def test_a_whole_life_breaks_no_rule(model: DeliveryModel) -> None:
+    append(model, A)
+    model.object_written(A)
+    model.reported_durable([ONE], 0, A)
+    claim(model, "c")
+    metadata = (Metadata(0, 1, b"p:0+1"),)
+    assert model.check_batch(0, A, [b"p:0"], metadata) == [ONE]
+    assert model.write_sink(None, 0, [ONE], None)
+    drop(model, "c", 0)
+    model.object_deleted("c", A)
+    model.check_delivered()
+    model.check_complete("p", 1)
+    assert model.counts == {
+        "manifest writes": 3,
+        "claims": 1,
+        "dequeues": 1,
+        "collected": 1,
+        "lost unacknowledged": 0,
+    }
 
 
-def test_f1_a_batch_that_is_queued_twice() -> None:
-    with broken("queued twice"):
-        model(queue(A)).manifest_written("writer", queue(A, A).raw)
+def test_bytes_that_are_no_manifest(model: DeliveryModel) -> None:
+    with pytest.raises(Broken, match="wrote an illegal manifest"):
+        model.manifest_written("x", b"nonsense")
 
 
-def test_a_claim_that_skips_an_epoch() -> None:
-    with broken("claimed"):
-        model(queue(A)).manifest_written("reader", queue(A).with_epoch(2).raw)
+def test_sequence_that_falls(model: DeliveryModel) -> None:
+    append(model, A)
+    with pytest.raises(Broken, match="next_sequence falls"):
+        model.manifest_written("x", Manifest.empty().raw)
 
 
-def test_f8_a_dequeue_by_a_fenced_consumer() -> None:
-    first, second = queue(A).with_epoch(1), queue(A).with_epoch(2)
-    rules = model(queue(A))
-    rules.manifest_written("zombie", first.raw)
-    rules.manifest_written("owner", second.raw)
-    rules.write_sink(None, 0, [], None)
-    with broken("zombie dequeued, but owner owns"):
-        rules.manifest_written("zombie", second.drop_through(0).raw)
+def test_queued_entry_that_changes(model: DeliveryModel) -> None:
+    append(model, A)
+    other = Manifest.empty().append([NewEntry(B)])
+    with pytest.raises(Broken, match="changed queued entries"):
+        model.manifest_written("x", other.raw)
 
 
-def test_f26_a_dequeue_of_what_was_not_read() -> None:
-    claimed = queue(A, B).with_epoch(1)
-    rules = model(queue(A, B))
-    rules.manifest_written("reader", claimed.raw)
-    rules.write_sink(None, 0, [], None)
-    with broken("the sink holds only 0"):
-        rules.manifest_written("reader", claimed.drop_through(1).raw)
+def test_f1_location_that_is_queued_twice(model: DeliveryModel) -> None:
+    append(model, A)
+    with pytest.raises(Broken, match="is queued twice, at 0 and 1"):
+        append(model, A)
 
 
-def test_f5_a_durable_batch_that_is_deleted_unread() -> None:
-    rules = model(queue(A))
-    rules.reported_durable([Record("p", 0)], 0, A)
-    with broken("durable and not yet read"):
-        rules.object_deleted("collector", A)
+def test_claim_that_skips_an_epoch(model: DeliveryModel) -> None:
+    with pytest.raises(Broken, match="claimed"):
+        model.manifest_written("c", model.manifest.with_epoch(2).raw)
 
 
-def test_f5_a_batch_that_becomes_durable_after_it_was_deleted() -> None:
-    rules = model(queue(A))
-    rules.object_deleted("collector", A)
-    assert rules.counts["lost unacknowledged"] == 1
-    with broken("after it was deleted unread"):
-        rules.reported_durable([Record("p", 0)], 0, A)
-    rules.object_written(A)  # uploaded again: nothing is lost any more
-    rules.reported_durable([Record("p", 0)], 0, A)
+def test_f8_dequeue_by_a_fenced_consumer(model: DeliveryModel) -> None:
+    append(model, A)
+    claim(model, "old")
+    claim(model, "new")
+    model.write_sink(None, 0, [ONE], None)
+    with pytest.raises(Broken, match="old dequeued, but new owns epoch 2"):
+        drop(model, "old", 0)
 
 
-def test_an_object_that_is_no_batch_is_deleted() -> None:
-    with broken("which is no batch"):
-        model().object_deleted("collector", "ingest/manifest")
+def test_dequeue_of_what_the_sink_lacks(model: DeliveryModel) -> None:
+    append(model, A, B)
+    claim(model, "c")
+    model.write_sink(None, 0, [ONE], None)
+    with pytest.raises(Broken, match="dequeued through 1, but the sink holds only 0"):
+        drop(model, "c", 1)
 
 
-def test_f2_a_batch_reported_durable_that_is_not_queued_there() -> None:
-    with broken("put at None"):
-        model().reported_durable([Record("p", 0)], 0, A)
-    with broken("put at 0"):
-        model(queue(A)).reported_durable([Record("p", 0)], 1, A)
+def test_deletion_of_what_is_no_batch(model: DeliveryModel) -> None:
+    with pytest.raises(Broken, match="which is no batch"):
+        model.object_deleted("c", "ingest/manifest")
+
+
+def test_f5_deletion_of_a_durable_unread_batch(model: DeliveryModel) -> None:
+    append(model, A)
+    model.reported_durable([ONE], 0, A)
+    with pytest.raises(Broken, match="durable and not yet read"):
+        model.object_deleted("c", A)
+
+
+def test_f5_durable_after_it_was_deleted(model: DeliveryModel) -> None:
+    model.object_deleted("c", A)
+    append(model, A)
+    with pytest.raises(Broken, match="reported durable after it was deleted"):
+        model.reported_durable([ONE], 0, A)
+
+
+def test_deletion_of_a_batch_nobody_promised(model: DeliveryModel) -> None:
+    append(model, A)
+    model.object_deleted("c", A)
+    assert model.counts["lost unacknowledged"] == 1
+    model.poison(0, A)
+
+
+def test_batch_that_was_deleted_and_written_again(model: DeliveryModel) -> None:
+    append(model, A)
+    model.object_deleted("c", A)
+    model.object_written(A)
+    model.reported_durable([ONE], 0, A)
+    assert model.durable == {ONE: A}
+
+
+def test_durable_at_a_sequence_it_does_not_have(model: DeliveryModel) -> None:
+    append(model, A)
+    with pytest.raises(Broken, match="reported durable at 7, but it was put at 0"):
+        model.reported_durable([ONE], 7, A)
 
 
 @pytest.mark.parametrize(
-    "metadata",
+    ("entries", "metadata"),
     [
-        (),
-        (Metadata(0, 0, b"p:0+1"),),
-        (Metadata(0, 0, b"q:0+2"),),
-        (Metadata(1, 0, b"p:1+1"),),
-        (Metadata(0, 0, b"p:0+2"), Metadata(2, 0, b"p:2+0")),
+        ([b"p:0", b"p:1"], (Metadata(0, 1, b"p:0+1"),)),
+        ([b"p:0", b"p:1"], (Metadata(0, 1, b"p:0+1"), Metadata(1, 1, b"p:5+1"))),
+        ([b"p:0", b"p:1"], ()),
     ],
 )
-def test_ranges_that_do_not_fit_the_records(metadata: tuple[Metadata, ...]) -> None:
-    with pytest.raises(Broken):
-        model(queue(A)).check_batch(0, A, [b"p:0", b"p:1"], metadata)
+def test_ranges_that_are_not_those_of_the_calls(
+    model: DeliveryModel, entries: list[bytes], metadata: tuple[Metadata, ...]
+) -> None:
+    append(model, A)
+    with pytest.raises(Broken, match=r"holds|does not cover"):
+        model.check_batch(0, A, entries, metadata)
 
 
-def test_a_batch_read_at_another_sequence() -> None:
-    with broken("queued elsewhere"):
-        model(queue(A)).check_batch(1, A, [], ())
+def test_batch_read_at_another_sequence(model: DeliveryModel) -> None:
+    append(model, A)
+    with pytest.raises(Broken, match="queued elsewhere"):
+        model.check_batch(1, A, [b"p:0"], (Metadata(0, 1, b"p:0+1"),))
 
 
-def test_a_record_that_arrives_twice() -> None:
-    rules = model()
-    rules.write_sink(None, 0, [Record("p", 0)], None)
-    with broken("in the sink twice"):
-        rules.write_sink(0, 1, [Record("p", 0)], None)
+def test_record_twice_in_the_sink(model: DeliveryModel) -> None:
+    model.write_sink(None, 0, [ONE], None)
+    with pytest.raises(Broken, match="in the sink twice"):
+        model.write_sink(0, 1, [ONE], None)
 
 
-def test_a_producers_order_that_is_lost() -> None:
-    rules = model()
-    rules.write_sink(None, 0, [Record("p", 1), Record("q", 0)], None)
-    with broken("comes after number 1"):
-        rules.write_sink(0, 1, [Record("p", 0)], None)
+def test_records_out_of_order(model: DeliveryModel) -> None:
+    model.write_sink(None, 0, [TWO], None)
+    with pytest.raises(Broken, match="comes after number 1"):
+        model.write_sink(0, 1, [ONE], None)
 
 
-def test_f25_a_durable_batch_that_cannot_be_read_until_it_is_in_the_sink() -> None:
-    rules = model(queue(A))
-    rules.poison(0, A)  # never reported durable: its producer knows
-    rules.reported_durable([Record("p", 0)], 0, A)
-    with broken("cannot be read"):
-        rules.poison(0, A)
-    rules.write_sink(None, 0, [Record("p", 0)], None)
-    rules.poison(0, A)
+def test_zombie_writes_nothing_into_the_sink(model: DeliveryModel) -> None:
+    model.write_sink(None, 0, [ONE], None)
+    assert not model.write_sink(None, 0, [ONE], None)
 
 
-def test_a_durable_record_that_never_arrives() -> None:
-    rules = model(queue(A))
-    rules.reported_durable([Record("p", 0)], 0, A)
-    with broken("1 durable records are not in the sink"):
-        rules.check_delivered()
+def test_durable_batch_that_cannot_be_read(model: DeliveryModel) -> None:
+    append(model, A)
+    model.reported_durable([ONE], 0, A)
+    with pytest.raises(Broken, match=r"durable batch 0 at .* cannot be read"):
+        model.poison(0, A)
+    model.write_sink(None, 0, [ONE], None)
+    model.poison(0, A)
 
 
-def test_a_queue_that_is_not_drained() -> None:
-    with broken("still holds"):
-        model(queue(A)).check_delivered()
+def test_durable_record_that_never_arrives(model: DeliveryModel) -> None:
+    append(model, A)
+    model.reported_durable([ONE], 0, A)
+    with pytest.raises(Broken, match="1 durable records are not in the sink"):
+        model.check_delivered()
 
 
-def test_a_producer_whose_records_are_incomplete() -> None:
-    rules = model()
-    rules.write_sink(None, 0, [Record("p", 0), Record("p", 2)], None)
-    with broken(r"\[1\] are missing"):
-        rules.check_complete("p", 3)
+def test_queue_that_is_not_drained(model: DeliveryModel) -> None:
+    append(model, A)
+    with pytest.raises(Broken, match="still holds"):
+        model.check_delivered()
 
 
-def test_the_sink_refuses_who_did_not_see_the_last_write() -> None:
-    sink = Sink()
-    assert sink.write(None, 3, [Record("p", 0)], "state")
-    assert not sink.write(None, 4, [Record("p", 1)], "zombie's")
-    assert (sink.position, sink.state, sink.records) == (3, "state", [Record("p", 0)])
-    assert [sink.holds(sequence) for sequence in (2, 3, 4)] == [True, True, False]
+def test_transaction_that_is_missing(model: DeliveryModel) -> None:
+    model.write_sink(None, 0, [ONE, Record("p", 2)], None)
+    with pytest.raises(Broken, match=r"\[1\] are missing"):
+        model.check_complete("p", 3)
 
 
-def test_records_round_trip_also_with_colons_in_the_name() -> None:
-    assert Record("a:b", 7).encode() == b"a:b:7"
-    assert Record.decode(b"a:b:7") == Record("a:b", 7)
+def watched(model_of: dict[str, DeliveryModel], simulation: Simulation) -> WatchedStore:
+    model = model_of["model"] = DeliveryModel(simulation.fail, "ingest", "ingest/manifest")
+    return WatchedStore(MemoryStore(now_ms=simulation.now_ms), simulation, model, "p")
+
+
+def test_watched_store_tells_of_every_change() -> None:
+    simulation = Simulation(1)
+    models: dict[str, DeliveryModel] = {}
+
+    def main() -> None:
+        store = watched(models, simulation)
+        store.put(A, encode_batch([b"p:0"]))
+        manifest = Manifest.empty().append([NewEntry(A)])
+        store.put_if("ingest/manifest", manifest.raw, ABSENT)
+        assert models["model"].sequences == {A: 0}
+        assert [info.key for info in store.list("").objects] == [A, "ingest/manifest"]
+        assert store.delete_many([B]) == ()
+        assert models["model"].lost == {B}
+
+    simulation.run(main)
+
+
+def test_watched_store_of_a_killed_process_changes_nothing() -> None:
+    simulation = Simulation(1)
+    models: dict[str, DeliveryModel] = {}
+
+    def main() -> None:
+        victim = simulation.process("victim")
+        store = watched(models, simulation)
+
+        def body() -> None:
+            simulation.kill(victim)
+            store.put(A, encode_batch([b"p:0"]))
+
+        victim.spawn(body, "t").join()
+        assert store.list("").objects == ()
+
+    simulation.run(main)
+
+
+def test_broken_rule_ends_the_simulation() -> None:
+    simulation = Simulation(1)
+    models: dict[str, DeliveryModel] = {}
+
+    def main() -> None:
+        watched(models, simulation).put_if("ingest/manifest", b"nonsense", ABSENT)
+
+    with pytest.raises(SimulationFailed, match="illegal manifest"):
+        simulation.run(main)
