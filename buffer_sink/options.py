@@ -42,7 +42,7 @@ class SinkOptions:
             batch write has no identity then.
         version: The other half in a batch write (``txnVersion``); a stream uses its batch id.
         target_batch_bytes: Record block at which a task closes a batch and uploads it, before
-            compression. Default 32 MiB. A task holds ``upload_concurrency + 2`` of them at most.
+            compression. Default 16 MiB. A task holds ``upload_concurrency + 2`` of them at most.
         max_batch_bytes: Largest record block written; readers refuse larger ones. Bounds the
             size of one record. Default 256 MiB.
         compression: ``Compression.NONE`` (default) or ``Compression.ZSTD``.
@@ -58,7 +58,7 @@ class SinkOptions:
     queue: QueueConfig
     app: str | None = None
     version: int | None = None
-    target_batch_bytes: int = 32 * MIB
+    target_batch_bytes: int = 16 * MIB
     max_batch_bytes: int = 256 * MIB
     compression: Compression = Compression.NONE
     zstd_level: int = 3
@@ -139,7 +139,7 @@ def _parse(options: Mapping[str, str], what: str) -> SinkOptions:
         queue=queue,
         app=reader.text("txnAppId"),
         version=reader.integer("txnVersion", None),
-        target_batch_bytes=reader.integer("targetBatchBytes", 32 * MIB, least=1),
+        target_batch_bytes=reader.integer("targetBatchBytes", 16 * MIB, least=1),
         max_batch_bytes=reader.integer("maxBatchBytes", 256 * MIB, least=5),
         compression=Compression[compression.upper()],
         zstd_level=reader.integer("zstdLevel", 3, least=1),

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from buffer_sink import foreach_batch_writer
-from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import Transaction
 from tests.spark.written import queued, records
 
@@ -76,18 +74,3 @@ def test_two_writes_in_one_function_have_an_id_each(
 
     run(spark, tmp_path, both, "a")
     assert records(queued(store)) == [b"a", b"aa"]
-
-
-def test_options_are_checked_at_once() -> None:
-    with pytest.raises(InvalidInput, match="Did you mean 'dataPathPrefix'"):
-        foreach_batch_writer("/s", txn_app_id="a", data_prefix="p")
-    with pytest.raises(InvalidInput, match="A-Z a-z 0-9"):
-        foreach_batch_writer("/s", txn_app_id="a/b")
-    with pytest.raises(TypeError, match="txn_app_id"):
-        foreach_batch_writer("/s")  # type: ignore[call-arg]
-
-
-def test_it_survives_pickling() -> None:
-    made = foreach_batch_writer("/s", txn_app_id="a", data_path_prefix="p", upload_concurrency=2)
-    assert pickle.loads(pickle.dumps(made)) == made
-    assert made.options == {"dataPathPrefix": "p", "uploadConcurrency": "2", "txnAppId": "a"}

@@ -218,3 +218,19 @@ def test_a_wrong_column_shows_the_fix(pipe: Pipe) -> None:
     pipe.feed("a")
     with pytest.raises(PySparkException, match=r"column 'n' .int. cannot.*to_json"):
         pipe.run(pipe.frame.selectExpr("value", "1 AS n"))
+
+
+def test_from_buffer_to_buffer(pipe: Pipe, tmp_path: Path) -> None:
+    origin = str(tmp_path / "origin")
+    for batch in range(3):
+        frame = pipe.spark.range(100 * batch, 100 * batch + 100, 1, 2)
+        frame = frame.selectExpr(
+            "CAST(id AS STRING) AS value", "CAST(id DIV 40 AS STRING) AS metadata"
+        )
+        frame.write.format(FORMAT).mode("append").save(origin)
+        reader = pipe.spark.readStream.format(FORMAT).option("maxBatchesPerTrigger", 1)
+        pipe.run(reader.load(origin).select("value", "metadata"))
+    batches = queued(pipe.store)
+    assert records(batches) == [str(number).encode() for number in range(300)]
+    payloads = [each.payload for batch in batches for each in batch.metadata]
+    assert sorted({int(payload) for payload in payloads}) == list(range(8))

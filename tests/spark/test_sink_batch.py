@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from chispa import assert_df_equality
 from pyspark.errors import AnalysisException, PySparkException
 
 from opendata_buffer.formats.batch import Compression, parse_footer
@@ -129,3 +130,13 @@ def test_a_write_with_an_identity_happens_once_although_a_consumer_took_it(
     assert records(drain(store)) == [b"0", b"1"]
     write(numbers(spark, 2, 1), store, 0)
     assert queued(store) == []
+
+
+def test_what_is_written_is_what_is_read(spark: SparkSession, store: str) -> None:
+    frame = spark.range(0, 3000, 1, 3).selectExpr(
+        "concat('récord ', id) AS value", "CAST(id DIV 700 AS STRING) AS metadata"
+    )
+    frame.write.format(FORMAT).mode("append").option("compression", "zstd").save(store)
+    reader = spark.read.format(FORMAT).schema("value STRING, metadata BINARY")
+    read = reader.load(store).selectExpr("value", "CAST(metadata AS STRING) AS metadata")
+    assert_df_equality(read, frame, ignore_row_order=True, ignore_nullable=True)

@@ -17,7 +17,7 @@ def test_defaults() -> None:
     assert options.queue.store == "/data/queue"
     assert options.queue.data_path_prefix == "ingest"
     assert options.queue.manifest_path == "ingest/manifest"
-    assert options.target_batch_bytes == 32 * 1024 * 1024
+    assert options.target_batch_bytes == 16 * 1024 * 1024
     assert options.max_batch_bytes == 256 * 1024 * 1024
     assert options.compression is Compression.NONE
     assert options.zstd_level == 3

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import StringType, StructField, StructType
+
+from buffer_sink import stream_writer as module
+from buffer_sink.messages import Moment, SinkCommit, Upload
+from buffer_sink.stream_writer import BufferStreamWriter, stream_writer
+from opendata_buffer.errors import InvalidInput
+from opendata_buffer.formats.keys import Transaction
+
+SCHEMA = StructType([StructField("value", StringType())])
+PROPERTIES = {"sql.streaming.queryId": "query-1", "streaming.sql.batchId": "7"}
+
+
+def rows(*values: str) -> pa.RecordBatch:
+    return pa.record_batch([pa.array(values)], names=["value"])
+
+
+def in_a_task(monkeypatch: pytest.MonkeyPatch, properties: dict[str, str]) -> None:
+    monkeypatch.setattr(module, "task_property", properties.get)
+
+
+def made(tmp_path: Path, **options: str) -> BufferStreamWriter:
+    # As Spark does: made on the driver, pickled to the task.
+    writer = stream_writer({"path": str(tmp_path), **options}, SCHEMA, False)
+    return pickle.loads(pickle.dumps(writer))  # type: ignore[no-any-return]
+
+
+def test_the_identity_is_the_query_and_its_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_a_task(monkeypatch, PROPERTIES)
+    message = made(tmp_path).write(iter([rows("a")]))
+    assert isinstance(message, SinkCommit)
+    assert message.transaction == Transaction("query-1", 7)
+
+
+def test_an_app_id_takes_the_query_s_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_a_task(monkeypatch, PROPERTIES)
+    message = made(tmp_path, txnappid="mine").write(iter([rows("a")]))
+    assert isinstance(message, SinkCommit)
+    assert message.transaction == Transaction("mine", 7)
+
+
+def test_outside_of_a_query_there_is_no_identity(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="does not know its query and batch"):
+        made(tmp_path).write(iter([rows("a")]))
+
+
+def test_commit_of_another_batch_than_the_tasks_wrote(tmp_path: Path) -> None:
+    upload = Upload("ingest/x.batch", 1, 1, ())
+    message = SinkCommit(0, Transaction("q", 7), Moment(0, 0.0), (upload,))
+    with pytest.raises(InvalidInput, match="wrote batch 7 and Spark commits batch 8"):
+        made(tmp_path).commit([None, message], 8)
+
+
+def test_write_and_commit_but_abort_deletes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_a_task(monkeypatch, PROPERTIES)
+    messages = [made(tmp_path).write(iter([rows("a")]))]
+    made(tmp_path).commit([*messages], 7)
+    # Spark aborts when the answer to a commit was lost; the uploads are in the queue.
+    made(tmp_path).abort([*messages, None], 7)
+    assert len(list(tmp_path.rglob("*.batch"))) == 1
+    assert (tmp_path / "ingest" / "manifest").stat().st_size > 22
+
+
+def test_complete_mode_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"complete.*outputMode\('append'\)"):
+        stream_writer({"path": str(tmp_path)}, SCHEMA, True)
