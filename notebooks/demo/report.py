@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from calendar import month_abbr
 from collections.abc import Sequence
 from typing import Any
@@ -54,6 +55,7 @@ def plot(places: Places, samples: Sequence[Sample]) -> None:
     """Draw the delay through the year and the backlog through this run."""
     import matplotlib
 
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it tells of its font cache
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 

@@ -38,18 +38,18 @@ def test_interrupted_and_killed_it_resumes_and_every_record_is_there_once(tmp_pa
     interrupted = start(tmp_path)
     read_until(interrupted, 1)
     interrupted.send_signal(signal.SIGINT)
-    said, _ = interrupted.communicate(timeout=60)
+    said, _ = interrupted.communicate(timeout=120)
     assert interrupted.returncode == 130, said
     assert "the same command resumes" in said
 
     killed = start(tmp_path)
     read_until(killed, 1)
     os.kill(killed.pid, signal.SIGKILL)
-    said, _ = killed.communicate(timeout=60)
+    said, _ = killed.communicate(timeout=120)
     assert "Traceback" not in said
 
     last = start(tmp_path)
-    said, _ = last.communicate(timeout=240)
+    said, _ = last.communicate(timeout=400)
     assert last.returncode == 0, said
     assert "resuming: " in said
     assert "every record once: 336,776 of 336,776" in said
