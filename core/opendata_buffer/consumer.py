@@ -237,8 +237,8 @@ class Consumer:
         For batches that cannot be delivered (failure F25). The skip is logged as a warning with
         the batch's location, for the audit. The entry leaves the queue with the next
         acknowledgement behind it, or with its own, so a position stored by the target system
-        never falls behind the queue. Returns what was skipped, to offer it to a
-        :class:`~.transactions.TransactionFilter` all the same.
+        never falls behind the queue. Returns what was skipped, for
+        :meth:`TransactionFilter.skip <opendata_buffer.transactions.TransactionFilter.skip>`.
 
         Raises:
             InvalidInput: Another sequence, or one that is not queued.

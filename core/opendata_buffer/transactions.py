@@ -16,6 +16,9 @@ with nothing between them look like one larger transaction. A writer that may be
 itself must therefore not append directly behind itself; an empty batch without a transaction
 in front of the repeated group is enough. It can happen only where the writer does not see the
 original, that is when it finds the queue empty.
+
+A transaction that could not be delivered is the exception: when its batch is skipped
+(:meth:`TransactionFilter.skip`) it was not passed, whatever later ones were, and its repeat is.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ import json
 from typing import Any
 
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.formats.keys import parse_location
+from opendata_buffer.formats.keys import Transaction, parse_location
 
 __all__ = ["TransactionFilter"]
 
@@ -44,33 +47,69 @@ class TransactionFilter:
     def __init__(self, data_path_prefix: str) -> None:
         self._prefix = data_path_prefix
         self._high: dict[str, int] = {}
-        self._tail: tuple[str, int] | None = None
+        self._tail: tuple[str, int, int] | None = None  # app, batch, sequence
+        self._missing: dict[str, set[int]] = {}
 
     def offer(self, sequence: int, location: str) -> bool:
         """Whether to pass the entry (True) or to drop it as a repeat (False).
 
-        Offer every entry in order of sequence, also those that are skipped for other reasons:
-        an entry that was never offered tears its transaction apart, and the rest of it would
-        be taken for a repeat. Entries without a transaction always pass.
+        Offer every entry in order of sequence: one that was neither offered nor skipped tears
+        its transaction apart, and the rest of it would be taken for a repeat. Entries without a
+        transaction always pass.
         """
-        parsed = parse_location(location, self._prefix)
-        txn = None if parsed is None else parsed.txn
+        txn = self._transaction(location)
         if txn is None:
             # It stands between two entries of a transaction only if two appends wrote them.
             self._tail = None
             return True
         high = self._high.get(txn.app, -1)
-        if txn.batch < high or (txn.batch == high and self._tail != (txn.app, sequence - 1)):
+        if txn.batch <= high and not self._continues(txn, sequence) and not self._misses(txn):
             return False
-        self._high[txn.app] = txn.batch
-        self._tail = (txn.app, sequence)
+        self._found(txn)
+        self._high[txn.app] = max(high, txn.batch)
+        self._tail = (txn.app, txn.batch, sequence)
         return True
+
+    def skip(self, sequence: int, location: str) -> None:
+        """Instead of :meth:`offer`, for an entry that could not be delivered and was passed by.
+
+        An append that landed later than the collector's grace period allows may name an object
+        that is gone (failure F5). Its writer knows and appends the transaction again. Had the
+        filter counted the first one, or the next one behind it, that repeat would be dropped.
+
+        Of a transaction in several batches the rest is still passed; then its repeat is not,
+        because part of it would come twice, and what was skipped is lost.
+        """
+        txn = self._transaction(location)
+        if txn is None:
+            self._tail = None
+        elif self._continues(txn, sequence):
+            self._tail = (txn.app, txn.batch, sequence)
+        elif txn.batch > self._high.get(txn.app, -1):
+            self._missing.setdefault(txn.app, set()).add(txn.batch)
+
+    def _transaction(self, location: str) -> Transaction | None:
+        parsed = parse_location(location, self._prefix)
+        return None if parsed is None else parsed.txn
+
+    def _continues(self, txn: Transaction, sequence: int) -> bool:
+        return self._tail == (txn.app, txn.batch, sequence - 1)
+
+    def _misses(self, txn: Transaction) -> bool:
+        return txn.batch in self._missing.get(txn.app, ())
+
+    def _found(self, txn: Transaction) -> None:
+        if self._misses(txn):
+            self._missing[txn.app].discard(txn.batch)
+            if not self._missing[txn.app]:
+                del self._missing[txn.app]
 
     def copy(self) -> TransactionFilter:
         """An independent filter in the same state, to try a plan out."""
         other = TransactionFilter(self._prefix)
         other._high = dict(self._high)
         other._tail = self._tail
+        other._missing = {app: set(batches) for app, batches in self._missing.items()}
         return other
 
     def to_json(self) -> str:
@@ -81,13 +120,17 @@ class TransactionFilter:
         """The state as a value for JSON, keys in a fixed order.
 
         ``{"v": 1, "apps": {app: highest batch}, "tail": [app, sequence] or null}``; ``tail`` is
-        the last entry passed, if it had a transaction.
+        the last entry passed, if it had a transaction, with its batch if that is not the app's
+        highest. After skips there is also ``"missing": {app: [batch, ...]}``.
         """
-        return {
-            "v": _VERSION,
-            "apps": dict(sorted(self._high.items())),
-            "tail": None if self._tail is None else list(self._tail),
-        }
+        state: dict[str, Any] = {"v": _VERSION, "apps": dict(sorted(self._high.items()))}
+        state["tail"] = None
+        if self._tail is not None:
+            app, batch, sequence = self._tail
+            state["tail"] = [app, sequence, batch][: 2 if batch == self._high[app] else 3]
+        if self._missing:
+            state["missing"] = {app: sorted(self._missing[app]) for app in sorted(self._missing)}
+        return state
 
     @classmethod
     def from_json(cls, text: str, data_path_prefix: str) -> TransactionFilter:
@@ -109,16 +152,34 @@ class TransactionFilter:
         Raises:
             InvalidInput: Another program or a later version wrote it.
         """
+        made = cls(data_path_prefix)
         match state:
-            case {"v": 1, "apps": dict(apps), "tail": None | [str(), int()] as tail} if all(
-                isinstance(app, str) and type(batch) is int and batch >= 0
-                for app, batch in apps.items()
-            ):
-                made = cls(data_path_prefix)
+            case {"v": 1, "apps": dict(apps), "tail": tail} if all(map(_is_batch, apps.values())):
                 made._high = dict(apps)
-                made._tail = None if tail is None else (tail[0], tail[1])
-                return made
-        raise _unreadable(state)
+            case _:
+                raise _unreadable(state)
+        match tail:
+            case None:
+                pass
+            case [str() as app, int() as sequence] if app in apps:
+                made._tail = (app, apps[app], sequence)
+            case [str() as app, int() as sequence, int() as batch] if app in apps:
+                made._tail = (app, batch, sequence)
+            case _:
+                raise _unreadable(state)
+        match state.get("missing", {}):
+            case dict(missing) if all(
+                isinstance(batches, list) and all(map(_is_batch, batches))
+                for batches in missing.values()
+            ):
+                made._missing = {app: set(batches) for app, batches in missing.items()}
+            case _:
+                raise _unreadable(state)
+        return made
+
+
+def _is_batch(value: object) -> bool:
+    return type(value) is int and value >= 0
 
 
 def _unreadable(state: object) -> InvalidInput:

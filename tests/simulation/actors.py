@@ -300,7 +300,7 @@ class Reader:
             runtime=self._node.runtime,
         )
 
-    def _until_done(self, call: Callable[[], None]) -> None:
+    def _until_done(self, call: Callable[[], object]) -> None:
         self._world.patiently(self._node, call)
 
     def _idle(self) -> None:
@@ -320,9 +320,10 @@ class Reader:
         return self._write(batch.sequence, records if passed else [])
 
     def _skip(self, consumer: Consumer, error: PoisonBatch) -> bool:
-        """Pass by a batch nobody promised; it is not offered, so its repeat will pass."""
+        """Pass by a batch nobody promised; its repeat, if one comes, must get through."""
         self._model.poison(error.sequence, error.location)
         self._until_done(lambda: consumer.skip(error.sequence))
+        self._filter.skip(error.sequence, error.location)
         return self._write(error.sequence, [])
 
     def _write(self, sequence: int, records: list[Record]) -> bool:

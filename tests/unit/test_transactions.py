@@ -88,6 +88,60 @@ def test_a_copy_is_independent() -> None:
     assert made.to_json() == '{"v":1,"apps":{},"tail":null}'
 
 
+def test_f5_repeat_of_a_skipped_transaction_passes() -> None:
+    made = TransactionFilter("ingest")
+    assert made.offer(0, _location(("a", 4)))
+    made.skip(1, _location(("a", 5)))
+    # A later one of the same late append was readable, and went by before the repeat comes.
+    assert made.offer(2, _location(("a", 6)))
+    assert made.to_json() == '{"v":1,"apps":{"a":6},"tail":["a",2],"missing":{"a":[5]}}'
+    made = TransactionFilter.from_json(made.to_json(), "ingest")
+    assert not made.offer(3, _location(("a", 4)))
+    assert made.offer(4, _location(("a", 5)))
+    assert made.to_json() == '{"v":1,"apps":{"a":6},"tail":["a",4,5]}'
+    assert made.offer(5, _location(("a", 5)))
+    assert not made.offer(6, _location(("a", 6)))
+    assert not made.offer(7, _location(("a", 5)))
+    assert made.offer(8, _location(("a", 7)))
+
+
+def test_a_torn_transaction_passes_without_what_was_skipped_and_not_again() -> None:
+    for gap in range(3):
+        made = TransactionFilter("ingest")
+        for sequence in range(3):
+            if sequence == gap:
+                made.skip(sequence, _location(("a", 5)))
+            else:
+                assert made.offer(sequence, _location(("a", 5)))
+        assert made.offer(3, _location(None))
+        assert not made.offer(4, _location(("a", 5)))
+
+
+def test_skipping_a_repeat_changes_nothing() -> None:
+    made = TransactionFilter("ingest")
+    _passed([("a", 5), None], made)
+    before = made.to_json()
+    made.skip(2, _location(("a", 5)))
+    made.skip(3, _location(("a", 4)))
+    assert made.to_json() == before
+
+
+def test_skipping_an_entry_without_a_transaction_separates() -> None:
+    made = TransactionFilter("ingest")
+    assert made.offer(0, _location(("a", 5)))
+    made.skip(1, _location(None))
+    assert not made.offer(2, _location(("a", 5)))
+
+
+def test_a_copy_has_its_own_missing_transactions() -> None:
+    made = TransactionFilter("ingest")
+    made.skip(0, _location(("a", 5)))
+    other = made.copy()
+    assert other.offer(1, _location(("a", 5)))
+    assert made.to_dict()["missing"] == {"a": [5]}
+    assert "missing" not in other.to_dict()
+
+
 def test_state_is_small_fixed_json() -> None:
     made = TransactionFilter("ingest")
     _passed([("b", 2), ("a", 7)], made)
@@ -113,6 +167,10 @@ def test_state_of_a_queue_without_transactions_never_changes() -> None:
         '{"v":1,"apps":{"a":"7"},"tail":null}',
         '{"v":1,"apps":{"a":-1},"tail":null}',
         '{"v":1,"apps":{},"tail":["a"]}',
+        '{"v":1,"apps":{},"tail":["a",1]}',
+        '{"v":1,"apps":{"a":1},"tail":["a",1,0,0]}',
+        '{"v":1,"apps":{},"tail":null,"missing":{"a":5}}',
+        '{"v":1,"apps":{},"tail":null,"missing":{"a":["5"]}}',
     ],
 )
 def test_foreign_state_is_refused(text: str) -> None:

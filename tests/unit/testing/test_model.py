@@ -59,7 +59,7 @@ def test_sink_writes_only_from_where_it_is() -> None:
 
 def test_a_whole_life_breaks_no_rule(model: DeliveryModel) -> None:
     append(model, A)
-    model.object_written(A)
+    model.object_written(A, encode_batch([b"p:0"]))
     model.reported_durable([ONE], 0, A)
     claim(model, "c")
     metadata = (Metadata(0, 1, b"p:0+1"),)
@@ -153,7 +153,7 @@ def test_deletion_of_a_batch_nobody_promised(model: DeliveryModel) -> None:
 def test_batch_that_was_deleted_and_written_again(model: DeliveryModel) -> None:
     append(model, A)
     model.object_deleted("c", A)
-    model.object_written(A)
+    model.object_written(A, encode_batch([b"p:0"]))
     model.reported_durable([ONE], 0, A)
     assert model.durable == {ONE: A}
 
@@ -196,6 +196,16 @@ def test_records_out_of_order(model: DeliveryModel) -> None:
     model.write_sink(None, 0, [TWO], None)
     with pytest.raises(Broken, match="comes after number 1"):
         model.write_sink(0, 1, [ONE], None)
+
+
+def test_repeat_of_a_skipped_batch_may_come_late(model: DeliveryModel) -> None:
+    append(model, A, B)
+    model.object_written(A, encode_batch([b"p:0"]))
+    model.poison(0, A)
+    model.write_sink(None, 1, [TWO], None)
+    model.write_sink(1, 2, [ONE], None)
+    with pytest.raises(Broken, match="in the sink twice"):
+        model.write_sink(2, 3, [ONE], None)
 
 
 def test_zombie_writes_nothing_into_the_sink(model: DeliveryModel) -> None:
