@@ -73,7 +73,13 @@ class Plan:
 
     def commit(self, messages: Iterable[WriterCommitMessage | None]) -> None:
         """On the driver: make the uploads of all tasks visible, in one write of the manifest."""
-        _committer(self.options).commit(collect(messages))
+        try:
+            _committer(self.options).commit(collect(messages))
+        except BaseException:
+            # What this process remembers of the queue may be the reason, for example when the
+            # queue was deleted on purpose. The error told it; a new start looks afresh.
+            _committer.cache_clear()
+            raise
 
 
 @functools.lru_cache(maxsize=64)

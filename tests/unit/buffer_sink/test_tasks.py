@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 from buffer_sink.options import SinkOptions
 from buffer_sink.tasks import Plan, task_property
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.errors import InvalidInput
+from opendata_buffer.errors import InvalidInput, QueueReset
 from opendata_buffer.formats.keys import Transaction
 
 SCHEMA = StructType([StructField("value", StringType())])
@@ -43,6 +44,17 @@ def test_a_write_is_visible_after_its_commit_only(tmp_path: Path) -> None:
     before = (tmp_path / "ingest" / "manifest").read_bytes()
     plan(tmp_path).commit([message])
     assert (tmp_path / "ingest" / "manifest").read_bytes() == before
+
+
+def test_a_queue_deleted_on_purpose_fails_one_commit_and_not_the_next(tmp_path: Path) -> None:
+    rows = pa.record_batch([pa.array(["a"])], names=["value"])
+    plan(tmp_path).commit([plan(tmp_path).write(iter([rows]), None)])
+    shutil.rmtree(tmp_path / "ingest")
+    message = plan(tmp_path).write(iter([rows]), None)
+    with pytest.raises(QueueReset, match="vanished while in use"):
+        plan(tmp_path).commit([message])
+    plan(tmp_path).commit([message])
+    assert (tmp_path / "ingest" / "manifest").exists()
 
 
 def test_there_is_no_task_here() -> None:
