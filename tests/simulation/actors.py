@@ -267,6 +267,9 @@ class Reader:
         acked = self._position
         while True:
             try:
+                if self._position is not None and self._position != acked:
+                    consumer.ack_through(self._position)
+                    acked = self._position
                 if not pending:
                     pending = consumer.next_descriptors(1 + self._world.draw(8))
                 if not pending:
@@ -278,9 +281,6 @@ class Reader:
                         if not self._deliver(batch):
                             return
                         pending.pop(0)
-                if self._position is not None and self._position != acked:
-                    consumer.ack_through(self._position)
-                    acked = self._position
             except PASSING:
                 self._node.runtime.sleep(0.5)
             except PoisonBatch as error:

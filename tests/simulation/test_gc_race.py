@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.simulation.actors import (
     PlainProducer,
     SinkDriver,
@@ -30,3 +32,27 @@ def race(world: World) -> None:
 
 def test_f5_collector_never_deletes_what_becomes_durable(seed: int) -> None:
     simulate(seed, race, "test_gc_race.py")
+
+
+def late(world: World) -> None:
+    """Appends that land after the grace period: the one race a producer can only report.
+
+    It finds out afterwards and writes the transactions again; by then the collector may have
+    deleted some of the first ones, and the consumer may have skipped those and passed others.
+    """
+    world.grace_s = 60
+    world.torments = ("clock", "short pause")
+    world.ambushes = 0.15
+    world.ambushed = ("put_if",)
+    world.ambush_pause_s = (1.05 * world.grace_s, 2 * world.grace_s)
+    world.idle_s = 0.02
+    world.plan = replace(world.plan, delete_errors=0.5, put_errors=0.3)
+    app = TransactionalProducer(world, "app", 15)
+    run_readers(world)
+    run_services(world, [app])
+    world.finish()
+    world.model.check_complete(app.name, app.records)
+
+
+def test_f5_late_appends_lose_nothing_that_is_durable(seed: int) -> None:
+    simulate(seed, late, "test_gc_race.py")

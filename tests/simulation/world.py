@@ -41,13 +41,19 @@ class World:
         grace_s: The collector's grace period, seconds.
         plan: The faults of every process's network.
         torments: What is done to processes at random times.
-        ambushes: Chance that a process is hit just when a write, listing or delete arrives.
+        ambushes: Chance that a process is hit just when a request of it arrives.
+        ambushed: Those requests.
+        ambush_pause_s: Shortest and longest pause in an ambush; default 0 to 2.5 grace periods.
+        idle_s: Longest usual time between two calls of an actor.
         calm: Set when faults are healed and nobody is killed or paused any more.
     """
 
     def __init__(self, seed: int) -> None:
         self.torments = TORMENTS
         self.ambushes = 0.01
+        self.ambushed: tuple[str, ...] = ("put", "put_if", "list", "delete")
+        self.ambush_pause_s: tuple[float, float] | None = None
+        self.idle_s = 0.3
         self.simulation = Simulation(seed)
         self.model = DeliveryModel(self.simulation.fail, PREFIX, MANIFEST)
         self.memory = MemoryStore("simulation", now_ms=self.simulation.now_ms)
@@ -120,7 +126,7 @@ class World:
 
     def work(self, node: Node) -> None:
         """What an actor does between two calls; now and then there is nothing to do for long."""
-        longest = 0.3 if self.chance(0.95) else self.grace_s / 2
+        longest = self.idle_s if self.chance(0.95) else self.grace_s / 2
         node.runtime.sleep(self.uniform(0, longest))
 
     def supervise(
@@ -196,14 +202,15 @@ class World:
 
     def _ambush(self, runtime: SimRuntime, operation: str, key: str) -> None:
         """Pause or kill a process at the moment its request arrives."""
-        if self.calm or operation == "get" or not self.chance(self.ambushes):
+        if self.calm or operation not in self.ambushed or not self.chance(self.ambushes):
             return
         if self.chance(0.3):
             self.deeds["ambush kill"] += 1
             self.simulation.kill(runtime)
         else:
             self.deeds["ambush pause"] += 1
-            self.simulation.pause(runtime, self.uniform(0, 2.5 * self.grace_s))
+            low, high = self.ambush_pause_s or (0, 2.5 * self.grace_s)
+            self.simulation.pause(runtime, self.uniform(low, high))
 
     def heal(self) -> None:
         """Let everything be well from now on."""
@@ -267,7 +274,7 @@ class World:
             ack_interval=1 + self.draw(10),
             cas_deadline_ms=1_000 + self.draw(60_000),
             gc=GarbageCollectorConfig(
-                interval_ms=int(1000 * self.uniform(5, 120)),
+                interval_ms=int(1000 * self.uniform(15, 120)),
                 grace_period_ms=int(self.grace_s * 1000),
             ),
         )
