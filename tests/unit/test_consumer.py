@@ -563,7 +563,7 @@ def test_the_collector_runs_beside_and_stops_with_the_consumer(queue: Fixture) -
 def test_f9_the_collector_of_a_fenced_consumer_ends(
     queue: Fixture, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, logger="opendata_buffer")
     zombie = queue.consumer(gc=GarbageCollectorConfig())
     queue.runtime.await_waits(1)
     queue.consumer()

@@ -331,7 +331,7 @@ def test_the_loop_runs_every_interval_and_survives_errors(
 
 
 def test_f9_the_loop_ends_when_fenced(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, logger="opendata_buffer")
     queue = Fixture()
     collector = queue.collector(epoch=2)
     collector.start()
