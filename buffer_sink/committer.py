@@ -92,7 +92,10 @@ class Committer:
         try:
             if group.transaction is not None:
                 return self._commit_once(group, group.transaction, expiry)
-            self._queue.append(group.entries, guard=lambda before: expiry.check(self._runtime))
+            sequence = self._queue.append(
+                group.entries, guard=lambda before: expiry.check(self._runtime)
+            )
+            self._check_late(group, expiry, sequence + len(group.uploads))
             return True
         except _Expired as error:
             raise _too_old(self._options.gc_grace_period_ms) from error
@@ -102,8 +105,12 @@ class Committer:
         record, version = self._read_record(key)
         entries = group.entries
 
+        torn = False
+
         def guard(before: Manifest) -> None:
             expiry.check(self._runtime)
+            if torn:
+                return
             decision = decide(before, record, transaction, prefix=self._prefix, key=self._queue.key)
             if isinstance(decision, AlreadyDone):
                 raise _AlreadyDone
@@ -111,14 +118,22 @@ class Committer:
                 raise _SeparatorNeeded
 
         try:
-            try:
-                sequence = self._append(entries, guard)
-            except _SeparatorNeeded:
-                entries = [self._separator(), *entries]
-                sequence = self._append(entries, guard)
-        except _AlreadyDone:
-            log.info("%s is committed already: nothing to do", transaction)
-            return False
+            while True:
+                try:
+                    sequence = self._append(entries, guard)
+                    break
+                except _SeparatorNeeded:
+                    pass
+                except _AlreadyDone:
+                    # A record is written only once all objects outlived the collector.
+                    known = record is not None and record.batch >= transaction.batch
+                    torn = not known and self._is_torn(transaction)
+                    if not torn:
+                        log.info("%s is committed already: nothing to do", transaction)
+                        return False
+                    log.warning("%s is queued, but its objects are gone: again", transaction)
+                entries = [self._separator(), *group.entries]
+            self._check_late(group, expiry, sequence + len(entries))
         except CommitStateUnknown as error:
             # The batch may have landed and be gone again. Only a commit from the start can go
             # on from here; it puts a separator in front, so the reader tells the two apart.
@@ -142,6 +157,41 @@ class Committer:
             # commit, so the record may know more. Only a fresh manifest can accuse the queue.
             self._queue.read()
             return self._queue.append(entries, guard=guard)
+
+    def _check_late(self, group: Group, expiry: _Expiry, next_sequence: int) -> None:
+        """Notice an append that landed after the grace period (failure F5).
+
+        That takes a process that is frozen between the last look at the clock and the write, for
+        long, while nobody else writes the manifest. A collector that had read the manifest
+        before may then delete the uploads for another quarter of the grace period. What is there
+        after that is queued and stays.
+        """
+        if self._runtime.monotonic() <= expiry.at:
+            return
+        self._runtime.sleep(self._options.gc_grace_period_ms / 4000 + 1)
+        if self._oldest_ms(group) is None:
+            raise CommitStateUnknown(
+                self._queue.key,
+                next_sequence - len(group.uploads),
+                tuple(each.location for each in group.uploads),
+                next_sequence,
+                "it landed later than the collector's grace period allows, and objects are gone",
+            )
+
+    def _is_torn(self, transaction: Transaction) -> bool:
+        """Whether queued batches of a transaction have lost their objects: it landed too late.
+
+        Then they must be written again. The reader cannot deliver the first ones; once they are
+        skipped there, its filter passes the others (``TransactionFilter.skip``).
+        """
+        directory = transaction_prefix(self._prefix, transaction)
+        # The listing first: what is queued after it was queued, and kept, while it was made.
+        stored = {each.key for each in self._store.list(directory).objects}
+        manifest = self._queue.read()
+        return manifest is not None and any(
+            entry.location.startswith(directory) and entry.location not in stored
+            for entry in manifest.entries()
+        )
 
     def _separator(self) -> NewEntry:
         """An empty batch without identity: a gap between two groups of one batch."""

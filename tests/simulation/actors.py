@@ -155,10 +155,11 @@ class SinkDriver:
 
     SIZE = 2
 
-    def __init__(self, world: World, name: str, batches: int) -> None:
+    def __init__(self, world: World, name: str, batches: int, *, most_uploads: int = 3) -> None:
         self._world = world
         self.name = name
         self._batches = batches
+        self._most_uploads = most_uploads
         self._committed = 0
 
     @property
@@ -171,7 +172,7 @@ class SinkDriver:
         return self._first(self._batches)
 
     def _first(self, batch: int) -> int:
-        return sum(self.SIZE * (1 + n % 3) for n in range(batch))
+        return sum(self.SIZE * (1 + n % self._most_uploads) for n in range(batch))
 
     def live(self, node: Node, config: ProducerConfig) -> None:
         """One process's life; a failed commit makes it start the query again."""

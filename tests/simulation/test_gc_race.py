@@ -47,7 +47,10 @@ def late(world: World) -> None:
     world.ambush_pause_s = (1.05 * world.grace_s, 2 * world.grace_s)
     world.idle_s = 0.02
     world.plan = replace(world.plan, delete_errors=0.5, put_errors=0.3)
-    app = TransactionalProducer(world, "app", 15)
+    # One upload each: of a torn group the reader has passed a part, and drops the repeat.
+    app: TransactionalProducer | SinkDriver = SinkDriver(world, "query", 12, most_uploads=1)
+    if world.chance(0.5):
+        app = TransactionalProducer(world, "app", 15)
     run_readers(world)
     run_services(world, [app])
     world.finish()

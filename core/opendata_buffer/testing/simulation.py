@@ -47,6 +47,13 @@ class _Killed(BaseException):
     """Unwinds the threads of a killed process; no ``except Exception`` may stop it."""
 
 
+def _baton() -> threading.Lock:
+    """A lock that is released to whoever may run; nobody holds it in the ordinary sense."""
+    baton = threading.Lock()
+    baton.acquire()
+    return baton
+
+
 class SimTask:
     """A simulated thread; a :class:`~opendata_buffer.runtime.Task`."""
 
@@ -54,7 +61,7 @@ class SimTask:
         self._simulation = simulation
         self.process = process
         self.name = name
-        self.baton = threading.Semaphore(0)
+        self.baton = _baton()
         self.done = False
         self.doomed = False
         self.wake_at: float | None = 0.0
@@ -239,7 +246,7 @@ class Simulation:
         self.current: SimTask
         self._max_steps = max_steps
         self._tasks: list[SimTask] = []
-        self._main_baton = threading.Semaphore(0)
+        self._main_baton = _baton()
         self._main: SimTask | None = None
         self._failure: BaseException | None = None
         self._ended = False
@@ -385,7 +392,9 @@ class Simulation:
         for task in self._tasks:
             if task.wake_at is None:
                 continue
-            at = max(task.wake_at, task.process.resume_at)
+            at = task.wake_at
+            if task.process.resume_at > at:
+                at = task.process.resume_at
             if at <= self.now:
                 ready.append(task)
             elif earliest is None or at < earliest:

@@ -352,6 +352,56 @@ def test_f5_a_driver_paused_between_check_and_write_does_not_append() -> None:
     assert world.queue().read() is None
 
 
+class FrozenWrite(MemoryStore):
+    """The next manifest write is under way for 20 minutes; the collector may come by meanwhile."""
+
+    def __init__(self, runtime: ManualRuntime, collected: int) -> None:
+        super().__init__(now_ms=runtime.now_ms)
+        self._runtime = runtime
+        self._collected = collected
+        self.frozen = False
+
+    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        if key == CONFIG.manifest_path and not self.frozen:
+            self.frozen = True
+            self._runtime.advance(1200)
+            orphans = [each.key for each in self.list(PREFIX).objects if "/app=" in each.key]
+            self.delete_many(orphans[: self._collected])
+        return super().put_if(key, data, condition)
+
+
+def frozen_world(collected: int) -> World:
+    world = World()
+    world.store = FrozenWrite(world.runtime, collected)
+    return world
+
+
+def test_f5_an_append_that_landed_late_is_committed_once_its_objects_outlived_the_collector() -> (
+    None
+):
+    world = frozen_world(collected=0)
+    assert world.driver().commit(world.group(3, b"a"))
+    # A collector that had looked before may delete for a quarter of the grace period.
+    assert world.runtime.slept == [151]
+    world.drain()
+    assert world.read == [b"a"]
+
+
+def test_f5_an_append_that_landed_late_without_its_objects_is_written_again() -> None:
+    world = frozen_world(collected=1)
+    with pytest.raises(CommitStateUnknown, match="later than the collector's grace period"):
+        world.driver().commit(world.group(3, b"a"))
+    # Spark repeats the batch. It is queued, and cannot be read: that is not committed.
+    assert world.driver().commit(world.group(3, b"a"))
+    torn, separator, again = world.manifest.entries()
+    assert "/app=" not in separator.location
+    passes = TransactionFilter(PREFIX)
+    passes.skip(torn.sequence, torn.location)
+    assert passes.offer(separator.sequence, separator.location)
+    assert passes.offer(again.sequence, again.location)
+    assert not world.driver().commit(world.group(3, b"a"))
+
+
 def test_f6_a_driver_clock_that_was_set_back_does_not_hide_age() -> None:
     world = World(MemoryStore(now_ms=(clock := ManualRuntime()).now_ms))
     group = world.group(0, b"a")
