@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["sink_rows"]
 
-ROWS = 400_000
-ROUNDS = 5
+ROWS = 800_000
+ROUNDS = 3
 BATCHES = 3  # of each query; the first one of a run starts workers and does not count
 
 
