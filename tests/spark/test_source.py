@@ -203,7 +203,7 @@ def test_asynchronous_progress_tracking_is_safe(
         run.stop()
     logged = sorted(int(path.name) for path in (Path(checkpoint) / "offsets").glob("[0-9]*"))
     last = (Path(checkpoint) / "offsets" / str(logged[-1])).read_text().splitlines()[-1]
-    assert json.loads(last)["next"] <= queued(store)[0]
+    assert queued(store)[0] <= json.loads(last)["next"]
     # Restarted, as after a crash: everything since the log's last entry is there to be read.
     again = frame.writeStream.format("noop").option("checkpointLocation", checkpoint)
     run = again.trigger(availableNow=True).start()
