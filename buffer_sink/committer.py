@@ -14,7 +14,7 @@ from buffer_sink.commit import (
     record_key,
     transaction_prefix,
 )
-from buffer_sink.messages import Group
+from buffer_sink.messages import Group, Moment
 from buffer_sink.options import SinkOptions
 from opendata_buffer.errors import (
     CommitStateUnknown,
@@ -166,7 +166,7 @@ class Committer:
         before may then delete the uploads for another quarter of the grace period. What is there
         after that is queued and stays.
         """
-        if self._runtime.monotonic() <= expiry.at:
+        if not expiry.is_over(self._runtime):
             return
         self._runtime.sleep(self._options.gc_grace_period_ms / 4000 + 1)
         if self._oldest_ms(group) is None:
@@ -232,13 +232,13 @@ class Committer:
         here would move all its data through the driver, and could not save those that are gone.
         """
         grace_ms = self._options.gc_grace_period_ms
-        now = self._runtime.monotonic()
+        now = Moment.now(self._runtime)
         age_ms = group.planned.age_ms(self._runtime)
         if age_ms is None or age_ms > grace_ms / 2:
             age_ms = self._oldest_ms(group)
             if age_ms is None or age_ms > grace_ms / 2:
                 raise _too_old(grace_ms)
-        return _Expiry(now + (grace_ms - age_ms) / 1000)
+        return _Expiry(now, grace_ms - age_ms)
 
     def _oldest_ms(self, group: Group) -> float | None:
         """Age of the oldest upload by the store's clock; None when one is gone."""
@@ -254,13 +254,19 @@ class Committer:
 
 @dataclass(frozen=True, slots=True)
 class _Expiry:
-    """A moment on the monotonic clock after which uploads must not be appended any more."""
+    """A moment after which uploads must not be appended any more."""
 
-    at: float
+    since: Moment
+    left_ms: float
+
+    def is_over(self, runtime: Runtime) -> bool:
+        """By both clocks: a machine that is suspended stops its monotonic one."""
+        steady_ms = (runtime.monotonic() - self.since.monotonic) * 1000
+        return max(steady_ms, runtime.now_ms() - self.since.wall_ms) > self.left_ms
 
     def check(self, runtime: Runtime) -> None:
         """Asked on each attempt: the process may have been paused since the last one."""
-        if runtime.monotonic() > self.at:
+        if self.is_over(runtime):
             raise _Expired("uploads are older than the grace period")
 
 

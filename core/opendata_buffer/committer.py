@@ -62,6 +62,7 @@ class Upload:
         data: The object's bytes, kept until the batch is settled.
         location: The object's key.
         minted_at: When the location's ULID was made, on the monotonic clock.
+        minted_ms: The same on the wall clock.
     """
 
     batch: Batch | None
@@ -77,6 +78,7 @@ class Upload:
     data: bytes = b""
     location: str = ""
     minted_at: float = 0.0
+    minted_ms: int | None = None
 
     @classmethod
     def of(cls, batch: Batch, deadline: float) -> Upload:
@@ -225,13 +227,12 @@ class Committer:
 
     def _without_stale(self, group: list[tuple[Lane, Upload]]) -> list[tuple[Lane, Upload]]:
         """Send uploads that the collector may soon delete back, and all behind them (F5)."""
-        now = self._runtime.monotonic()
         kept = []
         blocked: set[int] = set()
         for lane, upload in group:
             if id(lane) in blocked:
                 continue
-            if now - upload.minted_at > lane.max_age:
+            if self._age(upload) > lane.max_age:
                 blocked.add(id(lane))
                 with self._condition:
                     if upload.stage is not Stage.UPLOADED:
@@ -242,8 +243,19 @@ class Committer:
                 kept.append((lane, upload))
         return kept
 
-    def _landed(self, lane: Lane, upload: Upload, sequence: int) -> None:
+    def _age(self, upload: Upload) -> float:
+        """Seconds since its name was made, by the clock that says more (F5).
+
+        A machine that is suspended stops its monotonic clock, and the collector does not wait;
+        a wall clock may be set back.
+        """
         age = self._runtime.monotonic() - upload.minted_at
+        if upload.minted_ms is None:
+            return age
+        return max(age, (self._runtime.now_ms() - upload.minted_ms) / 1000)
+
+    def _landed(self, lane: Lane, upload: Upload, sequence: int) -> None:
+        age = self._age(upload)
         if age <= 2 * lane.max_age:
             self._settle(lane, upload, Durable(sequence, upload.location))
             return

@@ -325,6 +325,7 @@ class Producer:
         # A new name for each upload: an object may not be enqueued long after its ULID (F5).
         ulid = self._runtime.ulid()
         upload.minted_at = self._runtime.monotonic()
+        upload.minted_ms = self._runtime.now_ms()
         upload.location = batch_key(config.data_path_prefix, ulid, upload.transaction)
         left_ms = max(1, int((upload.deadline - self._runtime.monotonic()) * 1000))
         retrying = full_jitter(

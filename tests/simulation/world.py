@@ -27,11 +27,20 @@ DRAIN_S = 6 * 3600.0
 
 @dataclass(frozen=True)
 class Node:
-    """One process of the deployment and its way to the store."""
+    """One process of the deployment and its way to the store.
+
+    Attributes:
+        name: Unique.
+        runtime: Its threads and clocks.
+        store: Its network.
+        sleeps: Its machine stops the monotonic clock when it is paused. The wall clock of such
+            a one does not jump: with both clocks wrong nobody can tell how much time passed.
+    """
 
     name: str
     runtime: SimRuntime
     store: FaultyStore
+    sleeps: bool
 
 
 class World:
@@ -108,10 +117,10 @@ class World:
             self.simulation,
             self.model,
             runtime.name,
-            on_access=lambda operation, key: self._ambush(runtime, operation, key),
+            on_access=lambda operation, key: self._ambush(node, operation, key),
         )
         store = FaultyStore(watched, runtime, self.plan, seed=self.draw(2**32))
-        node = Node(runtime.name, runtime, store)
+        node = Node(runtime.name, runtime, store, self.chance(0.5))
         self._nodes.append(node)
         return node
 
@@ -169,11 +178,11 @@ class World:
                     node.store.land_late_puts()
                 return True
             case "short pause":
-                self.simulation.pause(node.runtime, self.uniform(0, 10))
+                self._pause(node, self.uniform(0, 10))
             case "long pause":
-                self.simulation.pause(node.runtime, self.uniform(0, 2.5 * self.grace_s))
+                self._pause(node, self.uniform(0, 2.5 * self.grace_s))
                 return zombies and self.chance(0.7)
-            case "clock":
+            case "clock" if not node.sleeps:
                 node.runtime.clock_skew_ms = self.draw(2 * MAX_SKEW_MS) - MAX_SKEW_MS
             case "outage":
                 self._outage(node)
@@ -200,17 +209,20 @@ class World:
 
         self.director.spawn(end, f"end of outage of {node.name}")
 
-    def _ambush(self, runtime: SimRuntime, operation: str, key: str) -> None:
+    def _ambush(self, node: Node, operation: str, key: str) -> None:
         """Pause or kill a process at the moment its request arrives."""
         if self.calm or operation not in self.ambushed or not self.chance(self.ambushes):
             return
         if self.chance(0.3):
             self.deeds["ambush kill"] += 1
-            self.simulation.kill(runtime)
+            self.simulation.kill(node.runtime)
         else:
             self.deeds["ambush pause"] += 1
             low, high = self.ambush_pause_s or (0, 2.5 * self.grace_s)
-            self.simulation.pause(runtime, self.uniform(low, high))
+            self._pause(node, self.uniform(low, high))
+
+    def _pause(self, node: Node, seconds: float) -> None:
+        self.simulation.pause(node.runtime, seconds, suspend=node.sleeps)
 
     def heal(self) -> None:
         """Let everything be well from now on."""

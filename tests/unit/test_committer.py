@@ -142,6 +142,21 @@ def test_f5_an_old_upload_goes_back_and_holds_its_lane() -> None:
     harness.close()
 
 
+def test_f5_an_upload_of_a_machine_that_was_suspended_goes_back() -> None:
+    """Linux stops the monotonic clock while the machine sleeps; the collector does not."""
+    runtime = SteppedRuntime()
+    harness = Harness(MemoryStore(), runtime, max_age=300.0)
+    upload = harness.upload(1)
+    upload.minted_ms = runtime.now_ms() - 301_000
+    harness.committer.uploaded(upload)
+    harness.wait(lambda: harness.reuploads == [upload])
+    assert harness.outcomes == {}
+    upload.minted_ms = runtime.now_ms()
+    harness.committer.uploaded(upload)
+    harness.wait(lambda: len(harness.outcomes) == 1)
+    harness.close()
+
+
 def test_f5_a_commit_that_slept_past_the_grace_period_promises_nothing() -> None:
     """The process freezes between the age check and the answer of its write."""
     runtime = SteppedRuntime()

@@ -19,6 +19,7 @@ run takes no real time to wait, and the same seed gives the same history, races 
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import zlib
@@ -37,6 +38,14 @@ START_MS = 1_767_225_600_000
 
 PREEMPTION = 0.1
 """Chance that a thread loses the processor where it would not have to: at a free lock."""
+
+
+def _ticks(seconds: float) -> float:
+    """Rounded up to a tick of 2^-20 s: sums and differences of such times are exact.
+
+    Or a wait for what is left until a deadline could be too short to move the clock, for ever.
+    """
+    return math.ceil(seconds * 2**20) / 2**20
 
 
 class SimulationFailed(AssertionError):
@@ -190,6 +199,7 @@ class SimRuntime:
         self.clock_skew_ms = clock_skew_ms
         self.alive = True
         self.resume_at = 0.0
+        self.suspended_s = 0.0
         self._spawned = 0
 
     def now_ms(self) -> int:
@@ -197,8 +207,8 @@ class SimRuntime:
         return self._simulation.now_ms() + self.clock_skew_ms
 
     def monotonic(self) -> float:
-        """Virtual seconds; they go on while a process is paused."""
-        return self._simulation.now
+        """Virtual seconds; they go on while a process is paused, not while it is suspended."""
+        return self._simulation.now - self.suspended_s
 
     def sleep(self, seconds: float) -> None:
         """Let virtual time pass."""
@@ -293,10 +303,19 @@ class Simulation:
         if self.current.doomed:
             self.checkpoint()
 
-    def pause(self, process: SimRuntime, seconds: float) -> None:
-        """Freeze a process: none of its threads runs, clocks go on."""
-        process.resume_at = max(process.resume_at, self.now + seconds)
-        self.log(f"pause {process.name} for {seconds:.1f} s")
+    def pause(self, process: SimRuntime, seconds: float, *, suspend: bool = False) -> None:
+        """Freeze a process: none of its threads runs, clocks go on.
+
+        Args:
+            process: Which.
+            seconds: From now on.
+            suspend: Stop its monotonic clock too, as Linux does when the machine sleeps.
+        """
+        before = max(process.resume_at, self.now)
+        process.resume_at = max(process.resume_at, _ticks(self.now + seconds))
+        if suspend:
+            process.suspended_s += process.resume_at - before
+        self.log(f"{'suspend' if suspend else 'pause'} {process.name} for {seconds:.1f} s")
         if self.current.process is process:
             self.checkpoint()
 
@@ -365,7 +384,7 @@ class Simulation:
         task = self.current
         if task.doomed:
             raise _Killed
-        task.wake_at = wake_at
+        task.wake_at = None if wake_at is None else _ticks(wake_at)
         task.waits_for = waits_for
         self._hand_over(task)
         if task.doomed:

@@ -115,7 +115,7 @@ def test_lock_is_exclusive_and_reentrant() -> None:
 
         for task in [runtime.spawn(body, "t") for _ in range(5)]:
             task.join()
-        assert runtime.monotonic() == pytest.approx(0.5)
+        assert runtime.monotonic() == pytest.approx(0.5, abs=1e-3)
 
     simulate(main)
 
@@ -204,6 +204,25 @@ def test_paused_process_stands_still_while_clocks_go_on() -> None:
         assert woke == []
         task.join()
         assert woke == [3600.5]
+
+    simulate(main)
+
+
+def test_suspended_process_loses_monotonic_time_and_no_wall_time() -> None:
+    def main(simulation: Simulation, runtime: SimRuntime) -> None:
+        frozen = simulation.process("frozen")
+        times: list[tuple[float, int]] = []
+
+        def body() -> None:
+            times.append((frozen.monotonic(), frozen.now_ms()))
+            simulation.pause(frozen, 100, suspend=True)
+            times.append((frozen.monotonic(), frozen.now_ms()))
+            simulation.pause(frozen, 10)
+            times.append((frozen.monotonic(), frozen.now_ms()))
+
+        frozen.spawn(body, "t").join()
+        start_ms = times[0][1]
+        assert times == [(0, start_ms), (0, start_ms + 100_000), (10, start_ms + 110_000)]
 
     simulate(main)
 
