@@ -1,4 +1,9 @@
-"""Which seeds run, and how to run one again."""
+"""Which seeds run, and how to run one again.
+
+``OPENDATA_BUFFER_SEEDS=5000`` runs the seeds below 5,000, ``=5000-9000`` those from 5,000 on;
+``OPENDATA_BUFFER_SEED=123`` runs that one. The default is 200 for the delivery scenario, and
+half of that for each of the narrower ones.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +13,18 @@ import pytest
 
 SEEDS = "OPENDATA_BUFFER_SEEDS"
 SEED = "OPENDATA_BUFFER_SEED"
+DEFAULT = "200"
 
 
-def seeds() -> list[int]:
-    """``OPENDATA_BUFFER_SEED=n`` is that one; ``OPENDATA_BUFFER_SEEDS=n`` the first n (200)."""
+def seeds(share: float) -> range:
+    """The seeds of a scenario that takes this share of them."""
     if one := os.environ.get(SEED):
-        return [int(one)]
-    first, _, end = os.environ.get(SEEDS, "200").rpartition("-")
-    return list(range(int(first or 0), int(end)))
+        return range(int(one), int(one) + 1)
+    first, _, end = os.environ.get(SEEDS, DEFAULT).rpartition("-")
+    start = int(first or 0)
+    return range(start, start + max(1, round((int(end) - start) * share)))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "seed" in metafunc.fixturenames:
-        metafunc.parametrize("seed", seeds())
+        metafunc.parametrize("seed", seeds(getattr(metafunc.module, "SHARE", 1.0)))

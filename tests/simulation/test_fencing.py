@@ -6,6 +6,9 @@ from tests.simulation.actors import PlainProducer, Reader, run_readers, run_serv
 from tests.simulation.scenario import simulate
 from tests.simulation.world import World
 
+SHARE = 0.5
+"""Of the seeds; see conftest.py."""
+
 
 def usurp(world: World) -> None:
     """Readers are replaced while they still run, in the middle of whatever they do."""

@@ -14,6 +14,9 @@ from tests.simulation.actors import (
 from tests.simulation.scenario import simulate
 from tests.simulation.world import World
 
+SHARE = 0.5
+"""Of the seeds; see conftest.py."""
+
 
 def race(world: World) -> None:
     """Processes freeze between upload and append, for about the grace period."""
