@@ -223,14 +223,21 @@ class Reader:
             self._filter = TransactionFilter.from_json(self._model.sink.state, PREFIX)
         self._idle_s = 0.05
 
-    def live(self, config: ConsumerConfig) -> None:
-        """From the claim of the queue to the fence."""
+    def live(self, config: ConsumerConfig, *, hangs: bool = False) -> None:
+        """From the claim of the queue to the fence.
+
+        Args:
+            config: Settings of the consumer.
+            hangs: Never look at the queue again; only the collector goes on.
+        """
         try:
             consumer = self._world.patiently(self._node, lambda: self._claim(config))
         except DataLoss as error:
             if self._model.sink.position == self._position:
                 self._world.fail(error)
             return
+        if hangs:
+            self._node.runtime.sleep(1e6)
         try:
             read = self._serial if self._world.chance(0.5) else self._read_ahead
             read(consumer)

@@ -22,6 +22,10 @@ def usurp(world: World) -> None:
     world.finish()
     if world.model.counts["claims"] < 2:
         world.fail("nobody was fenced: the scenario tests nothing")
+    # F9: the collectors of fenced consumers have ended, also where the consumer never noticed.
+    collecting = {name for name, at in world.listed.items() if world.simulation.now - at < 300}
+    if collecting != {world.model.owner}:
+        world.fail(f"{collecting} collect, but the queue belongs to {world.model.owner}")
 
 
 def _usurpers(world: World) -> None:
@@ -29,8 +33,11 @@ def _usurpers(world: World) -> None:
     for _ in range(1 + world.draw(5)):
         world.director.sleep(world.uniform(0, 5))
         node = world.node("usurper")
+        reader = Reader(world, node)
+        hangs = world.chance(0.3)
         node.runtime.spawn(
-            lambda node=node: Reader(world, node).live(world.consumer_config()), "main"
+            lambda reader=reader, hangs=hangs: reader.live(world.consumer_config(), hangs=hangs),
+            "main",
         )
     # Long enough for the last one to get through to the store.
     world.director.sleep(300)

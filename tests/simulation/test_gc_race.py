@@ -34,7 +34,7 @@ def race(world: World) -> None:
 
 
 def test_f5_collector_never_deletes_what_becomes_durable(seed: int) -> None:
-    simulate(seed, race, "test_gc_race.py")
+    simulate(seed, race, "test_gc_race.py -k never_deletes")
 
 
 def late(world: World) -> None:
@@ -61,4 +61,4 @@ def late(world: World) -> None:
 
 
 def test_f5_late_appends_lose_nothing_that_is_durable(seed: int) -> None:
-    simulate(seed, late, "test_gc_race.py")
+    simulate(seed, late, "test_gc_race.py -k late_appends")

@@ -91,6 +91,8 @@ class World:
         self.director = self.simulation.process("director")
         self.deeds: Counter[str] = Counter()
         """What was done to processes."""
+        self.listed: dict[str, float] = {}
+        """When each process last listed the store."""
         self._nodes: list[Node] = []
 
     # Chance.
@@ -211,6 +213,8 @@ class World:
 
     def _ambush(self, node: Node, operation: str, key: str) -> None:
         """Pause or kill a process at the moment its request arrives."""
+        if operation == "list":
+            self.listed[node.name] = self.simulation.now
         if self.calm or operation not in self.ambushed or not self.chance(self.ambushes):
             return
         if self.chance(0.3):
