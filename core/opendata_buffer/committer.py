@@ -120,6 +120,8 @@ class Lane:
         self.settle = settle
         self.repair = repair
         self.uploads: deque[Upload] = deque()
+        self.failure: BaseException | None = None
+        """What an ordered upload failed with: no ordered one may enter any more."""
 
 
 class Committer:
@@ -162,10 +164,19 @@ class Committer:
         if task is not None:
             task.join()
 
-    def enter(self, lane: Lane, upload: Upload) -> None:
-        """Give an upload its place in the lane, before its bytes are stored."""
+    def enter(self, lane: Lane, upload: Upload) -> BaseException | None:
+        """Give an upload its place in the lane, before its bytes are stored.
+
+        Returns the reason why it must not enter, if there is one: an ordered upload before it
+        failed. This is decided where such a failure sweeps the lane, or one could slip in
+        behind the sweep and overtake.
+        """
         with self._condition:
+            if upload.ordered and lane.failure is not None:
+                upload.stage = Stage.SETTLED
+                return lane.failure
             lane.uploads.append(upload)
+            return None
 
     def uploaded(self, upload: Upload) -> None:
         """The upload's bytes are stored."""
@@ -289,14 +300,14 @@ class Committer:
 
     def _settle(self, lane: Lane, upload: Upload, outcome: Durable | BaseException) -> None:
         with self._condition:
-            settled = [upload]
-            if isinstance(outcome, BaseException) and upload.ordered:
+            settled = [upload] if upload.stage is not Stage.SETTLED else []
+            if settled and upload.ordered and isinstance(outcome, BaseException):
                 # Later transactions must not overtake a failed one: the reader would take it
                 # for a repeat when it is produced again.
-                behind = list(lane.uploads)
-                behind = behind[behind.index(upload) :] if upload in behind else []
-                settled += [u for u in behind if u is not upload and u.ordered]
-            settled = [u for u in settled if u.stage is not Stage.SETTLED]
+                lane.failure = outcome
+                lined_up = list(lane.uploads)
+                behind = lined_up[lined_up.index(upload) + 1 :]
+                settled += [each for each in behind if each.ordered]
             for each in settled:
                 each.stage = Stage.SETTLED
             lane.uploads = deque(u for u in lane.uploads if u.stage is not Stage.SETTLED)

@@ -271,8 +271,11 @@ class Producer:
         deadline = self._runtime.monotonic() + self._config.delivery_timeout_ms / 1000
         upload = Upload.of(batch, deadline)
         self._unsettled += 1
-        self._committer.enter(self._lane, upload)
-        self._sealed.append(upload)
+        failure = self._committer.enter(self._lane, upload)
+        if failure is None:
+            self._sealed.append(upload)
+        else:
+            self._settle(upload, failure)
         self._condition.notify_all()
 
     def _staff(self) -> None:

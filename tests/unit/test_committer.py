@@ -123,6 +123,25 @@ def test_a_failed_transaction_takes_later_ones_with_it_and_only_those() -> None:
     harness.close()
 
 
+def test_a_transaction_cannot_enter_behind_the_sweep_of_a_failed_one() -> None:
+    """produce() may have looked for failures just before there was one."""
+    store = MemoryStore()
+    harness = Harness(store, SystemRuntime())
+    failed = harness.upload(0, Transaction("a", 1))
+    error = PermanentStorageError("denied")
+    harness.committer.give_up(harness.lane, failed, error)
+    late = Upload.of(
+        Batch(Completion(harness.runtime), 0.0, [Call(b"", 0, b"", 0, Transaction("a", 2))]), 1e9
+    )
+    assert harness.committer.enter(harness.lane, late) is error
+    assert late.stage is Stage.SETTLED
+    plain = harness.upload(1)
+    harness.committer.uploaded(plain)
+    harness.wait(lambda: len(harness.outcomes) == 2)
+    assert queued(store) == [plain.location]
+    harness.close()
+
+
 def test_f5_an_old_upload_goes_back_and_holds_its_lane() -> None:
     store = MemoryStore()
     runtime = SteppedRuntime()
