@@ -122,7 +122,9 @@ class Producer:
             metadata: Payload that the consumer gets with exactly these entries.
             transaction: Gives the call a batch of its own that carries this identity, so that
                 a reader with a transaction filter drops it when it is produced again, by this
-                process or the one that takes over. Batch numbers of one app must rise.
+                process or the one that takes over. Batch numbers of one app must rise, and one
+                live producer at a time may use it: two that produce one batch at the same
+                moment can queue it twice back to back, which reads as one transaction.
 
         Returns:
             A handle to await durability with. The entries are not durable before.

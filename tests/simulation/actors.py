@@ -25,12 +25,14 @@ from opendata_buffer.errors import (
     OpenDataBufferError,
     PoisonBatch,
     QueueFull,
+    StorageError,
     TransientStorageError,
 )
 from opendata_buffer.fetch import FetchHandle, fetch_many
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Metadata
+from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.producer import Producer
 from opendata_buffer.testing.model import Record
 from opendata_buffer.transactions import TransactionFilter
@@ -366,6 +368,17 @@ def watch(
     handle.watcher.add_done_callback(done)
 
 
+def collect_garbage(world: World, node: Node) -> None:
+    """An operator's cron job beside the consumer's collector; it belongs to no epoch."""
+    collector = GarbageCollector(node.store, world.consumer_config(), runtime=node.runtime)
+    while True:
+        try:
+            collector.run_once()
+        except StorageError as error:
+            world.log(f"{node.name}: {error}")
+        node.runtime.sleep(world.uniform(5, 60))
+
+
 Actor = PlainProducer | TransactionalProducer | SinkDriver
 
 
@@ -379,8 +392,11 @@ def run_readers(world: World) -> None:
     )
 
 
-def run_services(world: World, actors: list[Actor]) -> None:
-    """Run the producers, some of them together in one process, until all are done."""
+def run_services(world: World, actors: list[Actor], *, zombies: bool = False) -> None:
+    """Run the producers, some of them together in one process, until all are done.
+
+    With ``zombies`` a process may be replaced while it still runs.
+    """
     processes: list[list[Actor]] = [[]]
     for actor in actors:
         if processes[-1] and world.chance(0.6):
@@ -391,6 +407,7 @@ def run_services(world: World, actors: list[Actor]) -> None:
             f"service{n}",
             lambda node, together=together: _serve(world, together, node),
             lambda together=together: all(actor.done for actor in together),
+            zombies=zombies,
         )
         for n, together in enumerate(processes)
     ]

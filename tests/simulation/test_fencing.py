@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.simulation.actors import PlainProducer, Reader, run_readers, run_services
+from tests.simulation.actors import PlainProducer, Reader, SinkDriver, run_readers, run_services
 from tests.simulation.scenario import simulate
 from tests.simulation.world import World
 
@@ -44,4 +44,17 @@ def _usurpers(world: World) -> None:
 
 
 def test_f8_fenced_consumers_acknowledge_nothing(seed: int) -> None:
-    simulate(seed, usurp, "test_fencing.py")
+    simulate(seed, usurp, "test_fencing.py -k acknowledge_nothing")
+
+
+def rivals(world: World) -> None:
+    """A query is started again while its old driver, thought dead, goes on committing."""
+    query = SinkDriver(world, "query", 10)
+    run_readers(world)
+    run_services(world, [query], zombies=True)
+    world.finish()
+    world.model.check_complete(query.name, query.records)
+
+
+def test_two_drivers_of_one_query_write_each_batch_once(seed: int) -> None:
+    simulate(seed, rivals, "test_fencing.py -k two_drivers")

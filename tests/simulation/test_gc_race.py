@@ -8,6 +8,7 @@ from tests.simulation.actors import (
     PlainProducer,
     SinkDriver,
     TransactionalProducer,
+    collect_garbage,
     run_readers,
     run_services,
 )
@@ -29,6 +30,8 @@ def race(world: World) -> None:
         SinkDriver(world, "query", 6),
     ]
     run_readers(world)
+    if world.chance(0.5):
+        world.supervise("cron", lambda node: collect_garbage(world, node), lambda: False)
     run_services(world, world.simulation.random.sample(actors, 2))
     world.finish()
 

@@ -1,0 +1,139 @@
+"""kill -9 with real processes on a local directory: produce, kill, restart, count."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from opendata_buffer import Producer, ProducerConfig
+
+pytestmark = pytest.mark.slow
+
+HERE = Path(__file__).parent
+TRANSACTIONS = 120
+RECORDS_EACH = 5
+DEADLINE_S = 120
+
+
+class Worker:
+    """A worker process that is killed and started again; its printed numbers are kept."""
+
+    def __init__(self, script: str, *arguments: str) -> None:
+        self.printed: list[int] = []
+        self.errors = ""
+        self.restart(script, *arguments)
+
+    def restart(self, script: str, *arguments: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / script), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, args=(self._process,))
+        self._reader.start()
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            # kill -9 may cut the last line short.
+            if line.endswith("\n"):
+                self.printed.append(int(line))
+
+    def kill(self) -> None:
+        os.kill(self._process.pid, signal.SIGKILL)
+        self._finish()
+
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def _finish(self) -> int:
+        code = self._process.wait(30)
+        self._reader.join(30)
+        assert self._process.stderr is not None
+        self.errors = self._process.stderr.read()
+        return code
+
+    def wait(self) -> None:
+        assert self._finish() == 0, self.errors
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_kill9_of_producers_and_consumer_loses_and_repeats_nothing(
+    tmp_path: Path, seed: int
+) -> None:
+    rng = random.Random(seed)
+    store, database = str(tmp_path / "store"), str(tmp_path / "sink.db")
+    end = str(TRANSACTIONS)
+    apps = {app: Worker("worker_produce.py", store, app, "0", end) for app in ("a", "b")}
+    wanted = len(apps) * TRANSACTIONS * RECORDS_EACH
+    consumer = Worker("worker_consume.py", store, database, str(wanted))
+    kills = 0
+    deadline = time.monotonic() + DEADLINE_S
+    while not all(worker.ended() for worker in apps.values()):
+        assert time.monotonic() < deadline, "producers did not finish"
+        time.sleep(rng.uniform(0.3, 1.2))
+        app = rng.choice(sorted(apps))
+        if kills < 8 and not apps[app].ended():
+            worker = apps[app]
+            worker.kill()
+            kills += 1
+            # What was not printed may be in the queue all the same: produce it again.
+            first = worker.printed[-1] + 1 if worker.printed else 0
+            worker.restart("worker_produce.py", store, app, str(first), end)
+        if kills < 8 and rng.random() < 0.5 and not consumer.ended():
+            consumer.kill()
+            kills += 1
+            consumer.restart("worker_consume.py", store, database, str(wanted))
+    for worker in apps.values():
+        worker.wait()
+    consumer.wait()
+    assert kills >= 4
+
+    rows = sqlite3.connect(database).execute("select record from records order by rowid").fetchall()
+    records = [record for (record,) in rows]
+    for app in apps:
+        expected = [f"{app} {n} {k}" for n in range(TRANSACTIONS) for k in range(RECORDS_EACH)]
+        assert [record for record in records if record.startswith(app)] == expected
+    assert len(records) == wanted
+
+
+def test_kill9_keeps_everything_that_was_reported_durable(tmp_path: Path) -> None:
+    """A producer without transactions: what it printed is there, in order and once."""
+    store = str(tmp_path / "store")
+    rng = random.Random(3)
+    printed: list[int] = []
+    for _ in range(4):
+        worker = Worker("worker_produce.py", store, "plain", str(len(printed)), "1000000")
+        time.sleep(rng.uniform(0.8, 1.6))
+        worker.kill()
+        printed += worker.printed
+        # Go on behind what may have landed unseen.
+        if worker.printed:
+            printed = list(range(worker.printed[-1] + 1))
+    with Producer(ProducerConfig(store=store)) as producer:
+        producer.produce([b"end"]).watcher.await_durable(30)
+    listed = subprocess.run(
+        [sys.executable, "-m", "opendata_buffer", "fsck", store], capture_output=True, text=True
+    )
+    assert listed.returncode == 0, listed.stdout + listed.stderr
+    consumed = subprocess.run(
+        [sys.executable, "-m", "opendata_buffer", "consume", store],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    assert consumed[-1] == "end"
+    seen = set(consumed)
+    assert printed
+    for number in printed:
+        assert f"plain {number} 0" in seen
