@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 
 from benchmarks.table import Row
@@ -21,14 +22,14 @@ def slow_store() -> FaultyStore:
     return FaultyStore(MemoryStore(), SystemRuntime(), plan=plan)
 
 
-def paced(calls_per_s: float, seconds: float, call: object) -> None:
+def paced(calls_per_s: float, seconds: float, call: Callable[[], object]) -> None:
     """Open loop: calls are due at fixed times, whether or not earlier ones were slow."""
     started = time.monotonic()
     for n in range(int(calls_per_s * seconds)):
         wait = started + n / calls_per_s - time.monotonic()
         if wait > 0:
             time.sleep(wait)
-        call()  # type: ignore[operator]
+        call()
 
 
 def one_producer(seconds: float = 10.0) -> Row:

@@ -41,7 +41,7 @@ class Batch:
     """Entries on their way into one object."""
 
     completion: Completion
-    opened_at: float
+    due_at: float
     calls: list[Call] = field(default_factory=list)
     size: int = 0
     count: int = 0
@@ -70,7 +70,7 @@ class Batcher:
     """Accumulates calls until size or age says that a batch is full.
 
     Args:
-        flush_interval: Age in seconds at which the open batch is due.
+        flush_interval: Seconds in which the open batch becomes due, at the latest.
         flush_size: Bytes beyond which it is full; a loose limit.
         max_size: Bytes no batch exceeds.
     """
@@ -80,11 +80,12 @@ class Batcher:
         self._flush_size = flush_size
         self._max_size = max_size
         self._open: Batch | None = None
+        self._last_due_at: float | None = None
 
     @property
     def due_at(self) -> float | None:
         """When the open batch must be taken; None when there is none."""
-        return None if self._open is None else self._open.opened_at + self._flush_interval
+        return None if self._open is None else self._open.due_at
 
     def is_due(self, now: float) -> bool:
         """Whether the open batch has reached its age."""
@@ -112,7 +113,8 @@ class Batcher:
             full.append(batch)
             batch = None
         if batch is None:
-            batch = Batch(completion, now)
+            batch = Batch(completion, self._next_due_at(now))
+            self._last_due_at = batch.due_at
         batch.calls.append(call)
         batch.size += len(call.block)
         batch.count += call.count
@@ -122,6 +124,16 @@ class Batcher:
             full.append(batch)
             self._open = None
         return batch.completion, full
+
+    def _next_due_at(self, now: float) -> float:
+        """At most an interval from now, and under a steady load one interval after the last.
+
+        Counted from the first call alone, the wait for that call would add to every interval.
+        """
+        last = self._last_due_at
+        if last is not None and last <= now < last + self._flush_interval:
+            return last + self._flush_interval
+        return now + self._flush_interval
 
     def take(self) -> Batch | None:
         """Take the open batch, however small."""

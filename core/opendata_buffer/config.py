@@ -99,7 +99,7 @@ class ProducerConfig(QueueConfig):
     """Settings of a producer (RFC 0001, Producer).
 
     Attributes:
-        flush_interval_ms: Age at which a batch is flushed. Default 100.
+        flush_interval_ms: Age at which a batch is flushed at the latest. Default 100.
         flush_size_bytes: Size beyond which a batch is flushed; a loose limit. Default 64 MiB.
         max_buffered_inputs: ``produce()`` calls that may wait for durability before the next
             one blocks. Default 1,000.

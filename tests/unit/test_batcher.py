@@ -46,6 +46,29 @@ def test_due_when_the_interval_has_passed_since_the_first_call() -> None:
     assert b.is_due(5.1)
 
 
+def test_under_a_steady_load_a_batch_is_due_every_interval() -> None:
+    b = batcher()
+    due = []
+    # A call each 30 ms: the first one after 5.1 comes at 5.12, and does not shift the timer.
+    for at in (5.0, 5.03, 5.06, 5.09, 5.12, 5.15, 5.18, 5.21, 5.24):
+        if b.is_due(at):
+            b.take()
+        b.add(call(b"a"), done(), now=at)
+        due.append(round(b.due_at or 0.0, 3))
+    assert due == [5.1, 5.1, 5.1, 5.1, 5.2, 5.2, 5.2, 5.3, 5.3]
+
+
+def test_after_a_pause_or_an_early_flush_the_interval_begins_with_the_call() -> None:
+    b = batcher()
+    b.add(call(b"a"), done(), now=5.0)
+    b.take()
+    b.add(call(b"a"), done(), now=5.05)  # before 5.1
+    assert b.due_at == 5.05 + 0.1
+    b.take()
+    b.add(call(b"a"), done(), now=5.35)  # an interval and more after it
+    assert b.due_at == 5.35 + 0.1
+
+
 def test_f32_a_call_that_finds_the_batch_due_takes_it_along() -> None:
     b = batcher()
     b.add(call(b"a"), done(), now=5.0)
