@@ -6,12 +6,16 @@ One :class:`Completion` is shared by all calls whose entries went into one batch
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from opendata_buffer.runtime import Runtime
 
 __all__ = ["Completion", "Durable", "DurabilityWatcher", "WriteHandle"]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,12 @@ class Completion:
             callbacks, self._callbacks = self._callbacks, []
             self._condition.notify_all()
         for callback in callbacks:
-            callback()
+            try:
+                callback()
+            except Exception:
+                # It runs in the committer's thread: the other handles of the group are still
+                # to be told, and their outcome is not this caller's.
+                log.exception("a callback of a write handle failed")
 
     def add_callback(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` when settled, at once if it is already. It must not block."""
@@ -101,7 +110,11 @@ class DurabilityWatcher:
         return self._completion.wait(timeout)
 
     def add_done_callback(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` once the outcome is known, from the producer's thread."""
+        """Call ``callback`` once the outcome is known, at once if it is already.
+
+        It is called from a thread of the producer, which waits for it: it must not block, so
+        neither produce nor flush. What it raises is logged.
+        """
         self._completion.add_callback(callback)
 
     def __await__(self) -> Generator[None, None, Durable]:
@@ -116,8 +129,9 @@ class DurabilityWatcher:
                 settled.set_result(None)
 
         def wake_from_thread() -> None:
-            # The loop may be closed by the time the batch lands; nobody waits then.
-            if not loop.is_closed():
+            # RuntimeError: the loop was closed before the batch landed. Nobody waits then, and
+            # asking it first would race with its closing.
+            with suppress(RuntimeError):
                 loop.call_soon_threadsafe(wake)
 
         self._completion.add_callback(wake_from_thread)

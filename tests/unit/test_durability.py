@@ -71,6 +71,21 @@ def test_callbacks_run_once_also_when_added_late() -> None:
     assert calls == ["early", "late"]
 
 
+def test_a_callback_that_raises_stops_neither_the_others_nor_the_committer() -> None:
+    pending = completion()
+    calls: list[str] = []
+
+    def broken() -> None:
+        calls.append("broken")
+        raise ValueError("a bug of the caller's")
+
+    pending.add_callback(broken)
+    pending.add_callback(lambda: calls.append("next"))
+    pending.set(DURABLE)
+    assert calls == ["broken", "next"]
+    assert pending.result() == DURABLE
+
+
 def test_a_handle_is_awaited_from_asyncio_and_settled_from_a_thread() -> None:
     pending = completion()
     handle = WriteHandle(DurabilityWatcher(pending), 1_700)
