@@ -15,7 +15,7 @@ from opendata_buffer.config import (
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.options import STORAGE_OPTIONS, OptionReader, queue_fields, storage_settings
 
-__all__ = ["EARLIEST", "LATEST", "SourceOptions"]
+__all__ = ["EARLIEST", "LATEST", "SOURCE_OPTIONS", "SourceOptions"]
 
 EARLIEST = "earliest"
 LATEST = "latest"
@@ -41,7 +41,7 @@ _STREAM_ONLY = (
     "gcGracePeriodMs",
 )
 _BATCH_ONLY = ("endingOffsets",)
-_ALL = (*_SHARED, *_STREAM_ONLY, *_BATCH_ONLY)
+SOURCE_OPTIONS = (*_SHARED, *_STREAM_ONLY, *_BATCH_ONLY)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class SourceOptions:
         Raises:
             InvalidInput: An unknown name, or a value that is not accepted.
         """
-        read = OptionReader(options, _ALL, "opendata-buffer source")
+        read = OptionReader(options, SOURCE_OPTIONS, "opendata-buffer source")
         return cls(
             queue=storage_settings(read),
             starting_offsets=_position(read, "startingOffsets", EARLIEST),
