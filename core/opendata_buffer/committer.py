@@ -8,6 +8,7 @@ other: the store's compare-and-swap rate stops being the limit on batches per se
 from __future__ import annotations
 
 import logging
+import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -143,24 +144,32 @@ class Committer:
         """The queue it writes; its counters tell attempts and conflicts."""
         return self._queue
 
-    def open_lane(self, lane: Lane) -> None:
-        """Take part in the group commits."""
+    def open_lane(self, lane: Lane) -> bool:
+        """Take part in the group commits; False when the last lane has left.
+
+        A committer does not start again: its thread may still be ending, and two of them would
+        append one upload twice.
+        """
         with self._condition:
-            self._lanes.append(lane)
+            if self._stopping:
+                return False
             if self._task is None:
-                self._stopping = False
                 self._task = self._runtime.spawn(self._run, "opendata-buffer-committer")
+            self._lanes.append(lane)
+            return True
 
     def close_lane(self, lane: Lane) -> None:
-        """Leave; the thread ends with its last lane."""
-        task = None
+        """Leave; the thread ends with its last lane. Free to repeat."""
         with self._condition:
+            if lane not in self._lanes:
+                return
             self._lanes.remove(lane)
-            if not self._lanes:
-                self._stopping = True
-                task, self._task = self._task, None
-                self._condition.notify_all()
-                self._on_idle()
+            if self._lanes:
+                return
+            self._stopping = True
+            self._on_idle()
+            self._condition.notify_all()
+            task = self._task
         if task is not None:
             task.join()
 
@@ -317,20 +326,24 @@ class Committer:
             lane.settle(each, outcome)
 
 
-_committers: dict[tuple[int, int, str], Committer] = {}
+_committers: dict[tuple[int, int, int, str], Committer] = {}
 
 
-def shared_committer(store: Store, config: QueueConfig, runtime: Runtime) -> Committer:
-    """The process's committer for this manifest; made when first asked for.
+def shared_committer(store: Store, config: QueueConfig, runtime: Runtime, lane: Lane) -> Committer:
+    """The process's committer for this manifest, with the lane open in it.
 
-    A runtime stands for a process here: simulated processes have one each.
+    Made for the first lane, with that one's settings. A runtime stands for a process here:
+    simulated processes have one each. A forked child makes its own: threads stay behind.
     """
-    key = (id(store), id(runtime), config.manifest_path)
-    committer = _committers.get(key)
-    if committer is None:
+    key = (os.getpid(), id(store), id(runtime), config.manifest_path)
 
-        def forget() -> None:
-            _committers.pop(key, None)
+    def forget() -> None:
+        _committers.pop(key, None)
 
-        committer = _committers.setdefault(key, Committer(store, config, runtime, forget))
-    return committer
+    while True:
+        committer = _committers.get(key)
+        if committer is None:
+            made = Committer(store, config, runtime, forget)
+            committer = _committers.setdefault(key, made)
+        if committer.open_lane(lane):
+            return committer

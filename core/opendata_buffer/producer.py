@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -94,16 +95,16 @@ class Producer:
         self._apps: set[str] = set()
         self._closing = False
         self._closed = False
-        self._committer = shared_committer(
-            self._store, config, runtime=_process_runtime(self._runtime)
-        )
+        self._pid = os.getpid()
         self._lane = Lane(
             max_age=config.gc_grace_period_ms / 2000,
             reupload=self._reupload,
             settle=self._settle,
             repair=self._repair,
         )
-        self._committer.open_lane(self._lane)
+        self._committer = shared_committer(
+            self._store, config, _process_runtime(self._runtime), self._lane
+        )
         if isinstance(self._runtime, SystemRuntime):
             _open_producers.add(self)
 
@@ -132,9 +133,10 @@ class Producer:
         Raises:
             InvalidInput: An entry is not bytes-like or null, or the call exceeds
                 ``max_batch_bytes``. Nothing of the call was accepted.
-            Closed: The producer was closed.
+            Closed: The producer was closed, or made before this process was forked.
             FlushFailed: An earlier transaction failed; later ones would be taken for repeats.
         """
+        self._check_process()
         metadata = bytes(metadata)
         if len(metadata) > MAX_METADATA_BYTES:
             raise InvalidInput(
@@ -156,6 +158,8 @@ class Producer:
             if transaction is not None and transaction.app not in self._apps:
                 self._apps.add(transaction.app)
                 self._separate()
+            # Before the call is accepted: without any thread it would never be flushed.
+            self._staff()
             call = Call(block, count, metadata, self._runtime.now_ms(), transaction)
             now = self._runtime.monotonic()
             had_timer = self._batcher.due_at is not None
@@ -167,7 +171,6 @@ class Producer:
             self._waiting_bytes += size
             for batch in full:
                 self._seal(batch)
-            self._staff()
         return WriteHandle(DurabilityWatcher(completion), call.ingestion_time_ms)
 
     def flush(self, timeout: float | None = None) -> None:
@@ -177,7 +180,9 @@ class Producer:
             FlushFailed: This or an earlier batch was given up; a producer that has lost a
                 batch says so at every flush and at close (failures F29, F30).
             TimeoutError: Not done after ``timeout`` seconds; the producer goes on trying.
+            Closed: The producer was made before this process was forked.
         """
+        self._check_process()
         deadline = None if timeout is None else self._runtime.monotonic() + timeout
         with self._condition:
             self._seal_open()
@@ -192,11 +197,16 @@ class Producer:
             self._raise_failure()
 
     def close(self) -> None:
-        """Flush, then end the threads. A second call does nothing.
+        """Flush, then end the threads. A second call does nothing; nor does one in a fork.
+
+        Interrupted (Ctrl-C), it leaves the producer at work: call it again, or the end of the
+        interpreter does.
 
         Raises:
             FlushFailed: As in :meth:`flush`. The producer is closed all the same.
         """
+        if self._pid != os.getpid():
+            return
         with self._condition:
             if self._closed:
                 return
@@ -205,13 +215,19 @@ class Producer:
         try:
             self.flush()
         finally:
-            with self._condition:
-                self._closed = True
-                self._condition.notify_all()
-            for worker in self._workers:
-                worker.join()
-            self._committer.close_lane(self._lane)
-            _open_producers.discard(self)
+            # After an interrupt there may be handles that still wait for their outcome.
+            if not self._waiting_calls:
+                self._end()
+
+    def _end(self) -> None:
+        """Stop the threads; several callers of close() may do it at once."""
+        with self._condition:
+            self._closed = True
+            self._condition.notify_all()
+        for worker in self._workers:
+            worker.join()
+        self._committer.close_lane(self._lane)
+        _open_producers.discard(self)
 
     def __enter__(self) -> Self:
         return self
@@ -239,6 +255,13 @@ class Producer:
     def commit_conflicts(self) -> int:
         """How many of them lost against another process."""
         return self._committer.queue.conflicts
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            raise Closed(
+                f"this producer belongs to process {self._pid}, which forked this one: its "
+                "threads are not here. Make a producer in each process, after the fork."
+            )
 
     # Everything below runs with the condition held, unless it says otherwise.
 
@@ -282,10 +305,18 @@ class Producer:
 
     def _staff(self) -> None:
         """Start a worker when all are busy: one keeps the flush timer, more upload."""
-        if self._idle_workers == 0 and len(self._workers) < self._config.upload_concurrency:
-            self._idle_workers += 1
-            name = f"opendata-buffer-producer-{len(self._workers)}"
-            self._workers.append(self._runtime.spawn(self._work, name))
+        if self._idle_workers or len(self._workers) >= self._config.upload_concurrency:
+            return
+        name = f"opendata-buffer-producer-{len(self._workers)}"
+        try:
+            worker = self._runtime.spawn(self._work, name)
+        except RuntimeError:
+            # The process has no thread left, or the interpreter is ending and starts none.
+            if not self._workers:
+                raise
+            return  # those there are upload one after the other
+        self._idle_workers += 1
+        self._workers.append(worker)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -405,8 +436,10 @@ _open_producers: weakref.WeakSet[Producer] = weakref.WeakSet()
 def _close_forgotten() -> None:
     """A service that exits without close() still has its entries in memory (failure F30)."""
     for producer in list(_open_producers):
+        if producer._pid != os.getpid():
+            continue  # the parent's, in a forked child
         log.warning("a producer was not closed before exit; closing it now")
         try:
             producer.close()
-        except OpenDataBufferError:
+        except Exception:
             log.exception("closing the producer failed")

@@ -41,14 +41,13 @@ class Harness:
         self.reuploads: list[Upload] = []
         self.repaired: list[str] = []
         self._changed = threading.Condition()
-        self.committer = shared_committer(store, CONFIG, runtime)
         self.lane = Lane(
             max_age=max_age,
             reupload=self._reupload,
             settle=self._settle,
             repair=lambda upload: self.repaired.append(upload.location),
         )
-        self.committer.open_lane(self.lane)
+        self.committer = shared_committer(store, CONFIG, runtime, self.lane)
 
     def _reupload(self, upload: Upload) -> None:
         with self._changed:
@@ -202,10 +201,35 @@ def test_f5_a_commit_that_slept_past_the_grace_period_promises_nothing() -> None
 def test_one_committer_per_store_and_manifest() -> None:
     store, runtime = MemoryStore(), SystemRuntime()
     other = QueueConfig(store="memory://unused", manifest_path="other/manifest")
-    shared = shared_committer(store, CONFIG, runtime)
-    assert shared_committer(store, CONFIG, runtime) is shared
-    assert shared_committer(store, other, runtime) is not shared
-    assert shared_committer(MemoryStore(), CONFIG, runtime) is not shared
+    harness = Harness(store, runtime)
+
+    def joins(store: MemoryStore, config: QueueConfig) -> bool:
+        lane = Lane(
+            max_age=300.0,
+            reupload=lambda upload: None,
+            settle=lambda upload, outcome: None,
+            repair=lambda upload: None,
+        )
+        committer = shared_committer(store, config, runtime, lane)
+        committer.close_lane(lane)
+        committer.close_lane(lane)
+        return committer is harness.committer
+
+    assert joins(store, CONFIG)
+    assert not joins(store, other)
+    assert not joins(MemoryStore(), CONFIG)
+    harness.close()
+
+
+def test_a_committer_whose_last_lane_left_takes_no_new_one() -> None:
+    # Its thread may still be ending: two threads would append one upload twice.
+    store, runtime = MemoryStore(), SystemRuntime()
+    first = Harness(store, runtime)
+    first.close()
+    assert not first.committer.open_lane(first.lane)
+    second = Harness(store, runtime)
+    assert second.committer is not first.committer
+    second.close()
 
 
 @pytest.mark.parametrize("times", [1, 2])

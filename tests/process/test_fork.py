@@ -1,0 +1,46 @@
+"""A process that forks while a producer is open: gunicorn, Celery, multiprocessing's fork."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from opendata_buffer import Consumer, ConsumerConfig
+
+PARENT = """
+import os, sys, warnings
+warnings.simplefilter("ignore", DeprecationWarning)
+from opendata_buffer import Closed, Producer, ProducerConfig
+
+config = ProducerConfig(store=sys.argv[1], flush_interval_ms=60_000)
+producer = Producer(config)
+producer.produce([b"parent"])
+child = os.fork()
+if child == 0:
+    try:
+        producer.produce([b"lost"])
+    except Closed as error:
+        print(error)
+    producer.close()  # the parent's entries are the parent's to flush
+    with Producer(config) as own:
+        own.produce([b"child"])
+    sys.exit(0)  # not os._exit: the exit hooks run
+assert os.waitpid(child, 0)[1] == 0
+producer.close()
+"""
+
+
+def test_a_forked_child_has_a_producer_of_its_own(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PARENT, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Make a producer in each process, after the fork" in done.stdout
+    with Consumer(ConsumerConfig(store=str(tmp_path))) as consumer:
+        got = [batch.entries for batch in iter(consumer.next_batch, None)]
+    assert sorted(got) == [[b"child"], [b"parent"]]
