@@ -1,0 +1,94 @@
+"""Reading with the library alone: acknowledging a long queue, draining small batches."""
+
+from __future__ import annotations
+
+import time
+
+from benchmarks.queues import Queued, fill, records_of
+from benchmarks.table import Row
+from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
+from opendata_buffer.consumer import Consumer
+from opendata_buffer.fetch import fetch_many
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.faults import FaultPlan, FaultyStore
+
+LATENCY_MS = 60
+BATCHES = 10_000
+SERIAL_BATCHES = 200
+CONCURRENCY = 64
+
+SLOW = FaultPlan(get_ms=LATENCY_MS, put_ms=LATENCY_MS, cas_ms=LATENCY_MS, list_ms=LATENCY_MS)
+CONFIG = ConsumerConfig(store="memory://bench", gc=GarbageCollectorConfig(enabled=False))
+
+
+def small_batches() -> tuple[FaultyStore, Queued]:
+    """10,000 batches of 10 records on a store that is still fast."""
+    store = FaultyStore(MemoryStore(), SystemRuntime())
+    return store, fill(store, records_of(100, 10), BATCHES)
+
+
+def serial_seconds(consumer: Consumer, batches: int) -> float:
+    """The loop of the README: one batch after the other."""
+    started = time.perf_counter()
+    for _ in range(batches):
+        batch = consumer.next_batch()
+        assert batch is not None
+        consumer.ack(batch.sequence)
+    return time.perf_counter() - started
+
+
+def drain_row() -> Row:
+    store, queued = small_batches()
+    with Consumer(CONFIG, store=store) as consumer:
+        store.plan = SLOW
+        serial = serial_seconds(consumer, SERIAL_BATCHES) / SERIAL_BATCHES
+        store.plan = FaultPlan()
+    queued.rewind()
+    with Consumer(CONFIG, store=store) as consumer:
+        store.plan = SLOW
+        started = time.perf_counter()
+        descriptors = consumer.next_descriptors(BATCHES)
+        count = 0
+        for batch in fetch_many(
+            consumer.fetch_handle().fetch, descriptors, concurrency=CONCURRENCY
+        ):
+            count += len(batch.entries)
+        consumer.ack_through(descriptors[-1].sequence)
+        taken = time.perf_counter() - started
+        assert count == BATCHES * queued.records
+        assert len(consumer) == 0
+        store.plan = FaultPlan()
+    speedup = serial * BATCHES / taken
+    return Row(
+        f"drain {BATCHES:,} batches of 10 records, {LATENCY_MS} ms storage, "
+        f"{CONCURRENCY} fetches at once / next_batch and ack",
+        f"{speedup:.0f} x",
+        ">= 20 x",
+        speedup >= 20,
+        f"{taken:.1f} s; one by one {serial * 1e3:.0f} ms a batch, measured on {SERIAL_BATCHES}",
+    )
+
+
+def ack_row() -> Row:
+    store, _ = small_batches()
+    with Consumer(CONFIG, store=store) as consumer:
+        last = consumer.next_descriptors(BATCHES)[-1].sequence
+        before = store.operations["put_if"]
+        started = time.perf_counter()
+        consumer.ack_through(last)
+        taken = time.perf_counter() - started
+        writes = store.operations["put_if"] - before
+        assert len(consumer) == 0
+    return Row(
+        f"ack_through over {BATCHES:,} entries",
+        f"{writes} CAS write{'s' if writes != 1 else ''}",
+        "1",
+        writes == 1,
+        f"{taken * 1e3:.1f} ms without storage latency",
+    )
+
+
+def run() -> list[Row]:
+    """All lines of this suite, in the order of the report."""
+    return [ack_row(), drain_row()]

@@ -1,0 +1,70 @@
+"""Queues to read from, written straight into a store: making them is not what is measured."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.formats.batch import Compression, encode_batch
+from opendata_buffer.formats.keys import batch_key
+from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
+from opendata_buffer.runtime import SystemRuntime
+
+__all__ = ["Queued", "fill", "records_of"]
+
+INGESTED_MS = 1_700_000_000_000
+
+
+class Puts(Protocol):
+    """What filling a queue needs of a store."""
+
+    def put(self, key: str, data: bytes | memoryview) -> None: ...
+
+
+@dataclass(frozen=True)
+class Queued:
+    """A queue of equal batches.
+
+    Attributes:
+        store: Where it is.
+        manifest: Its manifest when nothing was read yet.
+        records: Records of each batch.
+    """
+
+    store: Puts
+    manifest: Manifest
+    records: int
+
+    def rewind(self) -> None:
+        """Queue everything again, whatever was acknowledged; nobody may be reading."""
+        key = QueueConfig(store="memory://any").manifest_path
+        self.store.put(key, self.manifest.raw)
+
+
+def fill(
+    store: Puts,
+    records: Sequence[bytes],
+    batches: int,
+    compression: Compression = Compression.NONE,
+) -> Queued:
+    """Queue ``batches`` batches of the same records."""
+    runtime = SystemRuntime()
+    prefix = QueueConfig(store="memory://any").data_path_prefix
+    data = encode_batch(records, compression)
+    entries = []
+    for _ in range(batches):
+        location = batch_key(prefix, runtime.ulid())
+        store.put(location, data)
+        entries.append(NewEntry(location, (Metadata(0, INGESTED_MS, b"bench"),)))
+    queued = Queued(store, Manifest.empty().append(entries), len(records))
+    queued.rewind()
+    return queued
+
+
+def records_of(size: int, count: int, seed: int = 7) -> list[bytes]:
+    """Incompressible records of one size."""
+    rng = random.Random(seed)
+    return [rng.randbytes(size) for _ in range(count)]
