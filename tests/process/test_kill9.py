@@ -66,7 +66,7 @@ class Worker:
         return self._process.poll() is not None
 
     def _finish(self) -> int:
-        code = self._process.wait(30)
+        code = self._process.wait(DEADLINE_S)
         self._reader.join(30)
         assert self._process.stderr is not None
         self.errors = self._process.stderr.read()
