@@ -25,6 +25,7 @@ from opendata_buffer.formats.manifest import Manifest, QueueEntry
 from opendata_buffer.producer import Producer
 from opendata_buffer.stores import Absent, IfVersion, NotModified, PutOutcome, Unknown
 from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.transactions import TransactionFilter
 
 WAIT_S = 20.0
@@ -242,6 +243,22 @@ def test_a_call_larger_than_the_budget_is_let_in_alone() -> None:
     with Producer(config(max_buffered_bytes=10), store=store) as producer:
         producer.produce([b"x" * 100]).watcher.await_durable(WAIT_S)
     assert len(records(store)) == 1
+
+
+@pytest.mark.parametrize("jump_ms", [-3_600_000, 3_600_000])
+def test_f31_a_wall_clock_that_jumps_neither_delays_nor_hastens_a_flush(jump_ms: int) -> None:
+    runtime = ManualRuntime()
+    store = Gate()
+    with Producer(config(flush_interval_ms=100), store=store, runtime=runtime) as producer:
+        handle = producer.produce([b"a"])
+        durable = threading.Event()
+        handle.watcher.add_done_callback(durable.set)
+        runtime.set_wall_clock(runtime.now_ms() + jump_ms)
+        runtime.await_waits(1)
+        runtime.advance(0.099)
+        assert store.uploads == []
+        runtime.advance(0.002)
+        assert durable.wait(WAIT_S)
 
 
 def test_f29_a_flush_that_fails_is_tried_again() -> None:

@@ -181,6 +181,30 @@ def test_f2_a_write_that_lands_late_is_found_by_the_retry() -> None:
     assert locations(store) == [entry(0).location, entry(1).location]
 
 
+def test_f2_a_write_that_lands_after_the_look_and_is_dequeued_is_unknown() -> None:
+    """A look that finds the version of the lost write unchanged does not end the doubt."""
+    late: list[tuple[bytes, IfVersion]] = []
+
+    def in_flight(
+        store: ScriptedStore, key: str, data: bytes, when: Absent | IfVersion
+    ) -> PutOutcome:
+        assert isinstance(when, IfVersion)
+        late.append((data, when))
+        return Unknown("read timed out")
+
+    def land_and_dequeue(store: ScriptedStore) -> None:
+        data, when = late.pop()
+        assert isinstance(store.really_put_if(KEY, data, when), Applied)
+        dequeue_all(store)
+
+    store = ScriptedStore(applied, in_flight, before(applied, land_and_dequeue))
+    queue = make(store)
+    queue.append([entry(0)])
+    with pytest.raises(CommitStateUnknown, match="dequeued since"):
+        queue.append([entry(1)])
+    assert stored(store).next_sequence == 2
+
+
 def test_answers_lost_until_the_deadline_are_unknown() -> None:
     store = ScriptedStore(applied, *[not_applied_answer_lost] * 10_000)
     queue = make(store, cas_deadline_ms=1_000)
@@ -260,6 +284,17 @@ def test_f4_a_manifest_that_went_backwards_is_refused() -> None:
     queue.append([entry(0), entry(1)])
     store.put(KEY, Manifest.empty().append([entry(5)]).raw)
     with pytest.raises(QueueReset, match="next sequence 2 -> 1"):
+        queue.read()
+
+
+def test_f4_f10_an_epoch_that_went_backwards_is_refused() -> None:
+    # As many entries as before, but an old owner would own the queue again.
+    store = ScriptedStore()
+    queue = make(store)
+    queue.append([entry(0)])
+    queue.claim_epoch(None)
+    store.put(KEY, Manifest.empty().append([entry(0)]).raw)
+    with pytest.raises(QueueReset, match="epoch 1 -> 0"):
         queue.read()
 
 
