@@ -1,0 +1,350 @@
+"""Driver and producer processes that are killed, and what can be seen of them from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from tests.spark.chaos.worker_produce import GRACE_MS
+
+HERE = Path(__file__).parent
+PATIENCE_S = 300.0
+"""Until something that never happens fails a test; far from anything that is expected."""
+
+SMALL_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+def wait_for(condition: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
+    until = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < until, f"{what} did not happen in {patience_s} s"
+        time.sleep(0.002)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A streaming query over all its lives.
+
+    Attributes:
+        store: The queue it reads.
+        kind: Sink: ``parquet``, ``sqlite`` or ``buffer``.
+        out: Directory, database or store it writes.
+        checkpoint: Its checkpoint.
+        options: Of the source.
+        pause: Seconds that a Python function spends on each row on the way.
+    """
+
+    store: str
+    kind: str
+    out: str
+    checkpoint: str
+    options: dict[str, str] = field(default_factory=dict, hash=False)
+    pause: float = 0.0
+
+    @classmethod
+    def make(
+        cls,
+        home: Path,
+        name: str,
+        kind: str,
+        store: Path,
+        out: Path | None = None,
+        pause: float = 0,
+    ) -> Stream:
+        """A query in ``home``, with limits and a collector that has no time to lose."""
+        store.mkdir(parents=True, exist_ok=True)
+        options = {
+            "maxBatchesPerTrigger": "8",
+            "minPartitions": "2",
+            "gcIntervalMs": "200",
+            "gcGracePeriodMs": str(GRACE_MS),
+        }
+        made = cls(
+            str(store),
+            kind,
+            str(out or home / f"{name}.out"),
+            str(home / f"{name}.checkpoint"),
+            options,
+            pause,
+        )
+        if kind == "sqlite":
+            with closing(sqlite3.connect(made.out)) as database:
+                database.execute("pragma journal_mode = wal")
+                database.execute("create table rows (value text, sequence int, idx int)")
+                database.execute("create table batches (id int primary key)")
+        return made
+
+    def planned(self) -> int:
+        """Last micro-batch in the offset log; -1 when there is none."""
+        return _last(Path(self.checkpoint) / "offsets")
+
+    def committed(self) -> int:
+        """Last micro-batch in the commit log."""
+        return _last(Path(self.checkpoint) / "commits")
+
+    def sunk(self) -> int:
+        """Last micro-batch that the sink knows to be done."""
+        if self.kind == "parquet":
+            return _last(Path(self.out) / "_spark_metadata")
+        if self.kind == "sqlite":
+            with closing(sqlite3.connect(self.out, timeout=120)) as database:
+                (last,) = database.execute("select max(id) from batches").fetchone()
+                return -1 if last is None else int(last)
+        records = Path(self.out).glob("ingest/app=*/_commit.json")
+        return max((int(json.loads(each.read_text())["batch"]) for each in records), default=-1)
+
+    def written(self) -> int:
+        """Something that grows while the sink writes a micro-batch."""
+        if self.kind == "parquet":
+            return sum(1 for _ in Path(self.out).glob("part-*"))
+        if self.kind == "sqlite":
+            return self.sunk()
+        return sum(1 for _ in Path(self.out).glob("ingest/app=*/batch=*/*.batch"))
+
+    def rows(self) -> list[tuple[str, int, int]]:
+        """What a SQLite sink has: value, sequence, index."""
+        with closing(sqlite3.connect(self.out)) as database:
+            return database.execute("select value, sequence, idx from rows").fetchall()
+
+
+def _last(directory: Path) -> int:
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return -1
+    numbers = (name.removesuffix(".compact") for name in names)
+    return max((int(number) for number in numbers if number.isdigit()), default=-1)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a driver process does; see worker_drive.py.
+
+    Attributes:
+        queries: Its queries.
+        java: Options of its JVM.
+        master: Where tasks run.
+        restarts: How often a query that fails while it drains is started again.
+    """
+
+    queries: list[Stream]
+    java: str = SMALL_JVM
+    master: str = "local[2]"
+    restarts: int = 0
+
+
+class Driver:
+    """One life of a driver: started, told to go, killed."""
+
+    def __init__(self, job: Job, log: Path) -> None:
+        self.log = log
+        with log.open("w") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, str(HERE / "worker_drive.py"), json.dumps(asdict(job))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                text=True,
+                env={**os.environ, "SPARK_LAUNCHER_OPTS": SMALL_JVM},
+                # Driver, JVM and the process that plans for it die together.
+                start_new_session=True,
+            )
+
+    def go(self, word: str) -> None:
+        """Once the session is up, let it ``run`` or ``drain``."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        if self.process.stdout.readline() != "ready\n":
+            self.kill()
+            raise AssertionError(f"the driver did not start: {self.tail()}")
+        self.process.stdin.write(f"{word}\n")
+        self.process.stdin.flush()
+
+    def kill(self) -> None:
+        """kill -9 of all of it. Python workers lead a group of their own and see the end."""
+        if self.process.returncode is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            for pipe in (self.process.stdin, self.process.stdout):
+                assert pipe is not None
+                pipe.close()
+
+    def stop(self) -> None:
+        """Freeze it, as a host that is suspended does."""
+        os.killpg(self.process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a frozen one go on."""
+        os.killpg(self.process.pid, signal.SIGCONT)
+
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def finish(self) -> list[str]:
+        """Wait for the end of what it drains; returns what it printed."""
+        until = time.monotonic() + PATIENCE_S
+        timer = threading.Timer(PATIENCE_S, self.kill)
+        timer.start()
+        try:
+            out, _ = self.process.communicate()
+        finally:
+            timer.cancel()
+        assert time.monotonic() < until, f"the driver hangs: {self.tail()}"
+        assert self.process.returncode == 0, self.tail()
+        return out.splitlines()
+
+    def tail(self) -> str:
+        return self.log.read_text(errors="replace")[-6000:]
+
+
+class Fleet:
+    """The driver of a job over its lives, with the next one's session always made ahead."""
+
+    def __init__(self, job: Job, home: Path, name: str = "driver", *, ahead: bool = True) -> None:
+        self.job = job
+        self.home = home
+        self.name = name
+        self.lives = 0
+        self._ahead = ahead
+        self._next = self._start() if ahead else None
+        self.driver: Driver | None = None
+
+    def _start(self) -> Driver:
+        self.lives += 1
+        return Driver(self.job, self.home / f"{self.name}-{self.lives}.log")
+
+    def go(self, word: str = "run") -> Driver:
+        """Put the next driver in charge."""
+        self.driver = self._next or self._start()
+        self._next = self._start() if self._ahead and word == "run" else None
+        self.driver.go(word)
+        return self.driver
+
+    def end(self) -> None:
+        """Leave no process behind."""
+        for each in (self.driver, self._next):
+            if each is not None:
+                each.kill()
+
+
+class Writer:
+    """The producer over its lives: what was not seen durable is produced again."""
+
+    def __init__(self, *stores: str) -> None:
+        self.stores = stores
+        self.durable = -1
+        self.kills = 0
+        self._process = self._start(10**9)
+
+    def _start(self, end: int) -> subprocess.Popen[str]:
+        first = str(self.durable + 1)
+        process = subprocess.Popen(
+            [sys.executable, str(HERE / "worker_produce.py"), first, str(end), *self.stores],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, args=(process,))
+        self._reader.start()
+        return process
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        with process.stdout as out:
+            for line in out:
+                if line.endswith("\n"):  # kill -9 may cut the last one short
+                    self.durable = int(line)
+
+    def kill(self) -> None:
+        assert self._process.poll() is None, "the producer ended by itself"
+        self.end()
+        self.kills += 1
+        self._process = self._start(10**9)
+
+    def finish(self) -> int:
+        """Kill it a last time and produce what it left open; returns how many there are."""
+        self.end()
+        end = self.durable + 3
+        self._process = self._start(end)
+        assert self._process.wait(PATIENCE_S) == 0
+        self._reader.join()
+        assert self.durable == end - 1
+        return end
+
+    def end(self) -> None:
+        """Leave no process behind."""
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+
+
+def descendants(pid: int, containing: str) -> list[int]:
+    """Processes below one whose command line has a text."""
+    listing = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid=,stat=,args="], capture_output=True, text=True, check=True
+    ).stdout
+    children: dict[int, list[int]] = {}
+    matching: set[int] = set()
+    for line in listing.splitlines():
+        child, parent, state, arguments = line.split(None, 3)
+        children.setdefault(int(parent), []).append(int(child))
+        if containing in arguments and not state.startswith("Z"):
+            matching.add(int(child))
+    found: list[int] = []
+    todo = [pid]
+    while todo:
+        below = children.get(todo.pop(), [])
+        todo += below
+        found += [each for each in below if each in matching]
+    return found
+
+
+@contextmanager
+def seeded(name: str) -> Iterator[random.Random]:
+    """Randomness that a failure can be repeated with, as far as processes repeat themselves."""
+    seed = int(os.environ.get(name, random.randrange(10**6)))
+    try:
+        yield random.Random(seed)
+    except BaseException as error:
+        error.add_note(f"Again with the same choices: {name}={seed}")
+        print(f"{name}={seed}")
+        raise
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When to strike: up to ``late`` seconds after something about a query grew."""
+
+    name: str
+    sees: Callable[[Stream], int] | None
+    late: float
+
+    def await_in(self, driver: Driver, stream: Stream, rng: random.Random) -> None:
+        if self.sees is not None:
+            sees = self.sees
+            goal = sees(stream) + rng.randint(1, 3)
+            wait_for(lambda: driver.ended() or sees(stream) >= goal, f"{self.name}: {driver.log}")
+        time.sleep(rng.random() * self.late)
+        assert not driver.ended(), f"the driver ended by itself: {driver.tail()}"
+
+
+MOMENTS = (
+    Moment("start", None, 3.0),
+    Moment("plan", Stream.planned, 0.03),
+    Moment("read", Stream.planned, 0.4),
+    Moment("write", Stream.written, 0.0),
+    Moment("sink commit", Stream.sunk, 0.0),
+    Moment("commit log", Stream.committed, 0.02),
+    Moment("acknowledgement", Stream.committed, 0.15),
+    Moment("anywhere", None, 9.0),
+)

@@ -1,0 +1,56 @@
+"""Buffer to Spark to buffer to Spark, the drivers of both ends killed: every record once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.spark.chaos.processes import MOMENTS, Fleet, Job, Stream, Writer, seeded
+from tests.spark.chaos.worker_produce import values
+from tests.spark.queues import manifest
+
+pytestmark = pytest.mark.slow
+
+KILLS = int(os.environ.get("CHAOS_CHAIN_KILLS", "8"))
+
+
+def test_every_record_once_at_the_end_of_a_chain(java: str, home: Path) -> None:
+    between = home / "queue-2"
+    front = Stream.make(home, "front", "buffer", home / "queue-1", between)
+    back = Stream.make(home, "back", "sqlite", between)
+    writer = Writer(front.store)
+    ends = {
+        front: Fleet(Job([front], java), home, "front", ahead=False),
+        back: Fleet(Job([back], java), home, "back", ahead=False),
+    }
+    try:
+        with seeded("CHAOS_SEED") as rng:
+            for fleet in ends.values():
+                fleet.go()
+            repeats = 0
+            for kill in range(KILLS):
+                # In turn, each at the points where a micro-batch is half done or just done.
+                stream = (front, back)[kill % 2]
+                driver = ends[stream].driver
+                assert driver is not None
+                rng.choice(MOMENTS[1:7]).await_in(driver, stream, rng)
+                driver.kill()
+                repeats += stream.planned() > stream.committed()
+                if kill < KILLS - 2:
+                    ends[stream].go()
+            end = writer.finish()
+            ends[front].go("drain").finish()
+            ends[back].go("drain").finish()
+
+            rows = sorted(back.rows(), key=lambda row: row[1:])
+            expected = [value for number in range(end) for value in values(number)]
+            # A micro-batch of the front is written by two tasks; between them there is no order.
+            assert sorted(value for value, *_ in rows) == sorted(expected)
+            assert [manifest(stream.store).entry_count for stream in ends] == [0, 0]
+            assert repeats >= 1, "no kill came in the middle of a micro-batch"
+    finally:
+        for fleet in ends.values():
+            fleet.end()
+        writer.end()

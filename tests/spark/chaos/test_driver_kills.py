@@ -1,0 +1,65 @@
+"""Drivers killed with kill -9 at random moments, 32 in a row: every record once in both sinks."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.spark.chaos.processes import MOMENTS, Fleet, Job, Stream, Writer, seeded
+from tests.spark.chaos.worker_produce import values
+from tests.spark.queues import manifest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.slow
+
+KILLS = int(os.environ.get("CHAOS_KILLS", "32"))
+
+
+def test_every_record_once_in_parquet_and_sqlite_after_32_kills(
+    spark: SparkSession, java: str, home: Path
+) -> None:
+    parquet = Stream.make(home, "files", "parquet", home / "queue-1")
+    sqlite = Stream.make(home, "database", "sqlite", home / "queue-2")
+    streams = [parquet, sqlite]
+    hit: Counter[str] = Counter()
+    writer = Writer(parquet.store, sqlite.store)
+    fleet = Fleet(Job(streams, java), home)
+    try:
+        with seeded("CHAOS_SEED") as rng:
+            moments = [MOMENTS[kill % len(MOMENTS)] for kill in range(KILLS)]
+            rng.shuffle(moments)
+            for moment in moments:
+                driver = fleet.go()
+                moment.await_in(driver, rng.choice(streams), rng)
+                driver.kill()
+                hit["kill"] += 1
+                for stream in streams:
+                    hit["planned, not committed"] += stream.planned() > stream.committed()
+                    hit["in the sink, not committed"] += stream.sunk() > stream.committed()
+                if rng.random() < 0.4:
+                    writer.kill()
+            end = writer.finish()
+            fleet.go("drain").finish()
+            print(f"{dict(hit)}, {writer.kills} kills of the producer, {end} transactions")
+
+            expected = [value for number in range(end) for value in values(number)]
+            rows = sorted(sqlite.rows(), key=lambda row: row[1:])
+            assert [value for value, *_ in rows] == expected
+            files = spark.read.parquet(parquet.out).orderBy("sequence", "index")
+            assert [row["value"] for row in files.select("value").collect()] == expected
+            for stream in streams:
+                assert manifest(stream.store).entry_count == 0
+                assert stream.planned() == stream.committed() == stream.sunk()
+            # It is no proof if the kills never came between the steps of a micro-batch.
+            assert hit["planned, not committed"] >= KILLS // 6
+            assert hit["in the sink, not committed"] >= KILLS // 16
+            assert writer.kills >= KILLS // 8
+    finally:
+        fleet.end()
+        writer.end()

@@ -1,0 +1,121 @@
+"""Storage that loses answers and refuses requests, under source and sink: the output is exact."""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from opendata_buffer.config import ProducerConfig, StoreOptions
+from opendata_buffer.producer import Producer
+from opendata_buffer.testing.s3_server import Answer, Fault, S3Server
+from tests.spark.chaos.processes import seeded
+from tests.spark.queues import Query, Sink
+from tests.spark.written import filtered, open_queue, queued
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.slow
+
+BATCHES = 60
+REQUESTS_PER_FAULT = 5
+FAULTS = [
+    # The compare-and-swap of producers, consumer and sink: applied or not, nobody is told.
+    ("PUT", "manifest", Fault(Answer.CLOSE)),
+    ("PUT", "manifest", Fault(Answer.CLOSE, applied=False)),
+    ("PUT", "manifest", Fault(Answer.RESET)),
+    ("PUT", "manifest", Fault(500)),
+    ("PUT", "manifest", Fault(503, applied=False, code="SlowDown")),
+    ("PUT", ".batch", Fault(500)),
+    ("GET", "manifest", Fault(503, code="SlowDown")),
+    ("GET", "manifest", Fault(Answer.CLOSE)),
+    ("GET", ".batch", Fault(500)),
+    ("GET", ".batch", Fault(503, code="SlowDown")),
+    ("GET", ".batch", Fault(Answer.TRUNCATE)),
+    ("GET", ".batch", Fault(Answer.RESET)),
+]
+
+
+class Weather:
+    """One random fault for every few requests, while it lasts."""
+
+    def __init__(self, server: S3Server, rng: random.Random) -> None:
+        self._server = server
+        self._rng = rng
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        seen = 0
+        while not self._over.wait(0.005):
+            while seen + REQUESTS_PER_FAULT <= len(self._server.requests):
+                seen += REQUESTS_PER_FAULT
+                method, key, fault = self._rng.choice(FAULTS)
+                self._server.inject(fault, method=method, key=key)
+
+
+def once(sink: Sink) -> list[int]:
+    """What an idempotent sink has: a micro-batch that is repeated must be the same."""
+    batches: dict[int, list[int]] = {}
+    for batch_id, values in sink.batches:
+        assert batches.setdefault(batch_id, values) == values
+    return [value for values in batches.values() for value in values]
+
+
+def test_f1_f2_every_record_once_over_a_store_that_loses_answers(
+    spark: SparkSession, s3_server: S3Server, tmp_path: Path
+) -> None:
+    options = StoreOptions(endpoint_url=s3_server.endpoint)
+
+    def produced(prefix: str, begin: int, end: int) -> None:
+        config = ProducerConfig(store=s3_server.url, store_options=options, data_path_prefix=prefix)
+        with Producer(config) as producer:
+            for number in range(begin, end):
+                producer.produce([b"%d" % number])
+                producer.flush()
+
+    def query(prefix: str) -> Query:
+        settings = {
+            "endpointUrl": s3_server.endpoint,
+            "dataPathPrefix": prefix,
+            "maxBatchesPerTrigger": "6",
+        }
+        return Query(spark, s3_server.url, str(tmp_path / prefix), options=settings)
+
+    with seeded("CHAOS_SEED") as rng:
+        to_memory, to_buffer = query("one"), query("two")
+
+        def into_buffer(writer: object) -> object:
+            target = writer.format("opendata-buffer").option("path", s3_server.url)  # type: ignore[attr-defined]
+            return target.option("endpointUrl", s3_server.endpoint).option("dataPathPrefix", "out")
+
+        with Weather(s3_server, rng):
+            for begin in range(0, BATCHES, BATCHES // 3):
+                runs = [to_memory.start(), to_buffer.start(into_buffer)]  # type: ignore[arg-type]
+                try:
+                    for prefix in ("one", "two"):
+                        produced(prefix, begin, begin + BATCHES // 3)
+                    if begin + BATCHES // 3 == BATCHES:
+                        for run in runs:
+                            run.processAllAvailable()
+                finally:
+                    for run in runs:
+                        run.stop()
+        assert once(to_memory.sink) == list(range(BATCHES))
+        written = filtered(queued(s3_server.url, "out", options), "out")
+        assert sorted(int(each) for each in written) == list(range(BATCHES))
+    for prefix in ("one", "two"):
+        manifest = open_queue(s3_server.url, prefix, options).read()
+        assert manifest is not None
+        assert manifest.next_sequence == BATCHES

@@ -1,0 +1,84 @@
+"""Python workers killed in the middle of tasks: Spark repeats the task, the output is the same."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.spark.chaos.processes import PATIENCE_S, Driver, Job, Stream, descendants, seeded
+from tests.spark.queues import manifest, produce
+from tests.spark.written import filtered, queued
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.slow
+
+BATCHES = 48
+RECORDS_EACH = 30
+MAX_KILLS = 60
+
+
+def expected() -> list[str]:
+    # Long enough to fill the pipe: a worker that reads has to wait for the one that is slow.
+    return [f"{b}.{k} {'-' * 2000}" for b in range(BATCHES) for k in range(RECORDS_EACH)]
+
+
+def test_every_record_once_after_kills_of_workers(
+    spark: SparkSession, java: str, home: Path
+) -> None:
+    parquet = Stream.make(home, "files", "parquet", home / "queue-1", pause=0.004)
+    buffer = Stream.make(home, "buffer", "buffer", home / "queue-2", home / "queue-3", pause=0.004)
+    streams = [parquet, buffer]
+    records = [value.encode() for value in expected()]
+    for stream in streams:
+        batches = (records[n : n + RECORDS_EACH] for n in range(0, len(records), RECORDS_EACH))
+        produce(stream.store, batches)
+    # A task may fail eight times; a query whose planning process dies is started again.
+    driver = Driver(Job(streams, java, master="local[2,8]", restarts=40), home / "log")
+    try:
+        with seeded("CHAOS_SEED") as rng:
+            driver.go("drain")
+            kills = strike(driver, rng)
+            printed = driver.finish()
+            log = driver.log.read_text()
+            lost = log.count("Lost task")
+            print(f"{kills} kills, {lost} lost tasks, {len(printed)} restarts of a query")
+
+            files = spark.read.parquet(parquet.out).orderBy("sequence", "index")
+            assert [row["value"] for row in files.select("value").collect()] == expected()
+            written = [each.decode() for each in filtered(queued(buffer.out))]
+            assert sorted(written) == sorted(expected())
+            assert [manifest(stream.store).entry_count for stream in streams] == [0, 0]
+            assert kills >= 10
+            assert lost >= 5, "the kills did not hit tasks"
+    finally:
+        driver.kill()
+
+
+def strike(driver: Driver, rng: random.Random) -> int:
+    """Kill one Python process of the driver after the other; returns how many."""
+    kills = 0
+    until = time.monotonic() + PATIENCE_S
+    while kills < MAX_KILLS and not driver.ended():
+        assert time.monotonic() < until, driver.tail()
+        time.sleep(rng.uniform(0.1, 0.4))
+        # Mostly those that run tasks; sometimes one that plans or commits for Spark.
+        kind = rng.choices(
+            ["pyspark.daemon pyspark.worker", "pyspark.daemon", "python_streaming_source_runner"],
+            [8, 1, 1],
+        )
+        victims = descendants(driver.process.pid, kind[0])
+        if victims:
+            try:
+                os.kill(rng.choice(victims), signal.SIGKILL)
+                kills += 1
+            except ProcessLookupError:
+                pass
+    return kills

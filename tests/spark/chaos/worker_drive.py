@@ -1,0 +1,108 @@
+"""A driver process with streaming queries: until it is killed, or through what is queued.
+
+Argument: the job, as JSON; see ``Job`` in processes.py. Prints ``ready`` once there is a session
+and waits for a word: ``run`` for queries without end, ``drain`` for Trigger.AvailableNow.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import sys
+import time
+from contextlib import closing
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import udf
+
+
+def main() -> None:
+    job = json.loads(sys.argv[1])
+    spark = (
+        SparkSession.builder.master(job["master"])
+        .config("spark.driver.extraJavaOptions", job["java"])
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.session.timeZone", "UTC")
+        .getOrCreate()
+    )
+    print("ready", flush=True)
+    word = sys.stdin.readline().strip()
+    if word == "run":
+        for query in job["queries"]:
+            start(spark, query)
+        spark.streams.awaitAnyTermination()
+        raise SystemExit("a query without end ended")
+    if word == "drain":
+        for query in job["queries"]:
+            drain(spark, query, job["restarts"])
+        spark.stop()
+
+
+def start(spark: SparkSession, query: dict[str, Any], *, available_now: bool = False) -> Any:
+    frame = (
+        spark.readStream.format("opendata-buffer")
+        .schema("value STRING, sequence BIGINT, index INT")
+        .options(**query["options"])
+        .load(query["store"])
+    )
+    if query["pause"]:
+        frame = frame.withColumn("value", paused(query["pause"])("value"))
+    writer = frame.writeStream
+    out = query["out"]
+    if query["kind"] == "sqlite":
+        writer = writer.foreachBatch(SqliteSink(out))
+    elif query["kind"] == "parquet":
+        writer = writer.format("parquet").option("path", out)
+    else:
+        writer = frame.select("value").writeStream.format("opendata-buffer").option("path", out)
+    if available_now:
+        writer = writer.trigger(availableNow=True)
+    return writer.option("checkpointLocation", query["checkpoint"]).start()
+
+
+def drain(spark: SparkSession, query: dict[str, Any], restarts: int) -> None:
+    """Through what is queued; a query whose Python processes were killed is started again."""
+    for attempt in range(restarts + 1):
+        try:
+            start(spark, query, available_now=True).awaitTermination()
+            return
+        except Exception as error:
+            if attempt == restarts:
+                raise
+            print("restart after", type(error).__name__, str(error)[:300], flush=True)
+
+
+def paused(seconds: float) -> Any:
+    """A Python function of one column that takes its time."""
+
+    def same(value: str) -> str:
+        time.sleep(seconds)
+        return value
+
+    return udf(same, "string")
+
+
+class SqliteSink:
+    """Rows and the micro-batch's id in one transaction; a micro-batch that is there is not redone.
+
+    The database makes the same of two drivers that live at the same time.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        rows = [tuple(row) for row in frame.select("value", "sequence", "index").collect()]
+        with closing(sqlite3.connect(self.path, timeout=120, isolation_level=None)) as database:
+            database.execute("begin immediate")
+            found = database.execute("select 1 from batches where id = ?", (batch_id,)).fetchone()
+            if found is None:
+                database.executemany("insert into rows values (?, ?, ?)", rows)
+                database.execute("insert into batches values (?)", (batch_id,))
+            database.execute("commit")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Produces numbered transactions into some queues until killed; prints each durable number.
+
+It waits while a queue is long. Arguments: first number, end (exclusive), stores.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import ExitStack
+
+from opendata_buffer import Producer, ProducerConfig, Transaction
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.queue import Queue
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores.factory import open_store
+
+APP = "writer"
+RECORDS_EACH = 20
+GRACE_MS = 20_000
+BACKLOG = 40
+PAUSE_S = 0.05
+
+
+def values(number: int) -> list[str]:
+    """The records of a transaction."""
+    return [f"{number}.{k}" for k in range(RECORDS_EACH)]
+
+
+def main() -> None:
+    first, end, *stores = sys.argv[1:]
+    with ExitStack() as stack:
+        producers = [
+            stack.enter_context(
+                Producer(
+                    ProducerConfig(store=store, flush_interval_ms=2, gc_grace_period_ms=GRACE_MS)
+                )
+            )
+            for store in stores
+        ]
+        queues = [
+            Queue(open_store(store), QueueConfig(store=store), runtime=SystemRuntime(), role="test")
+            for store in stores
+        ]
+        for number in range(int(first), int(end)):
+            records = [value.encode() for value in values(number)]
+            handles = [
+                producer.produce(records, transaction=Transaction(APP, number))
+                for producer in producers
+            ]
+            for handle in handles:
+                handle.watcher.await_durable(120)
+            print(number, flush=True)
+            time.sleep(PAUSE_S)
+            while any(is_long(queue) for queue in queues):
+                time.sleep(PAUSE_S)
+
+
+def is_long(queue: Queue) -> bool:
+    manifest = queue.read()
+    return manifest is not None and manifest.entry_count > BACKLOG
+
+
+if __name__ == "__main__":
+    main()
