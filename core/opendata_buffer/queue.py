@@ -168,9 +168,7 @@ class Queue:
             if last_acked_sequence is not None:
                 self._check_resume(before, last_acked_sequence, allow_data_loss)
             after = before.with_epoch(before.epoch + 1)
-            if last_acked_sequence is not None and last_acked_sequence >= after.first_sequence:
-                after = after.drop_through(last_acked_sequence)
-            return after
+            return after if last_acked_sequence is None else after.drop_through(last_acked_sequence)
 
         return self._update(claim)
 
@@ -191,8 +189,6 @@ class Queue:
                     f"cannot dequeue through {through_sequence}: manifest {self._key!r} ends at "
                     f"{before.next_sequence - 1}. Acknowledge only sequences that were handed out."
                 )
-            if through_sequence < before.first_sequence:
-                return before
             return before.drop_through(through_sequence)
 
         return self._update(drop)

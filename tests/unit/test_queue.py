@@ -8,6 +8,7 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import (
     CommitStateUnknown,
     Conflict,
+    CorruptManifest,
     DataLoss,
     Fenced,
     InvalidInput,
@@ -209,8 +210,9 @@ def test_answers_lost_until_the_deadline_are_unknown() -> None:
     store = ScriptedStore(applied, *[not_applied_answer_lost] * 10_000)
     queue = make(store, cas_deadline_ms=1_000)
     queue.append([entry(0)])
-    with pytest.raises(CommitStateUnknown, match="may or may not have landed"):
+    with pytest.raises(CommitStateUnknown, match=r"may or may not have landed.*reset") as caught:
         queue.append([entry(1)])
+    assert "Nothing was written" not in str(caught.value)
 
 
 def test_a_doubt_ends_when_somebody_else_moved_the_manifest() -> None:
@@ -389,6 +391,17 @@ def test_dequeue_with_a_lost_answer() -> None:
     epoch = queue.claim_epoch(None).epoch
     assert queue.dequeue(1, epoch).first_sequence == 2
     assert locations(store) == [entry(2).location]
+
+
+def test_a_change_that_breaks_the_format_is_never_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ScriptedStore()
+    queue = make(store)
+    queue.append([entry(0)])
+    # No change of this library does it; this is the last gate before storage.
+    monkeypatch.setattr(Manifest, "with_epoch", lambda self, epoch: Manifest.empty())
+    with pytest.raises(CorruptManifest, match="next_sequence falls from 1 to 0"):
+        queue.claim_epoch(None)
+    assert store.puts == 1
 
 
 def test_f8_dequeue_of_a_fenced_consumer_changes_nothing() -> None:

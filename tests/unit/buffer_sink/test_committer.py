@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,9 +15,10 @@ from opendata_buffer.errors import (
     PrefixConflict,
     QueueReset,
     TransientStorageError,
+    UnsafeStore,
 )
 from opendata_buffer.formats.batch import decode_batch, encode_batch
-from opendata_buffer.formats.keys import Transaction, batch_key
+from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.owner import claim_prefix
 from opendata_buffer.queue import Queue
@@ -283,6 +285,18 @@ def test_a_record_newer_than_the_remembered_manifest_does_not_accuse_the_queue()
     assert world.taken == [b"a", b"b", b"c"]
 
 
+def test_f12_a_store_without_compare_and_swap_is_refused_before_anything_is_written() -> None:
+    class Unsafe(MemoryStore):
+        def check_conditional_writes(self, near: str) -> None:
+            raise UnsafeStore("this store ignores If-Match")
+
+    world = World(Unsafe())
+    group = world.group(0, b"a")
+    with pytest.raises(UnsafeStore):
+        world.driver().commit(group)
+    assert world.queue().read() is None
+
+
 def test_f7_a_prefix_of_another_queue_is_refused() -> None:
     world = World()
     config = QueueConfig(store="memory://x", data_path_prefix=PREFIX, manifest_path="other")
@@ -352,6 +366,38 @@ def test_f5_a_driver_paused_between_check_and_write_does_not_append() -> None:
     assert world.queue().read() is None
 
 
+def pause(runtime: ManualRuntime) -> None:
+    runtime.advance(601)
+
+
+def pause_and_set_the_clock_back(runtime: ManualRuntime) -> None:
+    now_ms = runtime.now_ms()
+    runtime.advance(601)
+    runtime.set_wall_clock(now_ms)
+
+
+def suspend(runtime: ManualRuntime) -> None:
+    """The monotonic clock stops with the machine."""
+    runtime.set_wall_clock(runtime.now_ms() + 601_000)
+
+
+@pytest.mark.parametrize("batch", [0, None])
+@pytest.mark.parametrize("happens", [pause, pause_and_set_the_clock_back, suspend])
+def test_f5_f6_a_driver_paused_between_read_and_write_does_not_append(
+    happens: Callable[[ManualRuntime], None], batch: int | None
+) -> None:
+    class Pausing(MemoryStore):
+        def get(self, key: str, **options: Any) -> Any:
+            if key == CONFIG.manifest_path:
+                happens(world.runtime)
+            return super().get(key, **options)
+
+    world = World(Pausing())
+    with pytest.raises(TransientStorageError, match="Nothing was appended"):
+        world.driver().commit(world.group(batch, b"a"))
+    assert not world.manifest.entry_count
+
+
 class FrozenWrite(MemoryStore):
     """The next manifest write is under way for 20 minutes; the collector may come by meanwhile."""
 
@@ -365,9 +411,13 @@ class FrozenWrite(MemoryStore):
         if key == CONFIG.manifest_path and not self.frozen:
             self.frozen = True
             self._runtime.advance(1200)
-            orphans = [each.key for each in self.list(PREFIX).objects if "/app=" in each.key]
+            orphans = [each.key for each in self.list(PREFIX).objects if is_batch(each.key)]
             self.delete_many(orphans[: self._collected])
         return super().put_if(key, data, condition)
+
+
+def is_batch(key: str) -> bool:
+    return parse_location(key, PREFIX) is not None
 
 
 def frozen_world(collected: int) -> World:
@@ -400,6 +450,15 @@ def test_f5_an_append_that_landed_late_without_its_objects_is_written_again() ->
     assert passes.offer(separator.sequence, separator.location)
     assert passes.offer(again.sequence, again.location)
     assert not world.driver().commit(world.group(3, b"a"))
+
+
+def test_f5_a_write_without_identity_that_landed_late_without_its_objects_is_unknown() -> None:
+    world = frozen_world(collected=1)
+    group = world.group(None, b"a", b"b")
+    with pytest.raises(CommitStateUnknown, match="later than the collector's grace") as caught:
+        world.driver().commit(group)
+    assert (caught.value.sequence, caught.value.next_sequence) == (0, 2)
+    assert caught.value.locations == tuple(each.location for each in group.uploads)
 
 
 def test_f6_a_driver_clock_that_was_set_back_does_not_hide_age() -> None:

@@ -31,6 +31,15 @@ def test_an_idle_query_acknowledges_its_first_batch_after_a_while() -> None:
     assert log.handed(A, 5.0 + FIRST_BATCH_SETTLES_S)
 
 
+def test_time_proves_the_first_batch_of_a_run_and_no_later_one() -> None:
+    log = CommitLog()
+    log.planned(A)
+    log.planned(B)
+    assert log.tracking is Tracking.UNKNOWN
+    assert not log.handed(C, 0.0)
+    assert not log.handed(C, FIRST_BATCH_SETTLES_S)
+
+
 def test_a_second_batch_without_a_commit_means_that_the_log_lags() -> None:
     log = CommitLog()
     log.handed(None, 0.0)
