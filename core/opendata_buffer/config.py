@@ -23,11 +23,15 @@ __all__ = [
 
 DEFAULT_DATA_PATH_PREFIX = "ingest"
 MIB = 1024 * 1024
+_MOST_MS = 10**12
+"""Thirty years. Beyond some three hundred, waiting overflows in the thread that waits."""
 
 
 def _at_least(name: str, value: int, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise InvalidInput(f"{name} is {value!r}: use a whole number of at least {least}")
+    if name.endswith("_ms") and value > _MOST_MS:
+        raise InvalidInput(f"{name} is {value!r}: use at most {_MOST_MS} milliseconds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +89,8 @@ class QueueConfig:
     max_manifest_bytes: int = 64 * MIB
 
     def __post_init__(self) -> None:
+        if not isinstance(self.store, str):
+            raise InvalidInput(f"store is {self.store!r}: use text, for example str(path)")
         check_prefix("data_path_prefix", self.data_path_prefix)
         if not self.manifest_path:
             object.__setattr__(self, "manifest_path", f"{self.data_path_prefix}/manifest")
@@ -139,7 +145,12 @@ class ProducerConfig(QueueConfig):
             "gc_grace_period_ms",
         ):
             _at_least(name, getattr(self, name), 1)
-        if not 1 <= self.zstd_level <= 22:
+        if not isinstance(self.compression, Compression):
+            raise InvalidInput(
+                f"compression is {self.compression!r}: use Compression.NONE or Compression.ZSTD"
+            )
+        _at_least("zstd_level", self.zstd_level, 1)
+        if self.zstd_level > 22:
             raise InvalidInput(f"zstd_level is {self.zstd_level!r}: use 1 to 22")
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import pickle
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,6 +47,10 @@ def test_the_manifest_follows_the_prefix_unless_given() -> None:
         (ProducerConfig, {"flush_size_bytes": "64m"}, ["flush_size_bytes", "'64m'"]),
         (ProducerConfig, {"upload_concurrency": True}, ["upload_concurrency"]),
         (ProducerConfig, {"zstd_level": 23}, ["zstd_level", "23", "1 to 22"]),
+        (ProducerConfig, {"zstd_level": "3"}, ["zstd_level", "'3'"]),
+        (ProducerConfig, {"compression": "zstd"}, ["'zstd'", "Compression.ZSTD"]),
+        (ProducerConfig, {"flush_interval_ms": sys.maxsize}, ["flush_interval_ms", "at most"]),
+        (QueueConfig, {"store": Path("/d")}, ["PosixPath('/d')", "str(path)"]),
         (ProducerConfig, {"data_path_prefix": "/abs"}, ["data_path_prefix", "'/abs'"]),
         (ProducerConfig, {"data_path_prefix": "a/../b"}, ["data_path_prefix"]),
         (QueueConfig, {"manifest_path": "a//b"}, ["manifest_path", "'a//b'"]),
@@ -56,7 +62,7 @@ def test_a_wrong_setting_is_refused_by_name(
     cls: type[Any], settings: dict[str, Any], words: list[str]
 ) -> None:
     with pytest.raises(InvalidInput) as caught:
-        cls(store="/d", **settings)
+        cls(**{"store": "/d", **settings})
     for word in words:
         assert word in str(caught.value)
 
@@ -64,6 +70,8 @@ def test_a_wrong_setting_is_refused_by_name(
 def test_collector_and_store_settings_are_checked_too() -> None:
     with pytest.raises(InvalidInput, match="grace_period_ms"):
         GarbageCollectorConfig(grace_period_ms=-1)
+    with pytest.raises(InvalidInput, match=r"gc interval_ms.*at most"):
+        GarbageCollectorConfig(interval_ms=sys.maxsize)
     with pytest.raises(InvalidInput, match="max_attempts"):
         StoreOptions(max_attempts=0)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
-import threading
+from collections.abc import Hashable
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -20,15 +21,15 @@ _SCHEMES = ("file", "s3", "s3a", "memory")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?=/)|(?i:(file|s3|s3a|memory):)")
 _USAGE = "use a directory, file:///dir, s3://bucket[/root] or memory://name"
 
-_cache: dict[tuple[str, StoreOptions], Store] = {}
-_cache_lock = threading.Lock()
+_cache: dict[tuple[str, StoreOptions, Hashable], Store] = {}
 
 
 def open_store(url: str, options: StoreOptions | None = None) -> Store:
     """The store a URL names; the same object for the same URL and options in one process.
 
     Opening reads and writes nothing: a missing directory, bucket or credential is reported by
-    the first operation.
+    the first operation. After a change of the ``AWS_`` environment it is another object, with
+    connections of its own; those opened before go on as they were.
 
     Args:
         url: ``s3://bucket[/root]`` (``s3a://`` is the same), ``file:///dir`` or a path
@@ -39,20 +40,31 @@ def open_store(url: str, options: StoreOptions | None = None) -> Store:
         InvalidInput: Not a URL of a store, or one that carries credentials.
     """
     options = options if options is not None else StoreOptions()
-    key = (url, options)
-    if "://" not in url:
-        # A relative path means another directory after a chdir.
-        key = (str(Path.cwd()) + "\0" + url, options)
-    with _cache_lock:
-        store = _cache.get(key)
-        if store is None:
-            store = _cache[key] = _open(url, options)
-        return store
+    if not isinstance(url, str) or not url:
+        raise InvalidInput(f"store is {url!r}: {_USAGE}")
+    key = (url, options, _surroundings(url))
+    # Without a lock: of two threads that open one URL, both get what was put first.
+    return _cache.get(key) or _cache.setdefault(key, _open(url, options))
+
+
+def _surroundings(url: str) -> Hashable:
+    """What else the meaning of a URL depends on."""
+    if url.lower().startswith(("s3:", "s3a:")):
+        from opendata_buffer.stores.s3_client import aws_environment
+
+        return aws_environment()
+    if "://" in url or os.path.isabs(url):
+        return None
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise InvalidInput(
+            f"store {url!r} is relative, and the directory this process runs in is gone: use an "
+            "absolute path"
+        ) from None
 
 
 def _open(url: str, options: StoreOptions) -> Store:
-    if not isinstance(url, str) or not url:
-        raise InvalidInput(f"store is {url!r}: {_USAGE}")
     if any(ord(character) < 0x20 or ord(character) == 0x7F for character in url):
         raise InvalidInput(f"store {url!r} has a control character: {_USAGE}")
     match = _SCHEME.match(url)
@@ -112,7 +124,14 @@ def _open_file(url: str) -> Store:
 def _open_directory(path: str) -> Store:
     from opendata_buffer.stores.local import LocalStore
 
-    return LocalStore(Path(path).expanduser().absolute())
+    try:
+        expanded = Path(path).expanduser()
+    except RuntimeError as error:
+        raise InvalidInput(
+            f"store {path!r} starts with '~', and the home directory it means is not known: "
+            f"{str(error).rstrip('.')}. Write the path out, or ./{path} for that very name"
+        ) from None
+    return LocalStore(expanded.absolute())
 
 
 def _redact(url: str) -> str:

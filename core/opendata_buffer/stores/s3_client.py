@@ -16,7 +16,7 @@ from opendata_buffer.errors import PermanentStorageError
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
-__all__ = ["S3Clients"]
+__all__ = ["S3Clients", "aws_environment"]
 
 _Pair: TypeAlias = "tuple[S3Client, S3Client]"
 _Environment: TypeAlias = tuple[tuple[str, str], ...]
@@ -81,13 +81,18 @@ class S3Clients:
         return clients
 
 
+def aws_environment() -> _Environment:
+    """The environment variables that boto3 takes settings and credentials from."""
+    return tuple(sorted(item for item in os.environ.items() if item[0].startswith("AWS_")))
+
+
 def _shared(options: StoreOptions) -> _Pair:
     """The clients of these options: one connection pool for all stores of a process.
 
     What boto3 reads of the environment is part of the key, so a changed endpoint or credential
     is honoured by the next store that is opened.
     """
-    environment = tuple(sorted(item for item in os.environ.items() if item[0].startswith("AWS_")))
+    environment = aws_environment()
     with _lock:
         pair = _pairs.get((options, environment))
         if pair is None:

@@ -73,10 +73,36 @@ def test_one_store_per_url_and_options() -> None:
     )
 
 
+def test_credentials_set_after_a_failure_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = open_store("s3://cached")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "set later")
+    assert open_store("s3://cached") is not before
+    monkeypatch.undo()
+    assert open_store("s3://cached") is before
+
+
+def test_a_relative_path_needs_a_directory_to_be_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert open_store(f"{tmp_path}/q").url == f"{tmp_path.as_uri()}/q"
+    with pytest.raises(InvalidInput, match=r"'q' is relative.*use an absolute path"):
+        open_store("q")
+
+
+def test_what_is_no_text_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"store is PosixPath\('/data'\)"):
+        open_store(Path("/data"))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("url", "message"),
     [
         ("", "store is ''"),
+        ("~no-such-user/queue", "starts with '~'.*[.]/~no-such-user/queue"),
         ("s4://bucket", "unknown scheme 's4': did you mean 's3'"),
         ("mem://x", "unknown scheme 'mem'"),
         ("gs://bucket", "unknown scheme 'gs'.*s3://bucket"),
