@@ -12,6 +12,7 @@ import os
 import stat
 import sys
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -159,6 +160,8 @@ def produce(
         flush_size_bytes=flush_size_bytes,
         max_batch_bytes=max_batch_bytes,
     )
+    if sys.stdin is None:
+        raise Failure("standard input is closed: pipe the records into the command")
     stdin: Any = sys.stdin.buffer
     with counting("producing") as advance:
         producer = Producer(config, runtime=runtime)
@@ -223,15 +226,16 @@ def consume(
         max_batch_bytes=max_batch_bytes,
     )
     store = open_store(config.store, config.store_options)
-    observed = open_queue(store, config, runtime)
-    if no_ack or not follow:
-        read_manifest(observed, store, config)  # or say where no queue was found
+    if no_ack or not follow:  # say soon where no queue was found, or no store
+        soon = replace(config, cas_deadline_ms=OBSERVER_DEADLINE_MS)
+        read_manifest(open_queue(store, soon, runtime), store, config)
 
     total = Consumed()
     stdout = sys.stdout.buffer
     with ExitStack() as stack:
         advance = stack.enter_context(counting("consuming", quiet=stdout.isatty()))
         if no_ack:
+            observed = open_queue(store, config, runtime)
             peek = Peek(
                 lambda: read_manifest(observed, store, config),
                 config.manifest_path,

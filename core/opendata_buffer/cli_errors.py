@@ -54,6 +54,8 @@ class Application(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; every way it can end badly becomes an exit code."""
         _log_to_stderr(ctx.params.get("verbose", 0))
+        if sys.stdout is None:  # not written to is not the same as written out
+            raise Failure("standard output is closed: give the command one, such as >/dev/null")
         try:
             result = super().invoke(ctx)
             # Here, where it can still be reported: at exit Python would print a traceback.
@@ -71,7 +73,8 @@ class Application(click.Group):
             raise Failure(str(error)) from error
         except OSError as error:
             log.debug("failed", exc_info=True)
-            raise Failure(str(error)) from error
+            where = "standard input or output" if error.filename is None else error.filename
+            raise Failure(f"{where}: {error.strerror or error}") from error
         except MemoryError as error:
             raise Failure("out of memory: lower --max-batch-bytes") from error
         except Exception as error:

@@ -258,8 +258,36 @@ def test_a_full_disk_of_the_reader_is_one_line_and_acknowledges_nothing(store: s
         consumer = start("consume", store, stdout=full)
         code, _, err = end(consumer)
     assert code == 1
-    assert err == b"error: [Errno 28] No space left on device\n"
+    assert err == b"error: standard input or output: No space left on device\n"
     assert ok("consume", store) == b"one\n"
+
+
+@pytest.mark.parametrize("command", ["consume", "produce", "status"])
+def test_a_closed_standard_output_is_refused_before_anything_is_taken(
+    store: str, command: str
+) -> None:
+    ok("produce", store, stdin=b"a\n")
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *COMMAND, command, store],
+        input=b"b\n",
+        stderr=subprocess.PIPE,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"error: standard output is closed")
+    assert (status(store)["epoch"], status(store)["next_sequence"]) == (0, 1)
+
+
+def test_a_closed_standard_input_is_no_empty_one(store: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&-', "sh", *COMMAND, "produce", store],
+        capture_output=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr.startswith(b"error: standard input is closed")
 
 
 def test_progress_is_shown_on_a_terminal_and_not_in_a_pipe(store: str) -> None:

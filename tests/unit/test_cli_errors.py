@@ -53,7 +53,8 @@ def test_success_exits_0() -> None:
     [
         (InvalidInput("store is '': fix it"), "error: store is '': fix it"),
         (Failure("said by a command"), "error: said by a command"),
-        (OSError(28, "No space left on device"), "error: [Errno 28] No space left on device"),
+        (OSError(28, "No space left"), "error: standard input or output: No space left"),
+        (OSError(28, "No space left", "/d/f"), "error: /d/f: No space left"),
         (MemoryError(), "error: out of memory: lower --max-batch-bytes"),
         (InvalidInput("two\nlines\r\n and \u2028 more"), "error: two lines and more"),
     ],

@@ -15,6 +15,7 @@ from opendata_buffer.stores import (
     Applied,
     ConditionalPut,
     Delete,
+    DeleteFailure,
     IfVersion,
     PutOutcome,
     Unknown,
@@ -62,11 +63,15 @@ def probe_conditional_writes(
     # Cut, so that the longest manifest path still leaves room for the suffix.
     stem = near.encode()[: MAX_KEY_BYTES - _SUFFIX_BYTES - room].decode(errors="ignore")
 
+    left: list[DeleteFailure] = []
+
     def once() -> None:
         key = f"{stem}.probe-{runtime.ulid()}"
+        answered = False
         try:
             for step, condition, right in _STEPS:
                 outcome = store.put_if(key, b"probe", condition)
+                answered = True
                 if isinstance(outcome, Unknown):
                     raise TransientStorageError(outcome.reason)
                 if not isinstance(outcome, right):
@@ -77,8 +82,8 @@ def probe_conditional_writes(
                         "MinIO or Ceph) or a local directory."
                     )
         finally:
-            for failure in store.delete_many([key]):
-                log.warning("probe object %r is left behind: %s", failure.key, failure.reason)
+            if answered:  # a put that raised wrote nothing
+                left.extend(store.delete_many([key]))
 
     policy = full_jitter(
         runtime,
@@ -88,3 +93,11 @@ def probe_conditional_writes(
         retry_on=(TransientStorageError,),
     )
     policy(once)
+    # Not when it failed: a store that is not reached is told of once, by the error.
+    if left:
+        log.warning(
+            "%d probe objects may be left behind, the first is %r: %s",
+            len(left),
+            left[0].key,
+            left[0].reason,
+        )

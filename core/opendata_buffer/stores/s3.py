@@ -46,6 +46,9 @@ __all__ = ["S3Store"]
 _BULK = 1_000
 """Most keys of one DeleteObjects request."""
 
+_PROBE_DEADLINE_MS = 10_000
+"""Whoever waits for a producer to start wants to know soon that the endpoint is wrong."""
+
 _NETWORK = (boto.BotoCoreError, boto.ClientError, urllib3.exceptions.HTTPError, OSError)
 _checked: set[tuple[str, str]] = set()
 
@@ -167,7 +170,7 @@ class S3Store:
             self._runtime,
             name=f"{self.url!r} at {self._clients.endpoint}",
             room=len(self._root.encode()),
-            deadline_ms=self._options.read_timeout_ms,
+            deadline_ms=min(self._options.read_timeout_ms, _PROBE_DEADLINE_MS),
         )
         _checked.add((self._clients.endpoint, self._bucket))
 

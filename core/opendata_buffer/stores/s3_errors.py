@@ -108,4 +108,6 @@ def _answer(error: boto.ClientError, what: str, verb: str, bucket: str) -> Stora
         )
     if status in (301, 307, 400) and ("Region" in message or status != 400):
         return PermanentStorageError(f"{what}. Set the bucket's own region.")
-    return PermanentStorageError(f"{what} (HTTP {status}).")
+    return PermanentStorageError(
+        f"{what} (HTTP {status}). Check that an S3 store answers at this endpoint, and the bucket."
+    )

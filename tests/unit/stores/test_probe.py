@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from opendata_buffer.errors import TransientStorageError, UnsafeStore
+from opendata_buffer.errors import PermanentStorageError, TransientStorageError, UnsafeStore
 from opendata_buffer.stores import (
     ABSENT,
     Absent,
@@ -96,14 +96,32 @@ def test_the_longest_path_leaves_room_for_the_name(runtime: ManualRuntime) -> No
     assert {len(key.encode()) + 24 for key in store.probed} <= {1_023, 1_024}
 
 
+class Keeping(Breaking):
+    def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
+        return tuple(DeleteFailure(key, "AccessDenied") for key in keys)
+
+
+def test_a_store_that_is_not_reached_is_told_of_once(
+    runtime: ManualRuntime, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Refusing(Keeping):
+        def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+            raise PermanentStorageError("no credentials")
+
+    with pytest.raises(PermanentStorageError):
+        probe(Refusing(), runtime)
+    silent = Keeping()
+    silent.lost = 10**9
+    with pytest.raises(TransientStorageError):
+        probe(silent, runtime)
+    assert caplog.text == ""
+
+
 def test_a_probe_that_cannot_be_deleted_is_logged(
     runtime: ManualRuntime, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Keeping(Breaking):
-        def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
-            return tuple(DeleteFailure(key, "AccessDenied") for key in keys)
-
     with caplog.at_level(logging.WARNING):
         probe(Keeping(), runtime)
     assert "in/m.probe-" in caplog.text
     assert "AccessDenied" in caplog.text
+    assert len(caplog.records) == 1
