@@ -86,7 +86,12 @@ class Committer:
             # First use in this process: a store without compare-and-swap (failure F12), or a
             # prefix of another queue whose collector would delete our batches (failure F7).
             self._store.check_conditional_writes(self._prefix)
-            claim_prefix(self._store, self._prefix, self._options.queue.manifest_path)
+            claim_prefix(
+                self._store,
+                self._prefix,
+                self._options.queue.manifest_path,
+                runtime=self._runtime,
+            )
             self._checked = True
         expiry = self._expiry(group)
         try:

@@ -31,15 +31,24 @@ class SourceOffset:
         base: Where reading began: the resolved ``startingOffsets``, or the sequence reading
             had to continue at when ``failOnDataLoss`` is false and a gap was passed by.
         transactions: State of the transaction filter, small JSON.
+        queue: Id of the queue; empty when it has none. A sequence of another queue, or of one
+            that was deleted and made anew, means nothing in this one.
     """
 
     next: int
     base: int
     transactions: dict[str, Any] = field(default_factory=dict)
+    queue: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """The offset as Spark stores it: ``{"v":1,"next":7,"base":0,"txn":{}}``."""
-        return {"v": VERSION, "next": self.next, "base": self.base, "txn": self.transactions}
+        """The offset as Spark stores it: ``{"v":1,"queue":"01..","next":7,"base":0,"txn":{}}``."""
+        return {
+            "v": VERSION,
+            "queue": self.queue,
+            "next": self.next,
+            "base": self.base,
+            "txn": self.transactions,
+        }
 
     @classmethod
     def from_json(cls, offset: Mapping[str, Any] | None) -> SourceOffset | None:
@@ -65,9 +74,12 @@ class SourceOffset:
         following, base, transactions = (offset.get(key) for key in ("next", "base", "txn"))
         if not _is_position(following) or not _is_position(base):
             raise InvalidInput(f"offset {offset!r} is damaged: next and base must be sequences")
-        if not isinstance(transactions, dict):
-            raise InvalidInput(f"offset {offset!r} is damaged: txn must be an object")
-        return cls(following, base, transactions)  # type: ignore[arg-type]
+        queue = offset.get("queue", "")
+        if not isinstance(transactions, dict) or not isinstance(queue, str):
+            raise InvalidInput(
+                f"offset {offset!r} is damaged: txn must be an object and queue a text"
+            )
+        return cls(following, base, transactions, queue)  # type: ignore[arg-type]
 
     def begin_of(self, start: SourceOffset | None) -> int:
         """First sequence of the micro-batch from ``start`` to this offset.

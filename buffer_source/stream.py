@@ -27,6 +27,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.keys import location_timestamp_ms
+from opendata_buffer.owner import claim_prefix
 from opendata_buffer.queue import Queue
 from opendata_buffer.retry import full_jitter
 from opendata_buffer.runtime import Runtime
@@ -73,6 +74,7 @@ class StreamDriver:
         )
         self._log = CommitLog()
         self._consumer: Consumer | None = None
+        self._queue_id = ""
         self._waiting: list[BatchDescriptor] = []
         """Entries that were handed out and not acknowledged."""
         self._base: int | None = None
@@ -108,6 +110,11 @@ class StreamDriver:
             if unlimited
             else Limits(options.max_batches, options.max_bytes, options.max_records)
         )
+        if start is not None and begin != start.next:
+            # First a micro-batch without rows. One with rows might end beyond `start`, and a
+            # replay would take it for one that begins at `start`.
+            self._position = begin
+            return SourceOffset(begin, base, start.transactions, self._queue_id)
         waiting = self._wait_for(begin, limits)
         if waiting and waiting[0].sequence > begin:
             begin = base = waiting[0].sequence  # A loss the consumer was allowed to pass by.
@@ -118,7 +125,7 @@ class StreamDriver:
         transactions = self._filter(start)
         for each in waiting[:count]:
             transactions.offer(each.sequence, each.location)
-        return SourceOffset(begin + count, base, transactions.to_dict())
+        return SourceOffset(begin + count, base, transactions.to_dict(), self._queue_id)
 
     def plan(
         self, start: SourceOffset | None, end: SourceOffset
@@ -137,7 +144,8 @@ class StreamDriver:
         if self._consumer is None:
             # A replay after a crash. What is before `start` is in the commit log of the batch
             # before; what is before another base was never read, nor is it ours to drop.
-            self._claim(start if start is not None and begin == start.next else None)
+            same = start is not None and begin == start.next and start.queue == end.queue
+            self._claim(start if same else None, end.queue)
         batches = self._between(begin, end.next)
         transactions = self._filter(start)
         passed = [each for each in batches if transactions.offer(each.sequence, each.location)]
@@ -162,7 +170,7 @@ class StreamDriver:
         """
         self._log.committed(end)
         if self._consumer is None:
-            self._claim(end)
+            self._claim(end, end.queue)
         self._acknowledge(end)
 
     def report(self) -> dict[str, Any] | None:
@@ -186,30 +194,58 @@ class StreamDriver:
     def _resolve(self, start: SourceOffset | None) -> tuple[int, int]:
         """Where the next micro-batch begins, and the base that goes with it."""
         if self._consumer is None:
-            self._claim(start)
+            self._claim(start, "" if start is None else start.queue)
         if start is None:
             if self._base is None:
                 self._base = self._first_position()
             return self._base, self._base
+        assert self._consumer is not None
+        if start.next > self._consumer.next_sequence:
+            # A replay that was allowed to find less than `start` says has read all there was.
+            self._rebased = (start, self._handed_out)
         if self._rebased is not None and self._rebased[0] == start:
             return self._rebased[1], self._rebased[1]
         return start.next, start.base
 
-    def _claim(self, start: SourceOffset | None) -> None:
+    def _claim(self, start: SourceOffset | None, queue_id: str) -> None:
         """Become the queue's consumer, behind ``start``, which is in the commit log.
 
         At the first offset Spark hands over and not before: a reader that is only made, to be
         pickled or to look at its schema, must not fence a running query.
+
+        Args:
+            start: Everything before it may leave the queue.
+            queue_id: The queue the checkpoint is about; empty when it does not say.
         """
         last = start.next - 1 if start is not None and start.next > 0 else None
         try:
+            self._check_identity(queue_id)
             self._consumer = self._patient(self._open_consumer, last)
         except QueueReset as error:
-            if start is None or self._options.fail_on_data_loss:
+            if self._options.fail_on_data_loss:
                 raise
             log.warning("data loss allowed, reading from the start of another queue: %s", error)
             self._consumer = self._patient(self._open_consumer, None)
-            self._rebased = (start, self._handed_out)
+            if start is not None:
+                self._rebased = (start, self._handed_out)
+
+    def _check_identity(self, expected: str) -> None:
+        """Learn the queue's id, before anything is claimed or dropped (failure F4)."""
+        config = self._config
+        found = self._patient(
+            claim_prefix,
+            self._store,
+            config.data_path_prefix,
+            config.manifest_path,
+            runtime=self._runtime,
+        )
+        self._queue_id = found
+        if expected and found and found != expected:
+            raise QueueReset(
+                f"the checkpoint is about queue {expected}, and manifest "
+                f"{config.manifest_path!r} in {self._store.url} belongs to queue {found}: the "
+                "path or the prefix was changed, or the queue was deleted and made anew."
+            )
 
     def _open_consumer(self, last_acked: int | None) -> Consumer:
         return Consumer(

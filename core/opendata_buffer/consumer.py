@@ -87,7 +87,7 @@ class Consumer:
 
         opened.check_conditional_writes(config.manifest_path)
         # Before the epoch: a consumer with the wrong configuration must not fence the right one.
-        claim_prefix(opened, config.data_path_prefix, config.manifest_path)
+        claim_prefix(opened, config.data_path_prefix, config.manifest_path, runtime=self._runtime)
         self._queue = Queue(opened, config, runtime=self._runtime, role="consumer")
         manifest = self._queue.claim_epoch(last_acked_sequence, allow_data_loss=allow_data_loss)
         self._epoch = manifest.epoch

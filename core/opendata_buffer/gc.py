@@ -217,7 +217,7 @@ class GarbageCollector:
         if dry_run:
             check_owner(self._store, prefix, manifest_path)
         else:
-            claim_prefix(self._store, prefix, manifest_path)
+            claim_prefix(self._store, prefix, manifest_path, runtime=self._runtime)
         # F5: the listing first. The other way round, a batch that is uploaded and enqueued
         # between the two is listed and in no manifest we know.
         listing = self._store.list(f"{prefix}/")

@@ -6,7 +6,9 @@ would therefore delete each other's batches, even though both manifests are soun
 another one is refused before it writes a batch or deletes one.
 
 The marker holds the manifest's path relative to itself, as a link would: the same queue opened
-as ``s3://bucket`` or as ``s3://bucket/root`` is the same owner.
+as ``s3://bucket`` or as ``s3://bucket/root`` is the same owner. It also holds an id, drawn once:
+positions in a queue are bare sequences, and only the id tells one queue's from another's, or
+from those of a queue that was deleted and made anew (failure F4).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from opendata_buffer.errors import (
     PrefixConflict,
     TransientStorageError,
 )
+from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores import ABSENT, ConditionalPut, Get, NotModified, Unknown
 
 __all__ = ["MARKER_NAME", "check_owner", "claim_prefix", "marker_key"]
@@ -41,10 +44,13 @@ def marker_key(data_path_prefix: str) -> str:
     return f"{data_path_prefix}/{MARKER_NAME}"
 
 
-def claim_prefix(store: OwnerStore, data_path_prefix: str, manifest_path: str) -> None:
+def claim_prefix(
+    store: OwnerStore, data_path_prefix: str, manifest_path: str, *, runtime: Runtime | None = None
+) -> str:
     """Make the prefix belong to the queue of this manifest; free to repeat.
 
-    Costs one read when it does already, one more write when it belongs to nobody yet.
+    Costs one read when it does already, one more write when it belongs to nobody yet. Returns
+    the queue's id; empty for a marker that has none.
 
     Raises:
         PrefixConflict: It belongs to the queue of another manifest; nothing was written.
@@ -52,17 +58,19 @@ def claim_prefix(store: OwnerStore, data_path_prefix: str, manifest_path: str) -
         TransientStorageError, PermanentStorageError: The store did not answer.
     """
     reason = ""
+    runtime = runtime if runtime is not None else SystemRuntime()
     for _ in range(_ATTEMPTS):
-        if check_owner(store, data_path_prefix, manifest_path):
-            return
-        outcome = store.put_if(
-            marker_key(data_path_prefix), _encode(data_path_prefix, manifest_path), ABSENT
-        )
+        queue_id = _read_marker(store, data_path_prefix, manifest_path)
+        if queue_id is not None:
+            return queue_id
+        marker = _encode(data_path_prefix, manifest_path, runtime.ulid())
+        outcome = store.put_if(marker_key(data_path_prefix), marker, ABSENT)
         # Whatever the answer says, also when it was lost: what counts is what a read finds. The
-        # first marker stays, because nobody ever replaces one.
+        # first marker stays, with its id, because nobody ever replaces one.
         reason = outcome.reason if isinstance(outcome, Unknown) else type(outcome).__name__
-    if check_owner(store, data_path_prefix, manifest_path):
-        return
+    queue_id = _read_marker(store, data_path_prefix, manifest_path)
+    if queue_id is not None:
+        return queue_id
     raise TransientStorageError(
         f"owner marker {marker_key(data_path_prefix)!r} could not be written in {_ATTEMPTS} "
         f"attempts: {reason}. Try again."
@@ -77,26 +85,31 @@ def check_owner(store: Get, data_path_prefix: str, manifest_path: str) -> bool:
         CorruptData: The marker cannot be read.
         TransientStorageError, PermanentStorageError: The store did not answer.
     """
+    return _read_marker(store, data_path_prefix, manifest_path) is not None
+
+
+def _read_marker(store: Get, data_path_prefix: str, manifest_path: str) -> str | None:
+    """The id of the queue of this manifest; None when the prefix belongs to nobody yet."""
     key = marker_key(data_path_prefix)
     try:
         got = store.get(key, max_bytes=_MAX_BYTES)
     except ObjectNotFound:
-        return False
+        return None
     if isinstance(got, NotModified):
         raise PermanentStorageError(f"store answered 'not modified' to a plain read of {key!r}")
-    owner = _decode(key, data_path_prefix, got.data)
+    owner, queue_id = _decode(key, data_path_prefix, got.data)
     if owner != manifest_path:
         raise PrefixConflict(data_path_prefix, manifest_path, owner)
-    return True
+    return queue_id
 
 
-def _encode(data_path_prefix: str, manifest_path: str) -> bytes:
+def _encode(data_path_prefix: str, manifest_path: str, queue_id: str) -> bytes:
     relative = posixpath.relpath("/" + manifest_path, "/" + data_path_prefix)
-    text = json.dumps({"version": _VERSION, "manifest": relative}, ensure_ascii=False)
-    return text.encode() + b"\n"
+    marker = {"version": _VERSION, "manifest": relative, "id": queue_id}
+    return json.dumps(marker, ensure_ascii=False).encode() + b"\n"
 
 
-def _decode(key: str, data_path_prefix: str, data: bytes) -> str:
+def _decode(key: str, data_path_prefix: str, data: bytes) -> tuple[str, str]:
     try:
         marker = json.loads(data.decode())
     except ValueError:
@@ -104,7 +117,8 @@ def _decode(key: str, data_path_prefix: str, data: bytes) -> str:
     match marker:
         case {"version": 1, "manifest": str(relative)} if relative:
             # No leading slash: '..' beyond the store's root stays visible and never matches.
-            return posixpath.normpath(posixpath.join(data_path_prefix, relative))
+            owner = posixpath.normpath(posixpath.join(data_path_prefix, relative))
+            return owner, str(marker.get("id", ""))
     raise CorruptData(
         f"owner marker {key!r} holds {data[:100]!r} and not "
         f'{{"version": {_VERSION}, "manifest": "..."}}: a later version of this library or '

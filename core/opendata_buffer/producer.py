@@ -16,6 +16,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -76,7 +77,9 @@ class Producer:
         self._runtime = runtime or SystemRuntime()
         self._store = store or open_store(config.store, config.store_options)
         self._store.check_conditional_writes(config.manifest_path)
-        claim_prefix(self._store, config.data_path_prefix, config.manifest_path)
+        claim_prefix(
+            self._store, config.data_path_prefix, config.manifest_path, runtime=self._runtime
+        )
         self._batcher = Batcher(
             flush_interval=config.flush_interval_ms / 1000,
             flush_size=config.flush_size_bytes,
@@ -103,7 +106,7 @@ class Producer:
             repair=self._repair,
         )
         self._committer = shared_committer(
-            self._store, config, _process_runtime(self._runtime), self._lane
+            self._store, _patient(config), _process_runtime(self._runtime), self._lane
         )
         if isinstance(self._runtime, SystemRuntime):
             _open_producers.add(self)
@@ -419,6 +422,17 @@ def _encode(entries: Any) -> tuple[bytes | memoryview, int]:
         )
     taken = list(entries)
     return encode_block(taken), len(taken)
+
+
+def _patient(config: ProducerConfig) -> ProducerConfig:
+    """Let an append try as long as its batches do.
+
+    One whose answer was lost is settled by reading, once the store can be read again. Given up
+    before, its batches would have failed although they may be queued. But no longer than the
+    second half of the grace period: the first one may have passed when it begins (failure F5).
+    """
+    most_ms = min(config.delivery_timeout_ms, config.gc_grace_period_ms // 2)
+    return replace(config, cas_deadline_ms=max(config.cas_deadline_ms, most_ms))
 
 
 _system_runtime = SystemRuntime()

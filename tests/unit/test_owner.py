@@ -18,10 +18,29 @@ def _read(store: MemoryStore, key: str) -> bytes:
 
 def test_the_marker_names_the_manifest_relative_to_itself() -> None:
     store = MemoryStore()
-    claim_prefix(store, "ingest", "ingest/manifest")
-    assert _read(store, "ingest/_owner.json") == b'{"version": 1, "manifest": "manifest"}\n'
-    claim_prefix(store, "other", "queues/b")
-    assert _read(store, "other/_owner.json") == b'{"version": 1, "manifest": "../queues/b"}\n'
+    first = claim_prefix(store, "ingest", "ingest/manifest")
+    assert _read(store, "ingest/_owner.json") == (
+        b'{"version": 1, "manifest": "manifest", "id": "%s"}\n' % first.encode()
+    )
+    second = claim_prefix(store, "other", "queues/b")
+    assert _read(store, "other/_owner.json") == (
+        b'{"version": 1, "manifest": "../queues/b", "id": "%s"}\n' % second.encode()
+    )
+    assert len({first, second, ""}) == 3
+
+
+def test_f4_a_queue_made_anew_has_another_id_and_the_first_stays_until_then() -> None:
+    store = MemoryStore()
+    first = claim_prefix(store, "ingest", "ingest/manifest")
+    assert claim_prefix(store, "ingest", "ingest/manifest") == first
+    store.delete_many(["ingest/_owner.json"])
+    assert claim_prefix(store, "ingest", "ingest/manifest") not in ("", first)
+
+
+def test_a_marker_without_an_id_is_accepted() -> None:
+    store = MemoryStore()
+    store.put("ingest/_owner.json", b'{"version": 1, "manifest": "manifest"}\n')
+    assert claim_prefix(store, "ingest", "ingest/manifest") == ""
 
 
 def test_claiming_again_writes_nothing() -> None:

@@ -12,9 +12,12 @@ TRANSACTIONS = {"v": 1, "apps": {"a": 3}, "tail": None}
 
 
 def test_the_json_is_golden_because_checkpoints_hold_it() -> None:
-    offset = SourceOffset(7, 2, TRANSACTIONS)
+    offset = SourceOffset(7, 2, TRANSACTIONS, "01J")
     text = json.dumps(offset.to_json())
-    assert text == '{"v": 1, "next": 7, "base": 2, "txn": {"v": 1, "apps": {"a": 3}, "tail": null}}'
+    assert text == (
+        '{"v": 1, "queue": "01J", "next": 7, "base": 2, '
+        '"txn": {"v": 1, "apps": {"a": 3}, "tail": null}}'
+    )
     assert SourceOffset.from_json(json.loads(text)) == offset
     assert json.dumps(INITIAL) == '{"v": 1, "at": "start"}'
     assert SourceOffset.from_json(dict(INITIAL)) is None
@@ -38,6 +41,7 @@ def test_read_and_written_again_the_text_is_the_same() -> None:
         ({"v": 1, "next": True, "base": 0, "txn": {}}, "damaged"),
         ({"v": 1, "next": 1, "base": "0", "txn": {}}, "damaged"),
         ({"v": 1, "next": 1, "base": 0}, "damaged"),
+        ({"v": 1, "queue": 5, "next": 1, "base": 0, "txn": {}}, "damaged"),
         ({"v": 1, "at": "elsewhere"}, "damaged"),
     ],
 )

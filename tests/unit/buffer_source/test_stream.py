@@ -52,6 +52,11 @@ class World:
         self.store.delete_many(["ingest/manifest"])
         self._queue = self._new_queue()
 
+    def delete_everything(self) -> None:
+        """As :meth:`replace_queue`, with all that was in the directory."""
+        self.store.delete_many([each.key for each in self.store.list("").objects])
+        self._queue = self._new_queue()
+
     def manifest(self) -> Manifest:
         got = self.store.get("ingest/manifest")
         assert isinstance(got, Blob)
@@ -127,6 +132,13 @@ def test_commit_lets_batches_leave_the_queue_and_is_repeatable(world: World) -> 
     version = world.manifest()
     driver.commit(end)
     assert world.manifest() == version
+
+
+def test_the_first_call_of_a_run_may_be_commit(world: World) -> None:
+    world.produce(3)
+    end, _ = batch(world.run(maxBatchesPerTrigger="2"), None)
+    world.run().commit(end)
+    assert world.queued == [2]
 
 
 # Acknowledging from latestOffset
@@ -268,7 +280,8 @@ def test_the_start_is_resolved_once(world: World) -> None:
     driver = world.run(startingOffsets="latest")
     assert driver.latest(None).base == 1
     world.produce(1)
-    assert driver.latest(None).base == 1
+    # The second call sees the new end, and the third must not begin there.
+    assert [driver.latest(None).base for _ in range(2)] == [1, 1]
 
 
 def test_a_start_beyond_the_end_is_refused(world: World) -> None:
@@ -345,6 +358,19 @@ def test_losses_can_be_passed_by(world: World, caplog: pytest.LogCaptureFixture)
     assert "data loss allowed" in caplog.text
 
 
+def test_a_micro_batch_ends_at_a_loss_that_is_passed_by(world: World) -> None:
+    world.produce(2)
+    driver = world.run(failOnDataLoss="false")
+    assert driver.latest(None).next == 2
+    world.produce(4)
+    # Somebody takes entries without becoming the consumer.
+    world.store.put("ingest/manifest", world.manifest().drop_through(3).raw)
+    first = driver.latest(None)
+    assert (first.next, planned(driver, None, first)) == (2, [0, 1])
+    second = driver.latest(first)
+    assert (second.next, second.base, planned(driver, first, second)) == (6, 4, [4, 5])
+
+
 def test_f4_a_queue_that_went_backwards_names_both_positions(world: World) -> None:
     world.produce(5)
     end, _ = batch(world.run(), None)
@@ -353,6 +379,65 @@ def test_f4_a_queue_that_went_backwards_names_both_positions(world: World) -> No
     with pytest.raises(QueueReset, match=r"after sequence 4: .* ends at 1"):
         world.run().latest(end)
     assert world.queued == [0, 1]
+
+
+def test_f4_a_position_of_another_queue_is_refused_and_drops_nothing(world: World) -> None:
+    world.produce(2)
+    end, _ = batch(world.run(), None)
+    after = SourceOffset(2, 0, {}, end.queue)
+    world.delete_everything()
+    # Longer than the position: by sequences alone it looks like the same queue, gone on.
+    world.produce(5)
+    for call in ("latest", "commit"):
+        with pytest.raises(QueueReset, match=f"is about queue {end.queue}, and manifest"):
+            getattr(world.run(), call)(end)
+    with pytest.raises(QueueReset, match=f"is about queue {end.queue}, and manifest"):
+        world.run().plan(end, after)
+    assert world.queued == [0, 1, 2, 3, 4]
+    assert world.manifest().epoch == 0
+
+
+@pytest.mark.parametrize("new", ["manifest", "everything"])
+@pytest.mark.parametrize("before", [1, 5])
+@pytest.mark.parametrize("after", [1, 4, 5, 9])
+def test_f4_a_replaced_queue_is_read_whole_and_once(
+    world: World, new: str, before: int, after: int
+) -> None:
+    world.produce(before)
+    end, _ = batch(world.run(), None)
+    world.replace_queue() if new == "manifest" else world.delete_everything()
+    driver = world.run(failOnDataLoss="false")
+    driver.latest(end)
+    world.produce(after)
+    read: list[int] = []
+    for _ in range(3):
+        following, part = batch(driver, end)
+        # A replay by the next run reads the same.
+        assert planned(world.run(failOnDataLoss="false"), end, following) == part
+        driver = world.run(failOnDataLoss="false")
+        read += part
+        end = following
+    assert read == list(range(after))
+
+
+def test_f4_after_an_allowed_replay_reading_goes_on_where_that_ended(world: World) -> None:
+    world.produce(5)
+    end = world.run().latest(None)
+    world.replace_queue()
+    world.produce(2)
+    driver = world.run(failOnDataLoss="false")
+    assert planned(driver, None, end) == [0, 1]
+    world.produce(2)
+    end, read = batch(driver, end)
+    assert read == []
+    end, read = batch(driver, end)
+    assert read == [2, 3]
+
+
+def test_a_checkpoint_from_before_queues_had_ids_goes_on(world: World) -> None:
+    world.produce(3)
+    world.run().latest(None)
+    assert batch(world.run(), SourceOffset(2, 0))[1] == [2]
 
 
 def test_f4_a_replay_on_a_queue_that_went_backwards(world: World) -> None:
@@ -370,14 +455,15 @@ def test_f4_a_replaced_queue_can_be_read_from_its_start(world: World) -> None:
     world.replace_queue()
     world.produce(2)
     driver = world.run(failOnDataLoss="false")
-    end = driver.latest(old)
-    assert (end.next, end.base) == (2, 0)
-    driver.commit(old)
-    assert planned(driver, old, end) == [0, 1]
+    # First a micro-batch without rows: what follows it has a start in the new queue.
+    start, read = batch(driver, old)
+    assert ((start.next, start.base), read) == ((0, 0), [])
     # The old position must not acknowledge batches of the new queue that nobody read.
     assert world.queued == [0, 1]
+    end, read = batch(driver, start)
+    assert ((end.next, end.base), read) == ((2, 0), [0, 1])
     again = world.run(failOnDataLoss="false")
-    assert planned(again, old, end) == [0, 1]
+    assert planned(again, start, end) == [0, 1]
     assert world.queued == [0, 1]
     world.produce(9)
     after, read = batch(again, end)
@@ -391,11 +477,12 @@ def test_f4_an_empty_new_queue_is_not_emptied_by_the_old_position(world: World) 
     old, _ = batch(world.run(), None)
     world.replace_queue()
     driver = world.run(failOnDataLoss="false")
-    assert driver.latest(old) is old
+    start, read = batch(driver, old)
+    assert ((start.next, start.base), read) == ((0, 0), [])
+    assert driver.latest(start) is start
     world.produce(5)
-    end = driver.latest(old)
-    assert (end.next, end.base) == (5, 0)
     assert world.queued == [0, 1, 2, 3, 4]
+    assert batch(driver, start)[1] == [0, 1, 2, 3, 4]
 
 
 def test_a_start_before_the_oldest_entry(world: World) -> None:
