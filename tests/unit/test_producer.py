@@ -23,7 +23,7 @@ from opendata_buffer.formats.batch import Compression, decode_batch
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Manifest, QueueEntry
 from opendata_buffer.producer import Producer
-from opendata_buffer.stores import Absent, IfVersion, NotModified, PutOutcome, Unknown
+from opendata_buffer.stores import Absent, Blob, IfVersion, NotModified, PutOutcome, Unknown
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.transactions import TransactionFilter
@@ -321,12 +321,39 @@ def test_an_unknown_commit_is_told_by_the_handle() -> None:
             return super().put_if(key, data, condition)
 
     store = Silent()
-    producer = Producer(config(cas_deadline_ms=50), store=store)
+    producer = Producer(config(cas_deadline_ms=50, delivery_timeout_ms=50), store=store)
     store.silent = True
     with pytest.raises(CommitStateUnknown):
         producer.produce([b"a"]).watcher.await_durable(WAIT_S)
     with pytest.raises(FlushFailed):
         producer.close()
+
+
+def test_f2_a_lost_answer_is_settled_within_the_delivery_timeout() -> None:
+    # Longer than cas_deadline_ms, and then the store tells that the write had landed.
+    class Partitioned(MemoryStore):
+        lost = 0
+
+        def get(self, key: str, **rest: Any) -> Blob | NotModified:
+            if self.lost and key == "ingest/manifest":
+                self.lost -= 1
+                raise TransientStorageError("unreachable")
+            return super().get(key, **rest)
+
+        def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+            outcome = super().put_if(key, data, condition)
+            return Unknown("unreachable") if self.lost else outcome
+
+    store, runtime = Partitioned(), ManualRuntime()
+    settings = config(cas_deadline_ms=100, backoff_base_ms=100, backoff_max_ms=100)
+    producer = Producer(settings, store=store, runtime=runtime)
+    store.lost = 50
+    handle = producer.produce([b"a"])
+    producer.flush(WAIT_S)
+    assert handle.watcher.await_durable(WAIT_S).sequence == 0
+    assert runtime.monotonic() > 1
+    assert records(store) == [b"a"]
+    producer.close()
 
 
 def test_f35_a_full_queue_pushes_back_until_the_delivery_timeout() -> None:
