@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from buffer_sink.commit import (
@@ -41,6 +41,10 @@ _MAX_RECORD_BYTES = 64 * 1024
 
 class _AlreadyDone(Exception):
     """The manifest about to be replaced holds the batch."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        super().__init__()
+        self.manifest = manifest
 
 
 class _Expired(OpenDataBufferError):
@@ -118,7 +122,7 @@ class Committer:
                 return
             decision = decide(before, record, transaction, prefix=self._prefix, key=self._queue.key)
             if isinstance(decision, AlreadyDone):
-                raise _AlreadyDone
+                raise _AlreadyDone(before)
             if isinstance(decision, Separate) and len(entries) == len(group.uploads):
                 raise _SeparatorNeeded
 
@@ -129,10 +133,10 @@ class Committer:
                     break
                 except _SeparatorNeeded:
                     pass
-                except _AlreadyDone:
+                except _AlreadyDone as done:
                     # A record is written only once all objects outlived the collector.
                     known = record is not None and record.batch >= transaction.batch
-                    torn = not known and self._is_torn(transaction)
+                    torn = not known and self._is_torn(transaction, done.manifest)
                     if not torn:
                         log.info("%s is committed already: nothing to do", transaction)
                         return False
@@ -173,8 +177,8 @@ class Committer:
         """
         if not expiry.is_over(self._runtime):
             return
-        self._runtime.sleep(self._options.gc_grace_period_ms / 4000 + 1)
-        if self._oldest_ms(group) is None:
+        self._outwait_collector()
+        if self._oldest_of(group) is None:
             raise CommitStateUnknown(
                 self._queue.key,
                 next_sequence - len(group.uploads),
@@ -183,20 +187,31 @@ class Committer:
                 "it landed later than the collector's grace period allows, and objects are gone",
             )
 
-    def _is_torn(self, transaction: Transaction) -> bool:
+    def _is_torn(self, transaction: Transaction, manifest: Manifest) -> bool:
         """Whether queued batches of a transaction have lost their objects: it landed too late.
 
         Then they must be written again. The reader cannot deliver the first ones; once they are
         skipped there, its filter passes the others (``TransactionFilter.skip``).
+
+        Asked of the manifest that shows them, and of a listing made after it: a reader may have
+        passed them by at any time since, and a later manifest would not say how. If it delivered
+        them, and they were collected since, the others are a repeat that its filter drops.
         """
         directory = transaction_prefix(self._prefix, transaction)
-        # The listing first: what is queued after it was queued, and kept, while it was made.
-        stored = {each.key for each in self._store.list(directory).objects}
-        manifest = self._queue.read()
-        return manifest is not None and any(
-            entry.location.startswith(directory) and entry.location not in stored
-            for entry in manifest.entries()
-        )
+        queued = [
+            entry.location for entry in manifest.entries() if entry.location.startswith(directory)
+        ]
+        if not queued:
+            return False  # A later batch of the app is queued, so this one was committed.
+        oldest_ms = self._oldest_ms(directory, queued)
+        if oldest_ms is not None and oldest_ms > self._options.gc_grace_period_ms:
+            self._outwait_collector()
+            oldest_ms = self._oldest_ms(directory, queued)
+        return oldest_ms is None
+
+    def _outwait_collector(self) -> None:
+        """Wait until no collector deletes by a manifest it read before now."""
+        self._runtime.sleep(self._options.gc_grace_period_ms / 4000 + 1)
 
     def _separator(self) -> NewEntry:
         """An empty batch without identity: a gap between two groups of one batch."""
@@ -240,21 +255,24 @@ class Committer:
         now = Moment.now(self._runtime)
         age_ms = group.planned.age_ms(self._runtime)
         if age_ms is None or age_ms > grace_ms / 2:
-            age_ms = self._oldest_ms(group)
+            age_ms = self._oldest_of(group)
             if age_ms is None or age_ms > grace_ms / 2:
                 raise _too_old(grace_ms)
         return _Expiry(now, grace_ms - age_ms)
 
-    def _oldest_ms(self, group: Group) -> float | None:
-        """Age of the oldest upload by the store's clock; None when one is gone."""
+    def _oldest_of(self, group: Group) -> float | None:
         directory = f"{self._prefix}/"
         if group.transaction is not None:
             directory = transaction_prefix(self._prefix, group.transaction)
+        return self._oldest_ms(directory, [each.location for each in group.uploads])
+
+    def _oldest_ms(self, directory: str, locations: Sequence[str]) -> float | None:
+        """Age of the oldest object by the store's clock; None when one is gone."""
         listing = self._store.list(directory)
         written = {each.key: each.last_modified_ms for each in listing.objects}
-        if any(each.location not in written for each in group.uploads):
+        if any(each not in written for each in locations):
             return None
-        return float(listing.now_ms - min(written[each.location] for each in group.uploads))
+        return float(listing.now_ms - min(written[each] for each in locations))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,14 @@ from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.owner import claim_prefix
 from opendata_buffer.queue import Queue
-from opendata_buffer.stores import Absent, IfVersion, PutOutcome, Unknown, VersionConflict
+from opendata_buffer.stores import (
+    Absent,
+    IfVersion,
+    Listing,
+    PutOutcome,
+    Unknown,
+    VersionConflict,
+)
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.transactions import TransactionFilter
@@ -450,6 +457,50 @@ def test_f5_an_append_that_landed_late_without_its_objects_is_written_again() ->
     assert passes.offer(separator.sequence, separator.location)
     assert passes.offer(again.sequence, again.location)
     assert not world.driver().commit(world.group(3, b"a"))
+
+
+def test_f5_a_torn_write_that_is_skipped_while_its_repeat_looks_is_written_again() -> None:
+    class Overtaken(FrozenWrite):
+        def list(self, prefix: str) -> Listing:
+            if self.frozen and world.manifest.entry_count:
+                queue = world.queue()
+                epoch = queue.claim_epoch(None).epoch
+                for entry in world.manifest.entries():
+                    world.passes.skip(entry.sequence, entry.location)
+                    queue.dequeue(entry.sequence, epoch)
+            return super().list(prefix)
+
+    world = World()
+    world.store = Overtaken(world.runtime, collected=0)
+    group = world.group(3, b"a")
+    world.queue().append(group.entries)
+    world.store.delete_many([each.location for each in group.uploads])
+    world.store.frozen = True
+    assert world.driver().commit(world.group(3, b"a"))
+    world.drain()
+    assert world.read == [b"a"]
+
+
+@pytest.mark.parametrize(
+    ("age_s", "collected", "waits"), [(600, False, []), (601, False, [151]), (601, True, [151])]
+)
+def test_f5_a_repeat_waits_for_a_collector_that_may_not_know_the_queued_one(
+    monkeypatch: pytest.MonkeyPatch, age_s: float, collected: bool, waits: list[float]
+) -> None:
+    world = World()
+    group = world.group(3, b"a")
+    world.runtime.advance(age_s)
+    world.queue().append(group.entries)
+    sleep = world.runtime.sleep
+
+    def sleep_and_collect(seconds: float) -> None:
+        sleep(seconds)
+        if collected:
+            world.store.delete_many([each.location for each in group.uploads])
+
+    monkeypatch.setattr(world.runtime, "sleep", sleep_and_collect)
+    assert world.driver().commit(world.group(3, b"a")) == collected
+    assert world.runtime.slept == waits
 
 
 def test_f5_a_write_without_identity_that_landed_late_without_its_objects_is_unknown() -> None:
