@@ -10,6 +10,7 @@ from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.batch import Compression
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.options import STORAGE_OPTIONS, OptionReader, storage_settings
+from opendata_buffer.stores.factory import open_store
 
 __all__ = ["SINK_OPTIONS", "SinkOptions"]
 
@@ -130,11 +131,7 @@ def _parse(options: Mapping[str, str], what: str) -> SinkOptions:
     reader = OptionReader(options, (*SINK_OPTIONS, *_SPARK_OPTIONS), what)
     compression = reader.choice("compression", ("none", "zstd"), "none")
     queue = storage_settings(reader)
-    if queue.store.startswith("memory:"):
-        raise InvalidInput(
-            f"store {queue.store!r} lives in the memory of one process, and Spark's driver and "
-            "tasks are several: use a directory or an s3:// URL"
-        )
+    open_store(queue.store, queue.store_options)  # a URL that is none fails here, not in a task
     return SinkOptions(
         queue=queue,
         app=reader.text("txnAppId"),

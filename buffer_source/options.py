@@ -14,6 +14,7 @@ from opendata_buffer.config import (
 )
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.options import STORAGE_OPTIONS, OptionReader, queue_fields, storage_settings
+from opendata_buffer.stores.factory import open_store
 
 __all__ = ["EARLIEST", "LATEST", "SOURCE_OPTIONS", "SourceOptions"]
 
@@ -95,8 +96,10 @@ class SourceOptions:
             InvalidInput: An unknown name, or a value that is not accepted.
         """
         read = OptionReader(options, SOURCE_OPTIONS, "opendata-buffer source")
+        queue = storage_settings(read)
+        open_store(queue.store, queue.store_options)  # a URL that is none fails at load()
         return cls(
-            queue=storage_settings(read),
+            queue=queue,
             starting_offsets=_position(read, "startingOffsets", EARLIEST),
             ending_offsets=_position(read, "endingOffsets", LATEST),
             fail_on_data_loss=read.boolean("failOnDataLoss", True),
@@ -133,12 +136,19 @@ class SourceOptions:
         """Refuse what only a stream has.
 
         Raises:
-            InvalidInput: ``startingOffsets`` is ``latest``, which would read nothing.
+            InvalidInput: ``startingOffsets`` is ``latest`` or behind ``endingOffsets``, which
+                would read nothing.
         """
         if self.starting_offsets == LATEST:
             raise InvalidInput(
                 "option startingOffsets is 'latest': a batch read would be empty. Use 'earliest' "
                 "or a sequence"
+            )
+        start, end = self.starting_offsets, self.ending_offsets
+        if isinstance(start, int) and isinstance(end, int) and start > end:
+            raise InvalidInput(
+                f"option startingOffsets is {start}, behind endingOffsets {end}: both are read, "
+                "so make startingOffsets the smaller one"
             )
 
     @property

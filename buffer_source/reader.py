@@ -146,9 +146,9 @@ def _explained() -> Iterator[None]:
         yield
     except Fenced as error:
         error.args = (
-            f"{error} Another streaming query or consumer reads this queue, or this query reads "
-            "it twice (a self-union or self-join of one buffer does that): use one query for "
-            "each queue, and read it once in it.",
+            f"{error} Another streaming query or consumer reads this queue, or this query loads "
+            "it twice: use one query for each queue, and load() it once in it. The one DataFrame "
+            "may then be used twice, in a union or a join with itself.",
         )
         raise
     except (DataLoss, QueueReset) as error:

@@ -120,7 +120,8 @@ def storage_settings(reader: OptionReader) -> QueueConfig:
     has another working directory.
 
     Raises:
-        InvalidInput: No store, or a prefix, key or URL that cannot be used.
+        InvalidInput: No store, one that no other process can reach, or a prefix or key that
+            cannot be used.
     """
     store = reader.text("path")
     if store is None:
@@ -129,7 +130,12 @@ def storage_settings(reader: OptionReader) -> QueueConfig:
             "load('s3://bucket/root') or load('/data/queue')"
         )
     store = store.strip()
-    if "://" not in store and not store.startswith(("file:", "s3:", "s3a:", "memory:", "dbfs:")):
+    if store.lower().startswith("memory:"):
+        raise InvalidInput(
+            f"store {store!r} lives in the memory of one process, and Spark's driver and tasks "
+            "are several: use a directory or an s3:// URL"
+        )
+    if "://" not in store and not store.startswith(("file:", "s3:", "s3a:", "dbfs:")):
         store = os.path.abspath(os.path.expanduser(store))
     return QueueConfig(
         store=store,

@@ -247,7 +247,7 @@ def test_a_second_query_fences_the_first(
         other = Query(spark, store, str(tmp_path / "other"))
         with other.running() as second:
             second.processAllAvailable()
-            with pytest.raises(StreamingQueryException, match=r"fenced by epoch 2.*self-union"):
+            with pytest.raises(StreamingQueryException, match=r"fenced by epoch 2.*loads it twice"):
                 first.awaitTermination(60)
             produce(store, numbered(1, 2))
             second.processAllAvailable()
@@ -263,10 +263,25 @@ def test_reading_one_queue_twice_in_a_query_says_so(
     writer = left.union(right).writeStream.format("noop").option("checkpointLocation", checkpoint)
     run = writer.start()
     try:
-        with pytest.raises(StreamingQueryException, match="read it once"):
+        with pytest.raises(StreamingQueryException, match=r"load\(\) it once"):
             run.awaitTermination(60)
     finally:
         run.stop()
+
+
+def test_one_dataframe_may_be_used_twice(query: Query, spark: SparkSession, store: str) -> None:
+    produce(store, numbered(0, 3))
+    once = stream(spark, store).load(store)
+    run = (
+        once.union(once)
+        .writeStream.foreachBatch(query.sink)
+        .option("checkpointLocation", query.checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert run.awaitTermination(60)
+    assert query.sink.values == [0, 0, 1, 1, 2, 2]
+    assert queued(store) == []
 
 
 def test_lost_sequences_end_the_query_and_name_the_option(query: Query, store: str) -> None:

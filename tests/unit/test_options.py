@@ -129,9 +129,14 @@ def test_a_path_is_made_absolute_where_the_option_is_read(
     assert storage_settings(reader(path="~/queue")).store == "/home/someone/queue"
 
 
-@pytest.mark.parametrize("url", ["file:///dir", "s3a://bucket", "memory://name"])
+@pytest.mark.parametrize("url", ["file:///dir", "s3a://bucket"])
 def test_a_url_is_left_as_it_is(url: str) -> None:
     assert storage_settings(reader(path=url)).store == url
+
+
+def test_a_store_of_one_process_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="'memory://x' lives in the memory of one process"):
+        storage_settings(reader(path="memory://x"))
 
 
 def test_no_store_is_refused_with_an_example() -> None:

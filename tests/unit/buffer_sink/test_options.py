@@ -73,6 +73,8 @@ def test_spark_s_own_options_are_let_through() -> None:
         ({**STORE, "targetBatchBytes": "300000000"}, "more than maxBatchBytes 268435456"),
         ({**STORE, "gcGracePeriodMs": "1000"}, "use at least 120000"),
         ({"path": "memory://x"}, "memory of one process"),
+        ({"path": "s4://x"}, "did you mean 's3'"),
+        ({"path": "dbfs:/x"}, "is a Databricks mount"),
     ],
 )
 def test_bad_options_name_the_fix(options: dict[str, str], says: str) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.datasource import EqualTo, GreaterThan
+from pyspark.sql.datasource import DataSourceReader, EqualTo, GreaterThan
 
 from buffer_source.batch_reader import BufferBatchReader, select
 from buffer_source.options import SourceOptions
@@ -76,6 +76,12 @@ def test_filters_travel_no_further_than_the_plan(tmp_path: Path) -> None:
     executor = pickle.loads(pickle.dumps(reader))
     pieces = [piece for partition in partitions for piece in executor.read(partition)]
     assert pa.Table.from_batches(pieces)["sequence"].to_pylist() == [2, 3]
+
+
+def test_spark_takes_it_for_a_reader_that_can_do_without_filters() -> None:
+    # As Spark tests it, to refuse the read where pushing filters is off.
+    reader = BufferBatchReader(options(), default_schema())
+    assert getattr(reader.pushFilters, "__func__", None) is DataSourceReader.pushFilters
 
 
 def test_a_queue_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -123,6 +123,12 @@ def test_an_unknown_option_is_answered_with_the_nearest() -> None:
         parse(zzz="5")
 
 
+@pytest.mark.parametrize("path", ["s4://b", "s3://", "s3://key:secret@b", "/Volumes/a/b/c"])
+def test_a_store_that_cannot_be_is_refused_at_load(path: str) -> None:
+    with pytest.raises(InvalidInput, match=r"store '.*' (has|names|carries|is) "):
+        SourceOptions.from_spark({"path": path})
+
+
 def test_a_missing_store_shows_how_to_name_it() -> None:
     with pytest.raises(InvalidInput, match=r"load\('s3://bucket/root'\)"):
         SourceOptions.from_spark({})
@@ -133,5 +139,8 @@ def test_a_stream_has_no_end_and_a_batch_no_latest_start() -> None:
         parse(endingOffsets="5").check_stream()
     with pytest.raises(InvalidInput, match="would be empty"):
         parse(startingOffsets="latest").check_batch()
+    with pytest.raises(InvalidInput, match="startingOffsets is 3, behind endingOffsets 2"):
+        parse(startingOffsets="3", endingOffsets="2").check_batch()
+    parse(startingOffsets="3", endingOffsets="3").check_batch()
     parse(endingOffsets="latest").check_stream()
     parse(startingOffsets="3").check_batch()

@@ -33,7 +33,7 @@ class World:
         self._queue = self._new_queue()
 
     def _new_queue(self) -> Queue:
-        config = QueueConfig(store="memory://world")
+        config = QueueConfig(store="/world")
         return Queue(self.store, config, runtime=self.runtime, role="producer")
 
     def produce(
@@ -68,7 +68,7 @@ class World:
 
     def run(self, **options: str) -> StreamDriver:
         """A new run of the query, as after a restart."""
-        given = {"path": "memory://world", "gcEnabled": "false", **options}
+        given = {"path": "/world", "gcEnabled": "false", **options}
         return StreamDriver(SourceOptions.from_spark(given), self.store, self.runtime)
 
 
@@ -310,7 +310,7 @@ def test_a_second_query_fences_the_first(world: World) -> None:
 
 
 def consume(world: World, through: int) -> None:
-    config = SourceOptions.from_spark({"path": "memory://world", "gcEnabled": "false"}).consumer
+    config = SourceOptions.from_spark({"path": "/world", "gcEnabled": "false"}).consumer
     consumer = Consumer(config, store=world.store, runtime=world.runtime)
     consumer.next_descriptors(through + 1)
     consumer.ack_through(through)
