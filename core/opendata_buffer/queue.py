@@ -73,6 +73,10 @@ class _TryAgain(Exception):
     """An attempt that wrote nothing we know of; never leaves this module."""
 
 
+class _AnswerLost(_TryAgain):
+    """It may have written all the same."""
+
+
 class Queue:
     """One manifest, as seen by one owner. Not thread-safe: its owner serialises the calls.
 
@@ -213,7 +217,13 @@ class Queue:
             if append is not None and append.in_doubt:
                 raise append.unknown(str(error), self._manifest) from error
             waited = self._runtime.monotonic() - started
-            raise Conflict(self._key, self.attempts - attempts, waited) from error
+            tried = self.attempts - attempts
+            if isinstance(error, _AnswerLost):
+                raise TransientStorageError(
+                    f"manifest {self._key!r} in {self._store.url} could not be written: {tried} "
+                    f"attempts in {waited:.1f} s, and {error}. It may have been written; try again."
+                ) from error
+            raise Conflict(self._key, tried, waited) from error
 
     def _attempt(self, change: Change, append: _Append | None) -> Manifest:
         if not self._fresh:
@@ -246,7 +256,7 @@ class Queue:
                 log.warning("answer to a write of %s was lost: %s", self._key, outcome.reason)
                 if append is not None:
                     append.doubt(before.next_sequence, self._version)
-                raise _TryAgain(f"answers were lost: {outcome.reason}")
+                raise _AnswerLost(f"answers were lost: {outcome.reason.rstrip('.')}")
 
     def _read_once(self) -> Manifest | None:
         try:

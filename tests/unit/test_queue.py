@@ -15,6 +15,7 @@ from opendata_buffer.errors import (
     PermanentStorageError,
     QueueFull,
     QueueReset,
+    TransientStorageError,
 )
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue import Queue
@@ -213,6 +214,16 @@ def test_answers_lost_until_the_deadline_are_unknown() -> None:
     with pytest.raises(CommitStateUnknown, match=r"may or may not have landed.*reset") as caught:
         queue.append([entry(1)])
     assert "Nothing was written" not in str(caught.value)
+
+
+def test_answers_lost_until_the_deadline_are_no_conflict_with_others() -> None:
+    # Of a change that may be repeated nothing is unknown; but nobody raced it, and it may be there.
+    store = ScriptedStore(applied, *[not_applied_answer_lost] * 10_000)
+    queue = make(store, cas_deadline_ms=1_000)
+    queue.append([entry(0)])
+    with pytest.raises(TransientStorageError, match=r"answers were lost: .*reset") as caught:
+        queue.claim_epoch(None)
+    assert "may have been written; try again" in str(caught.value)
 
 
 def test_a_doubt_ends_when_somebody_else_moved_the_manifest() -> None:
