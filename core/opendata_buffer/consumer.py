@@ -302,10 +302,14 @@ class Consumer:
             if self._closed:
                 return
             self._closed = True
-        if self._gc is not None:
-            self._gc.stop()
-        with self._lock:
-            self._acknowledge(self._frontier, self._frontier.undequeued > 0)
+        try:
+            # First: the collector may be in a request for long, and whoever ends this process
+            # does not wait for ever.
+            with self._lock:
+                self._acknowledge(self._frontier, self._frontier.undequeued > 0)
+        finally:
+            if self._gc is not None:
+                self._gc.stop()
 
     def __enter__(self) -> Consumer:
         return self

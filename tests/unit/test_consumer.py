@@ -560,6 +560,21 @@ def test_the_collector_runs_beside_and_stops_with_the_consumer(queue: Fixture) -
     assert orphan not in {info.key for info in queue.store.list("").objects}
 
 
+def test_close_writes_acknowledgements_before_it_waits_for_the_collector(
+    queue: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.produce(b"a")
+    consumer = queue.consumer(gc=GarbageCollectorConfig())
+    consumer.next_batch()
+    consumer.ack(0)
+    queued: list[list[int]] = []
+    assert consumer._gc is not None
+    stop = consumer._gc.stop
+    monkeypatch.setattr(consumer._gc, "stop", lambda: (queued.append(queue.queued()), stop()))
+    consumer.close()
+    assert queued == [[]]
+
+
 def test_f9_the_collector_of_a_fenced_consumer_ends(
     queue: Fixture, caplog: pytest.LogCaptureFixture
 ) -> None:
