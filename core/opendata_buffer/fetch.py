@@ -273,8 +273,10 @@ class _ReadAhead(Generic[T]):
         self._stopped = False
 
     def results(self, threads: int) -> Generator[T, None, None]:
-        tasks = [self._runtime.spawn(self._work, "opendata-buffer-fetch") for _ in range(threads)]
+        tasks = []
         try:
+            for _ in range(threads):
+                tasks.append(self._runtime.spawn(self._work, "opendata-buffer-fetch"))
             for index in range(len(self._items)):
                 done = self._take(index)
                 if done.error is not None:

@@ -23,6 +23,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.fetch import FetchHandle, fetch_many
 from opendata_buffer.formats.batch import Compression, encode_batch
 from opendata_buffer.formats.manifest import Metadata
+from opendata_buffer.runtime import SystemRuntime, Task
 from opendata_buffer.stores.factory import open_store
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -325,6 +326,26 @@ def test_closing_early_ends_the_threads() -> None:
     results = fetch_many(lambda each: each.sequence, _descriptors(100), concurrency=4)
     assert next(results) == 0
     results.close()
+    assert _fetch_threads() == 0
+
+
+def test_threads_that_started_end_when_one_does_not_start() -> None:
+    class FewThreads(SystemRuntime):
+        left = 2
+
+        def spawn(self, target: Callable[[], None], name: str) -> Task:
+            if not self.left:
+                raise RuntimeError("can't start new thread")
+            self.left -= 1
+            return super().spawn(target, name)
+
+    # Two bytes fit: the threads would wait for room that nobody makes.
+    descriptors = [BatchDescriptor(n, "x", size=1) for n in range(10)]
+    results = fetch_many(
+        lambda each: each.sequence, descriptors, max_in_flight_bytes=2, runtime=FewThreads()
+    )
+    with pytest.raises(RuntimeError, match="new thread"):
+        next(results)
     assert _fetch_threads() == 0
 
 
