@@ -62,8 +62,7 @@ class Batch:
 
     def encode(self, compression: Compression, level: int) -> bytes:
         """The object's bytes."""
-        block = b"".join([call.block for call in self.calls])
-        return seal_block(block, self.count, compression, level)
+        return seal_block([call.block for call in self.calls], self.count, compression, level)
 
 
 class Batcher:
