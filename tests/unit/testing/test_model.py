@@ -13,6 +13,7 @@ from opendata_buffer.testing.simulation import Simulation, SimulationFailed
 
 A = "ingest/01JMTRJ8G00000000000000000.batch"
 B = "ingest/01JMTRJ8G00000000000000001.batch"
+C = "ingest/01JMTRJ8G00000000000000002.batch"
 ONE = Record("p", 0)
 TWO = Record("p", 1)
 
@@ -75,6 +76,7 @@ def test_a_whole_life_breaks_no_rule(model: DeliveryModel) -> None:
         "dequeues": 1,
         "collected": 1,
         "lost unacknowledged": 0,
+        "torn": 0,
     }
 
 
@@ -227,6 +229,32 @@ def test_durable_record_that_never_arrives(model: DeliveryModel) -> None:
     model.reported_durable([ONE], 0, A)
     with pytest.raises(Broken, match="1 durable records are not in the sink"):
         model.check_delivered()
+
+
+@pytest.mark.parametrize("torn", [True, False])
+def test_repeat_of_a_batch_whose_append_was_passed_in_part_is_no_loss(
+    model: DeliveryModel, torn: bool
+) -> None:
+    first, second, again = (f"ingest/app=p/batch=0/{key[7:]}" for key in (A, B, C))
+    model.object_written(first, encode_batch([b"p:0"]))
+    # With another batch between them these are two appends, each passed or not as a whole.
+    append(model, *((first, second) if torn else (first, A, second)))
+    model.poison(0, first)
+    model.write_sink(None, model.sequences[second], [TWO], None)
+    append(model, again)
+    model.reported_durable([ONE], model.sequences[again], again)
+    model.write_sink(model.sequences[second], model.sequences[again], [], None)
+    claim(model, "c")
+    drop(model, "c", model.sequences[again])
+    if torn:
+        model.check_delivered()
+        model.check_complete("p", 2)
+        assert model.counts["torn"] == 2
+        return
+    with pytest.raises(Broken, match="1 durable records are not in the sink"):
+        model.check_delivered()
+    with pytest.raises(Broken, match=r"\[0\] are missing"):
+        model.check_complete("p", 2)
 
 
 def test_queue_that_is_not_drained(model: DeliveryModel) -> None:
