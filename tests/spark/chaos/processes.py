@@ -22,6 +22,11 @@ HERE = Path(__file__).parent
 PATIENCE_S = 300.0
 """Until something that never happens fails a test; far from anything that is expected."""
 
+FOREVER = 10**9
+
+BACKLOG = 40
+"""Batches that wait in a queue before the producer takes a rest."""
+
 SMALL_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
@@ -245,12 +250,17 @@ class Writer:
         self.stores = stores
         self.durable = -1
         self.kills = 0
-        self._process = self._start(10**9)
+        self._process = self._start(FOREVER)
 
     def _start(self, end: int) -> subprocess.Popen[str]:
-        first = str(self.durable + 1)
+        # The last one finishes, also where nobody reads any more.
+        arguments = (self.durable + 1, end, BACKLOG if end == FOREVER else FOREVER)
         process = subprocess.Popen(
-            [sys.executable, str(HERE / "worker_produce.py"), first, str(end), *self.stores],
+            [
+                *(sys.executable, str(HERE / "worker_produce.py")),
+                *map(str, arguments),
+                *self.stores,
+            ],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -269,7 +279,7 @@ class Writer:
         assert self._process.poll() is None, "the producer ended by itself"
         self.end()
         self.kills += 1
-        self._process = self._start(10**9)
+        self._process = self._start(FOREVER)
 
     def finish(self) -> int:
         """Kill it a last time and produce what it left open; returns how many there are."""

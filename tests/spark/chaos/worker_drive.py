@@ -24,20 +24,34 @@ def main() -> None:
         .config("spark.driver.extraJavaOptions", job["java"])
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.session.timeZone", "UTC")
         .getOrCreate()
     )
     print("ready", flush=True)
     word = sys.stdin.readline().strip()
     if word == "run":
-        for query in job["queries"]:
-            start(spark, query)
-        spark.streams.awaitAnyTermination()
-        raise SystemExit("a query without end ended")
+        run(spark, job["queries"])
     if word == "drain":
         for query in job["queries"]:
             drain(spark, query, job["restarts"])
         spark.stop()
+
+
+LATE = "failed to connect back"
+"""What Spark says when a Python process takes more than ten seconds to start: a busy machine."""
+
+
+def run(spark: SparkSession, queries: list[dict[str, Any]]) -> None:
+    running = [start(spark, query) for query in queries]
+    while True:
+        for index, each in enumerate(running):
+            error = each.exception()
+            if error is not None:
+                if LATE not in str(error):
+                    raise error
+                running[index] = start(spark, queries[index])
+        time.sleep(0.05)
 
 
 def start(spark: SparkSession, query: dict[str, Any], *, available_now: bool = False) -> Any:
@@ -64,12 +78,13 @@ def start(spark: SparkSession, query: dict[str, Any], *, available_now: bool = F
 
 def drain(spark: SparkSession, query: dict[str, Any], restarts: int) -> None:
     """Through what is queued; a query whose Python processes were killed is started again."""
-    for attempt in range(restarts + 1):
+    while True:
         try:
             start(spark, query, available_now=True).awaitTermination()
             return
         except Exception as error:
-            if attempt == restarts:
+            restarts -= LATE not in str(error)
+            if restarts < 0:
                 raise
             print("restart after", type(error).__name__, str(error)[:300], flush=True)
 

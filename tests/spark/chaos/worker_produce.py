@@ -1,6 +1,7 @@
 """Produces numbered transactions into some queues until killed; prints each durable number.
 
-It waits while a queue is long. Arguments: first number, end (exclusive), stores.
+It waits while a queue is long. Arguments: first number, end (exclusive), how many batches make
+a queue long, stores.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from opendata_buffer.stores.factory import open_store
 APP = "writer"
 RECORDS_EACH = 20
 GRACE_MS = 20_000
-BACKLOG = 40
 PAUSE_S = 0.05
 
 
@@ -28,7 +28,7 @@ def values(number: int) -> list[str]:
 
 
 def main() -> None:
-    first, end, *stores = sys.argv[1:]
+    first, end, long, *stores = sys.argv[1:]
     with ExitStack() as stack:
         producers = [
             stack.enter_context(
@@ -52,13 +52,13 @@ def main() -> None:
                 handle.watcher.await_durable(120)
             print(number, flush=True)
             time.sleep(PAUSE_S)
-            while any(is_long(queue) for queue in queues):
+            while any(length(queue) > int(long) for queue in queues):
                 time.sleep(PAUSE_S)
 
 
-def is_long(queue: Queue) -> bool:
+def length(queue: Queue) -> int:
     manifest = queue.read()
-    return manifest is not None and manifest.entry_count > BACKLOG
+    return 0 if manifest is None else manifest.entry_count
 
 
 if __name__ == "__main__":
