@@ -11,8 +11,10 @@ from buffer_sink.options import SinkOptions
 from buffer_sink.rows import Block, BlockBuilder, Columns
 from buffer_sink.uploads import UploadWindow
 from opendata_buffer import metrics
+from opendata_buffer.errors import TransientStorageError
 from opendata_buffer.formats.batch import seal_block
 from opendata_buffer.formats.keys import Transaction, batch_key
+from opendata_buffer.retry import full_jitter
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Put
 
@@ -40,8 +42,16 @@ def write_partition(
 
     Raises:
         InvalidInput: A row that cannot be written.
-        StorageError: An upload failed for good.
+        StorageError: An upload failed for good, or for ``cas_deadline_ms``.
     """
+    # Spark repeats a failed task too, but not in local mode, and with everything it did.
+    patient = full_jitter(
+        runtime,
+        base_ms=options.queue.backoff_base_ms,
+        max_ms=options.queue.backoff_max_ms,
+        deadline_ms=options.queue.cas_deadline_ms,
+        retry_on=(TransientStorageError,),
+    )
     uploads: list[Upload | None] = []
 
     def upload(index: int, key: str, block: Block) -> None:
@@ -49,7 +59,7 @@ def write_partition(
         # next block's encoding and with the JVM.
         began = runtime.monotonic()
         data = seal_block(block.pieces, block.records, options.compression, options.zstd_level)
-        store.put(key, data)
+        patient(store.put, key, data)
         uploads[index] = Upload(key, block.records, len(data), block.metadata)
         metrics.batches_flushed.add(1)
         metrics.entries_flushed.add(block.records)

@@ -10,7 +10,7 @@ from buffer_sink.options import SinkOptions
 from buffer_sink.partition import write_partition
 from buffer_sink.rows import Columns
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.errors import InvalidInput, PermanentStorageError
+from opendata_buffer.errors import InvalidInput, PermanentStorageError, TransientStorageError
 from opendata_buffer.formats.batch import Compression, decode_batch, parse_footer
 from opendata_buffer.formats.keys import Transaction, parse_location
 from opendata_buffer.stores.memory import MemoryStore
@@ -78,6 +78,31 @@ def test_compression() -> None:
     assert parse_footer(data).compression is Compression.ZSTD
     assert upload.bytes == len(data) < 1000
     assert decode_batch(data) == [value]
+
+
+def test_f14_an_upload_outlasts_a_store_that_is_busy() -> None:
+    class Busy(MemoryStore):
+        answers = 7
+
+        def put(self, key: str, data: bytes | memoryview) -> None:
+            self.answers -= 1
+            if self.answers >= 0:
+                raise TransientStorageError("SlowDown")
+            super().put(key, data)
+
+    store = Busy()
+    (upload,) = write(store, batch(b"a")).uploads
+    assert decode_batch(store.get(upload.location).data) == [b"a"]
+    assert store.answers == -1
+
+
+def test_an_upload_gives_up_at_the_deadline() -> None:
+    class Down(MemoryStore):
+        def put(self, key: str, data: bytes | memoryview) -> None:
+            raise TransientStorageError("no answer")
+
+    with pytest.raises(TransientStorageError, match="no answer"):
+        write(Down(), batch(b"a"))
 
 
 def test_a_failed_upload_fails_the_task() -> None:
