@@ -130,6 +130,21 @@ class _Runs:
         ends = [*(end - start for end in self.ends[first:last]), stop - start]
         return _Runs(ends, self.values[first : last + 1])
 
+    def fit(self, start: int, limit: int, most_bytes: int) -> int:
+        """The largest end in (start, limit] with at most so many bytes of payload on its rows."""
+        end, left = start, most_bytes
+        for run in range(bisect_right(self.ends, start), len(self.ends)):
+            value = self.values[run]
+            size = 0 if value is None else len(value.payload)
+            stop = min(limit, self.ends[run])
+            if size * (stop - end) > left:
+                return max(start + 1, end + left // size)
+            left -= size * (stop - end)
+            end = stop
+            if end == limit:
+                break
+        return end
+
     def expand(self, values: list[Any], dtype: pa.DataType) -> pa.Array:
         """One array with ``values[i]`` on every row of run ``i``."""
         if len(values) == 1:
@@ -169,13 +184,12 @@ class RowBuilder:
         if count == 0:
             return
         runs = _Runs.of(batch.metadata, count)
-        rows = self._piece_rows
-        if "metadata" in self._names:
-            largest = max(len(each.payload) if each is not None else 0 for each in runs.values)
-            rows = max(1, min(rows, self._piece_bytes // max(1, largest)))
         begin = 0
         while begin < count:
-            end = self._cut(batch.values, begin, min(count, begin + rows))
+            end = min(count, begin + self._piece_rows)
+            if "metadata" in self._names:
+                end = runs.fit(begin, end, self._piece_bytes)
+            end = self._cut(batch.values, begin, end)
             yield self._piece(batch, runs.cut(begin, end), begin, end)
             begin = end
 

@@ -146,6 +146,13 @@ def test_large_metadata_is_not_multiplied_into_one_piece() -> None:
     assert [len(piece) for piece in pieces] == [3, 3, 3, 1]
 
 
+def test_one_large_metadata_payload_does_not_cut_the_rows_without_it() -> None:
+    ranges = (Metadata(0, 0, b"s"), Metadata(100, 0, b"B" * 1000), Metadata(102, 0, b"s"))
+    batch = ArrowBatch(pa.array([b"x"] * 500, pa.binary()), 0, "l", ranges)
+    built = list(RowBuilder(default_schema(), piece_bytes=1000).pieces(batch))
+    assert [piece.num_rows for piece in built] == [100, 1, 1, 398]
+
+
 def test_a_sliced_array_is_read_from_its_own_start() -> None:
     values = pa.array([b"skip"] * 3 + [b"a", b"bb", b"ccc"], pa.binary()).slice(3)
     got = rows(ArrowBatch(values, 1, LOCATION, ()), schema("value BINARY"), piece_bytes=2)
