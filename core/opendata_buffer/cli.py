@@ -81,11 +81,11 @@ def manifest_dump(object_: str, **store: Any) -> None:
     PATH_OR_URL names the object itself: a file, file:///dir/ingest/manifest, or
     s3://bucket/ingest/manifest.
     """
-    from opendata_buffer.dump import manifest_document, read_object
+    from opendata_buffer.dump import MAX_MANIFEST_BYTES, manifest_document, read_object
     from opendata_buffer.errors import CorruptData
 
-    raw = read_object(object_, store_options_of(store))
     try:
+        raw = read_object(object_, store_options_of(store), max_bytes=MAX_MANIFEST_BYTES)
         document = manifest_document(raw)
     except CorruptData as error:
         raise Failure(f"{object_!r} is no sound manifest: {error}") from error
@@ -105,9 +105,12 @@ def batch_dump(object_: str, limit: int | None, max_batch_bytes: int, **store: A
     """
     from opendata_buffer.dump import batch_document, read_object
     from opendata_buffer.errors import CorruptData
+    from opendata_buffer.formats.batch import largest_object
 
-    raw = read_object(object_, store_options_of(store))
     try:
+        raw = read_object(
+            object_, store_options_of(store), max_bytes=largest_object(max_batch_bytes)
+        )
         document = batch_document(raw, limit=limit, max_bytes=max_batch_bytes)
     except CorruptData as error:
         raise Failure(f"{object_!r} is no sound batch: {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,13 +12,24 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from opendata_buffer.config import StoreOptions
-from opendata_buffer.errors import InvalidInput, PermanentStorageError
+from opendata_buffer.errors import CorruptData, InvalidInput, PermanentStorageError
 from opendata_buffer.formats.batch import VERSION, open_batch, split_records
 from opendata_buffer.formats.manifest import Manifest, QueueEntry
 from opendata_buffer.stores import NotModified
 from opendata_buffer.stores.factory import open_store
 
-__all__ = ["Document", "batch_document", "manifest_document", "read_object"]
+__all__ = [
+    "MAX_MANIFEST_BYTES",
+    "Document",
+    "batch_document",
+    "manifest_document",
+    "read_object",
+]
+
+MAX_MANIFEST_BYTES = 1 << 30
+"""What is larger is no manifest: every append would rewrite it."""
+
+_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -76,20 +88,22 @@ def batch_document(raw: bytes, *, limit: int | None, max_bytes: int) -> Document
     return Document(head, "records_base64", map(_base64, records[:limit]))
 
 
-def read_object(target: str, options: StoreOptions) -> bytes:
+def read_object(target: str, options: StoreOptions, *, max_bytes: int) -> bytes:
     """Read the one object that a local path or URL names.
 
     Args:
         target: A file, ``file:///dir/name``, or ``s3://bucket/key``.
         options: How to reach an S3 store.
+        max_bytes: A larger object is not read.
 
     Raises:
         InvalidInput: It names no object: a directory, a bucket, a file that is not there.
+        CorruptData: It has more than ``max_bytes``.
         ObjectNotFound: The store has no such object.
         TransientStorageError, PermanentStorageError: It could not be read.
     """
     if "://" not in target:
-        return _read_file(Path(target).expanduser())
+        return _read_file(Path(os.path.expanduser(target)), max_bytes)
     scheme, _, rest = target.partition("://")
     if scheme.lower() == "file":
         parts = urlsplit(target)
@@ -98,7 +112,7 @@ def read_object(target: str, options: StoreOptions) -> bytes:
                 f"{target!r} is no file URL: use file:///dir/name with '?' and '#' written as "
                 "%3F and %23, or a plain path"
             )
-        return _read_file(Path(unquote(parts.path)))
+        return _read_file(Path(unquote(parts.path)), max_bytes)
     # Keys stay raw: '%', '#' and '?' are characters of a key like any other (failure F24).
     bucket, _, key = rest.partition("/")
     store = open_store(f"{scheme}://{bucket}", options)
@@ -107,14 +121,21 @@ def read_object(target: str, options: StoreOptions) -> bytes:
             f"{target!r} names no object: append its key, for example "
             f"{target.rstrip('/')}/ingest/manifest"
         )
-    got = store.get(key)
+    got = store.get(key, max_bytes=max_bytes)
     assert not isinstance(got, NotModified)  # only an answer to if_changed
     return got.data
 
 
-def _read_file(path: Path) -> bytes:
+def _read_file(path: Path, max_bytes: int) -> bytes:
+    data = bytearray()
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            # A pipe or a device does not tell its size.
+            while chunk := file.read(_CHUNK):
+                data += chunk
+                if len(data) > max_bytes:
+                    raise CorruptData(f"it has more than {max_bytes} bytes")
+        return bytes(data)
     except FileNotFoundError:
         raise InvalidInput(f"there is no file {str(path)!r}: check the path") from None
     except IsADirectoryError:

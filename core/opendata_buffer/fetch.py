@@ -24,7 +24,7 @@ from opendata_buffer.errors import (
     ObjectNotFound,
 )
 from opendata_buffer.formats.arrow import decode_arrow
-from opendata_buffer.formats.batch import DEFAULT_MAX_BYTES, FOOTER_SIZE, decode_batch
+from opendata_buffer.formats.batch import DEFAULT_MAX_BYTES, decode_batch, largest_object
 from opendata_buffer.formats.keys import is_confined
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores import Blob, Get
@@ -72,8 +72,6 @@ class FetchHandle:
         self._store = store
         self._prefix = data_path_prefix
         self._max_batch_bytes = max_batch_bytes
-        # Incompressible records grow under zstd, by less than this (ZSTD_compressBound).
-        self._max_object_bytes = max_batch_bytes + (max_batch_bytes >> 7) + 1024 + FOOTER_SIZE
         self._allow_foreign = allow_foreign_locations
         self._runtime = runtime if runtime is not None else SystemRuntime()
 
@@ -173,7 +171,7 @@ class FetchHandle:
                 "allow_foreign_locations to read it",
             )
         try:
-            got = self._store.get(location, max_bytes=self._max_object_bytes)
+            got = self._store.get(location, max_bytes=largest_object(self._max_batch_bytes))
         except ObjectNotFound as error:
             raise BatchMissing(sequence, location, "its object does not exist") from error
         except InvalidInput as error:

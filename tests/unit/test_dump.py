@@ -11,7 +11,13 @@ import pytest
 
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.dump import Document, batch_document, manifest_document, read_object
-from opendata_buffer.errors import CorruptBatch, CorruptManifest, InvalidInput, ObjectNotFound
+from opendata_buffer.errors import (
+    CorruptBatch,
+    CorruptData,
+    CorruptManifest,
+    InvalidInput,
+    ObjectNotFound,
+)
 from opendata_buffer.formats.batch import Compression, encode_batch
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.stores.memory import MemoryStore
@@ -108,24 +114,39 @@ def test_a_file_is_read_by_path_home_path_and_url(
     monkeypatch.setenv("HOME", str(tmp_path))
     path = tmp_path / "odd # name %20.manifest"
     path.write_bytes(b"bytes")
-    assert read_object(str(path), OPTIONS) == b"bytes"
-    assert read_object("~/odd # name %20.manifest", OPTIONS) == b"bytes"
-    assert read_object(path.as_uri(), OPTIONS) == b"bytes"
+    assert read_object(str(path), OPTIONS, max_bytes=MAX) == b"bytes"
+    assert read_object("~/odd # name %20.manifest", OPTIONS, max_bytes=MAX) == b"bytes"
+    assert read_object(path.as_uri(), OPTIONS, max_bytes=MAX) == b"bytes"
+
+
+def test_what_is_larger_than_the_limit_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    path.write_bytes(bytes(100))
+    MemoryStore.named("dump-large").put("large", bytes(100))
+    for target in (str(path), "memory://dump-large/large"):
+        assert len(read_object(target, OPTIONS, max_bytes=100)) == 100
+        with pytest.raises(CorruptData, match="99"):
+            read_object(target, OPTIONS, max_bytes=99)
+
+
+def test_a_device_without_a_size_does_not_fill_the_memory() -> None:
+    with pytest.raises(CorruptData, match="more than 2000000 bytes"):
+        read_object("/dev/zero", OPTIONS, max_bytes=2_000_000)
 
 
 def test_a_key_is_read_from_a_store_under_its_raw_name_f24() -> None:
     MemoryStore.named("dump-keys").put("dir/100%#?.batch", b"bytes")
-    assert read_object("memory://dump-keys/dir/100%#?.batch", OPTIONS) == b"bytes"
+    assert read_object("memory://dump-keys/dir/100%#?.batch", OPTIONS, max_bytes=MAX) == b"bytes"
 
 
 def test_a_directory_is_refused_with_the_object_to_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="is a directory: name one object in it"):
-        read_object(str(tmp_path), OPTIONS)
+        read_object(str(tmp_path), OPTIONS, max_bytes=MAX)
     manifest = tmp_path / "ingest" / "manifest"
     manifest.parent.mkdir()
     manifest.write_bytes(b"")
     with pytest.raises(InvalidInput, match=f"for example {manifest}"):
-        read_object(str(tmp_path), OPTIONS)
+        read_object(str(tmp_path), OPTIONS, max_bytes=MAX)
 
 
 @pytest.mark.parametrize(
@@ -142,12 +163,12 @@ def test_a_directory_is_refused_with_the_object_to_name(tmp_path: Path) -> None:
 )
 def test_what_names_no_object_is_refused(target: str, says: str) -> None:
     with pytest.raises(InvalidInput, match=says):
-        read_object(target, OPTIONS)
+        read_object(target, OPTIONS, max_bytes=MAX)
 
 
 def test_a_missing_key_is_said_to_be_missing() -> None:
     with pytest.raises(ObjectNotFound, match="'ingest/manifest' does not exist in memory://empty"):
-        read_object("memory://empty/ingest/manifest", OPTIONS)
+        read_object("memory://empty/ingest/manifest", OPTIONS, max_bytes=MAX)
 
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -31,6 +31,7 @@ __all__ = [
     "encode_batch",
     "encode_block",
     "join_records",
+    "largest_object",
     "open_batch",
     "parse_footer",
     "seal_block",
@@ -203,6 +204,14 @@ def check_block(size: int, footer: BatchFooter, max_bytes: int) -> None:
         )
     if footer.record_count == 0 and size:
         raise CorruptBatch(f"footer counts no records but the block has {size} bytes")  # F20
+
+
+def largest_object(max_bytes: int) -> int:
+    """Bytes of the largest object whose record block has at most ``max_bytes``.
+
+    Records that do not compress grow under zstd, by less than this (``ZSTD_compressBound``).
+    """
+    return max_bytes + (max_bytes >> 7) + 1024 + FOOTER_SIZE
 
 
 def open_batch(

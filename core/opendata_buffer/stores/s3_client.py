@@ -101,8 +101,8 @@ def _shared(options: StoreOptions) -> _Pair:
                 pair = _connect(session, options)
             except (boto.BotoCoreError, ValueError) as error:
                 raise PermanentStorageError(
-                    f"cannot make an S3 client: {error}. Correct endpoint_url, region, profile "
-                    "or the AWS configuration files."
+                    f"cannot make an S3 client: {str(error).rstrip('.')}. Correct endpoint_url, "
+                    "region, profile or the AWS configuration files."
                 ) from error
             _pairs[options, environment] = pair
         return pair
