@@ -205,6 +205,8 @@ class StreamDriver:
             self._rebased = (start, self._handed_out)
         if self._rebased is not None and self._rebased[0] == start:
             return self._rebased[1], self._rebased[1]
+        # Spark is beyond it. A later position may be equal to it, and is then of this queue.
+        self._rebased = None
         return start.next, start.base
 
     def _claim(self, start: SourceOffset | None, queue_id: str) -> None:
@@ -296,8 +298,6 @@ class StreamDriver:
         acked = consumer.last_acked_sequence
         if not (0 if acked is None else acked + 1) < end.next <= self._handed_out:
             return  # Done before, or a position of a queue that was replaced.
-        if self._rebased is not None and self._rebased[0] == end:
-            return
         try:
             consumer.ack_through(end.next - 1)
         except (TransientStorageError, Conflict) as error:

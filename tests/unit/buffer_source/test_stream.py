@@ -485,6 +485,37 @@ def test_f4_an_empty_new_queue_is_not_emptied_by_the_old_position(world: World) 
     assert batch(driver, start)[1] == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("new", [0, 1, 2, 5])
+@pytest.mark.parametrize("later", [0, 1, 2, 9])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_f4_a_queue_that_replaced_another_is_read_whole(
+    world: World, new: int, later: int, restarts: bool
+) -> None:
+    """However far it got by the time of the restart, and by the next look at it."""
+    world.produce(6)
+    position, _ = batch(world.run(), None)
+    world.replace_queue()
+    if new:
+        world.produce(new)
+    driver = world.run(failOnDataLoss="false")
+    taken: list[int] = []
+    for step in range(5):
+        end = driver.latest(position)
+        if end != position:
+            driver.commit(position)
+            read = planned(driver, position, end)
+            if restarts:
+                driver = world.run(failOnDataLoss="false")
+                assert planned(driver, position, end) == read
+            taken += read
+            position = end
+        # Nothing that was not read has left the queue.
+        assert world.manifest().first_sequence <= len(taken)
+        if step == 0 and later:
+            world.produce(later)
+    assert taken == list(range(new + later))
+
+
 def test_a_start_before_the_oldest_entry(world: World) -> None:
     world.produce(4)
     consume(world, 1)
