@@ -55,7 +55,8 @@ class SourceOptions:
         starting_offsets: ``earliest`` (default), ``latest`` or the first sequence to read. Only
             a new query looks at it.
         ending_offsets: Batch reads: ``latest`` (default) or the last sequence to read.
-        fail_on_data_loss: Whether positions that are gone end the query. Default true.
+        fail_on_data_loss: Whether positions or batch objects that are gone end the query.
+            Default true.
         max_batches: Batches per trigger. Default: no limit.
         max_bytes: Stored bytes per trigger; soft, at least one batch. Default: no limit.
         max_records: Records per trigger; soft, at least one batch. Default: no limit.

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from buffer_source.options import SourceOptions
 from buffer_source.rows import RowBuilder
-from opendata_buffer.descriptors import BatchDescriptor
-from opendata_buffer.errors import TransientStorageError
+from opendata_buffer.descriptors import BatchDescriptor, RawBatch
+from opendata_buffer.errors import BatchMissing, TransientStorageError
 from opendata_buffer.fetch import FetchHandle, fetch_many
 from opendata_buffer.retry import full_jitter
 from opendata_buffer.runtime import SystemRuntime
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 __all__ = ["read_batches"]
+
+log = logging.getLogger(__name__)
 
 
 def read_batches(
@@ -31,7 +34,8 @@ def read_batches(
     in flight.
 
     Raises:
-        PoisonBatch: A batch is missing, unreadable or outside the data prefix.
+        PoisonBatch: A batch is unreadable or outside the data prefix; or it is missing, unless
+            ``failOnDataLoss`` is off.
         InvalidInput: A STRING column was asked for and a record is not UTF-8.
     """
     builder = RowBuilder(schema)
@@ -45,14 +49,30 @@ def read_batches(
         deadline_ms=options.queue.cas_deadline_ms,
         retry_on=(TransientStorageError,),
     )
+
+    def fetch(descriptor: BatchDescriptor) -> RawBatch | None:
+        try:
+            raw: RawBatch = patient(handle.fetch_raw, descriptor)
+            return raw
+        except BatchMissing as error:
+            if options.fail_on_data_loss:
+                error.args = (
+                    f"{error} A query passes it by with the option failOnDataLoss set to false.",
+                )
+                raise
+            log.warning("data loss allowed: %s", error)
+            return None
+
     stored = fetch_many(
-        partial(patient, handle.fetch_raw),
+        fetch,
         descriptors,
         concurrency=options.fetch_concurrency,
         max_in_flight_bytes=options.max_in_flight_bytes,
         runtime=runtime,
     )
     for raw in stored:
+        if raw is None:
+            continue
         batch = handle.decode_arrow(raw)
         del raw  # or two stored batches would live beside the budget
         yield from builder.pieces(batch)

@@ -70,8 +70,21 @@ def test_a_missing_batch_names_sequence_and_location(tmp_path: Path) -> None:
     (partition,) = driver.partitions(driver.initialOffset(), end)
     for path in (tmp_path / "ingest").glob("*.batch"):
         path.unlink()
-    with pytest.raises(BatchMissing, match="batch 0 at 'ingest/"):
+    with pytest.raises(BatchMissing, match=r"batch 0 at 'ingest/.* failOnDataLoss set to false"):
         list(driver.read(partition))
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_f25_a_missing_batch_can_be_passed_by(tmp_path: Path, missing: int) -> None:
+    for record in (b"a", b"b", b"c"):
+        produce(tmp_path, record)
+    driver = reader(tmp_path, failOnDataLoss="false", minPartitions="1")
+    end = driver.latestOffset(driver.initialOffset(), ReadAllAvailable())
+    (partition,) = driver.partitions(driver.initialOffset(), end)
+    assert isinstance(partition, BatchPartition)
+    (tmp_path / partition.descriptors[missing].location).unlink()
+    rows = pa.Table.from_batches(driver.read(partition)).to_pylist()
+    assert [row["sequence"] for row in rows] == [each for each in (0, 1, 2) if each != missing]
 
 
 def test_the_default_limit_is_the_users() -> None:
