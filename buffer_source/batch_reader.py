@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
@@ -47,8 +47,12 @@ class BufferBatchReader(DataSourceReader):
         self._schema = schema
         self._predicates: list[Predicate] = []
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+    @property
+    def pushFilters(self) -> _WelcomeFilters:
         """Take filters on ``sequence`` for good and those on ``ingestion_time`` as hints."""
+        return _WelcomeFilters(self._push_filters)
+
+    def _push_filters(self, filters: list[Filter]) -> Iterable[Filter]:
         self._predicates, left = push(filters)
         return left
 
@@ -91,6 +95,23 @@ class BufferBatchReader(DataSourceReader):
     def __getstate__(self) -> dict[str, object]:
         # Predicates are closures and have done their work before a task runs.
         return {**self.__dict__, "_predicates": []}
+
+
+class _WelcomeFilters:
+    """``pushFilters`` for a reader that can also do without.
+
+    Where pushing filters is off, which is Spark's default, Spark refuses to read at all from a
+    reader that overrides ``pushFilters``; it tells by the method's ``__func__``. There it
+    applies all filters itself, so being taken for a reader without the method is right.
+    """
+
+    __func__ = staticmethod(DataSourceReader.pushFilters)
+
+    def __init__(self, push_filters: Callable[[list[Filter]], Iterable[Filter]]) -> None:
+        self._push_filters = push_filters
+
+    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
+        return self._push_filters(filters)
 
 
 def select(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,14 @@ def values(frame: DataFrame) -> list[int]:
     return sorted(int(bytes(row["value"])) for row in frame.collect())
 
 
+@pytest.fixture
+def pushdown(spark: SparkSession) -> Iterator[None]:
+    """Spark hands filters to Python sources, which is not its default."""
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    yield
+    spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
 def test_a_read_neither_fences_nor_acknowledges(spark: SparkSession, store: str) -> None:
     produce(store, numbered(0, 4))
     before = manifest(store)
@@ -47,6 +56,13 @@ def test_positions(spark: SparkSession, store: str) -> None:
         read(spark, store, startingOffsets="latest").collect()
 
 
+def test_without_pushdown_spark_filters_by_itself(spark: SparkSession, store: str) -> None:
+    assert spark.conf.get("spark.sql.python.filterPushdown.enabled") == "false"
+    produce(store, numbered(0, 4))
+    assert values(read(spark, store).where("sequence >= 2 and value is not null")) == [2, 3]
+
+
+@pytest.mark.usefixtures("pushdown")
 def test_filters_on_sequence_and_time_fetch_nothing_else(spark: SparkSession, store: str) -> None:
     produce(store, numbered(0, 6))
     entries = manifest(store).entries()
@@ -65,6 +81,7 @@ def test_filters_on_sequence_and_time_fetch_nothing_else(spark: SparkSession, st
         frame.where("value is not null").collect()
 
 
+@pytest.mark.usefixtures("pushdown")
 def test_filters_give_what_spark_would_give(spark: SparkSession, store: str) -> None:
     produce(store, numbered(0, 6))
     frame = read(spark, store)

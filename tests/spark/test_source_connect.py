@@ -1,0 +1,114 @@
+"""The source over Spark Connect: what shared and serverless compute run.
+
+A process of its own, because a session is either classic or remote. The session has nothing
+registered: the format is found as in any other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.spark.queues import manifest, produce, queued
+
+SCRIPT = """
+import json, os, sys
+from pyspark.sql import SparkSession
+
+home = sys.argv[1]
+spark = SparkSession.builder.remote("local[2]").getOrCreate()
+result = {"remote": type(spark).__module__}
+
+def stream(name, **options):
+    frame = spark.readStream.format("opendata-buffer").options(gcEnabled="false", **options)
+    return frame.load(f"{home}/{name}")
+
+def run(name, writer, *path):
+    writer = writer.option("checkpointLocation", f"{home}/checkpoint-{name}")
+    query = writer.trigger(availableNow=True).start(*path)
+    query.awaitTermination()
+    assert query.exception() is None, query.exception()
+    return query
+
+def rows(frame):
+    ordered = frame.orderBy("sequence", "index").select("sequence", "index", "value", "metadata")
+    return [[row[0], row[1], row[2].decode(), row[3].decode()] for row in ordered.collect()]
+
+read = spark.read.format("opendata-buffer").load(f"{home}/one")
+result["columns"] = read.schema.simpleString()
+result["batch"] = rows(read)
+result["filtered"] = rows(read.where("sequence = 1"))
+
+run("parquet", stream("one").writeStream.format("parquet"), f"{home}/parquet")
+result["parquet"] = rows(spark.read.parquet(f"{home}/parquet"))
+
+run("memory", stream("two").writeStream.format("memory").queryName("seen"))
+result["memory"] = rows(spark.table("seen"))
+
+# In Connect the function runs in a process of the server's, with a session of its own.
+def keep(batch, batch_id):
+    values = sorted(row[0].decode() for row in batch.select("value").collect())
+    with open(f"{home}/foreach", "a") as file:
+        file.write(json.dumps([batch_id, os.getpid(), values]) + "\\n")
+
+run("foreach", stream("three", maxBatchesPerTrigger="2").writeStream.foreachBatch(keep))
+print(json.dumps({**result, "pid": os.getpid()}))
+"""
+
+WRONG_PYTHON = """
+import sys
+from pyspark.sql import SparkSession
+
+spark = SparkSession.builder.remote("local[2]").getOrCreate()
+try:
+    spark.read.format("opendata-buffer").load(sys.argv[1]).schema
+except Exception as error:
+    print(error)
+"""
+
+
+def run_script(source: str, *arguments: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", source, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, **environment},
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_streams_a_batch_read_and_foreach_batch(tmp_path: Path) -> None:
+    expected: dict[str, list[list[Any]]] = {}
+    for name in ("one", "two", "three"):
+        records = [[f"{name}{n}{letter}".encode() for letter in "ab"] for n in range(3)]
+        produce(str(tmp_path / name), records)
+        expected[name] = [[n, i, f"{name}{n}{'ab'[i]}", "m"] for n in range(3) for i in range(2)]
+
+    got = json.loads(run_script(SCRIPT, str(tmp_path)).splitlines()[-1])
+
+    assert got["remote"] == "pyspark.sql.connect.session"
+    assert got["columns"] == (
+        "struct<value:binary,metadata:binary,sequence:bigint,index:int,ingestion_time:timestamp>"
+    )
+    assert got["batch"] == expected["one"]
+    assert got["filtered"] == expected["one"][2:4]
+    assert got["parquet"] == expected["one"]
+    assert got["memory"] == expected["two"]
+    calls = [json.loads(line) for line in (tmp_path / "foreach").read_text().splitlines()]
+    assert [(batch, values) for batch, _, values in calls] == [
+        (0, ["three0a", "three0b", "three1a", "three1b"]),
+        (1, ["three2a", "three2b"]),
+    ]
+    assert all(pid != got["pid"] for _, pid, _ in calls)
+    for name in ("one", "two", "three"):
+        # The batch read fenced nobody, each query acknowledged what it read.
+        assert (queued(str(tmp_path / name)), manifest(str(tmp_path / name)).epoch) == ([], 1)
