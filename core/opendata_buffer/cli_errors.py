@@ -126,6 +126,13 @@ def _log_thread_failure(failure: threading.ExceptHookArgs) -> None:
 
 
 class _StderrHandler(logging.Handler):
+    verbose = False
+
+    def filter(self, record: logging.LogRecord) -> bool | logging.LogRecord:
+        # The command itself tells of a batch that failed, in its one line.
+        told = record.name == "opendata_buffer.producer" and not self.verbose
+        return not told and super().filter(record)
+
     def emit(self, record: logging.LogRecord) -> None:
         try:
             click.echo(self.format(record), err=True)
@@ -155,3 +162,4 @@ def _log_to_stderr(verbose: int) -> None:
         root.addHandler(_handler)
     level = {0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG)
     logging.getLogger("opendata_buffer").setLevel(level)
+    _handler.verbose = bool(verbose)

@@ -260,7 +260,7 @@ class FlushFailed(OpenDataBufferError):
 
     def __init__(self, failed_calls: int, cause: str) -> None:
         super().__init__(
-            f"{failed_calls} produce() calls were not made durable: {cause}. "
+            f"{failed_calls} produce() calls were not made durable: {cause.rstrip('.')}. "
             "Produce their records again with a new producer."
         )
         self.failed_calls = failed_calls

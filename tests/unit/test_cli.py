@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from opendata_buffer import Consumer, ConsumerConfig, Producer, ProducerConfig
 from opendata_buffer.cli import cli
+from opendata_buffer.errors import PermanentStorageError
 from opendata_buffer.formats.batch import decode_batch, encode_batch
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.runtime import SystemRuntime
@@ -217,6 +218,18 @@ def test_produce_tells_which_lines_are_durable_when_it_fails(url: str, store: Me
     assert records_of(store) == [b"1", b"2"]
     line = fails("produce", url, "--max-batch-bytes", "12", stdin=b"123456789")
     assert line.endswith("Of the input, not one line is known to be durable.")
+
+
+def test_f29_a_failed_batch_is_told_once(
+    url: str, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(key: str, data: bytes | memoryview) -> None:
+        raise PermanentStorageError(f"cannot write {key!r}: no space. Free some space.")
+
+    monkeypatch.setattr(store, "put", full)
+    # One line, checked there, although the handle, flush() and close() all say so.
+    line = fails("produce", url, stdin=b"1\n2\n")
+    assert "Free some space. Of the input, not one line is known to be durable." in line
 
 
 def test_produce_into_a_prefix_of_another_queue_f7(url: str) -> None:

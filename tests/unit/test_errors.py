@@ -70,7 +70,8 @@ def test_every_error_survives_pickling_with_its_values(error: OpenDataBufferErro
         (errors.BatchMissing(3, "x.batch", "gone"), ["batch 3", "x.batch", "gone", "skip(3)"]),
         (errors.DataLoss("m", 3, 9), ["sequence 3", "starts at 9", "6 batches"]),
         (errors.Conflict("m", 12, 60.0), ["12 attempts", "60.0 s", "Nothing was written"]),
-        (errors.FlushFailed(2, "denied"), ["2 produce() calls", "denied", "new producer"]),
+        (errors.FlushFailed(2, "denied"), ["2 produce() calls", "denied. P", "new producer"]),
+        (errors.FlushFailed(2, "denied."), ["denied. Produce"]),
     ],
 )
 def test_messages_name_the_values_and_the_fix(error: Exception, words: list[str]) -> None:

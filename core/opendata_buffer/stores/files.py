@@ -164,6 +164,11 @@ def storage_error(verb: str, path: str, error: OSError) -> StorageError | Invali
         return PermanentStorageError(f"{what}. Free some space.")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return PermanentStorageError(f"{what}. Give this user the right to {verb} there.")
+    if error.errno == errno.EXDEV:
+        return PermanentStorageError(
+            f"{what}. A store lies on one file system, or its renames are not atomic: link or "
+            "mount the store's whole directory and not a part of it."
+        )
     if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY):
         return PermanentStorageError(
             f"{what}. A directory cannot hold one object named like the directory of another."

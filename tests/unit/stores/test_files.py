@@ -110,6 +110,7 @@ def test_quiet_unlink_and_sync_of_what_is_gone(tmp_path: Path) -> None:
     ("code", "kind", "fix"),
     [
         (errno.ENOSPC, PermanentStorageError, "Free some space"),
+        (errno.EXDEV, PermanentStorageError, "mount the store's whole directory"),
         (errno.EDQUOT, PermanentStorageError, "Free some space"),
         (errno.EACCES, PermanentStorageError, "right to write"),
         (errno.EROFS, PermanentStorageError, "right to write"),
