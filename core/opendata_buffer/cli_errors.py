@@ -128,10 +128,9 @@ def _log_thread_failure(failure: threading.ExceptHookArgs) -> None:
 class _StderrHandler(logging.Handler):
     verbose = False
 
-    def filter(self, record: logging.LogRecord) -> bool | logging.LogRecord:
+    def shows(self, record: logging.LogRecord) -> bool:
         # The command itself tells of a batch that failed, in its one line.
-        told = record.name == "opendata_buffer.producer" and not self.verbose
-        return not told and super().filter(record)
+        return self.verbose or record.name != "opendata_buffer.producer"
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -154,6 +153,7 @@ class _OneLine(logging.Formatter):
 
 _handler = _StderrHandler()
 _handler.setFormatter(_OneLine())
+_handler.addFilter(_handler.shows)
 
 
 def _log_to_stderr(verbose: int) -> None:

@@ -229,7 +229,8 @@ def test_f29_a_failed_batch_is_told_once(
     monkeypatch.setattr(store, "put", full)
     # One line, checked there, although the handle, flush() and close() all say so.
     line = fails("produce", url, stdin=b"1\n2\n")
-    assert "Free some space. Of the input, not one line is known to be durable." in line
+    assert "no space. Free some space. " in line
+    assert line.endswith("Of the input, not one line is known to be durable.")
 
 
 def test_produce_into_a_prefix_of_another_queue_f7(url: str) -> None:
