@@ -55,6 +55,9 @@ _COLUMNS: dict[str, tuple[type[DataType], ...]] = {
 }
 """Column names and the types a user schema may ask for, the default first."""
 
+_NULLABLE = ("metadata", "ingestion_time")
+"""Rows that no metadata range covers have neither."""
+
 
 def default_schema(include_location: bool = False) -> StructType:
     """The schema of a read without ``.schema(...)``."""
@@ -66,7 +69,8 @@ def check_schema(schema: StructType) -> None:
     """Accept any subset of the columns in any order.
 
     Raises:
-        InvalidInput: An unknown column, a repeated one, or one of another type.
+        InvalidInput: An unknown column, a repeated one, one of another type, or NOT NULL for
+            one that may be null.
     """
     seen: set[str] = set()
     for field in schema.fields:
@@ -88,6 +92,11 @@ def check_schema(schema: StructType) -> None:
             raise InvalidInput(
                 f"schema wants column {field.name!r} as "
                 f"{field.dataType.simpleString().upper()}: it is {types}. Cast it after loading."
+            )
+        if name in _NULLABLE and not field.nullable:
+            raise InvalidInput(
+                f"schema wants column {field.name!r} NOT NULL: records that were written without "
+                "metadata have null there. Leave NOT NULL out, and drop such rows after loading."
             )
     if not seen:
         raise InvalidInput(f"schema has no column: use any of {', '.join(_COLUMNS)}")

@@ -205,6 +205,13 @@ def test_a_schema_that_cannot_be_served_is_refused(ddl: str, message: str) -> No
         check_schema(schema(ddl))
 
 
+def test_a_column_that_may_be_null_cannot_be_promised_not_to_be() -> None:
+    for name, kind in (("metadata", "binary"), ("ingestion_time", "timestamp")):
+        with pytest.raises(InvalidInput, match=f"'{name}' NOT NULL: .* Leave NOT NULL out"):
+            check_schema(StructType().add(name, kind, nullable=False))
+    check_schema(StructType().add("value", "binary", nullable=False))
+
+
 def test_a_schema_without_columns_is_refused() -> None:
     with pytest.raises(InvalidInput, match="no column"):
         check_schema(StructType())
