@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from buffer_sink.commit import (
@@ -20,7 +20,6 @@ from opendata_buffer.errors import (
     CommitStateUnknown,
     ObjectNotFound,
     OpenDataBufferError,
-    QueueReset,
     StorageError,
     TransientStorageError,
 )
@@ -129,7 +128,7 @@ class Committer:
         try:
             while True:
                 try:
-                    sequence = self._append(entries, guard)
+                    sequence = self._queue.append(entries, guard=guard)
                     break
                 except _SeparatorNeeded:
                     pass
@@ -157,15 +156,6 @@ class Committer:
         )  # fmt: skip
         self._write_record(key, CommitRecord(transaction.batch, sequence + len(entries)), version)
         return True
-
-    def _append(self, entries: list[NewEntry], guard: Callable[[Manifest], None]) -> int:
-        try:
-            return self._queue.append(entries, guard=guard)
-        except QueueReset:
-            # The record was read after the manifest this queue object remembers from its last
-            # commit, so the record may know more. Only a fresh manifest can accuse the queue.
-            self._queue.read()
-            return self._queue.append(entries, guard=guard)
 
     def _check_late(self, group: Group, expiry: _Expiry, next_sequence: int) -> None:
         """Notice an append that landed after the grace period (failure F5).

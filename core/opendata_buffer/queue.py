@@ -226,12 +226,21 @@ class Queue:
             raise Conflict(self._key, tried, waited) from error
 
     def _attempt(self, change: Change, append: _Append | None) -> Manifest:
-        if not self._fresh:
+        remembered = self._fresh
+        if not remembered:
             self._read_once()
         before = self._manifest or Manifest.empty()
         if append is not None and append.has_landed(before, self._version):
             return before
-        after = change(before)
+        try:
+            after = change(before)
+        except Exception:
+            if not remembered:
+                raise
+            # Nothing is refused by a manifest out of memory: what makes it too large may have
+            # been dequeued since (failure F35).
+            self._fresh = False
+            return self._attempt(change, append)
         if after is before:
             return before
         check_transition(before, after)

@@ -262,6 +262,29 @@ def test_storage_that_refuses_while_in_doubt_leaves_the_state_unknown() -> None:
         queue.append([entry(1)])
 
 
+def test_reads_that_fail_for_a_moment_are_tried_again() -> None:
+    class Slow(ScriptedStore):
+        failures = 0
+
+        def get(self, key: str, **options: object) -> object:
+            if self.failures:
+                self.failures -= 1
+                raise TransientStorageError("503 SlowDown")
+            return super().get(key, **options)
+
+    store = Slow()
+    queue = make(store)
+    store.failures = 2
+    assert queue.append([entry(0)]) == 0
+    store.failures = 2
+    manifest = queue.read()
+    assert manifest is not None
+    assert manifest.next_sequence == 1
+    store.failures = 10_000
+    with pytest.raises(TransientStorageError):
+        queue.read()
+
+
 def test_f14_attempts_back_off_with_jitter_and_end_at_the_deadline() -> None:
     def conflict(*_: object) -> PutOutcome:
         return VersionConflict()
@@ -330,6 +353,16 @@ def test_f35_a_manifest_that_grew_too_large_pushes_back() -> None:
     assert caught.value.limit == 150
     assert "2 batches wait for the consumer" in str(caught.value)
     assert len(locations(store)) == 2
+
+
+def test_f35_a_queue_is_full_by_what_storage_holds_and_not_by_what_is_remembered() -> None:
+    store = ScriptedStore()
+    queue = make(store, max_manifest_bytes=150)
+    queue.append([entry(0), entry(1)])
+    with pytest.raises(QueueFull):
+        queue.append([entry(2)])
+    dequeue_all(store)
+    assert queue.append([entry(2)]) == 2
 
 
 def test_an_empty_group_is_refused() -> None:
