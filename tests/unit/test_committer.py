@@ -9,7 +9,7 @@ from opendata_buffer.batcher import Batch, Call
 from opendata_buffer.committer import Lane, Stage, Upload, shared_committer
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.durability import Completion, Durable
-from opendata_buffer.errors import CommitStateUnknown, PermanentStorageError
+from opendata_buffer.errors import CommitStateUnknown, ObjectNotFound, PermanentStorageError
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.runtime import SystemRuntime
@@ -122,6 +122,21 @@ def test_a_failed_transaction_takes_later_ones_with_it_and_only_those() -> None:
     harness.close()
 
 
+def test_a_failed_separator_takes_the_transactions_behind_it_along() -> None:
+    """Without the empty batch in front, a repeat could stand directly behind its original."""
+    store = MemoryStore()
+    harness = Harness(store, SystemRuntime())
+    separator = Upload.of(Batch(Completion(harness.runtime), 0.0), 1e9)
+    harness.committer.enter(harness.lane, separator)
+    transaction = harness.upload(1, Transaction("a", 1))
+    harness.committer.uploaded(transaction)
+    harness.committer.give_up(harness.lane, separator, PermanentStorageError("denied"))
+    assert isinstance(harness.outcomes[transaction.location], PermanentStorageError)
+    with pytest.raises(ObjectNotFound):
+        queued(store)
+    harness.close()
+
+
 def test_a_transaction_cannot_enter_behind_the_sweep_of_a_failed_one() -> None:
     """produce() may have looked for failures just before there was one."""
     store = MemoryStore()
@@ -172,6 +187,18 @@ def test_f5_an_upload_of_a_machine_that_was_suspended_goes_back() -> None:
     upload.minted_ms = runtime.now_ms()
     harness.committer.uploaded(upload)
     harness.wait(lambda: len(harness.outcomes) == 1)
+    harness.close()
+
+
+def test_f5_f6_a_wall_clock_that_was_set_back_does_not_make_an_upload_young() -> None:
+    runtime = SteppedRuntime()
+    harness = Harness(MemoryStore(), runtime, max_age=300.0)
+    upload = harness.upload(1)
+    upload.minted_ms = runtime.now_ms() + 3_600_000
+    runtime.now += 301
+    harness.committer.uploaded(upload)
+    harness.wait(lambda: harness.reuploads == [upload])
+    assert harness.outcomes == {}
     harness.close()
 
 

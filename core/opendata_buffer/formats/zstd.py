@@ -159,8 +159,8 @@ def decompress_into(frames: list[Frame], target: memoryview, max_bytes: int) -> 
     """
     total = 0
     for frame in frames:
-        size = min(frame.most, max_bytes - total) + 1
-        room = target[total : total + size]
+        # The target ends one byte beyond the cap, and so does its slice.
+        room = target[total : total + frame.most + 1]
         try:
             written = _reader(frame).readinto(room)
         except (zstandard.ZstdError, MemoryError) as error:

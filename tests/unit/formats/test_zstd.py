@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 from itertools import accumulate
 
@@ -9,6 +10,7 @@ import pytest
 import zstandard
 
 from opendata_buffer.errors import CorruptBatch
+from opendata_buffer.formats import zstd
 from opendata_buffer.formats.arrow import decode_arrow
 from opendata_buffer.formats.batch import decode_batch, join_records
 from opendata_buffer.formats.zstd import compress, decompress, decompress_into, plan_frames
@@ -115,6 +117,18 @@ def test_f22_a_declared_size_the_blocks_cannot_hold_is_refused(declared: int) ->
 @pytest.mark.parametrize("declared", [0, 1, 2**17 * 3 - 1])
 def test_f22_a_declared_size_below_the_content_is_refused(declared: int) -> None:
     refuse(rle_bomb(3, declared), "damaged|declares")
+
+
+@pytest.mark.parametrize("given", [9_599, 9_601])
+def test_f22_a_decoder_that_gives_another_size_than_declared_is_not_believed(
+    monkeypatch: pytest.MonkeyPatch, given: int
+) -> None:
+    # The library refuses such frames itself; this must not hang on its version.
+    frame = compress(TEXT, 3)
+    monkeypatch.setattr(zstd, "_reader", lambda frame: io.BytesIO(bytes(given)))
+    for decode in (lambda: decompress(memoryview(frame), CAP), lambda: into(frame, CAP)):
+        with pytest.raises(CorruptBatch, match=f"declares 9600 bytes and holds {given}"):
+            decode()
 
 
 def test_f22_a_thirteen_byte_frame_with_a_huge_window_is_refused() -> None:
