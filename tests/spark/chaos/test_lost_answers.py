@@ -46,7 +46,11 @@ FAULTS = [
 
 
 class Weather:
-    """One random fault for every few requests, while it lasts."""
+    """One random fault for every few requests, while it lasts.
+
+    Those that meet no request wait for one, so what is rare may fail many times in a row: more
+    often than boto3 tries.
+    """
 
     def __init__(self, server: S3Server, rng: random.Random) -> None:
         self._server = server

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spark.chaos.processes import PATIENCE_S, Driver, Job, Stream, descendants, seeded
+from tests.spark.chaos.processes import (
+    PATIENCE_S,
+    Driver,
+    Job,
+    Process,
+    Stream,
+    descendants,
+    seeded,
+)
 from tests.spark.queues import manifest, produce
 from tests.spark.written import filtered, queued
 
@@ -22,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 BATCHES = 48
 RECORDS_EACH = 30
-MAX_KILLS = 60
+MAX_KILLS = 30
 
 
 def expected() -> list[str]:
@@ -68,13 +76,8 @@ def strike(driver: Driver, rng: random.Random) -> int:
     until = time.monotonic() + PATIENCE_S
     while kills < MAX_KILLS and not driver.ended():
         assert time.monotonic() < until, driver.tail()
-        time.sleep(rng.uniform(0.1, 0.4))
-        # Mostly those that run tasks; sometimes one that plans or commits for Spark.
-        kind = rng.choices(
-            ["pyspark.daemon pyspark.worker", "pyspark.daemon", "python_streaming_source_runner"],
-            [8, 1, 1],
-        )
-        victims = descendants(driver.process.pid, kind[0])
+        time.sleep(rng.uniform(0.1, 0.5))
+        victims = choose(descendants(driver.process.pid), rng)
         if victims:
             try:
                 os.kill(rng.choice(victims), signal.SIGKILL)
@@ -82,3 +85,19 @@ def strike(driver: Driver, rng: random.Random) -> int:
             except ProcessLookupError:
                 pass
     return kills
+
+
+def choose(processes: list[Process], rng: random.Random) -> list[int]:
+    """Mostly workers that run tasks; sometimes any that serves Spark, or the one that plans."""
+    serving = {each.pid: each for each in processes if "pyspark.daemon" in each.arguments}
+    kind = rng.choices(("task", "any", "plan"), (18, 1, 1))[0]
+    if kind == "plan":
+        return [each.pid for each in processes if "streaming_source_runner" in each.arguments]
+    if kind == "any":
+        return list(serving)
+    # Forked by the one that waits for work.
+    return [
+        each.pid
+        for each in serving.values()
+        if each.arguments.endswith("pyspark.worker") and each.parent in serving
+    ]

@@ -51,7 +51,7 @@ def run(spark: SparkSession, queries: list[dict[str, Any]]) -> None:
                 if LATE not in str(error):
                     raise error
                 running[index] = start(spark, queries[index])
-        time.sleep(0.05)
+        time.sleep(0.2)
 
 
 def start(spark: SparkSession, query: dict[str, Any], *, available_now: bool = False) -> Any:
