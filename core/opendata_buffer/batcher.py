@@ -16,6 +16,9 @@ __all__ = ["Batch", "Batcher", "Call"]
 
 MAX_RECORDS = 2**32 - 1
 
+METADATA_FLUSH_BYTES = 4 * 1024 * 1024
+"""Metadata beyond which a batch is full: it is one entry of the manifest (failure F35)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -44,6 +47,7 @@ class Batch:
     due_at: float
     calls: list[Call] = field(default_factory=list)
     size: int = 0
+    metadata_size: int = 0
     count: int = 0
 
     @property
@@ -116,10 +120,16 @@ class Batcher:
             self._last_due_at = batch.due_at
         batch.calls.append(call)
         batch.size += len(call.block)
+        batch.metadata_size += len(call.metadata)
         batch.count += call.count
         self._open = batch
         # Also by age: callers keep coming while the flush thread waits for the lock (F32).
-        if call.transaction is not None or batch.size > self._flush_size or self.is_due(now):
+        if (
+            call.transaction is not None
+            or batch.size > self._flush_size
+            or batch.metadata_size > METADATA_FLUSH_BYTES
+            or self.is_due(now)
+        ):
             full.append(batch)
             self._open = None
         return batch.completion, full

@@ -59,6 +59,7 @@ class Upload:
         calls: ``produce()`` calls in it.
         count: Records in it.
         size: Bytes of its record block.
+        held: Bytes of the producer's budget that it takes: block and metadata.
         deadline: When to give up, on the monotonic clock.
         data: The object's bytes, kept until the batch is settled.
         location: The object's key.
@@ -74,6 +75,7 @@ class Upload:
     calls: int
     count: int
     size: int
+    held: int
     deadline: float
     stage: Stage = Stage.UPLOADING
     data: bytes = b""
@@ -94,6 +96,7 @@ class Upload:
             len(batch.calls),
             batch.count,
             batch.size,
+            batch.size + batch.metadata_size,
             deadline,
         )
 
@@ -235,6 +238,11 @@ class Committer:
         except (Conflict, QueueFull, TransientStorageError) as error:
             # Surely nothing landed. The uploads stay in their lanes for the next group.
             self._expire(group, error)
+            if isinstance(error, QueueFull) and len(group) > 1:
+                # Half of them may fit; all together never would, also into an empty queue.
+                waiting = [each for each in group if each[1].stage is Stage.UPLOADED]
+                self._commit(waiting[: len(group) // 2])
+                return
             log.warning("append of %d batches failed, trying again: %s", len(group), error)
             self._runtime.sleep(RETRY_PAUSE_S)
             return

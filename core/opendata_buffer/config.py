@@ -109,7 +109,8 @@ class ProducerConfig(QueueConfig):
         flush_size_bytes: Size beyond which a batch is flushed; a loose limit. Default 64 MiB.
         max_buffered_inputs: ``produce()`` calls that may wait for durability before the next
             one blocks. Default 1,000.
-        max_buffered_bytes: Bytes that may wait, uploads in flight included. Default 256 MiB.
+        max_buffered_bytes: Bytes that may wait, metadata and uploads in flight included. Default
+            256 MiB.
         compression: ``Compression.NONE`` (default) or ``Compression.ZSTD``.
         zstd_level: Default 3 (RFC 0001, Compression).
         max_batch_bytes: Largest record block written; readers refuse larger ones. One

@@ -155,7 +155,7 @@ class Producer:
                 "consumer"
             )
         with self._condition:
-            self._wait_for_room(size)
+            self._wait_for_room(size + len(metadata))
             if transaction is not None and self._transaction_failed:
                 raise FlushFailed(self._failed_calls, f"an earlier batch failed: {self._failure}")
             if transaction is not None and transaction.app not in self._apps:
@@ -171,7 +171,7 @@ class Producer:
                 # An idle worker waits without a timeout; now there is a time to keep.
                 self._condition.notify_all()
             self._waiting_calls += 1
-            self._waiting_bytes += size
+            self._waiting_bytes += size + len(metadata)
             for batch in full:
                 self._seal(batch)
         return WriteHandle(DurabilityWatcher(completion), call.ingestion_time_ms)
@@ -408,7 +408,7 @@ class Producer:
         # After the handles tell: flush() returns when every handle has its outcome.
         with self._condition:
             self._waiting_calls -= upload.calls
-            self._waiting_bytes -= upload.size
+            self._waiting_bytes -= upload.held
             self._unsettled -= 1
             self._condition.notify_all()
 

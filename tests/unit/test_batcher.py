@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from opendata_buffer.batcher import Batcher, Call
+from opendata_buffer.batcher import METADATA_FLUSH_BYTES, Batcher, Call
 from opendata_buffer.durability import Completion
 from opendata_buffer.formats.batch import Compression, decode_batch
 from opendata_buffer.formats.keys import Transaction
@@ -83,6 +83,16 @@ def test_full_only_when_the_size_is_exceeded() -> None:
     assert full == []
     _, full = b.add(call(b""), done(), now=0.0)
     assert [batch.size for batch in full] == [14]
+
+
+def test_f35_metadata_fills_a_batch_too() -> None:
+    # It is one entry of the manifest, which every later append writes again.
+    b = batcher()
+    payload = bytes(METADATA_FLUSH_BYTES // 4)
+    for _ in range(4):
+        assert b.add(call(b"a", payload), done(), now=0.0)[1] == []
+    _, (full,) = b.add(call(b"a", payload), done(), now=0.0)
+    assert (len(full.calls), full.metadata_size) == (5, 5 * len(payload))
 
 
 def test_no_batch_exceeds_what_readers_accept() -> None:

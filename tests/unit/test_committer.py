@@ -34,7 +34,12 @@ class Harness:
     """One lane and what becomes of its uploads."""
 
     def __init__(
-        self, store: MemoryStore, runtime: SystemRuntime, *, max_age: float = 300.0
+        self,
+        store: MemoryStore,
+        runtime: SystemRuntime,
+        *,
+        max_age: float = 300.0,
+        config: QueueConfig = CONFIG,
     ) -> None:
         self.runtime = runtime
         self.outcomes: dict[str, Durable | BaseException] = {}
@@ -47,7 +52,7 @@ class Harness:
             settle=self._settle,
             repair=lambda upload: self.repaired.append(upload.location),
         )
-        self.committer = shared_committer(store, CONFIG, runtime, self.lane)
+        self.committer = shared_committer(store, config, runtime, self.lane)
 
     def _reupload(self, upload: Upload) -> None:
         with self._changed:
@@ -76,10 +81,14 @@ class Harness:
         self.committer.close_lane(self.lane)
 
 
-def queued(store: MemoryStore) -> list[str]:
+def _raw(store: MemoryStore) -> bytes:
     blob = store.get("ingest/manifest")
     assert not isinstance(blob, NotModified)
-    return [entry.location for entry in Manifest.parse(blob.data).entries()]
+    return blob.data
+
+
+def queued(store: MemoryStore) -> list[str]:
+    return [entry.location for entry in Manifest.parse(_raw(store)).entries()]
 
 
 def test_an_upload_waits_for_the_one_before_it() -> None:
@@ -222,6 +231,33 @@ def test_f5_a_commit_that_slept_past_the_grace_period_promises_nothing() -> None
     assert "601 s after its upload" in str(outcome)
     assert harness.repaired == [upload.location]
     assert queued(store) == [upload.location]
+    harness.close()
+
+
+def test_f35_a_group_that_does_not_fit_goes_in_by_parts() -> None:
+    # A minute without the store leaves many uploads behind: all together they may be more than a
+    # manifest holds, and would be refused for ever although the queue is empty.
+    class Shut(MemoryStore):
+        open = threading.Event()
+
+        def get(self, key: str, **options: object) -> object:
+            assert self.open.wait(WAIT_S)
+            return super().get(key, **options)  # type: ignore[arg-type]
+
+    store = Shut()
+    config = QueueConfig(store="memory://unused", max_manifest_bytes=400)
+    harness = Harness(store, SystemRuntime(), config=config)
+    uploads = [harness.upload(n) for n in range(10)]
+    # The first goes into a group of its own, the others wait for it.
+    for upload in uploads:
+        harness.committer.uploaded(upload)
+    store.open.set()
+    # 22 bytes and 75 for each: five fit.
+    harness.wait(lambda: len(harness.outcomes) == 5)
+    assert queued(store) == [upload.location for upload in uploads[:5]]
+    store.put("ingest/manifest", Manifest.parse(_raw(store)).drop_through(4).raw)
+    harness.wait(lambda: len(harness.outcomes) == 10)
+    assert queued(store) == [upload.location for upload in uploads[5:]]
     harness.close()
 
 

@@ -202,15 +202,16 @@ def test_await_in_asyncio() -> None:
         assert asyncio.run(main(producer)) == 3
 
 
-def test_f33_bytes_in_flight_hold_callers_back() -> None:
+@pytest.mark.parametrize("call", [([b"x" * 90], b""), ([], b"x" * 90)])
+def test_f33_bytes_in_flight_hold_callers_back(call: tuple[list[bytes], bytes]) -> None:
     store = Gate()
     store.open.clear()
     producer = Producer(config(max_buffered_bytes=100, flush_size_bytes=1), store=store)
-    producer.produce([b"x" * 90])
+    producer.produce(*call)
     accepted = threading.Event()
 
     def produce_more() -> None:
-        producer.produce([b"y" * 90])
+        producer.produce(*call)
         accepted.set()
 
     thread = threading.Thread(target=produce_more)
