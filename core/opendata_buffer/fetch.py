@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from opendata_buffer import metrics
@@ -26,7 +27,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.arrow import decode_arrow
 from opendata_buffer.formats.batch import DEFAULT_MAX_BYTES, decode_batch, largest_object
 from opendata_buffer.formats.keys import is_confined
-from opendata_buffer.runtime import Runtime, SystemRuntime
+from opendata_buffer.runtime import Runtime, SystemRuntime, Task
 from opendata_buffer.stores import Blob, Get
 from opendata_buffer.stores.factory import open_store
 
@@ -36,6 +37,12 @@ T = TypeVar("T")
 
 DEFAULT_CONCURRENCY = 16
 DEFAULT_MAX_IN_FLIGHT_BYTES = 256 * 1024 * 1024
+
+NEAR_BYTES = 16 * 1024 * 1024
+"""Read-ahead over a near store: more would only push what was read out of the CPU's caches."""
+
+NEAR_S, NEAR_BYTES_PER_S = 0.001, 1e9
+"""A store is near when a read took no longer than this: a disk's page cache, not a network."""
 
 
 class FetchHandle:
@@ -206,7 +213,8 @@ def fetch_many(
     The bytes in flight are those of fetches under way and of results nobody took yet. A fetch
     begins while they are below the limit, and always when there are none: its own size is the
     descriptor's, or where that is unknown the largest result so far. Until a first result says
-    how large results are, a descriptor without a size is fetched alone.
+    how large results are, a descriptor without a size is fetched alone. Once a fetch was as
+    quick as a read from memory, the limit is 16 MiB if it was more.
 
     An error is raised at its place in the order, after everything before it; no fetch begins
     after it. Closing the iterator, or dropping it, ends the threads.
@@ -214,9 +222,9 @@ def fetch_many(
     Args:
         fetch: One fetch, such as :meth:`FetchHandle.fetch`. Called from several threads.
         descriptors: What to fetch.
-        concurrency: Threads, at most. Default 16.
+        concurrency: Threads, at most; started as there is work for them. Default 16.
         max_in_flight_bytes: Default 256 MiB.
-        runtime: Threads.
+        runtime: Threads and clock.
         size_of: Bytes of a result. Default: its ``nbytes``, else the descriptor's size.
 
     Raises:
@@ -232,11 +240,12 @@ def fetch_many(
     ahead = _ReadAhead(
         fetch,
         items,
+        min(concurrency, len(items)),
         max_in_flight_bytes,
         runtime if runtime is not None else SystemRuntime(),
         size_of,
     )
-    return ahead.results(min(concurrency, len(items)))
+    return ahead.results()
 
 
 @dataclass(slots=True)
@@ -253,12 +262,14 @@ class _ReadAhead(Generic[T]):
         self,
         fetch: Callable[[BatchDescriptor], T],
         items: tuple[BatchDescriptor, ...],
+        concurrency: int,
         limit: int,
         runtime: Runtime,
         size_of: Callable[[T], int] | None,
     ) -> None:
         self._fetch = fetch
         self._items = items
+        self._concurrency = concurrency
         self._limit = limit
         self._runtime = runtime
         self._size_of = size_of
@@ -268,13 +279,13 @@ class _ReadAhead(Generic[T]):
         self._bytes = 0  # what those weigh
         self._largest: int | None = None
         self._done: dict[int, _Done[T]] = {}
+        self._threads: list[Task] = []
+        self._idle = 0  # threads that wait for room
+        self._near = False
         self._stopped = False
 
-    def results(self, threads: int) -> Generator[T, None, None]:
-        tasks = []
+    def results(self) -> Generator[T, None, None]:
         try:
-            for _ in range(threads):
-                tasks.append(self._runtime.spawn(self._work, "opendata-buffer-fetch"))
             for index in range(len(self._items)):
                 done = self._take(index)
                 if done.error is not None:
@@ -285,30 +296,30 @@ class _ReadAhead(Generic[T]):
             with self._changed:
                 self._stopped = True
                 self._changed.notify_all()
-            for task in tasks:
-                task.join()
+            for thread in self._threads:
+                thread.join()
 
     def _take(self, index: int) -> _Done[T]:
         with self._changed:
+            self._staff()
             while index not in self._done:
                 self._changed.wait()
+                self._staff()
             done = self._done.pop(index)
             self._open -= 1
             self._bytes -= done.cost
             self._changed.notify_all()
+            self._staff()
             return done
 
-    def _work(self) -> None:
+    def _staff(self) -> None:
+        """Start threads while there is something to fetch that no idle one will."""
+        while not self._idle and len(self._threads) < self._concurrency and self._has_room():
+            work = partial(self._work, *self._begin())
+            self._threads.append(self._runtime.spawn(work, "opendata-buffer-fetch"))
+
+    def _work(self, index: int, cost: int) -> None:
         while True:
-            with self._changed:
-                while not self._stopped and self._next < len(self._items) and not self._fits():
-                    self._changed.wait()
-                if self._stopped or self._next >= len(self._items):
-                    return
-                index, cost = self._next, self._cost()
-                self._next += 1
-                self._open += 1
-                self._bytes += cost
             done = self._run(index, cost)
             with self._changed:
                 self._bytes += done.cost - cost
@@ -318,21 +329,44 @@ class _ReadAhead(Generic[T]):
                     self._stopped = True
                 else:
                     self._largest = max(self._largest or 0, done.cost)
+                del done
                 self._changed.notify_all()
-            del done
+                self._idle += 1
+                while not self._has_room():
+                    if self._stopped or self._next >= len(self._items):
+                        return
+                    self._changed.wait()
+                self._idle -= 1
+                index, cost = self._begin()
+
+    def _begin(self) -> tuple[int, int]:
+        index, cost = self._next, self._cost()
+        self._next += 1
+        self._open += 1
+        self._bytes += cost
+        return index, cost
 
     def _run(self, index: int, cost: int) -> _Done[T]:
         item = self._items[index]
+        started = self._runtime.monotonic()
         try:
             result = self._fetch(item)
+            taken = self._runtime.monotonic() - started
             if self._size_of is not None:
-                return _Done(self._size_of(result), result)
-            return _Done(getattr(result, "nbytes", item.size or 0), result)
+                size = self._size_of(result)
+            else:
+                size = getattr(result, "nbytes", item.size or 0)
         except BaseException as error:
             return _Done(cost, error=error)
+        if taken <= NEAR_S + size / NEAR_BYTES_PER_S:
+            self._near = True
+        return _Done(size, result)
 
-    def _fits(self) -> bool:
-        return self._open == 0 or self._bytes + self._cost() <= self._limit
+    def _has_room(self) -> bool:
+        if self._stopped or self._next >= len(self._items):
+            return False
+        limit = min(self._limit, NEAR_BYTES) if self._near else self._limit
+        return self._open == 0 or self._bytes + self._cost() <= limit
 
     def _cost(self) -> int:
         size = self._items[self._next].size

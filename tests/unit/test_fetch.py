@@ -302,6 +302,37 @@ def test_unknown_sizes_begin_with_one_and_then_count_as_the_largest_so_far() -> 
     assert len(list(results)) == 8
 
 
+@pytest.mark.parametrize(("takes_s", "ahead"), [(0.008, 2), (0.060, 5)])
+def test_a_near_store_is_read_a_little_ahead_and_a_far_one_as_far_as_allowed(
+    takes_s: float, ahead: int
+) -> None:
+    class Clock(SystemRuntime):
+        now = 0.0
+
+        def monotonic(self) -> float:
+            return self.now
+
+    clock, fetches = Clock(), Fetches()
+
+    def fetch(descriptor: BatchDescriptor) -> None:
+        fetches(descriptor)
+        clock.now += takes_s if descriptor.sequence == 0 else 0.0
+
+    results = fetch_many(
+        fetch,
+        _descriptors(9, None),
+        max_in_flight_bytes=40_000_000,
+        runtime=clock,
+        size_of=lambda _: 8_000_000,
+    )
+    fetches.allow(0)
+    next(results)
+    fetches.await_begun(1 + ahead)
+    assert sorted(fetches.begun) == list(range(1 + ahead))
+    fetches.allow(*range(9))
+    assert len(list(results)) == 8
+
+
 def test_an_error_comes_at_its_place_and_begins_nothing_more() -> None:
     fetches = Fetches()
     fetches.allow(*range(10))
@@ -331,7 +362,7 @@ def test_closing_early_ends_the_threads() -> None:
 
 def test_threads_that_started_end_when_one_does_not_start() -> None:
     class FewThreads(SystemRuntime):
-        left = 2
+        left = 1
 
         def spawn(self, target: Callable[[], None], name: str) -> Task:
             if not self.left:
