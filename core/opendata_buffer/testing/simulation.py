@@ -48,6 +48,15 @@ def _ticks(seconds: float) -> float:
     return math.ceil(seconds * 2**20) / 2**20
 
 
+def _later(now: float, seconds: float) -> float:
+    """When so many seconds are over: after ``now`` if there are any, however few.
+
+    Or who waits for a moment just beyond a tick would wait in vain, for ever: adding the little
+    that is left to ``now`` does not change it. Real clocks go on.
+    """
+    return max(now + seconds, now + 2**-20) if seconds > 0 else now
+
+
 class SimulationFailed(AssertionError):
     """The run broke a rule, stood still, or a simulated thread died of an error."""
 
@@ -138,7 +147,7 @@ class SimCondition:
         depth, self._depth = self._depth, 0
         self._waiting.append(task)
         self._release()
-        deadline = None if timeout is None else self._simulation.now + max(0.0, timeout)
+        deadline = None if timeout is None else _later(self._simulation.now, timeout)
         try:
             self._simulation.block(deadline, "a notification")
         finally:
@@ -212,7 +221,7 @@ class SimRuntime:
 
     def sleep(self, seconds: float) -> None:
         """Let virtual time pass."""
-        self._simulation.block(self._simulation.now + max(0.0, seconds), "a sleep to end")
+        self._simulation.block(_later(self._simulation.now, seconds), "a sleep to end")
 
     def condition(self) -> SimCondition:
         """A simulated lock with a waiting room."""

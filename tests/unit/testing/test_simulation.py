@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -63,6 +64,22 @@ def test_sleep_takes_virtual_time_only() -> None:
         runtime.sleep(86_400)
         assert runtime.monotonic() == 86_400
         assert runtime.now_ms() - before == 86_400_000
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("how", ["sleep", "wait"])
+def test_waiting_for_the_last_moment_ends(how: str) -> None:
+    def main(simulation: Simulation, runtime: SimRuntime) -> None:
+        condition = runtime.condition()
+        runtime.sleep(340.7)
+        due = math.nextafter(runtime.monotonic(), math.inf)
+        while (left := due - runtime.monotonic()) > 0:
+            if how == "sleep":
+                runtime.sleep(left)
+            else:
+                with condition:
+                    condition.wait(left)
 
     simulate(main)
 
