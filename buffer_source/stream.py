@@ -110,11 +110,13 @@ class StreamDriver:
             if unlimited
             else Limits(options.max_batches, options.max_bytes, options.max_records)
         )
-        if start is not None and begin != start.next:
+        if start is not None and (begin != start.next or not self._is_ours(start)):
             # First a micro-batch without rows. One with rows might end beyond `start`, and a
             # replay would take it for one that begins at `start`.
             self._position = begin
-            return SourceOffset(begin, base, start.transactions, self._queue_id)
+            # Writers count their batches per queue: another queue's numbers say nothing here.
+            passed = start.transactions if self._is_ours(start) else {}
+            return SourceOffset(begin, base, passed, self._queue_id)
         waiting = self._wait_for(begin, limits)
         if waiting and waiting[0].sequence > begin:
             begin = base = waiting[0].sequence  # A loss the consumer was allowed to pass by.
@@ -209,6 +211,9 @@ class StreamDriver:
         self._rebased = None
         return start.next, start.base
 
+    def _is_ours(self, position: SourceOffset) -> bool:
+        return position.queue in ("", self._queue_id) or not self._queue_id
+
     def _claim(self, start: SourceOffset | None, queue_id: str) -> None:
         """Become the queue's consumer, behind ``start``, which is in the commit log.
 
@@ -296,7 +301,8 @@ class StreamDriver:
         consumer = self._consumer
         assert consumer is not None
         acked = consumer.last_acked_sequence
-        if not (0 if acked is None else acked + 1) < end.next <= self._handed_out:
+        done = 0 if acked is None else acked + 1
+        if not self._is_ours(end) or not done < end.next <= self._handed_out:
             return  # Done before, or a position of a queue that was replaced.
         try:
             consumer.ack_through(end.next - 1)

@@ -434,6 +434,22 @@ def test_f4_after_an_allowed_replay_reading_goes_on_where_that_ended(world: Worl
     assert read == [2, 3]
 
 
+def test_f4_another_queue_has_transactions_of_its_own(world: World) -> None:
+    world.produce(1, txn=Transaction("app", 7))
+    position, _ = batch(world.run(), None)
+    world.delete_everything()
+    world.produce(1, txn=Transaction("app", 0))
+    world.produce(1, txn=Transaction("app", 1))
+    driver = world.run(failOnDataLoss="false")
+    read: list[int] = []
+    for _ in range(2):
+        position, part = batch(driver, position)
+        # A commit of the old position that comes late drops nothing unread.
+        driver.commit(SourceOffset(1, 0, {}, "another"))
+        read += part
+    assert (read, world.queued) == ([0, 1], [0, 1])
+
+
 def test_a_checkpoint_from_before_queues_had_ids_goes_on(world: World) -> None:
     world.produce(3)
     world.run().latest(None)
