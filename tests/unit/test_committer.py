@@ -261,6 +261,57 @@ def test_f35_a_group_that_does_not_fit_goes_in_by_parts() -> None:
     harness.close()
 
 
+def test_f5_an_upload_that_failed_while_its_age_was_looked_at_is_not_uploaded_again() -> None:
+    class Racing(SteppedRuntime):
+        meanwhile: Callable[[], None] | None = None
+
+        def monotonic(self) -> float:
+            if self.meanwhile is not None:
+                meanwhile, self.meanwhile = self.meanwhile, None
+                meanwhile()
+            return super().monotonic()
+
+    store, runtime = MemoryStore(), Racing()
+    harness = Harness(store, runtime, max_age=300.0)
+    old, young = harness.upload(1), harness.upload(2)
+    runtime.now += 301
+    young.minted_at = runtime.now
+    error = PermanentStorageError("denied")
+    runtime.meanwhile = lambda: harness.committer.give_up(harness.lane, old, error)
+    harness.committer.uploaded(old)
+    harness.wait(lambda: bool(harness.outcomes))
+    harness.committer.uploaded(young)
+    harness.wait(lambda: len(harness.outcomes) == 2)
+    assert harness.outcomes[old.location] is error
+    assert harness.reuploads == []
+    assert old.stage is Stage.SETTLED
+    assert queued(store) == [young.location]
+    harness.close()
+
+
+def test_f29_an_unexpected_error_fails_its_group_and_not_the_thread() -> None:
+    class Buggy(MemoryStore):
+        bugs = 1
+
+        def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+            if self.bugs:
+                self.bugs -= 1
+                raise ZeroDivisionError("a bug")
+            return super().put_if(key, data, condition)
+
+    store = Buggy()
+    harness = Harness(store, SystemRuntime())
+    first = harness.upload(1)
+    harness.committer.uploaded(first)
+    harness.wait(lambda: bool(harness.outcomes))
+    assert isinstance(harness.outcomes[first.location], ZeroDivisionError)
+    second = harness.upload(2)
+    harness.committer.uploaded(second)
+    harness.wait(lambda: len(harness.outcomes) == 2)
+    assert queued(store) == [second.location]
+    harness.close()
+
+
 def test_one_committer_per_store_and_manifest() -> None:
     store, runtime = MemoryStore(), SystemRuntime()
     other = QueueConfig(store="memory://unused", manifest_path="other/manifest")

@@ -25,6 +25,7 @@ from opendata_buffer.errors import (
     PrefixConflict,
     QueueReset,
     TransientStorageError,
+    UnsafeStore,
 )
 from opendata_buffer.fetch import fetch_many
 from opendata_buffer.formats.batch import encode_batch
@@ -169,6 +170,18 @@ def test_data_loss_can_be_allowed_and_is_logged(
     assert [batch.sequence for batch in _drain(consumer)] == [3]
     assert "sequences 1 to 2 are gone unread" in caplog.text
     consumer.ack(3)
+
+
+def test_f12_a_store_without_compare_and_swap_is_refused(
+    queue: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(near: str) -> None:
+        raise UnsafeStore("this store ignores If-Match")
+
+    monkeypatch.setattr(queue.store, "check_conditional_writes", refuse)
+    with pytest.raises(UnsafeStore):
+        queue.consumer()
+    assert queue.store.list("").objects == ()
 
 
 def test_f7_a_prefix_of_another_queue_is_refused_before_anybody_is_fenced(

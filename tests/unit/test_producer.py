@@ -18,9 +18,10 @@ from opendata_buffer.errors import (
     PrefixConflict,
     QueueFull,
     TransientStorageError,
+    UnsafeStore,
 )
 from opendata_buffer.formats.batch import Compression, decode_batch
-from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.formats.keys import Transaction, parse_location
 from opendata_buffer.formats.manifest import Manifest, QueueEntry
 from opendata_buffer.producer import Producer
 from opendata_buffer.stores import Absent, Blob, IfVersion, NotModified, PutOutcome, Unknown
@@ -431,6 +432,16 @@ def test_transactions_have_their_identity_in_the_location() -> None:
     assert second.location.count("/") == 1
 
 
+def test_only_the_first_transaction_of_each_app_has_a_separator_in_front() -> None:
+    store = MemoryStore()
+    with Producer(config(), store=store) as producer:
+        for app, number in (("a", 1), ("a", 2), ("b", 1), ("a", 3), ("b", 2)):
+            producer.produce([b"x"], transaction=Transaction(app, number))
+    found = (parse_location(entry.location, "ingest") for entry in entries(store))
+    transactions = [each and each.txn and (each.txn.app, each.txn.batch) for each in found]
+    assert transactions == [None, ("a", 1), ("a", 2), None, ("b", 1), ("a", 3), ("b", 2)]
+
+
 def test_a_repeat_right_behind_its_original_is_dropped_by_the_reader() -> None:
     """Killed after the append, restarted after the consumer emptied the queue."""
     store = MemoryStore()
@@ -470,6 +481,17 @@ def test_a_failed_transaction_is_not_overtaken_by_later_ones() -> None:
     with pytest.raises(FlushFailed):
         producer.close()
     assert records(store) == []
+
+
+def test_f12_a_store_without_compare_and_swap_is_refused_before_anything_is_written() -> None:
+    class Unsafe(MemoryStore):
+        def check_conditional_writes(self, near: str) -> None:
+            raise UnsafeStore("this store ignores If-Match")
+
+    store = Unsafe()
+    with pytest.raises(UnsafeStore):
+        Producer(config(), store=store)
+    assert store.list("").objects == ()
 
 
 def test_f7_a_prefix_of_another_queue_is_refused() -> None:
