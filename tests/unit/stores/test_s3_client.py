@@ -14,8 +14,11 @@ from opendata_buffer.stores.s3_client import S3Clients
 HERE = StoreOptions(endpoint_url="http://127.0.0.1:9")
 
 
-def test_f01_conditional_writes_are_sent_once_and_reads_are_repeated() -> None:
-    clients = S3Clients(StoreOptions(endpoint_url="http://127.0.0.1:9", max_attempts=7))
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", None])
+def test_f01_conditional_writes_are_sent_once_and_reads_are_repeated(endpoint: str | None) -> None:
+    # None is Amazon's own, which is made on another path.
+    options = StoreOptions(endpoint_url=endpoint, region="eu-west-1", max_attempts=7)
+    clients = S3Clients(options)
     retries = [client.meta.config.retries for client in (clients.conditional, clients.data)]
     assert retries == [
         {"mode": "standard", "total_max_attempts": 1},
