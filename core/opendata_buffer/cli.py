@@ -89,8 +89,7 @@ def manifest_dump(object_: str, **store: Any) -> None:
         document = manifest_document(raw)
     except CorruptData as error:
         raise Failure(f"{object_!r} is no sound manifest: {error}") from error
-    for text in document.lines():
-        click.echo(text, nl=False)
+    sys.stdout.writelines(document.lines())  # click.echo() would flush at each record
 
 
 @batch.command("dump")
@@ -114,8 +113,7 @@ def batch_dump(object_: str, limit: int | None, max_batch_bytes: int, **store: A
         document = batch_document(raw, limit=limit, max_bytes=max_batch_bytes)
     except CorruptData as error:
         raise Failure(f"{object_!r} is no sound batch: {error}") from error
-    for text in document.lines():
-        click.echo(text, nl=False)
+    sys.stdout.writelines(document.lines())  # click.echo() would flush at each record
 
 
 # ---- records in, records out
@@ -293,21 +291,22 @@ def status(runtime: Any, /, as_json: bool, watch: bool, interval_ms: int, **queu
     store = open_store(config.store, config.store_options)
     observed = open_queue(store, config, runtime)
 
+    console = Console()
+
     def look() -> Any:
         found = read_status(observed, store, config, runtime)
         return json.dumps(found.as_json()) if as_json else status_table(found)
 
-    if not watch:
-        Console().print(look()) if not as_json else click.echo(look())
-        return
-    if as_json:
-        while True:
-            click.echo(look())
-            runtime.sleep(interval_ms / 1000)
-    with Live(look(), auto_refresh=False) as live:
-        while True:
-            runtime.sleep(interval_ms / 1000)
-            live.update(look(), refresh=True)
+    if watch and console.is_terminal and not as_json:
+        with Live(look(), console=console, auto_refresh=False) as live:
+            while True:
+                runtime.sleep(interval_ms / 1000)
+                live.update(look(), refresh=True)
+    while True:
+        click.echo(look()) if as_json else console.print(look())
+        if not watch:
+            return
+        runtime.sleep(interval_ms / 1000)
 
 
 @cli.command()
