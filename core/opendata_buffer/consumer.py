@@ -17,7 +17,7 @@ from types import TracebackType
 from opendata_buffer import metrics
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.descriptors import BatchDescriptor, ConsumedBatch
-from opendata_buffer.errors import Closed, DataLoss, InvalidInput, OpenDataBufferError, QueueReset
+from opendata_buffer.errors import Closed, DataLoss, InvalidInput, OpenDataBufferError
 from opendata_buffer.fetch import FetchHandle
 from opendata_buffer.formats.keys import location_timestamp_ms
 from opendata_buffer.formats.manifest import Manifest
@@ -355,16 +355,11 @@ class Consumer:
 
     def _read(self) -> Manifest:
         """The manifest, if it is still ours and continues where this consumer is."""
+        # The queue sees by itself when its manifest vanishes or goes backwards (failure F4).
         manifest = self._queue.read()
-        if manifest is None:
-            raise QueueReset(f"manifest {self._queue.key!r} vanished while in use")
+        assert manifest is not None
         self._queue.check_epoch(manifest, self._epoch)
         wanted = self._frontier.next_hand_out
-        if manifest.next_sequence < wanted:
-            raise QueueReset(
-                f"manifest {self._queue.key!r} ends at {manifest.next_sequence - 1}, but sequence "
-                f"{wanted - 1} was handed out: it was replaced by another queue's. Stop and look."
-            )
         # F28: entries that are gone and were never handed out here. Those dequeued behind the
         # cursor, without a new epoch, are no loss: they were handed out.
         if manifest.first_sequence > wanted:
