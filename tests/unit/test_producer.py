@@ -24,6 +24,7 @@ from opendata_buffer.formats.batch import Compression, decode_batch
 from opendata_buffer.formats.keys import Transaction, parse_location
 from opendata_buffer.formats.manifest import Manifest, QueueEntry
 from opendata_buffer.producer import Producer
+from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores import Absent, Blob, IfVersion, NotModified, PutOutcome, Unknown
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -413,6 +414,27 @@ def test_f5_a_batch_older_than_half_the_grace_period_is_uploaded_anew() -> None:
     # Under a new name: the collector takes the age of the old one from its ULID.
     assert len(set(second_uploads)) == len(second_uploads) == 2
     assert location == second_uploads[-1]
+
+
+def test_f5_a_batch_of_a_machine_that_was_suspended_is_uploaded_anew() -> None:
+    class Suspended(SystemRuntime):
+        """Its monotonic clock stood still for 400 seconds, right after the first upload."""
+
+        behind_ms = 400_000
+
+        def now_ms(self) -> int:
+            return super().now_ms() - self.behind_ms
+
+    runtime, store = Suspended(), Gate()
+
+    def wake(key: str, data: bytes) -> None:
+        runtime.behind_ms = 0
+
+    store.fail = wake
+    with Producer(config(gc_grace_period_ms=600_000), store=store, runtime=runtime) as producer:
+        location = producer.produce([b"a"]).watcher.await_durable(WAIT_S).location
+    assert len(set(store.uploads)) == 2
+    assert location == store.uploads[-1]
 
 
 def _data(store: MemoryStore, key: str) -> bytes:
