@@ -156,8 +156,6 @@ class _Runs:
 
     def expand(self, values: list[Any], dtype: pa.DataType) -> pa.Array:
         """One array with ``values[i]`` on every row of run ``i``."""
-        if len(values) == 1:
-            return pa.repeat(pa.scalar(values[0], dtype), self.ends[0])
         encoded = pa.RunEndEncodedArray.from_arrays(
             pa.array(self.ends, pa.int32()), pa.array(values, dtype)
         )
@@ -182,6 +180,7 @@ class RowBuilder:
         self._piece_bytes = piece_bytes
         self._piece_rows = piece_rows
         self._counter: pa.Array | None = None
+        self._constants: dict[str, tuple[Any, pa.Array]] = {}
 
     def pieces(self, batch: ArrowBatch) -> Iterator[pa.RecordBatch]:
         """The batch as record batches in row order; none if it has no records.
@@ -223,14 +222,14 @@ class RowBuilder:
                 case "metadata":
                     columns.append(self._metadata(batch, runs, field.type))
                 case "sequence":
-                    columns.append(pa.repeat(pa.scalar(batch.sequence, field.type), end - begin))
+                    columns.append(self._constant(name, batch.sequence, field.type, end - begin))
                 case "index":
                     columns.append(self._indexes(begin, end))
                 case "ingestion_time":
                     times = [time_micros(each) for each in runs.values]
-                    columns.append(runs.expand(times, pa.int64()).cast(field.type))
+                    columns.append(self._expand(name, runs, times, field.type))
                 case _:
-                    columns.append(pa.repeat(pa.scalar(batch.location, field.type), end - begin))
+                    columns.append(self._constant(name, batch.location, field.type, end - begin))
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def _values(self, batch: ArrowBatch, begin: int, end: int, dtype: pa.DataType) -> pa.Array:
@@ -249,7 +248,7 @@ class RowBuilder:
     def _metadata(self, batch: ArrowBatch, runs: _Runs, dtype: pa.DataType) -> pa.Array:
         payloads = [None if each is None else each.payload for each in runs.values]
         if not pa.types.is_string(dtype):
-            return runs.expand(payloads, dtype)
+            return self._expand("metadata", runs, payloads, dtype)
         try:
             texts = [None if each is None else each.decode() for each in payloads]
         except UnicodeDecodeError as error:
@@ -257,7 +256,19 @@ class RowBuilder:
                 f"metadata of batch {batch.sequence} at {batch.location!r} is not UTF-8, and the "
                 "schema wants it as STRING: read metadata as BINARY"
             ) from error
-        return runs.expand(texts, dtype)
+        return self._expand("metadata", runs, texts, dtype)
+
+    def _expand(self, column: str, runs: _Runs, values: list[Any], dtype: pa.DataType) -> pa.Array:
+        if len(values) == 1:
+            return self._constant(column, values[0], dtype, runs.ends[0])
+        return runs.expand(values, dtype)
+
+    def _constant(self, column: str, value: Any, dtype: pa.DataType, length: int) -> pa.Array:
+        """``value`` on every row; pieces of one batch share the array."""
+        known = self._constants.get(column)
+        if known is None or known[0] != value or len(known[1]) < length:
+            known = self._constants[column] = (value, pa.repeat(pa.scalar(value, dtype), length))
+        return known[1].slice(0, length)
 
     def _indexes(self, begin: int, end: int) -> pa.Array:
         if self._counter is None or len(self._counter) < end:

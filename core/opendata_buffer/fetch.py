@@ -38,7 +38,7 @@ T = TypeVar("T")
 DEFAULT_CONCURRENCY = 16
 DEFAULT_MAX_IN_FLIGHT_BYTES = 256 * 1024 * 1024
 
-NEAR_BYTES = 16 * 1024 * 1024
+NEAR_BYTES = 4 * 1024 * 1024
 """Read-ahead over a near store: more would only push what was read out of the CPU's caches."""
 
 NEAR_S, NEAR_BYTES_PER_S = 0.001, 1e9
@@ -214,7 +214,7 @@ def fetch_many(
     begins while they are below the limit, and always when there are none: its own size is the
     descriptor's, or where that is unknown the largest result so far. Until a first result says
     how large results are, a descriptor without a size is fetched alone. Once a fetch was as
-    quick as a read from memory, the limit is 16 MiB if it was more.
+    quick as a read from memory, the limit is 4 MiB if it was more.
 
     An error is raised at its place in the order, after everything before it; no fetch begins
     after it. Closing the iterator, or dropping it, ends the threads.

@@ -302,7 +302,7 @@ def test_unknown_sizes_begin_with_one_and_then_count_as_the_largest_so_far() -> 
     assert len(list(results)) == 8
 
 
-@pytest.mark.parametrize(("takes_s", "ahead"), [(0.008, 2), (0.060, 5)])
+@pytest.mark.parametrize(("takes_s", "ahead"), [(0.008, 1), (0.060, 5)])
 def test_a_near_store_is_read_a_little_ahead_and_a_far_one_as_far_as_allowed(
     takes_s: float, ahead: int
 ) -> None:
