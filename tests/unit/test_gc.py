@@ -255,6 +255,15 @@ def test_f5_a_slow_cycle_gives_up_its_remaining_deletes() -> None:
     assert queue.collector().run_once().deleted == 1_000, "the next cycle goes on"
 
 
+def test_f6_a_fast_clock_of_the_collector_makes_nothing_old() -> None:
+    queue = Fixture()
+    uploaded_ms = queue.runtime.now_ms() - 3_600_000
+    # By the collector's clock the orphans are an hour old, by the store's a minute.
+    queue.store._now_ms = lambda: uploaded_ms + MINUTE
+    report = queue.collector().run_once()
+    assert (report.deleted, report.plan.waiting) == (0, 2)
+
+
 def test_f7_two_queues_with_one_prefix_name_both_manifests_and_delete_nothing() -> None:
     queue = Fixture()
     claim_prefix(queue.store, "ingest", "other/manifest")
