@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import botocore.endpoint
 import pytest
+from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import (
@@ -307,6 +308,28 @@ def test_f36_every_upload_carries_a_checksum(s3_server: S3Server, store: S3Store
     sent = [request.headers["x-amz-checksum-crc32"] for request in s3_server.requests]
     assert sent == ["y/Q5Jg==", "y/Q5Jg=="]
     assert not any("trailer" in name for each in s3_server.requests for name in each.headers)
+
+
+def test_f36_over_https_the_checksum_is_a_header_and_the_body_is_as_it_is() -> None:
+    """Left to itself boto3 sends the body in chunks and the checksum behind it."""
+    options = StoreOptions(endpoint_url="https://localhost:9")
+    store = S3Store("bucket", "", options, runtime=ManualRuntime())
+    sent: list[AWSPreparedRequest] = []
+
+    def answer(request: AWSPreparedRequest, **_: object) -> AWSResponse:
+        sent.append(request)
+        body = SimpleNamespace(stream=lambda: iter(()))
+        return AWSResponse(request.url, 200, {"ETag": '"1"'}, body)
+
+    for client in (store._clients.data, store._clients.conditional):
+        client.meta.events.register("before-send.s3.PutObject", answer)
+    store.put("a", b"123456789")
+    put_new(store, "b", b"123456789")
+    for request in sent:
+        assert request.headers["x-amz-checksum-crc32"] in ("y/Q5Jg==", b"y/Q5Jg==")
+        assert "x-amz-trailer" not in request.headers
+        assert request.headers.get("Content-Encoding") is None
+    assert len(sent) == 2
 
 
 # ---- names, deletion, pickling
