@@ -63,7 +63,7 @@ class FileLock:
         deadline = self._runtime.monotonic() + self._timeout_s
         try:
             fd = os.open(self._path, self._flags, 0o666)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             if self._flags & os.O_CREAT:
                 raise
             return self

@@ -51,7 +51,7 @@ from opendata_buffer.stores.ranges import check_range, check_size, cut
 __all__ = ["RESERVED", "LocalStore"]
 
 RESERVED = ".opendata-buffer"
-"""Directory below the root with lock files and files being written; not part of the store."""
+"""Directories with lock files, and below the root files being written; no part of the store."""
 
 _DAY_NS = 24 * 3600 * 10**9
 
@@ -61,11 +61,13 @@ class LocalStore:
 
     An object is written to a temporary file, fsynced, and renamed over its name, so kill -9 at
     any moment leaves the old or the new bytes. Conditional writes hold an exclusive lock on a
-    file of their key's own. Readers take no lock: the version is read from the same open file
+    file of their key's own, beside the object: stores with another root that hold the same file
+    lock the same one. Readers take no lock: the version is read from the same open file
     as the bytes, and is made of its modification time, inode and size; every conditional write
     makes the time strictly later, so a version never comes back.
 
-    The directory is made by the first write. ``.opendata-buffer`` in it is the store's own.
+    The directory is made by the first write. ``.opendata-buffer`` in it and below is the store's
+    own.
 
     Args:
         root: Absolute path of the directory.
@@ -79,7 +81,6 @@ class LocalStore:
         self._root = os.path.abspath(root)
         self._runtime = runtime if runtime is not None else SystemRuntime()
         _refuse_unsafe_roots(self._root)
-        self._locks = f"{self._root}/{RESERVED}/locks"
         self._temporary = f"{self._root}/{RESERVED}/tmp"
         self._swept = False
         self._checked = False
@@ -145,10 +146,13 @@ class LocalStore:
         """See :meth:`opendata_buffer.stores.ConditionalPut.put_if`."""
         path = self._path(key)
         try:
-            if isinstance(condition, IfVersion) and not os.path.isdir(self._root):
+            if isinstance(condition, IfVersion) and not os.path.isdir(os.path.dirname(path)):
                 return Vanished()
             self._prepare()
-            with FileLock(self._lock_path(key), self._runtime) as lock:
+            lock_path = self._lock_path(key)
+            if not os.path.isdir(os.path.dirname(lock_path)):
+                make_directories(os.path.dirname(lock_path))
+            with FileLock(lock_path, self._runtime) as lock:
                 found = stat_file(path)
                 if isinstance(condition, IfVersion):
                     if found is None:
@@ -176,7 +180,7 @@ class LocalStore:
         check_key("near", near)
         if self._checked:
             return
-        path = f"{self._locks}/check"
+        path = f"{self._root}/{RESERVED}/check"
         try:
             self._prepare()
             try:
@@ -208,7 +212,7 @@ class LocalStore:
         directory, _, _ = prefix.rpartition("/")
         parts = directory.split("/")
         outside = directory and any(part in ("", ".", "..") for part in parts)
-        if outside or parts[0] == RESERVED or "\0" in prefix or not _is_text(prefix):
+        if outside or RESERVED in parts or "\0" in prefix or not _is_text(prefix):
             return Listing((), now_ms)  # no key starts so
         try:
             found = self._walk(directory, prefix)
@@ -235,7 +239,7 @@ class LocalStore:
     def _path(self, key: str) -> str:
         check_key("key", key)
         segments = key.split("/")
-        if segments[0] == RESERVED:
+        if RESERVED in segments:
             raise InvalidInput(
                 f"key {key!r} lies in {RESERVED!r}, where the store keeps its own files: "
                 "use another name"
@@ -249,14 +253,13 @@ class LocalStore:
         return f"{self._root}/{key}"
 
     def _lock_path(self, key: str) -> str:
-        # Hashed, because a lock file cannot be a directory for the lock files of longer keys.
-        return f"{self._locks}/{hashlib.sha256(key.encode()).hexdigest()[:32]}"
+        # Hashed, because a name may be as long as file names get.
+        directory, _, name = f"{self._root}/{key}".rpartition("/")
+        return f"{directory}/{RESERVED}/{hashlib.sha256(name.encode()).hexdigest()[:32]}"
 
     def _prepare(self) -> None:
         if not os.path.isdir(self._temporary):
             make_directories(self._temporary)
-        if not os.path.isdir(self._locks):
-            make_directories(self._locks)
         if not self._swept:
             self._swept = True
             self._sweep()
@@ -361,7 +364,7 @@ class LocalStore:
             with entries:
                 for entry in entries:
                     key = f"{directory}/{entry.name}" if directory else entry.name
-                    if key == RESERVED or not _is_text(key):
+                    if entry.name == RESERVED or not _is_text(key):
                         continue
                     if entry.is_dir(follow_symlinks=False):
                         below = f"{key}/"

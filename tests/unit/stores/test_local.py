@@ -68,9 +68,10 @@ def test_reading_makes_no_directory(store: LocalStore, root: Path) -> None:
     assert not root.exists()
 
 
-@pytest.mark.parametrize("key", [RESERVED, f"{RESERVED}/tmp/x", f"{RESERVED}/locks/check"])
+@pytest.mark.parametrize("key", [RESERVED, f"{RESERVED}/tmp/x", f"in/{RESERVED}/check"])
 def test_the_stores_own_files_are_no_objects(store: LocalStore, root: Path, key: str) -> None:
     store.put_if("m", b"1", ABSENT)
+    store.put_if("in/m", b"1", ABSENT)
     (root / RESERVED / "tmp" / "x").write_bytes(b"")
     with pytest.raises(InvalidInput, match="the store keeps its own files"):
         store.get(key)
@@ -78,13 +79,21 @@ def test_the_stores_own_files_are_no_objects(store: LocalStore, root: Path, key:
         store.put(key, b"")
     (failure,) = store.delete_many([key])
     assert failure.key == key
-    assert [info.key for info in store.list("").objects] == ["m"]
+    assert [info.key for info in store.list("").objects] == ["in/m", "m"]
     assert store.list(f"{RESERVED}/").objects == ()
+    assert store.list(f"in/{RESERVED}/").objects == ()
 
 
-def test_a_dot_directory_of_that_name_deeper_down_is_ordinary(store: LocalStore) -> None:
-    store.put(f"in/{RESERVED}/x", b"")
-    assert [info.key for info in store.list("in/").objects] == [f"in/{RESERVED}/x"]
+def test_stores_with_nested_roots_lock_the_same_file(root: Path) -> None:
+    # A producer with /data and the prefix q/in, a consumer with /data/q and the prefix in: with a
+    # lock for each root, both could replace one version, and the first append would be lost.
+    outer, inner = LocalStore(root), LocalStore(root / "q")
+    assert outer._lock_path("q/in/m") == inner._lock_path("in/m")
+    assert outer._lock_path("q/in/m") != outer._lock_path("q/in/n")
+    outer.put_if("q/in/m", b"1", ABSENT)
+    assert Path(inner._lock_path("in/m")).exists()
+    inner.put_if("in/n", b"1", ABSENT)
+    assert [info.key for info in outer.list("").objects] == ["q/in/m", "q/in/n"]
 
 
 def test_a_part_longer_than_a_file_name_is_refused(store: LocalStore) -> None:
@@ -138,8 +147,7 @@ def test_a_version_does_not_return_when_the_object_does_and_the_clock_went_back(
 
 def test_readers_need_no_lock(store: LocalStore, root: Path, runtime: ManualRuntime) -> None:
     store.put_if("m", b"1", ABSENT)
-    (lock,) = (root / RESERVED / "locks").iterdir()
-    with FileLock(str(lock), runtime):
+    with FileLock(store._lock_path("m"), runtime):
         blob = store.get("m")
         assert isinstance(blob, Blob)
         assert blob.data == b"1"
