@@ -8,7 +8,9 @@ of the two it serves, so this watches:
 
 - a normal query calls ``commit(start)`` between ``latestOffset(start)`` and
   ``partitions(start, end)``, always;
-- with asynchronous tracking ``commit`` follows the log's writes, some batches later;
+- with asynchronous tracking ``commit`` follows the log's writes, some batches later; but a write
+  that is done before Spark's main thread looks for it comes in the place a normal query's
+  would, so one commit in its place proves nothing yet;
 - ``Trigger.AvailableNow`` refuses asynchronous tracking;
 - what the first call of a run hands over was read from the log;
 - with asynchronous tracking the log is always written for the first batch of a run, in the
@@ -27,6 +29,11 @@ FIRST_BATCH_SETTLES_S = 10.0
 """Idle seconds after which the first batch of a run counts as being on record."""
 
 
+PROOF = 2
+"""Commits in their place, in a row, that no asynchronous tracking makes: each would have to be
+written, by another thread, between two statements of Spark's main thread."""
+
+
 class Tracking(Enum):
     """How the query keeps its progress."""
 
@@ -41,6 +48,7 @@ class CommitLog:
     def __init__(self) -> None:
         self.tracking = Tracking.UNKNOWN
         self._planned = 0
+        self._in_place = 0
         self._handed: SourceOffset | None = None
         self._handed_at = 0.0
         self._committed: SourceOffset | None = None
@@ -76,5 +84,7 @@ class CommitLog:
             return  # The first batch of a query, or a replay: not preceded by a commit.
         if self._committed != start:
             self.tracking = Tracking.ASYNCHRONOUS
-        elif self.tracking is Tracking.UNKNOWN:
+            return
+        self._in_place += 1
+        if self._in_place >= PROOF and self.tracking is Tracking.UNKNOWN:
             self.tracking = Tracking.SYNCHRONOUS

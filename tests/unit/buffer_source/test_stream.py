@@ -187,6 +187,10 @@ def test_an_idle_query_acknowledges_its_last_batch(world: World) -> None:
     world.produce(1)
     second, _ = batch(driver, first)
     driver.latest(second)
+    assert world.queued == [1]
+    world.produce(1)
+    third, _ = batch(driver, second)
+    driver.latest(third)
     assert world.queued == []
 
 
