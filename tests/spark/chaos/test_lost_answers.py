@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,40 +27,40 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-BATCHES = 60
-REQUESTS_PER_FAULT = 5
-FAULTS = [
+BATCHES = 36
+CLOSE, RESET = Answer.CLOSE, Answer.RESET
+BUSY = Fault(503, applied=False, code="SlowDown")
+FAULTS = {
     # The compare-and-swap of producers, consumer and sink: applied or not, nobody is told.
-    ("PUT", "manifest", Fault(Answer.CLOSE)),
-    ("PUT", "manifest", Fault(Answer.CLOSE, applied=False)),
-    ("PUT", "manifest", Fault(Answer.RESET)),
-    ("PUT", "manifest", Fault(500)),
-    ("PUT", "manifest", Fault(503, applied=False, code="SlowDown")),
-    ("PUT", ".batch", Fault(500)),
-    ("GET", "manifest", Fault(503, code="SlowDown")),
-    ("GET", "manifest", Fault(Answer.CLOSE)),
-    ("GET", ".batch", Fault(500)),
-    ("GET", ".batch", Fault(503, code="SlowDown")),
-    ("GET", ".batch", Fault(Answer.TRUNCATE)),
-    ("GET", ".batch", Fault(Answer.RESET)),
-]
+    ("PUT", "manifest"): [
+        Fault(CLOSE),
+        Fault(CLOSE, applied=False),
+        Fault(RESET),
+        Fault(500),
+        BUSY,
+    ],
+    ("PUT", ".batch"): [Fault(500), Fault(CLOSE), BUSY],
+    ("GET", "manifest"): [Fault(CLOSE), BUSY],
+    ("GET", ".batch"): [Fault(500), Fault(Answer.TRUNCATE), Fault(RESET), BUSY],
+}
+STORM = 7
+"""Uploads in a row that are refused once: boto3 makes five attempts, then it is our turn."""
 
 
 class Weather:
-    """One random fault for every few requests, while it lasts.
-
-    Those that meet no request wait for one, so what is rare may fail many times in a row: more
-    often than boto3 tries.
-    """
+    """Of the requests of each kind one in four goes wrong, in a random way, while it lasts."""
 
     def __init__(self, server: S3Server, rng: random.Random) -> None:
+        self.faults = 0
         self._server = server
         self._rng = rng
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Weather:
+        self._server.inject(BUSY, method="PUT", key="out/app=", times=STORM)
         self._thread.start()
+        return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
@@ -67,11 +68,17 @@ class Weather:
 
     def _run(self) -> None:
         seen = 0
+        arrived: Counter[tuple[str, str]] = Counter()
         while not self._over.wait(0.005):
-            while seen + REQUESTS_PER_FAULT <= len(self._server.requests):
-                seen += REQUESTS_PER_FAULT
-                method, key, fault = self._rng.choice(FAULTS)
-                self._server.inject(fault, method=method, key=key)
+            requests = self._server.requests[seen:]
+            seen += len(requests)
+            for request in requests:
+                for (method, key), faults in FAULTS.items():
+                    if request.method == method and key in request.key:
+                        arrived[method, key] += 1
+                        if arrived[method, key] % 4 == 1:
+                            self._server.inject(self._rng.choice(faults), method=method, key=key)
+                            self.faults += 1
 
 
 def once(sink: Sink) -> list[int]:
@@ -119,7 +126,7 @@ def test_f1_f2_every_record_once_over_a_store_that_loses_answers(
         return writer.option("checkpointLocation", str(tmp_path / "two")).start(s3_server.url)
 
     with seeded("CHAOS_SEED") as rng:
-        with Weather(s3_server, rng):
+        with Weather(s3_server, rng) as weather:
             for begin in range(0, BATCHES, BATCHES // 3):
                 runs = [to_memory.start(), to_buffer()]
                 try:
@@ -133,6 +140,7 @@ def test_f1_f2_every_record_once_over_a_store_that_loses_answers(
                 finally:
                     for run in runs:
                         run.stop()
+        print(f"{weather.faults} faults in {len(s3_server.requests)} requests")
         assert once(to_memory.sink) == list(range(BATCHES))
         written = filtered(queued(s3_server.url, "out", options), "out")
         assert sorted(int(each) for each in written) == list(range(BATCHES))
@@ -140,3 +148,4 @@ def test_f1_f2_every_record_once_over_a_store_that_loses_answers(
         manifest = open_queue(s3_server.url, prefix, options).read()
         assert manifest is not None
         assert manifest.next_sequence == BATCHES
+    assert weather.faults >= BATCHES
