@@ -239,6 +239,8 @@ class StreamDriver:
     def _check_identity(self, expected: str) -> None:
         """Learn the queue's id, before anything is claimed or dropped (failure F4)."""
         config = self._config
+        # Before the first conditional write (failure F12); the consumer's own check is then free.
+        self._patient(self._store.check_conditional_writes, config.manifest_path)
         found = self._patient(
             claim_prefix,
             self._store,

@@ -14,7 +14,14 @@ from buffer_source.progress import FIRST_BATCH_SETTLES_S
 from buffer_source.stream import StreamDriver
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer import Consumer
-from opendata_buffer.errors import DataLoss, Fenced, InvalidInput, QueueReset, TransientStorageError
+from opendata_buffer.errors import (
+    DataLoss,
+    Fenced,
+    InvalidInput,
+    QueueReset,
+    TransientStorageError,
+    UnsafeStore,
+)
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
@@ -436,6 +443,18 @@ def test_f4_after_an_allowed_replay_reading_goes_on_where_that_ended(world: Worl
     assert read == []
     end, read = batch(driver, end)
     assert read == [2, 3]
+
+
+def test_f12_an_unsafe_store_is_refused_before_anything_is_written(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(near: str) -> None:
+        raise UnsafeStore(f"no conditional writes near {near}")
+
+    monkeypatch.setattr(world.store, "check_conditional_writes", refuse)
+    with pytest.raises(UnsafeStore):
+        world.run().latest(None)
+    assert world.store.list("").objects == ()
 
 
 def test_f4_another_queue_has_transactions_of_its_own(world: World) -> None:
