@@ -553,6 +553,7 @@ def test_f4_a_queue_that_replaced_another_is_read_whole(
         if step == 0 and later:
             world.produce(later)
     assert taken == list(range(new + later))
+    assert position.next == new + later
 
 
 def test_a_start_before_the_oldest_entry(world: World) -> None:
