@@ -6,18 +6,39 @@ Knows no thread, clock or store: times are passed in, as seconds on a monotonic 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
 
 from opendata_buffer.durability import Completion
-from opendata_buffer.formats.batch import Compression, seal_block
+from opendata_buffer.errors import InvalidInput
+from opendata_buffer.formats.arrow import encode_arrow_block
+from opendata_buffer.formats.batch import Compression, encode_block, seal_block
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Metadata
 
-__all__ = ["Batch", "Batcher", "Call"]
+__all__ = ["Batch", "Batcher", "Call", "encode_entries"]
 
 MAX_RECORDS = 2**32 - 1
 
 METADATA_FLUSH_BYTES = 4 * 1024 * 1024
 """Metadata beyond which a batch is full: it is one entry of the manifest (failure F35)."""
+
+
+def encode_entries(entries: Any) -> tuple[bytes | memoryview, int]:
+    """The record block of one ``produce()`` call, and the number of entries in it.
+
+    Raises:
+        InvalidInput: See :func:`.encode_block` and :func:`.encode_arrow_block`.
+    """
+    if isinstance(entries, pa.Array | pa.ChunkedArray):
+        return encode_arrow_block(entries)
+    if isinstance(entries, bytes | bytearray | memoryview | str):
+        raise InvalidInput(
+            f"entries is one {type(entries).__name__}: give a list of entries, [entry]"
+        )
+    taken = list(entries)
+    return encode_block(taken), len(taken)
 
 
 @dataclass(frozen=True, slots=True)

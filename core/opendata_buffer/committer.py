@@ -27,7 +27,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.queue import Queue
-from opendata_buffer.runtime import Runtime, Task
+from opendata_buffer.runtime import Runtime, SystemRuntime, Task
 from opendata_buffer.stores import Store
 
 __all__ = ["Committer", "Lane", "Stage", "Upload", "shared_committer"]
@@ -334,16 +334,17 @@ class Committer:
             lane.settle(each, outcome)
 
 
-_committers: dict[tuple[int, int, int, str], Committer] = {}
+_committers: dict[tuple[int, int, str], Committer] = {}
 
 
 def shared_committer(store: Store, config: QueueConfig, runtime: Runtime, lane: Lane) -> Committer:
     """The process's committer for this manifest, with the lane open in it.
 
-    Made for the first lane, with that one's settings. A runtime stands for a process here:
-    simulated processes have one each. A forked child makes its own: threads stay behind.
+    Made for the first lane, with that one's settings. A simulated process has a runtime of its
+    own and so stands for itself. A forked child makes its own: threads stay behind.
     """
-    key = (os.getpid(), id(store), id(runtime), config.manifest_path)
+    process = os.getpid() if isinstance(runtime, SystemRuntime) else id(runtime)
+    key = (process, id(store), config.manifest_path)
 
     def forget() -> None:
         _committers.pop(key, None)

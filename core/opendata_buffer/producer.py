@@ -18,12 +18,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import pyarrow as pa
 
 from opendata_buffer import metrics
-from opendata_buffer.batcher import Batch, Batcher, Call
+from opendata_buffer.batcher import Batch, Batcher, Call, encode_entries
 from opendata_buffer.committer import Lane, Upload, shared_committer
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.durability import Completion, DurabilityWatcher, Durable, WriteHandle
@@ -34,8 +34,6 @@ from opendata_buffer.errors import (
     OpenDataBufferError,
     TransientStorageError,
 )
-from opendata_buffer.formats.arrow import encode_arrow_block
-from opendata_buffer.formats.batch import encode_block
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.owner import claim_prefix
 from opendata_buffer.retry import full_jitter
@@ -105,9 +103,7 @@ class Producer:
             settle=self._settle,
             repair=self._repair,
         )
-        self._committer = shared_committer(
-            self._store, _patient(config), _process_runtime(self._runtime), self._lane
-        )
+        self._committer = shared_committer(self._store, _patient(config), self._runtime, self._lane)
         if isinstance(self._runtime, SystemRuntime):
             _open_producers.add(self)
 
@@ -146,7 +142,7 @@ class Producer:
                 f"metadata has {len(metadata)} bytes: use at most {MAX_METADATA_BYTES}; it is "
                 "rewritten with every append. Put large data into the entries."
             )
-        block, count = _encode(entries)
+        block, count = encode_entries(entries)
         size = len(block)
         if size > self._config.max_batch_bytes:
             raise InvalidInput(
@@ -413,17 +409,6 @@ class Producer:
             self._condition.notify_all()
 
 
-def _encode(entries: Any) -> tuple[bytes | memoryview, int]:
-    if isinstance(entries, pa.Array | pa.ChunkedArray):
-        return encode_arrow_block(entries)
-    if isinstance(entries, bytes | bytearray | memoryview | str):
-        raise InvalidInput(
-            f"entries is one {type(entries).__name__}: give a list of entries, [entry]"
-        )
-    taken = list(entries)
-    return encode_block(taken), len(taken)
-
-
 def _patient(config: ProducerConfig) -> ProducerConfig:
     """Let an append try as long as its batches do.
 
@@ -433,14 +418,6 @@ def _patient(config: ProducerConfig) -> ProducerConfig:
     """
     most_ms = min(config.delivery_timeout_ms, config.gc_grace_period_ms // 2)
     return replace(config, cas_deadline_ms=max(config.cas_deadline_ms, most_ms))
-
-
-_system_runtime = SystemRuntime()
-
-
-def _process_runtime(runtime: Runtime) -> Runtime:
-    """Producers of one process share a committer, whichever SystemRuntime each was given."""
-    return _system_runtime if isinstance(runtime, SystemRuntime) else runtime
 
 
 _open_producers: weakref.WeakSet[Producer] = weakref.WeakSet()

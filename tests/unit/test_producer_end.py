@@ -88,9 +88,8 @@ class FewThreads(SystemRuntime):
         return super().spawn(target, name)
 
 
-def test_one_worker_is_enough_when_no_more_threads_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_worker_is_enough_when_no_more_threads_start() -> None:
     runtime = FewThreads(2)  # the committer, one worker
-    monkeypatch.setattr(producer_module, "_system_runtime", runtime)
     store = MemoryStore()
     with Producer(config(flush_size_bytes=1), store=store, runtime=runtime) as producer:
         for n in range(50):
@@ -98,11 +97,8 @@ def test_one_worker_is_enough_when_no_more_threads_start(monkeypatch: pytest.Mon
     assert queued(store) == 50
 
 
-def test_a_call_is_not_accepted_when_no_thread_would_flush_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_call_is_not_accepted_when_no_thread_would_flush_it() -> None:
     runtime = FewThreads(1)  # the committer
-    monkeypatch.setattr(producer_module, "_system_runtime", runtime)
     producer = Producer(config(), store=MemoryStore(), runtime=runtime)
     with pytest.raises(RuntimeError, match="new thread"):
         producer.produce([b"a"])
