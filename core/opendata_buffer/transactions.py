@@ -82,8 +82,8 @@ class TransactionFilter:
         """
         txn = self._transaction(location)
         if txn is None:
-            self._tail = None
-        elif self._continues(txn, sequence):
+            return
+        if self._continues(txn, sequence):
             self._tail = (txn.app, txn.batch, sequence)
         elif txn.batch > self._high.get(txn.app, -1):
             self._missing.setdefault(txn.app, set()).add(txn.batch)

@@ -126,3 +126,10 @@ def test_of_two_claims_at_once_the_first_stays() -> None:
 
     with pytest.raises(PrefixConflict, match="'rival'"):
         claim_prefix(Late(), "ingest", "ingest/manifest")
+
+
+def test_a_marker_of_any_size_is_not_read_into_memory() -> None:
+    store = MemoryStore()
+    store.put(marker_key("ingest"), bytes(64 * 1024 + 1))
+    with pytest.raises(CorruptData, match="more than the limit of 65536"):
+        check_owner(store, "ingest", "ingest/manifest")

@@ -192,6 +192,15 @@ def test_a_call_that_no_reader_would_accept_is_refused() -> None:
     assert len(records(store)) == 1
 
 
+def test_f35_metadata_that_would_weigh_down_the_manifest_is_refused() -> None:
+    store = MemoryStore()
+    with Producer(config(), store=store) as producer:
+        with pytest.raises(InvalidInput, match="metadata has 1048577 bytes: use at most 1048576"):
+            producer.produce([b"a"], bytes((1 << 20) + 1))
+        producer.produce([b"b"], bytes(1 << 20))
+    assert records(store) == [b"b"]
+
+
 def test_await_in_asyncio() -> None:
     store = MemoryStore()
 

@@ -52,6 +52,12 @@ def test_a_dropped_repeat_does_not_join_the_original() -> None:
     assert _passed([("a", 5), ("a", 4), ("a", 5)]) == [0]
 
 
+def test_an_entry_without_a_transaction_leaves_nothing_to_continue() -> None:
+    made = TransactionFilter("ingest")
+    assert _passed([("a", 5), None], made) == [0, 1]
+    assert made.to_json() == '{"v":1,"apps":{"a":5},"tail":null}'
+
+
 def test_batch_numbers_may_leave_gaps() -> None:
     assert _passed([("a", 3), ("a", 90), ("a", 4)]) == [0, 1]
 
