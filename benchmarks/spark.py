@@ -1,0 +1,49 @@
+"""All that needs Spark, in one session."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from benchmarks.spark_drain import drain_row
+from benchmarks.spark_sink import sink_rows
+from benchmarks.spark_source import source_rows
+from benchmarks.table import Row
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def session(home: Path) -> SparkSession:
+    """Two cores on any machine, and Spark's defaults otherwise."""
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    # Workers import the yardsticks from here.
+    paths = [str(ROOT), str(ROOT / "core"), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    return (
+        SparkSession.builder.master("local[2]")
+        .appName("opendata-buffer benchmarks")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.log.level", "ERROR")
+        .config("spark.driver.memory", "2g")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.warehouse.dir", str(home / "warehouse"))
+        .getOrCreate()
+    )
+
+
+def run() -> list[Row]:
+    """All lines of this suite, in the order of the report."""
+    home = Path(tempfile.mkdtemp(prefix="buffer-bench-"))
+    spark = session(home)
+    try:
+        return [*source_rows(spark, home), drain_row(spark, home), *sink_rows(spark)]
+    finally:
+        spark.stop()
+        shutil.rmtree(home, ignore_errors=True)

@@ -1,0 +1,226 @@
+"""The streaming source beside a Python source that does nothing but hand over Arrow batches.
+
+The yardstick yields one prebuilt record batch again and again: the ceiling of Spark's Python
+path. It has the same columns, rows of the same size in pieces of the same size, as many rows in
+a micro-batch and as many tasks, and the same sink (``noop``). The two take turns, one query
+each, several times; of each query the micro-batches after the first count (the first one starts
+workers), by ``addBatch``, the time Spark takes to run a micro-batch's tasks. The whole trigger
+would flatter the slower one: it adds the same bookkeeping to both.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import shutil
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+
+from benchmarks.codec import logs
+from benchmarks.queues import Queued, fill, records_of
+from benchmarks.table import Row
+from buffer_source.rows import RowBuilder
+from opendata_buffer.descriptors import ArrowBatch
+from opendata_buffer.formats.arrow import decode_arrow
+from opendata_buffer.formats.batch import Compression, encode_batch
+from opendata_buffer.formats.manifest import Metadata
+from opendata_buffer.stores.factory import open_store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+__all__ = ["source_rows"]
+
+MIB = 1024 * 1024
+TASKS = 2
+ROUNDS = 3
+MICRO_BATCHES = 4  # of each query; the first does not count
+OBJECTS = 32  # of a micro-batch
+OBJECT_BYTES = 8 * MIB
+
+
+@dataclass(frozen=True)
+class Load:
+    """Records of one kind.
+
+    Attributes:
+        name: As the report calls them.
+        records: Those of one batch object; all of one size.
+        compression: Of our batch objects.
+        bar: Least share of the yardstick's speed.
+    """
+
+    name: str
+    records: list[bytes]
+    compression: Compression
+    bar: float
+
+
+@functools.cache
+def prebuilt(schema: StructType, size: int, rows: int) -> pa.RecordBatch:
+    """The first piece that our source would make of such records; built once in a worker."""
+    values = decode_arrow(encode_batch(records_of(size, rows)))
+    batch = ArrowBatch(values, 0, "ingest/any.batch", (Metadata(0, 1_700_000_000_000, b"bench"),))
+    return next(RowBuilder(schema).pieces(batch))
+
+
+class Ceiling(DataSource):
+    """Endless micro-batches of ``rows`` rows of ``size`` bytes."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "ceiling"
+
+    def schema(self) -> StructType:
+        from buffer_source.rows import default_schema
+
+        return default_schema()
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        return CeilingReader(schema, int(self.options["size"]), int(self.options["rows"]))
+
+
+class CeilingReader(DataSourceStreamReader):
+    def __init__(self, schema: StructType, size: int, rows: int) -> None:
+        self._schema = schema
+        self._size = size
+        self._rows = rows
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        return {"batch": 0}
+
+    def latestOffset(self, start: dict[str, Any], limit: object) -> dict[str, Any]:  # noqa: N802
+        return {"batch": start["batch"] + 1}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        tasks = min(TASKS, self._rows)
+        return [InputPartition(self._rows // tasks) for _ in range(tasks)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        left = partition.value
+        if left <= 0:
+            return
+        batch = prebuilt(self._schema, self._size, min(left, 1_100_000 // self._size))
+        while left >= batch.num_rows:
+            yield batch
+            left -= batch.num_rows
+        if left:
+            yield batch.slice(0, left)
+
+
+def source_rows(spark: SparkSession, home: Path) -> list[Row]:
+    """All lines of the source, in the order of the report."""
+    spark.dataSource.register(Ceiling)
+    loads = [
+        *(
+            Load(
+                f"{size:,}-byte records, uncompressed",
+                records_of(size, OBJECT_BYTES // (size + 4)),
+                Compression.NONE,
+                0.85,
+            )
+            for size in (100, 1000)
+        ),
+        Load(
+            "263-byte JSON records, zstd",
+            logs(random.Random(7))[: OBJECT_BYTES // 267],
+            Compression.ZSTD,
+            0.6,
+        ),
+    ]
+    return [
+        *(_speed(spark, home / f"load{number}", load) for number, load in enumerate(loads)),
+        _idle(spark, home / "idle"),
+    ]
+
+
+def _speed(spark: SparkSession, home: Path, load: Load) -> Row:
+    rows = len(load.records) * OBJECTS
+    queued = fill(
+        open_store(str(home / "store")), load.records, OBJECTS * MICRO_BATCHES, load.compression
+    )
+    ours, base = _take_turns(
+        spark, home, queued, OBJECTS, rows, len(load.records[0]), MICRO_BATCHES, ROUNDS, "addBatch"
+    )
+    shutil.rmtree(home)  # gigabytes
+    ratio = statistics.median(b / o for o, b in zip(ours, base, strict=True))
+    ours_s, base_s = statistics.median(ours), statistics.median(base)
+    return Row(
+        f"streaming source, {load.name} / one prebuilt Arrow batch again and again",
+        f"{ratio:.0%}",
+        f">= {load.bar:.0%}",
+        ratio >= load.bar,
+        f"{rows / ours_s / 1e3:,.0f} k rows/s of {rows / base_s / 1e3:,.0f} k rows/s; "
+        f"{rows:,} rows in a micro-batch",
+    )
+
+
+def _idle(spark: SparkSession, home: Path) -> Row:
+    """One record in each micro-batch: what is left is what the source costs at rest."""
+    micro_batches = 16
+    queued = fill(open_store(str(home / "store")), [b"x" * 100], micro_batches)
+    ours, base = _take_turns(
+        spark, home, queued, 1, 1, 100, micro_batches, ROUNDS, "triggerExecution"
+    )
+    more = statistics.median(o - b for o, b in zip(ours, base, strict=True)) * 1e3
+    return Row(
+        "micro-batch of one record / of a Python source with one row",
+        f"{more:+.0f} ms",
+        "<= 30 ms more",
+        more <= 30,
+        f"{statistics.median(ours) * 1e3:.0f} against {statistics.median(base) * 1e3:.0f} ms",
+    )
+
+
+def _take_turns(
+    spark: SparkSession,
+    home: Path,
+    queued: Queued,
+    objects: int,
+    rows: int,
+    size: int,
+    micro_batches: int,
+    rounds: int,
+    duration: str,
+) -> tuple[list[float], list[float]]:
+    """Median seconds of our micro-batches and of the yardstick's, for each round."""
+    ours: list[float] = []
+    base: list[float] = []
+    store = str(home / "store")
+    # A round that does not count: the JVM compiles what both of them run.
+    for turn in range(rounds + 1):
+        queued.rewind()
+        source = (
+            spark.readStream.format("opendata-buffer")
+            .option("maxBatchesPerTrigger", objects)
+            .option("gcEnabled", "false")
+        )
+        if objects > 1:
+            source = source.option("minPartitions", TASKS)
+        ours.append(_seconds(source.load(store), home / f"ours{turn}", micro_batches, duration))
+        ceiling = spark.readStream.format("ceiling").option("size", size).option("rows", rows)
+        base.append(_seconds(ceiling.load(), home / f"ceiling{turn}", micro_batches, duration))
+    return ours[1:], base[1:]
+
+
+def _seconds(frame: DataFrame, checkpoint: Path, micro_batches: int, duration: str) -> float:
+    """Median of the micro-batches after the first, which starts workers."""
+    query = frame.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).start()
+    try:
+        while (query.lastProgress or {"batchId": -1})["batchId"] < micro_batches - 1:
+            if query.awaitTermination(0.1):
+                break
+    finally:
+        query.stop()
+    return statistics.median(
+        each["durationMs"][duration] / 1000
+        for each in query.recentProgress
+        if 0 < each["batchId"] < micro_batches
+    )
