@@ -1,0 +1,180 @@
+"""A Delta table as the target: what the source hands over once is in the table once.
+
+A session of its own, with the released jars from Maven Central. Where there is no network, or
+no Delta for this Spark, the tests are skipped and say so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyspark
+import pytest
+
+from tests.spark.queues import produce, queued
+
+pytestmark = [pytest.mark.delta, pytest.mark.slow]
+
+DELTA = "4.4.0"
+SPARKS = ("4.2",)
+"""Versions of Spark that both DELTA and the streaming source work with.
+
+On Spark 4.3 the build for 4.2 writes the first commit of a table and then fails with
+NoSuchMethodError: LogicalRDD.<init> got a parameter. Nothing can be read or appended.
+"""
+
+RECORDS = [[f"{n}{letter}".encode() for letter in "abc"] for n in range(4)]
+ROWS = [[n, i, f"{n}{letter}"] for n in range(4) for i, letter in enumerate("abc")]
+
+# Spark by itself would ask the Spark Packages repository too, for every artifact.
+IVY_SETTINGS = """
+<ivysettings>
+  <settings defaultResolver="central"/>
+  <resolvers><ibiblio name="central" m2compatible="true"/></resolvers>
+</ivysettings>
+"""
+
+SCRIPT = """
+import json, pathlib, sys, time
+from pyspark.sql import SparkSession
+
+home, package, settings = sys.argv[1:]
+spark = (
+    SparkSession.builder.master("local[2]")
+    .config("spark.jars.packages", package)
+    .config("spark.jars.ivySettings", settings)
+    .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
+    .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+    .config("spark.databricks.delta.snapshotPartitions", "1")
+    .config("spark.sql.shuffle.partitions", "1")
+    .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
+    .config("spark.driver.host", "127.0.0.1")
+    .config("spark.ui.enabled", "false")
+    .getOrCreate()
+)
+result = {}
+
+def start(store, name):
+    frame = (
+        spark.readStream.format("opendata-buffer")
+        .schema("sequence BIGINT, index INT, value STRING")
+        .options(gcEnabled="false", maxBatchesPerTrigger="2")
+        .load(f"{home}/{store}")
+    )
+    writer = frame.writeStream.option("checkpointLocation", f"{home}/checkpoint-{name}")
+    return writer.trigger(availableNow=True)
+
+def table(name):
+    rows = spark.read.format("delta").load(f"{home}/{name}").orderBy("sequence", "index")
+    return [list(row) for row in rows.collect()]
+
+# The Delta sink, stopped between its commit of batch 1 and Spark's, as by a crash.
+def sink():
+    return start("one", "sink").format("delta").start(f"{home}/sink")
+
+query = sink()
+taken = pathlib.Path(home, "checkpoint-sink", "commits", "1")
+while query.isActive and not pathlib.Path(home, "checkpoint-sink", "offsets", "0").exists():
+    time.sleep(0.01)
+taken.parent.mkdir(exist_ok=True)
+taken.write_text('v1\\n{"nextBatchWatermarkMs":0}')
+try:
+    query.awaitTermination()
+except Exception as error:
+    result["sink failed"] = str(error)
+taken.unlink()
+query = sink()
+query.awaitTermination()
+result["sink batches"] = [each["batchId"] for each in query.recentProgress]
+result["sink"] = table("sink")
+
+# foreachBatch with Delta's transaction identifiers. It fails once, after the table was written.
+calls = []
+def write(batch, batch_id):
+    (
+        batch.write.format("delta").mode("append")
+        .option("txnAppId", "flights-v1").option("txnVersion", str(batch_id))
+        .save(f"{home}/foreach")
+    )
+    calls.append(batch_id)
+    if calls == [0, 1]:
+        raise RuntimeError("after the write")
+
+def foreach():
+    query = start("two", "foreach").foreachBatch(write).start()
+    query.awaitTermination()
+
+try:
+    foreach()
+except Exception as error:
+    result["foreach failed"] = str(error)
+foreach()
+result["calls"] = calls
+result["foreach"] = table("foreach")
+print(json.dumps(result))
+spark.stop()
+"""
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the script saw, and where."""
+    spark = ".".join(pyspark.__version__.split(".")[:2])
+    if spark not in SPARKS:
+        pytest.skip(
+            f"no released Delta runs on Spark {spark}: {DELTA} is built for up to {SPARKS[-1]}"
+        )
+    home = tmp_path_factory.mktemp("delta")
+    for store in ("one", "two"):
+        produce(str(home / store), RECORDS)
+    settings = os.environ.get("OPENDATA_BUFFER_IVY_SETTINGS")
+    if settings is None:
+        settings = str(home / "ivysettings.xml")
+        Path(settings).write_text(IVY_SETTINGS)
+    package = f"io.delta:delta-spark_{spark}_2.13:{DELTA}"
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(home), package, settings],
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    if "unresolved dependency" in done.stderr:
+        pytest.skip(f"{package} cannot be had from Maven Central here")
+    assert done.returncode == 0, done.stderr[-4000:]
+    return {**json.loads(done.stdout.splitlines()[-1]), "home": str(home)}
+
+
+def transactions(result: dict[str, Any], table: str) -> list[tuple[str, int]]:
+    """Application and version of every commit of a table."""
+    found = []
+    for path in sorted(Path(result["home"], table, "_delta_log").glob("*.json")):
+        actions = [json.loads(line) for line in path.read_text().splitlines()]
+        found += [
+            (each["txn"]["appId"], each["txn"]["version"]) for each in actions if "txn" in each
+        ]
+    return found
+
+
+def test_the_delta_sink_writes_a_repeated_batch_once(result: dict[str, Any]) -> None:
+    assert "CONCURRENT_STREAM_LOG_UPDATE" in result["sink failed"]
+    assert result["sink batches"][0] == 1  # again
+    assert result["sink"] == ROWS
+    checkpoint = Path(result["home"], "checkpoint-sink", "metadata").read_text()
+    query = json.loads(checkpoint)["id"]
+    assert transactions(result, "sink") == [(query, 0), (query, 1)]
+    assert queued(result["home"] + "/one") == []
+
+
+def test_foreach_batch_with_transaction_ids_writes_a_repeated_batch_once(
+    result: dict[str, Any],
+) -> None:
+    assert "after the write" in result["foreach failed"]
+    assert result["calls"] == [0, 1, 1]
+    assert result["foreach"] == ROWS
+    assert transactions(result, "foreach") == [("flights-v1", 0), ("flights-v1", 1)]
+    assert queued(result["home"] + "/two") == []
