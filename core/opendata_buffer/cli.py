@@ -81,8 +81,9 @@ def manifest_dump(object_: str, **store: Any) -> None:
     PATH_OR_URL names the object itself: a file, file:///dir/ingest/manifest, or
     s3://bucket/ingest/manifest.
     """
-    from opendata_buffer.dump import MAX_MANIFEST_BYTES, manifest_document, read_object
+    from opendata_buffer.dump import manifest_document, read_object
     from opendata_buffer.errors import CorruptData
+    from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES
 
     try:
         raw = read_object(object_, store_options_of(store), max_bytes=MAX_MANIFEST_BYTES)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.batch import Compression
 from opendata_buffer.formats.keys import check_key, check_prefix
+from opendata_buffer.formats.manifest import FOOTER_SIZE, MAX_MANIFEST_BYTES
 
 __all__ = [
     "DEFAULT_DATA_PATH_PREFIX",
@@ -97,7 +98,12 @@ class QueueConfig:
         check_key("manifest_path", self.manifest_path)
         for name in ("cas_deadline_ms", "backoff_base_ms", "backoff_max_ms"):
             _at_least(name, getattr(self, name), 1)
-        _at_least("max_manifest_bytes", self.max_manifest_bytes, 22)
+        _at_least("max_manifest_bytes", self.max_manifest_bytes, FOOTER_SIZE)
+        if self.max_manifest_bytes > MAX_MANIFEST_BYTES:
+            raise InvalidInput(
+                f"max_manifest_bytes is {self.max_manifest_bytes!r}: use at most "
+                f"{MAX_MANIFEST_BYTES}, what readers accept"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,16 +18,7 @@ from opendata_buffer.formats.manifest import Manifest, QueueEntry
 from opendata_buffer.stores import NotModified
 from opendata_buffer.stores.factory import open_store
 
-__all__ = [
-    "MAX_MANIFEST_BYTES",
-    "Document",
-    "batch_document",
-    "manifest_document",
-    "read_object",
-]
-
-MAX_MANIFEST_BYTES = 1 << 30
-"""What is larger is no manifest: every append would rewrite it."""
+__all__ = ["Document", "batch_document", "manifest_document", "read_object"]
 
 _CHUNK = 1 << 20
 

@@ -31,7 +31,7 @@ from opendata_buffer.errors import (
     QueueReset,
 )
 from opendata_buffer.formats.keys import location_timestamp_ms, parse_location
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
 from opendata_buffer.owner import MARKER_NAME, check_owner, claim_prefix
 from opendata_buffer.runtime import Runtime, SystemRuntime, Task
 from opendata_buffer.stores import (
@@ -244,7 +244,7 @@ class GarbageCollector:
 
     def _read_manifest(self) -> Manifest | None:
         try:
-            got = self._store.get(self._config.manifest_path)
+            got = self._store.get(self._config.manifest_path, max_bytes=MAX_MANIFEST_BYTES)
         except ObjectNotFound:
             return None
         assert not isinstance(got, NotModified)

@@ -38,7 +38,7 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.invariants import check_transition
 from opendata_buffer.formats.keys import is_ulid, ulid_timestamp_ms
-from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest, NewEntry
 from opendata_buffer.retry import full_jitter
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import (
@@ -269,7 +269,7 @@ class Queue:
 
     def _read_once(self) -> Manifest | None:
         try:
-            got = self._store.get(self._key, if_changed=self._version)
+            got = self._store.get(self._key, if_changed=self._version, max_bytes=MAX_MANIFEST_BYTES)
         except ObjectNotFound as error:
             if self._version is not None:
                 raise self._vanished() from error

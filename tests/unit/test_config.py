@@ -55,6 +55,7 @@ def test_the_manifest_follows_the_prefix_unless_given() -> None:
         (ProducerConfig, {"data_path_prefix": "a/../b"}, ["data_path_prefix"]),
         (QueueConfig, {"manifest_path": "a//b"}, ["manifest_path", "'a//b'"]),
         (QueueConfig, {"max_manifest_bytes": 21}, ["max_manifest_bytes", "22"]),
+        (QueueConfig, {"max_manifest_bytes": 2**31}, ["max_manifest_bytes", "at most 1073741824"]),
         (ConsumerConfig, {"ack_interval": -1}, ["ack_interval", "-1"]),
     ],
 )

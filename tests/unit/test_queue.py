@@ -8,6 +8,7 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import (
     CommitStateUnknown,
     Conflict,
+    CorruptData,
     CorruptManifest,
     DataLoss,
     Fenced,
@@ -225,6 +226,14 @@ def test_answers_lost_until_the_deadline_are_no_conflict_with_others() -> None:
     with pytest.raises(TransientStorageError, match=r"answers were lost: .*reset") as caught:
         queue.claim_epoch(None)
     assert "may have been written; try again" in str(caught.value)
+
+
+def test_what_is_too_large_for_a_manifest_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("opendata_buffer.queue.MAX_MANIFEST_BYTES", 100)
+    store = ScriptedStore()
+    store.put("ingest/manifest", bytes(101))
+    with pytest.raises(CorruptData, match=r"'ingest/manifest' has 101 bytes.*not read"):
+        make(store).read()
 
 
 def test_a_doubt_ends_when_somebody_else_moved_the_manifest() -> None:

@@ -30,10 +30,21 @@ from opendata_buffer.formats.entries import (
 )
 from opendata_buffer.formats.keys import MAX_LOCATION_BYTES
 
-__all__ = ["FOOTER_SIZE", "VERSION", "Manifest", "Metadata", "NewEntry", "QueueEntry"]
+__all__ = [
+    "FOOTER_SIZE",
+    "MAX_MANIFEST_BYTES",
+    "VERSION",
+    "Manifest",
+    "Metadata",
+    "NewEntry",
+    "QueueEntry",
+]
 
 VERSION = 1
 FOOTER_SIZE = 22
+MAX_MANIFEST_BYTES = 1 << 30
+"""What is larger is not read, and not written: every append would rewrite it."""
+
 _FOOTER = struct.Struct("<IQQH")
 _HEAD = struct.Struct("<IQ")  # entry_len, sequence
 _U16 = struct.Struct("<H")
