@@ -367,6 +367,11 @@ def test_f16_a_count_against_body_and_sequences_is_refused_at_once(
         Manifest.parse(body + footer(count, next_sequence))
 
 
+def test_f16_more_entries_than_sequences_is_said_as_it_is() -> None:
+    with pytest.raises(CorruptManifest, match="counts 2 entries but its next sequence is 1"):
+        Manifest.parse(ENTRY_7 + ENTRY_8 + footer(2, 1))
+
+
 @pytest.mark.parametrize("through", [0, 1])
 def test_f16_a_count_too_small_is_never_written_back(through: int) -> None:
     # Three entries, a footer that counts two and agrees with itself.
