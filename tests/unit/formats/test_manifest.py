@@ -372,13 +372,13 @@ def test_f16_more_entries_than_sequences_is_said_as_it_is() -> None:
         Manifest.parse(ENTRY_7 + ENTRY_8 + footer(2, 1))
 
 
-@pytest.mark.parametrize("through", [0, 1])
+@pytest.mark.parametrize("through", [0, 1, 2, 3])
 def test_f16_a_count_too_small_is_never_written_back(through: int) -> None:
-    # Three entries, a footer that counts two and agrees with itself.
-    manifest = Manifest.parse(entry(0) + entry(1) + entry(2) + footer(2, 2))
-    with pytest.raises(CorruptManifest, match="bytes after its 2 entries"):
+    # Five entries, a footer that counts four and agrees with itself.
+    manifest = Manifest.parse(b"".join(map(entry, range(5))) + footer(4, 4))
+    with pytest.raises(CorruptManifest, match="bytes after its 4 entries"):
         manifest.drop_through(through)
-    with pytest.raises(CorruptManifest, match="bytes after its 2 entries"):
+    with pytest.raises(CorruptManifest, match="bytes after its 4 entries"):
         manifest.check()
 
 
