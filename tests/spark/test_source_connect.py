@@ -61,24 +61,13 @@ run("foreach", stream("three", maxBatchesPerTrigger="2").writeStream.foreachBatc
 print(json.dumps({**result, "pid": os.getpid()}))
 """
 
-WRONG_PYTHON = """
-import sys
-from pyspark.sql import SparkSession
-
-spark = SparkSession.builder.remote("local[2]").getOrCreate()
-try:
-    spark.read.format("opendata-buffer").load(sys.argv[1]).schema
-except Exception as error:
-    print(error)
-"""
-
 
 def run_script(source: str, *arguments: str, **environment: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", source, *arguments],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         env={**os.environ, **environment},
     )
     assert done.returncode == 0, done.stderr[-4000:]
