@@ -268,4 +268,4 @@ class FlushFailed(OpenDataBufferError):
 
 
 class Closed(OpenDataBufferError):
-    """The producer or consumer was closed before the call."""
+    """It was closed before the call, or a producer belongs to the process that forked this one."""

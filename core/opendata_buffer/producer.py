@@ -50,7 +50,10 @@ MAX_METADATA_BYTES = 1024 * 1024
 
 
 class Producer:
-    """Accepts entries, batches them and puts them into the queue. Thread-safe.
+    """Accepts entries, batches them and puts them into the queue. Thread-safe, not fork-safe.
+
+    Producers of one process on the same manifest append together, with the deadlines and the
+    manifest limit of the first of them.
 
     Args:
         config: Settings.
@@ -432,5 +435,8 @@ def _close_forgotten() -> None:
         log.warning("a producer was not closed before exit; closing it now")
         try:
             producer.close()
+        except KeyboardInterrupt:
+            log.error("interrupted: %d produce() calls are not durable", producer._waiting_calls)
+            return
         except Exception:
             log.exception("closing the producer failed")

@@ -118,3 +118,19 @@ def test_f30_exit_closes_every_forgotten_producer(
         producer_module._close_forgotten()
     assert queued(store) == 1
     assert "closing the producer failed" in caplog.text
+
+
+def test_an_interrupt_ends_the_closing_at_exit(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    producer = Producer(config(), store=MemoryStore())
+    producer.produce([b"a"])
+    with monkeypatch.context() as patch:
+        patch.setattr(producer_module, "_open_producers", [producer])
+        patch.setattr(producer, "flush", interrupted)
+        producer_module._close_forgotten()
+    assert "interrupted: 1 produce() calls are not durable" in caplog.text
+    producer.close()
