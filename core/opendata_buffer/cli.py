@@ -313,7 +313,14 @@ def status(runtime: Any, /, as_json: bool, watch: bool, interval_ms: int, **queu
 @cli.command()
 @queue_options
 @click.option("--dry-run", is_flag=True, help="Only tell what would be deleted.")
-@click.option("--grace-period-ms", type=NATURAL, default=600_000, show_default=True)
+@click.option(
+    "--grace-period-ms",
+    type=NATURAL,
+    default=600_000,
+    show_default=True,
+    help="Least age of what is deleted. Below that of the producers, it takes batches that are "
+    "being uploaded right now: then only while no producer runs.",
+)
 @json_option
 @click.pass_obj
 def gc(runtime: Any, /, dry_run: bool, grace_period_ms: int, as_json: bool, **queue: Any) -> None:

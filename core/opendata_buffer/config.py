@@ -169,7 +169,8 @@ class GarbageCollectorConfig:
     Attributes:
         enabled: Whether a consumer runs the collector. Default true.
         interval_ms: Time between cycles. Default 300,000.
-        grace_period_ms: Least age of a deleted object. Default 600,000.
+        grace_period_ms: Least age of a deleted object; not below the ``gc_grace_period_ms`` of
+            any producer, or what it uploads right now is deleted. Default 600,000.
     """
 
     enabled: bool = True
