@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from opendata_buffer.batcher import METADATA_FLUSH_BYTES, Batcher, Call
 from opendata_buffer.durability import Completion
 from opendata_buffer.formats.batch import Compression, decode_batch
@@ -101,6 +103,15 @@ def test_no_batch_exceeds_what_readers_accept() -> None:
     second, full = b.add(call(b"y" * 40), done(), now=0.0)
     assert second is not first
     assert [batch.size for batch in full] == [44]
+
+
+def test_f34_no_batch_has_more_records_than_its_footer_can_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("opendata_buffer.batcher.MAX_RECORDS", 2)
+    b = batcher()
+    added = [b.add(call(b"x"), done(), now=0.0)[1] for _ in range(3)]
+    assert [[batch.count for batch in full] for full in added] == [[], [], [2]]
 
 
 def test_a_transaction_has_its_batch_to_itself() -> None:

@@ -425,6 +425,26 @@ def test_f5_a_batch_older_than_half_the_grace_period_is_uploaded_anew() -> None:
     assert location == second_uploads[-1]
 
 
+def test_f5_an_object_that_was_collected_before_its_entry_landed_is_written_again() -> None:
+    class Late(MemoryStore):
+        """The append takes longer than the grace period, and the collector comes by."""
+
+        def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+            if key == "ingest/manifest":
+                threading.Event().wait(0.3)
+                batches = (info.key for info in self.list("ingest/").objects)
+                self.delete_many([key for key in batches if key.endswith(".batch")])
+            return super().put_if(key, data, condition)
+
+    store = Late()
+    producer = Producer(config(gc_grace_period_ms=200), store=store)
+    with pytest.raises(CommitStateUnknown, match="its object was written again"):
+        producer.produce([b"a"]).watcher.await_durable(WAIT_S)
+    with pytest.raises(FlushFailed):
+        producer.close()
+    assert records(store) == [b"a"]
+
+
 def test_f5_a_batch_of_a_machine_that_was_suspended_is_uploaded_anew() -> None:
     class Suspended(SystemRuntime):
         """Its monotonic clock stood still for 400 seconds, right after the first upload."""
@@ -541,6 +561,17 @@ def test_f24_prefixes_that_stores_escape_keep_their_name(prefix: str) -> None:
     assert location.startswith(prefix + "/")
     assert entries(store, prefix + "/manifest")[0].location == location
     assert decode_batch(_data(store, location)) == [b"a"]
+
+
+def test_f29_a_with_block_whose_batches_failed_raises() -> None:
+    store = Gate()
+
+    def fail(key: str, data: bytes) -> None:
+        raise PermanentStorageError("access denied")
+
+    store.fail = fail
+    with pytest.raises(FlushFailed, match="access denied"), Producer(config(), store=store) as p:
+        p.produce([b"a"])
 
 
 def test_an_error_in_the_with_block_is_not_hidden_by_a_failing_close() -> None:
