@@ -1,0 +1,244 @@
+"""The streaming source under Spark's protocol, with crashes between any two of its steps.
+
+A model of Spark's two micro-batch engines calls the driver's side of the source: the normal one,
+whose offset and commit logs are written in step, and the one with asynchronous progress
+tracking, whose logs lag. What is on record survives a crash, the rest does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+from collections.abc import Iterable
+
+import pytest
+
+from buffer_source.offsets import SourceOffset
+from buffer_source.options import SourceOptions
+from buffer_source.stream import StreamDriver
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.keys import Transaction, batch_key
+from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
+from opendata_buffer.queue import Queue
+from opendata_buffer.stores import Blob
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
+
+LIMITS = {
+    "maxBatchesPerTrigger": (1, 2, 7),
+    "maxBytesPerTrigger": (1, 30, 60),
+    "maxRecordsPerTrigger": (1, 3),
+    "minPartitions": (1, 3),
+}
+
+
+class Crash(Exception):
+    """The driver died."""
+
+
+class World:
+    """A queue with writers, some of which repeat themselves, and what is on record of a query."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.runtime = ManualRuntime()
+        self.store = MemoryStore(now_ms=self.runtime.now_ms)
+        config = QueueConfig(store="/world")
+        self._queue = Queue(self.store, config, runtime=self.runtime, role="producer")
+        self._transactions: list[list[bytes]] = []
+        self.written: list[bytes] = []
+        self.offsets: dict[int, SourceOffset] = {}
+        self.commits: set[int] = set()
+        self.output: dict[int, list[bytes]] = {}
+
+    def maybe_crash(self) -> None:
+        if self.random.random() < 0.1:
+            raise Crash
+
+    def produce(self, pauses: Iterable[float] = (0, 1, 90)) -> None:
+        for _ in range(self.random.choice((0, 0, 1, 1, 2, 5))):
+            kind = self.random.choice(("plain", "transaction", "repeat"))
+            if kind == "repeat" and self._transactions:
+                batch = self.random.randrange(len(self._transactions))
+                self._append(self._new(1), None)  # A writer that repeats itself leaves a gap.
+                self._append(self._transactions[batch], Transaction("app", batch))
+                continue
+            values = self._new(self.random.randint(1, 4))
+            if kind == "plain":
+                self._append(values, None)
+            else:
+                self._append(values, Transaction("app", len(self._transactions)))
+                self._transactions.append(values)
+        self.runtime.advance(self.random.choice(tuple(pauses)))
+
+    def _new(self, count: int) -> list[bytes]:
+        values = [b"%d" % (len(self.written) + index) for index in range(count)]
+        self.written += values
+        return values
+
+    def _append(self, values: list[bytes], txn: Transaction | None) -> None:
+        entries = []
+        for value in values:
+            location = batch_key("ingest", self.runtime.ulid(), txn)
+            self.store.put(location, encode_batch([value]))
+            entries.append(NewEntry(location, (Metadata(0, 0, value),)))
+        self._queue.append(entries)
+
+    def driver(self) -> StreamDriver:
+        options = {"path": "/world", "gcEnabled": "false"}
+        for name, values in LIMITS.items():
+            if self.random.random() < 0.3:
+                options[name] = str(self.random.choice(values))
+        return StreamDriver(SourceOptions.from_spark(options), self.store, self.runtime)
+
+    def queued(self) -> int:
+        got = self.store.get("ingest/manifest")
+        assert isinstance(got, Blob)
+        return Manifest.parse(got.data).entry_count
+
+    def run(self, triggers: int | None) -> None:
+        """A run of a normal query; None: AvailableNow, without crashes or new data, to the end."""
+        driver = self.driver()
+        if triggers is None:
+            driver.prepare_available_now()
+        batch = max(self.offsets, default=-1)
+        if batch >= 0 and batch not in self.commits:
+            self._finish(driver, batch, crashes=triggers is not None)
+        while triggers is None or triggers > 0:
+            if triggers is not None:
+                triggers -= 1
+                self.produce()
+                self.maybe_crash()
+            start = self.offsets.get(batch)
+            end = driver.latest(recorded(start))
+            driver.report()
+            if end == start:
+                if triggers is None:
+                    return
+                continue
+            batch += 1
+            self.offsets[batch] = end
+            if triggers is not None:
+                self.maybe_crash()
+            if start is not None:
+                driver.commit(start)
+            self._finish(driver, batch, crashes=triggers is not None)
+
+    def _finish(self, driver: StreamDriver, batch: int, crashes: bool) -> None:
+        if crashes:
+            self.maybe_crash()
+        rows = read(driver, self.offsets.get(batch - 1), self.offsets[batch])
+        assert self.output.get(batch, rows) == rows, "a replay is what the first run was"
+        self.output[batch] = rows
+        if crashes:
+            self.maybe_crash()
+        self.commits.add(batch)
+
+
+def recorded(offset: SourceOffset | None) -> SourceOffset | None:
+    return (
+        None if offset is None else SourceOffset.from_json(json.loads(json.dumps(offset.to_json())))
+    )
+
+
+def read(driver: StreamDriver, start: SourceOffset | None, end: SourceOffset) -> list[bytes]:
+    until = recorded(end)
+    assert until is not None
+    return [
+        each.metadata[0].payload for task in driver.plan(recorded(start), until) for each in task
+    ]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_record_is_in_exactly_one_micro_batch(seed: int) -> None:
+    world = World(seed)
+    for _ in range(world.random.randint(1, 6)):
+        with contextlib.suppress(Crash):
+            world.run(world.random.randint(1, 6))
+    world.run(None)
+    assert [row for _, rows in sorted(world.output.items()) for row in rows] == world.written
+    assert world.queued() == 0
+
+
+class LaggingLog:
+    """Logs that one thread writes behind the query's back, and the commits it queues up."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._waiting: list[tuple[int, SourceOffset | None]] = []
+        self._last = -1
+        self.ready: list[SourceOffset] = []
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, batch: int, offset: SourceOffset | None) -> None:
+        """Write an offset, or without one a commit, some time."""
+        self._waiting.append((batch, offset))
+
+    def write(self, count: int) -> None:
+        for _ in range(min(count, len(self._waiting))):
+            batch, offset = self._waiting.pop(0)
+            if offset is None:
+                self._world.commits.add(batch)
+                continue
+            self._world.offsets[batch] = offset
+            if self._last < 0:
+                self._last = before(self._world, batch)
+            if batch and self._last >= 0:
+                self.ready.append(self._world.offsets[self._last])
+            self._last = batch
+
+
+def before(world: World, batch: int) -> int:
+    return max((each for each in world.offsets if each < batch), default=-1)
+
+
+def run_asynchronously(world: World, triggers: int, seen: list[bytes]) -> None:
+    driver, log, first = world.driver(), LaggingLog(world), True
+    batch = max(world.offsets, default=-1)
+    start = world.offsets.get(batch)
+    if start is not None and batch not in world.commits:
+        seen += read(driver, world.offsets.get(before(world, batch)), start)
+        world.maybe_crash()
+        log.add(batch, None)
+        first = False
+    for _ in range(triggers):
+        world.produce((0, 0.2) if log.busy else (0, 0.2, 90))
+        log.write(world.random.choice((0, 0, 1, 5)))
+        end = driver.latest(recorded(start))
+        driver.report()
+        world.maybe_crash()
+        if end == start:
+            continue
+        batch += 1
+        written = first or world.random.random() < 0.4
+        if written:
+            log.add(batch, end)
+        if world.random.random() < 0.02:
+            log.write(5)  # The race: written before the query looks for commits, a line later.
+        while log.ready:
+            driver.commit(log.ready.pop(0))
+        seen += read(driver, start, end)
+        world.maybe_crash()
+        if written:
+            log.add(batch, None)
+        first, start = False, end
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_with_a_lagging_log_no_record_is_lost(seed: int) -> None:
+    world = World(seed)
+    seen: list[bytes] = []
+    for _ in range(world.random.randint(2, 6)):
+        with contextlib.suppress(Crash):
+            run_asynchronously(world, world.random.randint(1, 12), seen)
+    last = max(world.offsets, default=-1)
+    if last >= 0 and last not in world.commits and (previous := before(world, last)) >= 0:
+        world.offsets[last - 1] = world.offsets[previous]
+    world.run(None)
+    assert {*seen, *(row for rows in world.output.values() for row in rows)} == set(world.written)
+    assert world.queued() == 0
