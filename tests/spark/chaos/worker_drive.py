@@ -117,6 +117,8 @@ class SqliteSink:
                 database.executemany("insert into rows values (?, ?, ?)", rows)
                 database.execute("insert into batches values (?)", (batch_id,))
             database.execute("commit")
+        # Time to be killed between this commit and the one of Spark, which a sink has to survive.
+        time.sleep(0.2)
 
 
 if __name__ == "__main__":
