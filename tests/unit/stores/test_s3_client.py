@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from pathlib import Path
 
@@ -45,6 +46,18 @@ def test_stores_of_the_same_options_share_connections() -> None:
     assert S3Clients(HERE).data is S3Clients(StoreOptions(endpoint_url="http://127.0.0.1:9")).data
     assert S3Clients(HERE).data is not S3Clients(HERE).conditional
     assert S3Clients(HERE).data is not S3Clients(StoreOptions(endpoint_url="http://[::1]:9")).data
+
+
+def test_a_forked_child_does_not_use_its_parents_connections() -> None:
+    clients = S3Clients(HERE)
+    parents = clients.data
+    child = os.fork()
+    if child == 0:
+        # _exit: the child must not run the rest of the test session.
+        os._exit(0 if clients.data is not parents else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert clients.data is parents
 
 
 def test_a_changed_environment_makes_new_clients(monkeypatch: pytest.MonkeyPatch) -> None:
