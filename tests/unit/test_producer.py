@@ -425,6 +425,40 @@ def test_f5_a_batch_older_than_half_the_grace_period_is_uploaded_anew() -> None:
     assert location == second_uploads[-1]
 
 
+def test_f5_a_batch_uploaded_anew_goes_before_those_that_wait() -> None:
+    """At the end of a long line it would grow too old again."""
+    produced = threading.Event()
+
+    class Suspended(SystemRuntime):
+        behind_ms = 400_000
+
+        def now_ms(self) -> int:
+            return super().now_ms() - self.behind_ms
+
+    runtime, store = Suspended(), Gate()
+
+    def hold(key: str, data: bytes) -> None:
+        runtime.behind_ms = 0
+        (record,) = decode_batch(data)
+        if record == b"a" and len(store.uploads) == 1:
+            assert produced.wait(WAIT_S)
+        if record == b"b":
+            # Until the first one is back in line, or there as the last one.
+            while len(producer._sealed) != 3:
+                threading.Event().wait(0.01)
+
+    store.fail = hold
+    settings = config(flush_size_bytes=1, upload_concurrency=1, gc_grace_period_ms=600_000)
+    producer = Producer(settings, store=store, runtime=runtime)
+    for record in (b"a", b"b", b"c", b"d"):
+        producer.produce([record])
+    produced.set()
+    producer.close()
+    order = [decode_batch(_data(store, key)) for key in store.uploads]
+    assert order == [[b"a"], [b"b"], [b"a"], [b"c"], [b"d"]]
+    assert records(store) == [b"a", b"b", b"c", b"d"]
+
+
 def test_f5_an_object_that_was_collected_before_its_entry_landed_is_written_again() -> None:
     class Late(MemoryStore):
         """The append takes longer than the grace period, and the collector comes by."""
