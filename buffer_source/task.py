@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from buffer_source.ahead import ahead
 from buffer_source.options import SourceOptions
 from buffer_source.rows import RowBuilder
-from opendata_buffer.descriptors import BatchDescriptor, RawBatch
+from opendata_buffer.descriptors import ArrowBatch, BatchDescriptor, RawBatch
 from opendata_buffer.errors import BatchMissing, TransientStorageError
 from opendata_buffer.fetch import FetchHandle, fetch_many
 from opendata_buffer.retry import full_jitter
@@ -29,9 +31,8 @@ def read_batches(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of some batches, in order, while later ones are still being downloaded.
 
-    Only downloads run ahead; batches are decoded here, one after the other, so a worker holds
-    its budget of stored bytes and the batch it decodes, not the decoded form of everything
-    in flight.
+    Downloads run ahead within their budget, decoding by one batch: a worker holds that many
+    stored bytes and two decoded batches, not the decoded form of everything in flight.
 
     Raises:
         PoisonBatch: A batch is unreadable or outside the data prefix; or it is missing, unless
@@ -70,13 +71,26 @@ def read_batches(
         max_in_flight_bytes=options.max_in_flight_bytes,
         runtime=runtime,
     )
-    for raw in stored:
-        if raw is None:
-            continue
-        batch = handle.decode_arrow(raw)
-        del raw  # or two stored batches would live beside the budget
-        yield from builder.pieces(batch)
-        del batch
+    decoded = _decoded(handle, stored)
+    if len(descriptors) > 1:
+        decoded = ahead(decoded, lambda batch: batch.nbytes, runtime)
+    with closing(decoded):
+        for batch in decoded:
+            yield from builder.pieces(batch)
+            del batch
+
+
+def _decoded(
+    handle: FetchHandle, stored: Generator[RawBatch | None, None, None]
+) -> Generator[ArrowBatch, None, None]:
+    with closing(stored):
+        for raw in stored:
+            if raw is None:
+                continue
+            batch = handle.decode_arrow(raw)
+            del raw  # or two stored batches would live beside the budget
+            yield batch
+            del batch
 
 
 @lru_cache(maxsize=32)
