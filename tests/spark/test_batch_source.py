@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from opendata_buffer.config import QueueConfig
-from opendata_buffer.formats.manifest import Metadata, NewEntry
-from opendata_buffer.queue import Queue
-from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.factory import open_store
 from tests.spark.queues import manifest, numbered, produce
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 
 
 def read(spark: SparkSession, store: str, **options: str) -> DataFrame:
@@ -120,21 +112,3 @@ def test_no_queue_is_named(spark: SparkSession, store: str) -> None:
 def test_an_empty_queue_has_no_rows(spark: SparkSession, store: str) -> None:
     produce(store, numbered(0, 1))
     assert read(spark, store).where("sequence > 5").collect() == []
-
-
-def test_golden_batches_read_through_spark(spark: SparkSession, store: str) -> None:
-    described: list[dict[str, Any]] = json.loads((GOLDEN / "batches.json").read_text())
-    opened, runtime = open_store(store), SystemRuntime()
-    entries = []
-    for each in described:
-        location = f"ingest/{runtime.ulid()}.batch"
-        opened.put(location, (GOLDEN / each["file"]).read_bytes())
-        # A time no calendar knows: the read must not fail on it.
-        entries.append(NewEntry(location, (Metadata(0, -(1 << 63), b""),)))
-    Queue(opened, QueueConfig(store=store), runtime=runtime, role="test").append(entries)
-    got: dict[int, list[str]] = {index: [] for index in range(len(described))}
-    for row in read(spark, store).orderBy("sequence", "index").collect():
-        assert row["ingestion_time"] is None
-        assert row["index"] == len(got[row["sequence"]])
-        got[row["sequence"]].append(bytes(row["value"]).hex())
-    assert got == {index: each["records_hex"] for index, each in enumerate(described)}
