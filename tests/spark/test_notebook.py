@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,18 @@ def outputs(notebook: nbformat.NotebookNode) -> list[Any]:
 def texts(notebook: nbformat.NotebookNode) -> str:
     """What the cells print."""
     return "".join(output.get("text", "") for output in outputs(notebook))
+
+
+def tidy(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """Without colours, and without what is of this environment: warnings, versions."""
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = [each for each in cell.outputs if each.get("name") != "stderr"]
+            for output in cell.outputs:
+                if "text" in output:
+                    output.text = re.sub(r"\x1b\[[0-9;]*m|[ \r]+$", "", output.text, flags=re.M)
+    notebook.metadata.language_info = {"name": "python"}
+    return notebook
 
 
 @pytest.mark.slow
@@ -52,10 +65,7 @@ def test_the_quickstart_runs_and_every_reading_arrives(
     kinds = [kind for output in outputs(notebook) for kind in output.get("data", {})]
     assert "image/png" in kinds
     if os.environ.get("WRITE_NOTEBOOK"):
-        for cell in notebook.cells:
-            if cell.cell_type == "code":  # warnings are of this environment
-                cell.outputs = [each for each in cell.outputs if each.get("name") != "stderr"]
-        nbformat.write(notebook, NOTEBOOK)
+        nbformat.write(tidy(notebook), NOTEBOOK)
 
 
 def test_the_committed_outputs_name_no_place_on_any_machine() -> None:
