@@ -201,7 +201,13 @@ class Committer:
 
     def _outwait_collector(self) -> None:
         """Wait until no collector deletes by a manifest it read before now."""
-        self._runtime.sleep(self._options.gc_grace_period_ms / 4000 + 1)
+        wait_s = self._options.gc_grace_period_ms / 4000 + 1
+        log.warning(
+            "objects are older than the collector's grace period: waiting %.0f s to see that none "
+            "of them is deleted",
+            wait_s,
+        )
+        self._runtime.sleep(wait_s)
 
     def _separator(self) -> NewEntry:
         """An empty batch without identity: a gap between two groups of one batch."""
