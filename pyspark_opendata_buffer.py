@@ -26,7 +26,8 @@ __all__ = ["DefaultSource"]
 class DefaultSource(DataSource):
     """Reads and writes buffers, in batches and in streams.
 
-    Also registered by hand: ``spark.dataSource.register(DefaultSource)``.
+    Also registered by hand: ``spark.dataSource.register(DefaultSource)``. The options are those
+    of :class:`buffer_source.options.SourceOptions` and :class:`buffer_sink.options.SinkOptions`.
     """
 
     @classmethod

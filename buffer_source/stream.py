@@ -27,7 +27,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.keys import location_timestamp_ms
-from opendata_buffer.owner import claim_prefix
+from opendata_buffer.owner import claim_prefix, marker_key
 from opendata_buffer.queue import Queue
 from opendata_buffer.retry import full_jitter
 from opendata_buffer.runtime import Runtime
@@ -253,7 +253,8 @@ class StreamDriver:
             raise QueueReset(
                 f"the checkpoint is about queue {expected}, and manifest "
                 f"{config.manifest_path!r} in {self._store.url} belongs to queue {found}: the "
-                "path or the prefix was changed, or the queue was deleted and made anew."
+                "path or the prefix was changed, or the queue was deleted and made anew. If only "
+                f"{marker_key(config.data_path_prefix)!r} was lost, write the old id back into it."
             )
 
     def _open_consumer(self, last_acked: int | None) -> Consumer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -406,6 +407,18 @@ def test_f4_a_position_of_another_queue_is_refused_and_drops_nothing(world: Worl
         world.run().plan(end, after)
     assert world.queued == [0, 1, 2, 3, 4]
     assert world.manifest().epoch == 0
+
+
+def test_f4_a_lost_marker_is_mended_by_writing_the_id_back(world: World) -> None:
+    world.produce(2)
+    end, _ = batch(world.run(), None)
+    world.store.delete_many(["ingest/_owner.json"])
+    world.produce(1)
+    with pytest.raises(QueueReset, match=r"only 'ingest/_owner\.json' was lost, write the old id"):
+        world.run().latest(end)
+    marker = {"version": 1, "manifest": "manifest", "id": end.queue}
+    world.store.put("ingest/_owner.json", json.dumps(marker).encode())
+    assert batch(world.run(), end)[1] == [2]
 
 
 @pytest.mark.parametrize("new", ["manifest", "everything"])
