@@ -92,7 +92,7 @@ class Producer:
         self._idle_workers = 0
         self._waiting_calls = 0
         self._waiting_bytes = 0
-        self._unsettled = 0
+        self._unsettled: set[Upload] = set()
         self._failed_calls = 0
         self._failure: BaseException | None = None
         self._transaction_failed = False
@@ -188,14 +188,17 @@ class Producer:
         deadline = None if timeout is None else self._runtime.monotonic() + timeout
         with self._condition:
             self._seal_open()
-            while self._unsettled:
+            # Not those sealed from now on: under a steady load there is always one.
+            waiting = set(self._unsettled)
+            while waiting:
                 left = None if deadline is None else deadline - self._runtime.monotonic()
                 if left is not None and left <= 0:
                     raise TimeoutError(
-                        f"{self._unsettled} batches not durable after {timeout} s; the producer "
+                        f"{len(waiting)} batches not durable after {timeout} s; the producer "
                         "goes on trying: flush again"
                     )
                 self._condition.wait(left)
+                waiting &= self._unsettled
             self._raise_failure()
 
     def close(self) -> None:
@@ -297,7 +300,7 @@ class Producer:
     def _seal(self, batch: Batch) -> None:
         deadline = self._runtime.monotonic() + self._config.delivery_timeout_ms / 1000
         upload = Upload.of(batch, deadline)
-        self._unsettled += 1
+        self._unsettled.add(upload)
         failure = self._committer.enter(self._lane, upload)
         if failure is None:
             self._sealed.append(upload)
@@ -408,7 +411,7 @@ class Producer:
         with self._condition:
             self._waiting_calls -= upload.calls
             self._waiting_bytes -= upload.held
-            self._unsettled -= 1
+            self._unsettled.remove(upload)
             self._condition.notify_all()
 
 

@@ -273,6 +273,30 @@ def test_f31_a_wall_clock_that_jumps_neither_delays_nor_hastens_a_flush(jump_ms:
         assert durable.wait(WAIT_S)
 
 
+def test_a_flush_ends_although_others_go_on_producing() -> None:
+    store = Gate()
+    producer = Producer(config(flush_interval_ms=60_000), store=store)
+    mine = producer.produce([b"mine"])
+
+    done = threading.Event()
+
+    def others(key: str, data: bytes) -> None:
+        # Whenever a batch is stored, the next one is begun.
+        if not done.is_set():
+            producer.produce([b"other"])
+            with producer._condition:
+                producer._seal_open()
+
+    store.fail = others
+    try:
+        producer.flush(WAIT_S)
+        assert mine.watcher.result() is not None
+    finally:
+        done.set()
+    producer.flush(WAIT_S)
+    producer.close()
+
+
 def test_f29_a_flush_that_fails_is_tried_again() -> None:
     store = Gate()
     failures = iter([True] * 3)
