@@ -1,0 +1,88 @@
+"""A Spark task's memory: its budget in flight and a few batches, however much it reads.
+
+Measured on a fresh process by its peak RSS, which has all that Arrow and zstd allocate, and what
+the allocators keep of it after it was freed.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from opendata_buffer.config import ProducerConfig
+from opendata_buffer.formats.batch import Compression
+from opendata_buffer.producer import Producer
+
+MIB = 1 << 20
+BATCHES = 24
+DECODED = 16 * MIB
+RECORD = 1024
+BUDGET = 32 * MIB
+
+# Reads everything as a task does, and looks at each record batch as Spark does: one at a time.
+PROBE = """
+import json, re, sys
+from buffer_source.batch_reader import BufferBatchReader
+from buffer_source.options import SourceOptions
+from buffer_source.rows import default_schema
+from buffer_source.task import read_batches
+
+def peak():
+    # Not ru_maxrss, which begins with the peak of the process that started this one.
+    with open("/proc/self/status") as status:
+        return int(re.search(r"VmHWM:\\s+(\\d+) kB", status.read())[1]) * 1024
+
+def read(store):
+    given = {"path": store, "fetchConcurrency": "8", "maxInFlightBytes": sys.argv[3]}
+    options = SourceOptions.from_spark(given)
+    tasks = BufferBatchReader(options, default_schema()).partitions()
+    descriptors = [each for task in tasks for each in task.descriptors]
+    rows = size = 0
+    for piece in read_batches(options, default_schema(), descriptors):
+        rows += piece.num_rows
+        size += piece.nbytes
+        assert piece.nbytes < 4 << 20
+        del piece
+    return rows, size
+
+read(sys.argv[1])
+before = peak()
+rows, size = read(sys.argv[2])
+print(json.dumps({"rows": rows, "bytes": size, "grown": peak() - before}))
+"""
+
+
+def queue_of(store: Path, batches: int, records: int, compression: Compression) -> str:
+    with Producer(ProducerConfig(store=str(store), compression=compression)) as producer:
+        for batch in range(batches):
+            # Half of it compresses, so that stored batches weigh, too.
+            noise = random.Random(batch).randbytes(RECORD // 2 * records)
+            halves = (noise[at : at + RECORD // 2] for at in range(0, len(noise), RECORD // 2))
+            producer.produce([half + bytes(RECORD // 2) for half in halves])
+            producer.flush()
+    return str(store)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("compression", list(Compression))
+def test_a_task_holds_its_budget_and_a_few_batches(
+    tmp_path: Path, compression: Compression
+) -> None:
+    records = DECODED // RECORD
+    small = queue_of(tmp_path / "small", 2, 10, compression)
+    large = queue_of(tmp_path / "large", BATCHES, records, compression)
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, small, large, str(BUDGET)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["rows"] == BATCHES * records
+    assert result["bytes"] > BATCHES * DECODED  # 384 MiB went through
+    # The batch that is decoded: stored, copied beside a page header, and as an Arrow array. And
+    # as much again that allocators keep. Decoded ahead, it would be all that is in flight more.
+    assert DECODED < result["grown"] < BUDGET + 6 * DECODED
