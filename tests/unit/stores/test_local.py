@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import threading
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,32 @@ def test_one_name_cannot_be_object_and_directory(store: LocalStore, root: Path) 
         store.put("c", b"4")
     assert [info.key for info in store.list("").objects] == ["a", "c/d"]
     assert leftovers(root) == []
+
+
+@pytest.mark.parametrize("way", ["put", "put_if"])
+def test_bytes_are_durable_before_they_get_their_name_and_the_name_after(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Or a power cut could leave the name with nothing behind it, or the old object."""
+    store.put("in/other", b"")
+    steps: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def synced(fd: int) -> None:
+        steps.append("directory" if stat.S_ISDIR(os.fstat(fd).st_mode) else "file")
+        fsync(fd)
+
+    def renamed(old: str, new: str) -> None:
+        steps.append("rename")
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", renamed)
+    if way == "put":
+        store.put("in/m", b"1")
+    else:
+        store.put_if("in/m", b"1", ABSENT)
+    assert steps[-3:] == ["file", "rename", "directory"]
 
 
 def test_f13_conditional_puts_work_more_than_once(store: LocalStore) -> None:
