@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-FREEZES = 3
+FREEZES = 2
 
 
 @dataclass
