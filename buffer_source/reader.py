@@ -10,15 +10,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from pyspark import __version__ as spark_version
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxFiles,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxBytes,
+        ReadMaxFiles,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+except ImportError as error:
+    raise ImportError(
+        f"streaming from a buffer needs Spark 4.2 or later and this is {spark_version}: earlier "
+        "ones do not tell a Python source what was committed, nor when to stop"
+    ) from error
 
 from buffer_source.offsets import INITIAL, SourceOffset
 from buffer_source.options import SourceOptions
