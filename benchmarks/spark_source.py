@@ -72,7 +72,7 @@ def prebuilt(schema: StructType, size: int, rows: int) -> pa.RecordBatch:
 
 
 class Ceiling(DataSource):
-    """Endless micro-batches of ``rows`` rows of ``size`` bytes."""
+    """So many micro-batches of ``rows`` rows of ``size`` bytes."""
 
     @classmethod
     def name(cls) -> str:
@@ -84,20 +84,22 @@ class Ceiling(DataSource):
         return default_schema()
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        return CeilingReader(schema, int(self.options["size"]), int(self.options["rows"]))
+        size, rows, batches = (int(self.options[name]) for name in ("size", "rows", "batches"))
+        return CeilingReader(schema, size, rows, batches)
 
 
 class CeilingReader(DataSourceStreamReader):
-    def __init__(self, schema: StructType, size: int, rows: int) -> None:
+    def __init__(self, schema: StructType, size: int, rows: int, batches: int) -> None:
         self._schema = schema
         self._size = size
         self._rows = rows
+        self._batches = batches
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         return {"batch": 0}
 
     def latestOffset(self, start: dict[str, Any], limit: object) -> dict[str, Any]:  # noqa: N802
-        return {"batch": start["batch"] + 1}
+        return {"batch": min(self._batches, start["batch"] + 1)}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         tasks = min(TASKS, self._rows)
@@ -205,7 +207,12 @@ def _take_turns(
         if objects > 1:
             source = source.option("minPartitions", TASKS)
         ours.append(_seconds(source.load(store), home / f"ours{turn}", micro_batches, duration))
-        ceiling = spark.readStream.format("ceiling").option("size", size).option("rows", rows)
+        ceiling = (
+            spark.readStream.format("ceiling")
+            .option("size", size)
+            .option("rows", rows)
+            .option("batches", micro_batches)
+        )
         base.append(_seconds(ceiling.load(), home / f"ceiling{turn}", micro_batches, duration))
     return ours[1:], base[1:]
 
