@@ -175,7 +175,10 @@ class RowBuilder:
         self, schema: StructType, *, piece_bytes: int = PIECE_BYTES, piece_rows: int = PIECE_ROWS
     ) -> None:
         # Spark compares with this schema, and not by name only.
-        self.schema = to_arrow_schema(schema, timezone="UTC")
+        try:
+            self.schema = to_arrow_schema(schema, timezone="UTC")
+        except TypeError:  # Spark 4.1, where it is UTC anyway
+            self.schema = to_arrow_schema(schema)
         self._names = [name.lower() for name in self.schema.names]
         self._piece_bytes = piece_bytes
         self._piece_rows = piece_rows
