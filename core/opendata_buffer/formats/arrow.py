@@ -148,10 +148,22 @@ def decode_arrow(data: BytesLike, max_bytes: int = DEFAULT_MAX_BYTES) -> pa.Bina
         return _decode_zstd(stored, footer, max_bytes)
     if few:
         return _decode_few(stored, footer, max_bytes)
-    check_block(len(stored), footer, max_bytes)
-    head = parquet_page.head(len(stored), footer.record_count)
-    tail = parquet_page.tail(len(stored), footer.record_count)
-    return _read_page(pa.py_buffer(b"".join((head, stored, tail))), len(stored), footer)
+    size = len(stored)
+    check_block(size, footer, max_bytes)
+    # From Arrow's pool and not b"".join: fresh memory of this size costs more than the copy.
+    file = pa.allocate_buffer(_HEAD + size + _TAIL)
+    view = memoryview(file).cast("B")
+    view[_HEAD : _HEAD + size] = stored
+    return _read_page(_wrap(file, view, size, footer), size, footer)
+
+
+def _wrap(file: pa.Buffer, view: memoryview, size: int, footer: BatchFooter) -> pa.Buffer:
+    """Make a Parquet file of a block that stands behind room for the head."""
+    view[:_HEAD] = parquet_page.head(size, footer.record_count)
+    tail = parquet_page.tail(size, footer.record_count)
+    end = _HEAD + size + len(tail)
+    view[_HEAD + size : end] = tail
+    return file.slice(0, end)
 
 
 def _decode_few(block: bytes | memoryview, footer: BatchFooter, max_bytes: int) -> pa.BinaryArray:
@@ -167,10 +179,7 @@ def _decode_zstd(stored: memoryview, footer: BatchFooter, max_bytes: int) -> pa.
     view = memoryview(file).cast("B")
     size = zstd.decompress_into(frames, view[_HEAD : _HEAD + most + 1], max_bytes)
     check_block(size, footer, max_bytes)
-    view[:_HEAD] = parquet_page.head(size, footer.record_count)
-    tail = parquet_page.tail(size, footer.record_count)
-    view[_HEAD + size : _HEAD + size + len(tail)] = tail
-    return _read_page(file.slice(0, _HEAD + size + len(tail)), size, footer)
+    return _read_page(_wrap(file, view, size, footer), size, footer)
 
 
 def _read_page(file: pa.Buffer, block_size: int, footer: BatchFooter) -> pa.BinaryArray:
