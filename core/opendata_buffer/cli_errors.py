@@ -73,6 +73,7 @@ class Application(click.Group):
             raise Failure(str(error)) from error
         except OSError as error:
             log.debug("failed", exc_info=True)
+            _give_up_stdout()
             where = "standard input or output" if error.filename is None else error.filename
             raise Failure(f"{where}: {error.strerror or error}") from error
         except MemoryError as error:
@@ -104,6 +105,14 @@ def main_of(cli: click.Group) -> Callable[[], NoReturn]:
 def _terminate(number: int, frame: FrameType | None) -> None:
     # As an exception, so that what was written is acknowledged and what was read is flushed.
     sys.exit(TERMINATED)
+
+
+def _give_up_stdout() -> None:
+    """Write what can be written. What cannot would fail again at exit, with a code of its own."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        _forget_stdout()
 
 
 def _forget_stdout() -> None:

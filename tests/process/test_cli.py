@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,7 @@ def test_sigterm_flushes_what_a_producer_has_read(tmp_path: Path) -> None:
         producer.stdin.write(b"one\ntwo\nhalf a li")
         producer.stdin.flush()
         wait_until_read(producer)
+        time.sleep(0.1 * attempt)  # nothing tells from outside that they are produced
         producer.terminate()
         code, out, _ = end(producer)
         assert (code, out) == (143, b"")
