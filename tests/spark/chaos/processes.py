@@ -175,7 +175,7 @@ class Driver:
         assert self.process.stdout is not None
         if self.process.stdout.readline() != "ready\n":
             self.kill()
-            raise AssertionError(f"the driver did not start: {self.tail()}")
+            raise AssertionError(f"the driver did not start: {self.said()}")
         self.process.stdin.write(f"{word}\n")
         self.process.stdin.flush()
 
@@ -204,12 +204,14 @@ class Driver:
         try:
             out, _ = self.process.communicate(timeout=PATIENCE_S)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"the driver hangs: {self.tail()}") from None
-        assert self.process.returncode == 0, self.tail()
+            raise AssertionError(f"the driver hangs: {self.said()}") from None
+        assert self.process.returncode == 0, self.said()
         return out.splitlines()
 
-    def tail(self) -> str:
-        return self.log.read_text(errors="replace")[-6000:]
+    def said(self) -> str:
+        """Its log, without the lines of stack traces of the JVM."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        return "\n".join(line for line in lines if not line.startswith("\tat "))
 
 
 class Fleet:
@@ -297,36 +299,6 @@ class Writer:
         self._reader.join()
 
 
-@dataclass(frozen=True)
-class Process:
-    """A line of ``ps``."""
-
-    pid: int
-    parent: int
-    state: str
-    arguments: str
-
-
-def descendants(pid: int) -> list[Process]:
-    """Living processes below one."""
-    listing = subprocess.run(
-        ["ps", "-A", "-o", "pid=,ppid=,stat=,args="], capture_output=True, text=True, check=True
-    ).stdout
-    children: dict[int, list[Process]] = {}
-    for line in listing.splitlines():
-        child, parent, state, *arguments = line.split(None, 3)
-        process = Process(int(child), int(parent), state, "".join(arguments))
-        if not state.startswith("Z"):
-            children.setdefault(process.parent, []).append(process)
-    found: list[Process] = []
-    todo = [pid]
-    while todo:
-        below = children.get(todo.pop(), [])
-        todo += [each.pid for each in below]
-        found += below
-    return found
-
-
 @contextmanager
 def seeded(name: str) -> Iterator[random.Random]:
     """Randomness that a failure can be repeated with, as far as processes repeat themselves."""
@@ -356,7 +328,7 @@ class Moment:
             while not driver.ended() and sees(stream) < goal and time.monotonic() < until:
                 time.sleep(0.002)
         time.sleep(rng.random() * self.late)
-        assert not driver.ended(), f"the driver ended by itself: {driver.tail()}"
+        assert not driver.ended(), f"the driver ended by itself: {driver.said()}"
 
 
 MOMENTS = (

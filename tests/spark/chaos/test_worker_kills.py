@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from tests.spark.chaos.processes import (
     PATIENCE_S,
     Driver,
     Job,
-    Process,
     Stream,
-    descendants,
     seeded,
 )
 from tests.spark.queues import manifest, produce
@@ -75,29 +73,33 @@ def strike(driver: Driver, rng: random.Random) -> int:
     kills = 0
     until = time.monotonic() + PATIENCE_S
     while kills < MAX_KILLS and not driver.ended():
-        assert time.monotonic() < until, driver.tail()
+        assert time.monotonic() < until, driver.said()
         time.sleep(rng.uniform(0.1, 0.5))
-        victims = choose(descendants(driver.process.pid), rng)
-        if victims:
-            try:
-                os.kill(rng.choice(victims), signal.SIGKILL)
+        with suppress(psutil.NoSuchProcess):
+            for victim in choose(arguments_below(driver.process.pid), rng):
+                victim.kill()
                 kills += 1
-            except ProcessLookupError:
-                pass
     return kills
 
 
-def choose(processes: list[Process], rng: random.Random) -> list[int]:
-    """Mostly workers that run tasks; sometimes any that serves Spark, or the one that plans."""
-    serving = {each.pid: each for each in processes if "pyspark.daemon" in each.arguments}
+def arguments_below(pid: int) -> dict[psutil.Process, list[str]]:
+    """Command lines of the living processes below one."""
+    found = {}
+    for each in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            found[each] = each.cmdline()
+    return found
+
+
+def choose(found: dict[psutil.Process, list[str]], rng: random.Random) -> list[psutil.Process]:
+    """Mostly a worker that runs tasks; sometimes any that serves Spark, or the one that plans."""
+    serving = [each for each, words in found.items() if "pyspark.daemon" in words]
+    parents = {each.pid for each in serving}
     kind = rng.choices(("task", "any", "plan"), (18, 1, 1))[0]
     if kind == "plan":
-        return [each.pid for each in processes if "streaming_source_runner" in each.arguments]
-    if kind == "any":
-        return list(serving)
-    # Forked by the one that waits for work.
-    return [
-        each.pid
-        for each in serving.values()
-        if each.arguments.endswith("pyspark.worker") and each.parent in serving
-    ]
+        victims = [each for each, words in found.items() if "streaming_source_runner" in str(words)]
+    elif kind == "any":
+        victims = serving
+    else:  # forked by the one that waits for work
+        victims = [each for each in serving if each.ppid() in parents]
+    return rng.sample(victims, min(1, len(victims)))

@@ -114,7 +114,7 @@ def test_drivers_that_were_suspended_and_replaced_end_when_they_wake_up(
                 try:
                     # Past the zombie for good: what it planned is finished, and the next begun.
                     wait_for(partial(is_past, successor, seen), "the successor's progress")
-                    assert not successor.ended(), successor.tail()
+                    assert not successor.ended(), successor.said()
                     zombie.resume()
                     wait_for(zombie.ended, "the zombie's end")
                     assert zombie.process.returncode == 1
@@ -124,8 +124,8 @@ def test_drivers_that_were_suspended_and_replaced_end_when_they_wake_up(
                         "Multiple streaming jobs",
                         "Race while writing batch",
                     )
-                    assert any(reason in zombie.tail() for reason in reasons), zombie.tail()
-                    assert not successor.ended(), successor.tail()
+                    assert any(reason in zombie.said() for reason in reasons), zombie.said()
+                    assert not successor.ended(), successor.said()
                 finally:
                     zombie.kill()
                 zombie = successor
