@@ -3,9 +3,11 @@
 The yardstick yields one prebuilt record batch again and again: the ceiling of Spark's Python
 path. It has the same columns, rows of the same size in pieces of the same size, as many rows in
 a micro-batch and as many tasks, and the same sink (``noop``). The two take turns, one query
-each, several times; of each query the micro-batches after the first count (the first one starts
-workers), by ``addBatch``, the time Spark takes to run a micro-batch's tasks. The whole trigger
-would flatter the slower one: it adds the same bookkeeping to both.
+each, in a random order, several times, after rounds that do not count: a query lives long, and
+the JVM compiles for a minute what all of them run. Of each query the micro-batches after the
+first count (the first one starts workers), by ``addBatch``, the time Spark takes to run a
+micro-batch's tasks. The whole trigger would flatter the slower one: it adds the same
+bookkeeping to both.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from benchmarks.codec import logs
 from benchmarks.queues import Queued, fill, records_of
 from benchmarks.table import Row
 from buffer_source.rows import RowBuilder
-from opendata_buffer.descriptors import ArrowBatch
+from opendata_buffer.descriptors import Records
 from opendata_buffer.formats.arrow import decode_arrow
 from opendata_buffer.formats.batch import Compression, encode_batch
 from opendata_buffer.formats.manifest import Metadata
@@ -40,7 +42,8 @@ __all__ = ["source_rows"]
 
 MIB = 1024 * 1024
 TASKS = 2
-ROUNDS = 3
+WARM_UP = 2  # rounds that do not count
+ROUNDS = 7
 MICRO_BATCHES = 4  # of each query; the first does not count
 OBJECTS = 32  # of a micro-batch
 OBJECT_BYTES = 8 * MIB
@@ -67,7 +70,8 @@ class Load:
 def prebuilt(schema: StructType, size: int, rows: int) -> pa.RecordBatch:
     """The first piece that our source would make of such records; built once in a worker."""
     values = decode_arrow(encode_batch(records_of(size, rows)))
-    batch = ArrowBatch(values, 0, "ingest/any.batch", (Metadata(0, 1_700_000_000_000, b"bench"),))
+    metadata = (Metadata(0, 1_700_000_000_000, b"bench"),)
+    batch = Records(rows, iter([values]), 0, "ingest/any.batch", metadata)
     return next(RowBuilder(schema).pieces(batch))
 
 
@@ -152,8 +156,8 @@ def _speed(spark: SparkSession, home: Path, load: Load) -> Row:
         spark, home, queued, OBJECTS, rows, len(load.records[0]), MICRO_BATCHES, ROUNDS, "addBatch"
     )
     shutil.rmtree(home)  # gigabytes
-    ratio = statistics.median(b / o for o, b in zip(ours, base, strict=True))
     ours_s, base_s = statistics.median(ours), statistics.median(base)
+    ratio = base_s / ours_s
     return Row(
         f"streaming source, {load.name} / one prebuilt Arrow batch again and again",
         f"{ratio:.0%}",
@@ -168,9 +172,7 @@ def _idle(spark: SparkSession, home: Path) -> Row:
     """One record in each micro-batch: what is left is what the source costs at rest."""
     micro_batches = 16
     queued = fill(open_store(str(home / "store")), [b"x" * 100], micro_batches)
-    ours, base = _take_turns(
-        spark, home, queued, 1, 1, 100, micro_batches, ROUNDS, "triggerExecution"
-    )
+    ours, base = _take_turns(spark, home, queued, 1, 1, 100, micro_batches, 3, "triggerExecution")
     more = statistics.median(o - b for o, b in zip(ours, base, strict=True)) * 1e3
     return Row(
         "micro-batch of one record / of a Python source with one row",
@@ -196,8 +198,8 @@ def _take_turns(
     ours: list[float] = []
     base: list[float] = []
     store = str(home / "store")
-    # A round that does not count: the JVM compiles what both of them run.
-    for turn in range(rounds + 1):
+    order = random.Random(7)
+    for turn in range(WARM_UP + rounds):
         queued.rewind()
         source = (
             spark.readStream.format("opendata-buffer")
@@ -206,15 +208,17 @@ def _take_turns(
         )
         if objects > 1:
             source = source.option("minPartitions", TASKS)
-        ours.append(_seconds(source.load(store), home / f"ours{turn}", micro_batches, duration))
         ceiling = (
             spark.readStream.format("ceiling")
             .option("size", size)
             .option("rows", rows)
             .option("batches", micro_batches)
         )
-        base.append(_seconds(ceiling.load(), home / f"ceiling{turn}", micro_batches, duration))
-    return ours[1:], base[1:]
+        turns = [(source.load(store), ours), (ceiling.load(), base)]
+        for number, (frame, seconds) in enumerate(order.sample(turns, 2)):
+            checkpoint = home / f"checkpoint-{turn}-{number}"
+            seconds.append(_seconds(frame, checkpoint, micro_batches, duration))
+    return ours[WARM_UP:], base[WARM_UP:]
 
 
 def _seconds(frame: DataFrame, checkpoint: Path, micro_batches: int, duration: str) -> float:

@@ -26,7 +26,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from opendata_buffer.descriptors import ArrowBatch
+from opendata_buffer.descriptors import Records
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.manifest import Metadata
 
@@ -185,24 +185,26 @@ class RowBuilder:
         self._counter: pa.Array | None = None
         self._constants: dict[str, tuple[Any, pa.Array]] = {}
 
-    def pieces(self, batch: ArrowBatch) -> Iterator[pa.RecordBatch]:
+    def pieces(self, batch: Records) -> Iterator[pa.RecordBatch]:
         """The batch as record batches in row order; none if it has no records.
 
         Raises:
+            BatchUnreadable: A record array could not be decoded.
             InvalidInput: A STRING column was asked for and a record is not UTF-8.
         """
-        count = len(batch.values)
-        if count == 0:
-            return
-        runs = _Runs.of(batch.metadata, count)
-        begin = 0
-        while begin < count:
-            end = min(count, begin + self._piece_rows)
-            if "metadata" in self._names:
-                end = runs.fit(begin, end, self._piece_bytes)
-            end = self._cut(batch.values, begin, end)
-            yield self._piece(batch, runs.cut(begin, end), begin, end)
-            begin = end
+        runs = _Runs.of(batch.metadata, batch.count)
+        first = 0  # row of the batch that the array begins with
+        for values in batch.arrays:
+            begin, count = 0, len(values)
+            while begin < count:
+                end = min(count, begin + self._piece_rows)
+                if "metadata" in self._names:
+                    end = runs.fit(first + begin, first + end, self._piece_bytes) - first
+                end = self._cut(values, begin, end)
+                yield self._piece(batch, values.slice(begin, end - begin), runs, first + begin)
+                begin = end
+            first += count
+            del values  # or its memory is not free when the next one is decoded
 
     def _cut(self, values: pa.BinaryArray, begin: int, limit: int) -> int:
         """The largest end in (begin, limit] with at most ``piece_bytes`` of values."""
@@ -216,27 +218,32 @@ class RowBuilder:
         end: int = bisect_right(offsets, most, at + begin, at + limit) - 1 - at
         return max(begin + 1, end)
 
-    def _piece(self, batch: ArrowBatch, runs: _Runs, begin: int, end: int) -> pa.RecordBatch:
+    def _piece(
+        self, batch: Records, values: pa.BinaryArray, runs: _Runs, begin: int
+    ) -> pa.RecordBatch:
+        count = len(values)
+        runs = runs.cut(begin, begin + count)
         columns = []
         for name, field in zip(self._names, self.schema, strict=True):
             match name:
                 case "value":
-                    columns.append(self._values(batch, begin, end, field.type))
+                    columns.append(self._values(batch, values, begin, field.type))
                 case "metadata":
                     columns.append(self._metadata(batch, runs, field.type))
                 case "sequence":
-                    columns.append(self._constant(name, batch.sequence, field.type, end - begin))
+                    columns.append(self._constant(name, batch.sequence, field.type, count))
                 case "index":
-                    columns.append(self._indexes(begin, end))
+                    columns.append(self._indexes(begin, begin + count))
                 case "ingestion_time":
                     times = [time_micros(each) for each in runs.values]
                     columns.append(self._expand(name, runs, times, field.type))
                 case _:
-                    columns.append(self._constant(name, batch.location, field.type, end - begin))
+                    columns.append(self._constant(name, batch.location, field.type, count))
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
-    def _values(self, batch: ArrowBatch, begin: int, end: int, dtype: pa.DataType) -> pa.Array:
-        values = batch.values.slice(begin, end - begin)
+    def _values(
+        self, batch: Records, values: pa.BinaryArray, begin: int, dtype: pa.DataType
+    ) -> pa.Array:
         if values.type == dtype:
             return values
         try:
@@ -248,7 +255,7 @@ class RowBuilder:
                 "the schema wants value as STRING: read value as BINARY and decode it there"
             ) from error
 
-    def _metadata(self, batch: ArrowBatch, runs: _Runs, dtype: pa.DataType) -> pa.Array:
+    def _metadata(self, batch: Records, runs: _Runs, dtype: pa.DataType) -> pa.Array:
         payloads = [None if each is None else each.payload for each in runs.values]
         if not pa.types.is_string(dtype):
             return self._expand("metadata", runs, payloads, dtype)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from buffer_source.ahead import ahead
 from buffer_source.options import SourceOptions
-from buffer_source.rows import RowBuilder
-from opendata_buffer.descriptors import ArrowBatch, BatchDescriptor, RawBatch
+from buffer_source.rows import PIECE_BYTES, RowBuilder
+from opendata_buffer.descriptors import BatchDescriptor, PooledBatch
 from opendata_buffer.errors import BatchMissing, TransientStorageError
-from opendata_buffer.fetch import FetchHandle, fetch_many
+from opendata_buffer.fetch import FetchHandle
+from opendata_buffer.read_ahead import Pace, fetch_many
 from opendata_buffer.retry import full_jitter
 from opendata_buffer.runtime import SystemRuntime
 
@@ -31,8 +31,8 @@ def read_batches(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of some batches, in order, while later ones are still being downloaded.
 
-    Downloads run ahead within their budget, decoding by one batch: a worker holds that many
-    stored bytes and two decoded batches, not the decoded form of everything in flight.
+    Downloads run ahead within their budget; decoding does not: a worker holds that many stored
+    bytes, one batch more, decompressed if it was compressed, and a few pieces of its rows.
 
     Raises:
         PoisonBatch: A batch is unreadable or outside the data prefix; or it is missing, unless
@@ -40,7 +40,7 @@ def read_batches(
         InvalidInput: A STRING column was asked for and a record is not UTF-8.
     """
     builder = RowBuilder(schema)
-    handle = _handle(options)
+    handle, pace = _handle(options)
     runtime = SystemRuntime()
     # Spark repeats a failed task too, but not in local mode, and with everything it did.
     patient = full_jitter(
@@ -51,10 +51,10 @@ def read_batches(
         retry_on=(TransientStorageError,),
     )
 
-    def fetch(descriptor: BatchDescriptor) -> RawBatch | None:
+    def fetch(descriptor: BatchDescriptor) -> PooledBatch | None:
         try:
-            raw: RawBatch = patient(handle.fetch_raw, descriptor)
-            return raw
+            batch: PooledBatch = patient(handle.fetch_pooled, descriptor)
+            return batch
         except BatchMissing as error:
             if options.fail_on_data_loss:
                 error.args = (
@@ -70,30 +70,18 @@ def read_batches(
         concurrency=options.fetch_concurrency,
         max_in_flight_bytes=options.max_in_flight_bytes,
         runtime=runtime,
+        pace=pace,
     )
-    decoded = _decoded(handle, stored)
-    if len(descriptors) > 1:
-        decoded = ahead(decoded, lambda batch: batch.nbytes, runtime)
-    with closing(decoded):
-        for batch in decoded:
-            yield from builder.pieces(batch)
-            del batch
-
-
-def _decoded(
-    handle: FetchHandle, stored: Generator[RawBatch | None, None, None]
-) -> Generator[ArrowBatch, None, None]:
     with closing(stored):
-        for raw in stored:
-            if raw is None:
-                continue
-            batch = handle.decode_arrow(raw)
-            del raw  # or two stored batches would live beside the budget
-            yield batch
-            del batch
+        for batch in stored:
+            if batch is not None:
+                records = handle.records(batch, PIECE_BYTES)
+                del batch  # or it would live beside the budget while the next is fetched
+                yield from builder.pieces(records)
+                del records
 
 
 @lru_cache(maxsize=32)
-def _handle(options: SourceOptions) -> FetchHandle:
+def _handle(options: SourceOptions) -> tuple[FetchHandle, Pace]:
     """One handle, and so one set of connections, for all tasks of a worker process."""
-    return FetchHandle.of(options.consumer)
+    return FetchHandle.of(options.consumer), Pace()

@@ -61,12 +61,13 @@ if TYPE_CHECKING:
         TransientStorageError,
         UnsafeStore,
     )
-    from opendata_buffer.fetch import FetchHandle, fetch_many
+    from opendata_buffer.fetch import FetchHandle
     from opendata_buffer.formats.batch import Compression
     from opendata_buffer.formats.keys import Transaction
     from opendata_buffer.formats.manifest import Metadata
     from opendata_buffer.gc import GarbageCollector, GcPlan, GcReport
     from opendata_buffer.producer import Producer
+    from opendata_buffer.read_ahead import fetch_many
     from opendata_buffer.stores.factory import open_store
     from opendata_buffer.transactions import TransactionFilter
 
@@ -165,10 +166,7 @@ _HOME = {
         "TransientStorageError",
         "UnsafeStore",
     ),
-    "fetch": (
-        "FetchHandle",
-        "fetch_many",
-    ),
+    "fetch": ("FetchHandle",),
     "formats.batch": ("Compression",),
     "formats.keys": ("Transaction",),
     "formats.manifest": ("Metadata",),
@@ -178,6 +176,7 @@ _HOME = {
         "GcReport",
     ),
     "producer": ("Producer",),
+    "read_ahead": ("fetch_many",),
     "stores.factory": ("open_store",),
     "transactions": ("TransactionFilter",),
 }

@@ -216,8 +216,9 @@ def consume(
     """
     from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
     from opendata_buffer.consumer import Consumer
-    from opendata_buffer.fetch import FetchHandle, fetch_many
+    from opendata_buffer.fetch import FetchHandle
     from opendata_buffer.pump import Consumed, Peek, copy_out
+    from opendata_buffer.read_ahead import fetch_many
     from opendata_buffer.status import open_queue, read_manifest
     from opendata_buffer.stores.factory import open_store
     from opendata_buffer.terminal import counting

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from opendata_buffer.formats.manifest import Metadata, QueueEntry
 
-__all__ = ["ArrowBatch", "BatchDescriptor", "ConsumedBatch", "RawBatch"]
+if TYPE_CHECKING:
+    from opendata_buffer.formats.arrow import ReadBuffer
+
+__all__ = ["ArrowBatch", "BatchDescriptor", "ConsumedBatch", "PooledBatch", "RawBatch", "Records"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +89,37 @@ class RawBatch:
     def nbytes(self) -> int:
         """Bytes of the object."""
         return len(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class PooledBatch:
+    """As :class:`RawBatch`, in memory of Arrow's pool from where its records are read directly."""
+
+    buffer: ReadBuffer
+    sequence: int
+    location: str
+    metadata: tuple[Metadata, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the object."""
+        return len(self.buffer.data)
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """A batch that was opened; its records are decoded as they are asked for, once.
+
+    Attributes:
+        count: Records in the batch.
+        arrays: Arrays of type ``pa.binary()`` with the records in order.
+        sequence: Position in the queue.
+        location: Key of the batch object.
+        metadata: Ranges of records with their ingestion time and payload.
+    """
+
+    count: int
+    arrays: Iterator[pa.BinaryArray]
+    sequence: int
+    location: str
+    metadata: tuple[Metadata, ...]

@@ -10,7 +10,8 @@ from typing import Any
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.descriptors import BatchDescriptor
 from opendata_buffer.errors import CorruptManifest, PoisonBatch
-from opendata_buffer.fetch import FetchHandle, fetch_many
+from opendata_buffer.fetch import FetchHandle
+from opendata_buffer.read_ahead import fetch_many
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.status import open_queue, read_manifest
 from opendata_buffer.stores import Store

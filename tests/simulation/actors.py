@@ -28,12 +28,13 @@ from opendata_buffer.errors import (
     StorageError,
     TransientStorageError,
 )
-from opendata_buffer.fetch import FetchHandle, fetch_many
+from opendata_buffer.fetch import FetchHandle
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.producer import Producer
+from opendata_buffer.read_ahead import fetch_many
 from opendata_buffer.testing.model import Record
 from opendata_buffer.transactions import TransactionFilter
 from tests.simulation.world import PREFIX, Node, World

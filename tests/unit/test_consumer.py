@@ -27,11 +27,11 @@ from opendata_buffer.errors import (
     TransientStorageError,
     UnsafeStore,
 )
-from opendata_buffer.fetch import fetch_many
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.owner import claim_prefix
+from opendata_buffer.read_ahead import fetch_many
 from opendata_buffer.stores import Absent, Blob, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime

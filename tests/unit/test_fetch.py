@@ -1,10 +1,9 @@
-"""One batch by its descriptor, and many in order."""
+"""One batch by its descriptor, in every form."""
 
 from __future__ import annotations
 
 import pickle
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,11 +19,13 @@ from opendata_buffer.errors import (
     PoisonBatch,
     TransientStorageError,
 )
-from opendata_buffer.fetch import FetchHandle, fetch_many
+from opendata_buffer.fetch import FetchHandle
 from opendata_buffer.formats.batch import Compression, encode_batch
 from opendata_buffer.formats.manifest import Metadata
-from opendata_buffer.runtime import SystemRuntime, Task
+from opendata_buffer.read_ahead import fetch_many
+from opendata_buffer.stores import Store
 from opendata_buffer.stores.factory import open_store
+from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 
@@ -32,7 +33,7 @@ LOCATION = "ingest/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch"
 META = (Metadata(0, 1_767_225_600_000, b"host=a"),)
 
 
-def _handle(store: MemoryStore, max_batch_bytes: int = 1024, foreign: bool = False) -> FetchHandle:
+def _handle(store: Store, max_batch_bytes: int = 1024, foreign: bool = False) -> FetchHandle:
     return FetchHandle(
         store,
         data_path_prefix="ingest",
@@ -63,8 +64,30 @@ def test_a_batch_carries_its_records_and_its_descriptor() -> None:
     assert handle.decode_arrow(raw).values.equals(arrow.values)
 
 
+@pytest.mark.parametrize("compression", list(Compression))
+@pytest.mark.parametrize("size", [8, 5000])
+def test_records_come_array_by_array(tmp_path: Path, compression: Compression, size: int) -> None:
+    records = [bytes([n % 251]) * size for n in range(1000)]
+    data = encode_batch(records, compression)
+    stores: list[Store] = [_store(data), LocalStore(tmp_path)]
+    stores[1].put(LOCATION, data)
+    for store in stores:
+        pooled = _handle(store, 1 << 23).fetch_pooled(BatchDescriptor(7, LOCATION, META))
+        assert (bytes(pooled.buffer.data), pooled.nbytes) == (data, len(data))
+        for _ in range(2):  # it may be opened again
+            found = _handle(store, 1 << 23).records(pooled, 100 * (size + 4))
+            assert (found.count, found.sequence, found.location) == (1000, 7, LOCATION)
+            assert found.metadata == META
+            arrays = list(found.arrays)
+            assert [len(array) for array in arrays] == [100] * 10
+            assert pa.concat_arrays(arrays).to_pylist() == records
+
+
 def _ways(handle: FetchHandle) -> list[Callable[[BatchDescriptor], object]]:
-    return [handle.fetch, handle.fetch_arrow]
+    def in_pieces(descriptor: BatchDescriptor) -> object:
+        return list(handle.records(handle.fetch_pooled(descriptor), 1024).arrays)
+
+    return [handle.fetch, handle.fetch_arrow, in_pieces]
 
 
 def test_f25_a_missing_batch_names_sequence_and_location() -> None:
@@ -172,232 +195,6 @@ def test_a_descriptor_pickles_small() -> None:
     sent = pickle.dumps(descriptor)
     assert pickle.loads(sent) == descriptor
     assert len(sent) < 400
-
-
-# fetch_many
-
-
-def _descriptors(count: int, size: int | None = 1) -> list[BatchDescriptor]:
-    return [BatchDescriptor(sequence, f"x{sequence}", (), size) for sequence in range(count)]
-
-
-class Fetches:
-    """A fetch that ends when the test lets it, and counts what is under way."""
-
-    def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self.begun: list[int] = []
-        self.allowed: set[int] = set()
-        self.ended = 0
-
-    def __call__(self, descriptor: BatchDescriptor) -> bytes:
-        with self.changed:
-            self.begun.append(descriptor.sequence)
-            self.changed.notify_all()
-            assert self.changed.wait_for(lambda: descriptor.sequence in self.allowed, 30)
-            self.ended += 1
-            self.changed.notify_all()
-        return bytes(descriptor.size or 0)
-
-    def allow(self, *sequences: int) -> None:
-        with self.changed:
-            self.allowed |= set(sequences)
-            self.changed.notify_all()
-
-    def await_begun(self, count: int) -> None:
-        with self.changed:
-            assert self.changed.wait_for(lambda: len(self.begun) >= count, 30)
-
-    def await_ended(self, count: int) -> None:
-        with self.changed:
-            assert self.changed.wait_for(lambda: self.ended >= count, 30)
-
-
-def _fetch_threads() -> int:
-    return sum(thread.name == "opendata-buffer-fetch" for thread in threading.enumerate())
-
-
-@pytest.fixture(autouse=True)
-def _no_thread_leak() -> Iterator[None]:
-    yield
-    assert _fetch_threads() == 0
-
-
-def test_results_come_in_order_whatever_ends_first() -> None:
-    fetches = Fetches()
-    results = fetch_many(
-        lambda each: (each.sequence, fetches(each)), _descriptors(4), concurrency=4
-    )
-    taken: list[int] = []
-
-    def take() -> None:
-        taken.extend(sequence for sequence, _ in results)
-
-    reader = threading.Thread(target=take)
-    reader.start()
-    fetches.await_begun(4)
-    for count, sequence in enumerate((3, 1, 2), start=1):
-        fetches.allow(sequence)
-        fetches.await_ended(count)
-    assert taken == []
-    fetches.allow(0)
-    reader.join(30)
-    assert taken == [0, 1, 2, 3]
-
-
-def test_no_more_than_so_many_at_once() -> None:
-    fetches = Fetches()
-    results = fetch_many(fetches, _descriptors(5), concurrency=2)
-    reader = threading.Thread(target=lambda: list(results))
-    reader.start()
-    fetches.await_begun(2)
-    assert sorted(fetches.begun) == [0, 1]
-    fetches.allow(0)
-    fetches.await_begun(3)
-    assert sorted(fetches.begun) == [0, 1, 2]
-    fetches.allow(*range(5))
-    reader.join(30)
-    assert sorted(fetches.begun) == list(range(5))
-
-
-def test_bytes_in_flight_count_what_nobody_took_yet() -> None:
-    fetches = Fetches()
-    fetches.allow(*range(6))
-    results = fetch_many(fetches, _descriptors(6, size=10), concurrency=6, max_in_flight_bytes=30)
-    assert len(next(results)) == 10
-    # One was taken, three may be open: the first four were begun, the fifth is not.
-    fetches.await_ended(4)
-    assert sorted(fetches.begun) == [0, 1, 2, 3]
-    next(results)
-    fetches.await_ended(5)
-    assert sorted(fetches.begun) == [0, 1, 2, 3, 4]
-    results.close()
-
-
-def test_a_batch_beyond_the_limit_is_fetched_alone() -> None:
-    fetches = Fetches()
-    fetches.allow(0)
-    results = fetch_many(fetches, _descriptors(3, size=100), concurrency=3, max_in_flight_bytes=30)
-    next(results)
-    fetches.await_begun(2)
-    assert fetches.begun == [0, 1]
-    fetches.allow(1, 2)
-    assert [len(each) for each in results] == [100, 100]
-
-
-def test_unknown_sizes_begin_with_one_and_then_count_as_the_largest_so_far() -> None:
-    fetches = Fetches()
-    results = fetch_many(
-        fetches,
-        [*_descriptors(1, None), *_descriptors(9, None)[1:]],
-        concurrency=9,
-        max_in_flight_bytes=30,
-        size_of=lambda _: 10,
-    )
-    fetches.allow(0)
-    next(results)
-    fetches.await_begun(4)
-    assert sorted(fetches.begun) == [0, 1, 2, 3], "three of ten bytes fit beside each other"
-    fetches.allow(*range(9))
-    assert len(list(results)) == 8
-
-
-@pytest.mark.parametrize(("takes_s", "ahead"), [(0.008, 1), (0.060, 5)])
-def test_a_near_store_is_read_a_little_ahead_and_a_far_one_as_far_as_allowed(
-    takes_s: float, ahead: int
-) -> None:
-    class Clock(SystemRuntime):
-        now = 0.0
-
-        def monotonic(self) -> float:
-            return self.now
-
-    clock, fetches = Clock(), Fetches()
-
-    def fetch(descriptor: BatchDescriptor) -> None:
-        fetches(descriptor)
-        clock.now += takes_s if descriptor.sequence == 0 else 0.0
-
-    results = fetch_many(
-        fetch,
-        _descriptors(9, None),
-        max_in_flight_bytes=40_000_000,
-        runtime=clock,
-        size_of=lambda _: 8_000_000,
-    )
-    fetches.allow(0)
-    next(results)
-    fetches.await_begun(1 + ahead)
-    assert sorted(fetches.begun) == list(range(1 + ahead))
-    fetches.allow(*range(9))
-    assert len(list(results)) == 8
-
-
-def test_an_error_comes_at_its_place_and_begins_nothing_more() -> None:
-    fetches = Fetches()
-    fetches.allow(*range(10))
-    begun: list[int] = []
-
-    def fetch(descriptor: BatchDescriptor) -> int:
-        begun.append(descriptor.sequence)
-        if descriptor.sequence == 2:
-            raise BatchMissing(2, "x2", "gone")
-        return descriptor.sequence
-
-    results = fetch_many(fetch, _descriptors(100), concurrency=1)
-    assert [next(results), next(results)] == [0, 1]
-    with pytest.raises(BatchMissing, match="batch 2"):
-        next(results)
-    assert begun == [0, 1, 2]
-    with pytest.raises(StopIteration):
-        next(results)
-
-
-def test_closing_early_ends_the_threads() -> None:
-    results = fetch_many(lambda each: each.sequence, _descriptors(100), concurrency=4)
-    assert next(results) == 0
-    results.close()
-    assert _fetch_threads() == 0
-
-
-def test_threads_that_started_end_when_one_does_not_start() -> None:
-    class FewThreads(SystemRuntime):
-        left = 1
-
-        def spawn(self, target: Callable[[], None], name: str) -> Task:
-            if not self.left:
-                raise RuntimeError("can't start new thread")
-            self.left -= 1
-            return super().spawn(target, name)
-
-    # Two bytes fit: the threads would wait for room that nobody makes.
-    descriptors = [BatchDescriptor(n, "x", size=1) for n in range(10)]
-    results = fetch_many(
-        lambda each: each.sequence, descriptors, max_in_flight_bytes=2, runtime=FewThreads()
-    )
-    with pytest.raises(RuntimeError, match="new thread"):
-        next(results)
-    assert _fetch_threads() == 0
-
-
-def test_nothing_begins_before_the_first_result_is_asked_for() -> None:
-    fetches = Fetches()
-    fetch_many(fetches, _descriptors(3)).close()
-    assert fetches.begun == []
-
-
-def test_one_descriptor_needs_no_thread() -> None:
-    threads: list[str] = []
-    results = fetch_many(lambda _: threads.append(threading.current_thread().name), _descriptors(1))
-    assert list(results) == [None]
-    assert threads == [threading.current_thread().name]
-    assert list(fetch_many(lambda each: each, [])) == []
-
-
-@pytest.mark.parametrize("settings", [{"concurrency": 0}, {"max_in_flight_bytes": 0}])
-def test_limits_are_positive(settings: dict[str, int]) -> None:
-    with pytest.raises(InvalidInput, match=f"{next(iter(settings))} is 0"):
-        fetch_many(lambda each: each, _descriptors(2), **settings)  # type: ignore[arg-type]
 
 
 def test_a_handle_fetches_many() -> None:

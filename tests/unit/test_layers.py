@@ -21,7 +21,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"stores"}),
     frozenset({"owner", "queue"}),
     frozenset({"descriptors", "frontier", "transactions", "durability", "batcher"}),
-    frozenset({"committer", "producer", "fetch", "gc", "consumer"}),
+    frozenset({"committer", "producer", "fetch", "read_ahead", "gc", "consumer"}),
     frozenset({"lines", "pump", "dump", "status", "fsck", "terminal"}),
     frozenset({"cli_errors", "cli_options", "cli"}),
 )

@@ -8,6 +8,8 @@ what :mod:`opendata_buffer.formats.batch` gives, and raise the same errors.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -28,7 +30,15 @@ from opendata_buffer.formats.batch import (
     split_records,
 )
 
-__all__ = ["MAX_BLOCK_BYTES", "decode_arrow", "encode_arrow_block", "encode_bytes_list"]
+__all__ = [
+    "MAX_BLOCK_BYTES",
+    "ArrowBlock",
+    "ReadBuffer",
+    "decode_arrow",
+    "encode_arrow_block",
+    "encode_bytes_list",
+    "open_arrow",
+]
 
 MAX_BLOCK_BYTES = 2**31 - 1024
 """Largest record block either way: Arrow's binary offsets and Parquet's page sizes are i32."""
@@ -128,7 +138,34 @@ def _join_lengths(values: pa.Array) -> bytes | memoryview:
     return memoryview(joined.buffers()[2])[: _value_bytes(joined)]
 
 
-def decode_arrow(data: BytesLike, max_bytes: int = DEFAULT_MAX_BYTES) -> pa.BinaryArray:
+class ReadBuffer:
+    """Memory to read a batch object to, so that decoding it needs no copy of its own.
+
+    It comes from Arrow's pool, which hands out memory it has had before: fresh memory costs more
+    than the read. Around the object is room for what makes a Parquet file of its record block.
+    """
+
+    __slots__ = ("_file", "data")
+
+    def __init__(self) -> None:
+        self._file: pa.Buffer | None = None
+        self.data = memoryview(b"")
+
+    def allocate(self, size: int) -> memoryview:
+        """Memory for an object of so many bytes: :attr:`data` from now on."""
+        self._file = pa.allocate_buffer(_HEAD + size + _TAIL)
+        self.data = memoryview(self._file).cast("B")[_HEAD : _HEAD + size]
+        return self.data
+
+    @property
+    def file(self) -> pa.Buffer:
+        """The object with the room around it."""
+        if self._file is None:
+            self.allocate(0)
+        return self._file
+
+
+def decode_arrow(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BYTES) -> pa.Array:
     """The records of a batch object as one Arrow array of type ``binary``, without nulls.
 
     Args:
@@ -138,64 +175,110 @@ def decode_arrow(data: BytesLike, max_bytes: int = DEFAULT_MAX_BYTES) -> pa.Bina
     Raises:
         CorruptBatch: The object breaks the format or exceeds the cap. Nothing else.
     """
+    arrays = list(open_arrow(data, max_bytes).whole())
+    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
+
+
+def open_arrow(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BYTES) -> ArrowBlock:
+    """Check a batch object's footer and sizes, and decompress it; its records are split later.
+
+    Raises:
+        CorruptBatch: As :func:`decode_arrow`.
+    """
     max_bytes = min(max_bytes, MAX_BLOCK_BYTES)
-    footer = parse_footer(data)
-    stored = memoryview(data)[: len(data) - FOOTER_SIZE]
-    few = footer.record_count < _FEW_RECORDS or sys.byteorder != "little"
+    whole = data.data if isinstance(data, ReadBuffer) else memoryview(data)
+    footer = parse_footer(whole)
+    stored = whole[: len(whole) - FOOTER_SIZE]
+    if footer.record_count < _FEW_RECORDS or sys.byteorder != "little":
+        if footer.compression == Compression.ZSTD:
+            block: bytes | memoryview = zstd.decompress(stored, max_bytes)
+        else:
+            block = stored
+        check_block(len(block), footer, max_bytes)
+        return ArrowBlock(footer, len(block), block=block)
     if footer.compression == Compression.ZSTD:
-        if few:
-            return _decode_few(zstd.decompress(stored, max_bytes), footer, max_bytes)
-        return _decode_zstd(stored, footer, max_bytes)
-    if few:
-        return _decode_few(stored, footer, max_bytes)
-    size = len(stored)
-    check_block(size, footer, max_bytes)
-    # From Arrow's pool and not b"".join: fresh memory of this size costs more than the copy.
-    file = pa.allocate_buffer(_HEAD + size + _TAIL)
-    view = memoryview(file).cast("B")
-    view[_HEAD : _HEAD + size] = stored
-    return _read_page(_wrap(file, view, size, footer), size, footer)
-
-
-def _wrap(file: pa.Buffer, view: memoryview, size: int, footer: BatchFooter) -> pa.Buffer:
-    """Make a Parquet file of a block that stands behind room for the head."""
+        # Right between head and tail, so the block is written once.
+        frames = zstd.plan_frames(stored, max_bytes)
+        most = min(sum(frame.most for frame in frames), max_bytes)
+        file = pa.allocate_buffer(_HEAD + most + _TAIL)
+        view = memoryview(file).cast("B")
+        size = end = zstd.decompress_into(frames, view[_HEAD : _HEAD + most + 1], max_bytes)
+        check_block(size, footer, max_bytes)
+    else:
+        size, end = len(stored), len(whole)
+        check_block(size, footer, max_bytes)
+        if not isinstance(data, ReadBuffer):
+            data, given = ReadBuffer(), whole
+            data.allocate(end)[:] = given
+        file = data.file
+        view = memoryview(file).cast("B")
+    # The same bytes every time: a buffer may be decoded twice, and by two threads.
     view[:_HEAD] = parquet_page.head(size, footer.record_count)
     tail = parquet_page.tail(size, footer.record_count)
-    end = _HEAD + size + len(tail)
-    view[_HEAD + size : end] = tail
-    return file.slice(0, end)
+    end += _HEAD
+    view[end : end + len(tail)] = tail
+    return ArrowBlock(footer, size, file=file.slice(0, end + len(tail)))
 
 
-def _decode_few(block: bytes | memoryview, footer: BatchFooter, max_bytes: int) -> pa.BinaryArray:
-    check_block(len(block), footer, max_bytes)
-    return pa.array(split_records(block, footer.record_count), pa.binary())
+@dataclass(frozen=True, slots=True)
+class ArrowBlock:
+    """The record block of a batch that was opened.
 
+    Attributes:
+        footer: The batch's.
+        size: Bytes of the block.
+        file: The block as a Parquet file.
+        block: The block itself, when splitting it in Python is quicker.
+    """
 
-def _decode_zstd(stored: memoryview, footer: BatchFooter, max_bytes: int) -> pa.BinaryArray:
-    """Decompress right between head and tail, so the block is written once."""
-    frames = zstd.plan_frames(stored, max_bytes)
-    most = min(sum(frame.most for frame in frames), max_bytes)
-    file = pa.allocate_buffer(_HEAD + most + _TAIL)
-    view = memoryview(file).cast("B")
-    size = zstd.decompress_into(frames, view[_HEAD : _HEAD + most + 1], max_bytes)
-    check_block(size, footer, max_bytes)
-    return _read_page(_wrap(file, view, size, footer), size, footer)
+    footer: BatchFooter
+    size: int
+    file: pa.Buffer | None = None
+    block: bytes | memoryview = b""
 
+    def whole(self) -> Iterator[pa.Array]:
+        """All records, in one array of type ``binary``.
 
-def _read_page(file: pa.Buffer, block_size: int, footer: BatchFooter) -> pa.BinaryArray:
-    count = footer.record_count
-    try:
-        reader: Any = pq.ParquetFile(pa.BufferReader(file), pre_buffer=False)
-        column = reader.read(use_threads=False).column(0)
-    except (pa.ArrowException, OSError, MemoryError) as error:
-        raise CorruptBatch(
-            f"block of {block_size} bytes does not hold {count} length-prefixed records: {error}"
-        ) from error
-    # F20: every record was read and every byte belongs to one, or the footer is wrong.
-    size = sum(_value_bytes(chunk) for chunk in column.chunks)
-    if column.num_chunks != 1 or size + 4 * count != block_size:
-        raise CorruptBatch(
-            f"block of {block_size} bytes is {len(column)} records with {size} bytes, the footer "
-            f"counts {count}: {block_size - size - 4 * len(column)} bytes belong to no record"
+        Raises:
+            CorruptBatch: The block does not hold the records the footer counts. Nothing else.
+        """
+        return self._arrays(lambda reader: reader.read(use_threads=False).column(0).chunks)
+
+    def pieces(self, piece_bytes: int) -> Iterator[pa.Array]:
+        """All records, in order, in arrays of about so many bytes if records are alike.
+
+        An array is made when it is asked for. So memory is that of one array, and stays in the
+        CPU's caches until the array is used.
+
+        Raises:
+            CorruptBatch: As :meth:`whole`, where the fault is: maybe after good arrays.
+        """
+        rows = max(1, self.footer.record_count * piece_bytes // max(1, self.size))
+        return self._arrays(
+            lambda reader: (
+                batch.column(0) for batch in reader.iter_batches(rows, use_threads=False)
+            )
         )
-    return column.chunk(0)
+
+    def _arrays(self, read: Callable[[Any], Iterable[pa.Array]]) -> Iterator[pa.Array]:
+        count = self.footer.record_count
+        if self.file is None:
+            yield pa.array(split_records(self.block, count), pa.binary())
+            return
+        rows = size = 0
+        try:
+            for values in read(pq.ParquetFile(pa.BufferReader(self.file), pre_buffer=False)):
+                rows += len(values)
+                size += _value_bytes(values)
+                yield values
+                del values  # or its memory is not free when the next one is made
+        except (pa.ArrowException, OSError, MemoryError) as error:
+            raise CorruptBatch(
+                f"block of {self.size} bytes does not hold {count} length-prefixed records: {error}"
+            ) from error
+        # F20: every record was read and every byte belongs to one, or the footer is wrong.
+        if size + 4 * count != self.size or rows != count:
+            raise CorruptBatch(
+                f"block of {self.size} bytes is {rows} records with {size} bytes, the footer "
+                f"counts {count}: {self.size - size - 4 * rows} bytes belong to no record"
+            )

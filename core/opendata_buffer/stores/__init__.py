@@ -6,9 +6,9 @@ collector :class:`List` and :class:`Delete`, the queue :class:`Get` and :class:`
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 __all__ = [
     "ABSENT",
@@ -19,6 +19,7 @@ __all__ = [
     "Delete",
     "DeleteFailure",
     "Get",
+    "GetInto",
     "IfVersion",
     "List",
     "Listing",
@@ -145,6 +146,21 @@ class Get(Protocol):
             InvalidInput: A key no object can have, or a range that is empty or negative.
             CorruptData: The object (or range) is larger than ``max_bytes``; it was not read.
             TransientStorageError, PermanentStorageError: The store did not answer.
+        """
+        ...
+
+
+@runtime_checkable
+class GetInto(Protocol):
+    """Reading one object to memory of the caller's; only a store of files has a use for it."""
+
+    def get_into(
+        self, key: str, allocate: Callable[[int], memoryview], *, max_bytes: int | None = None
+    ) -> None:
+        """Read an object to what ``allocate`` makes, which is called once, with its size.
+
+        Raises:
+            As :meth:`Get.get`. The memory may have been written to.
         """
         ...
 

@@ -18,6 +18,7 @@ from opendata_buffer.errors import (
 __all__ = [
     "MISSING",
     "make_directories",
+    "read_into",
     "read_range",
     "stamp_later",
     "stat_file",
@@ -106,6 +107,16 @@ def read_range(fd: int, start: int, end: int) -> bytes:
         parts.append(part)
         start += len(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def read_into(fd: int, memory: memoryview) -> bool:
+    """Fill the memory with the first bytes of an open file; false when it ends before."""
+    while memory:
+        count = os.readv(fd, [memory[:_CHUNK]])
+        if not count:
+            return False
+        memory = memory[count:]
+    return True
 
 
 def write_all(fd: int, data: bytes | memoryview) -> None:

@@ -7,7 +7,8 @@ import hashlib
 import os
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from opendata_buffer.errors import (
@@ -37,6 +38,7 @@ from opendata_buffer.stores.file_lock import FileLock, LockTimeout
 from opendata_buffer.stores.files import (
     MISSING,
     make_directories,
+    read_into,
     read_range,
     stamp_later,
     stat_file,
@@ -102,32 +104,50 @@ class LocalStore:
         max_bytes: int | None = None,
     ) -> Blob | NotModified:
         """See :meth:`opendata_buffer.stores.Get.get`."""
-        path = self._path(key)
         check_range(byte_range)
+        with self._opened(key) as (fd, status):
+            version = version_of(status)
+            if version == if_changed:
+                return NotModified()
+            start, end = cut(byte_range, status.st_size)
+            check_size(key, end - start, max_bytes)
+            data = read_range(fd, start, end)
+            if len(data) != end - start:
+                raise self._was_cut(key)
+        return Blob(data, version, status.st_mtime_ns // 1_000_000)
+
+    def get_into(
+        self, key: str, allocate: Callable[[int], memoryview], *, max_bytes: int | None = None
+    ) -> None:
+        """See :meth:`opendata_buffer.stores.GetInto.get_into`."""
+        with self._opened(key) as (fd, status):
+            check_size(key, status.st_size, max_bytes)
+            if not read_into(fd, allocate(status.st_size)):
+                raise self._was_cut(key)
+
+    @contextmanager
+    def _opened(self, key: str) -> Iterator[tuple[int, os.stat_result]]:
+        """A regular file, open for reading."""
+        path = self._path(key)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
                 status = os.fstat(fd)
                 if not stat.S_ISREG(status.st_mode):
                     raise ObjectNotFound(key, self.url)
-                version = version_of(status)
-                if version == if_changed:
-                    return NotModified()
-                start, end = cut(byte_range, status.st_size)
-                check_size(key, end - start, max_bytes)
-                data = read_range(fd, start, end)
+                yield fd, status
             finally:
                 os.close(fd)
         except OSError as error:
             if error.errno in MISSING:
                 raise ObjectNotFound(key, self.url) from None
             raise storage_error("read", path, error) from error
-        if len(data) != end - start:
-            raise TransientStorageError(
-                f"file {path!r} was cut to fewer bytes while it was read: it is written by "
-                "something else than this library"
-            )
-        return Blob(data, version, status.st_mtime_ns // 1_000_000)
+
+    def _was_cut(self, key: str) -> TransientStorageError:
+        return TransientStorageError(
+            f"file {self._path(key)!r} was cut to fewer bytes while it was read: it is written by "
+            "something else than this library"
+        )
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         """See :meth:`opendata_buffer.stores.Put.put`."""

@@ -10,15 +10,25 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from buffer_source.rows import MAX_TIME_MS, MIN_TIME_MS, RowBuilder, check_schema, default_schema
-from opendata_buffer.descriptors import ArrowBatch
+from opendata_buffer.descriptors import Records
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.manifest import Metadata
 
 LOCATION = "ingest/01JZ0000000000000000000000.batch"
 
 
-def batch(records: list[bytes], *metadata: Metadata, sequence: int = 5) -> ArrowBatch:
-    return ArrowBatch(pa.array(records, pa.binary()), sequence, LOCATION, metadata)
+def batch(
+    records: list[bytes], *metadata: Metadata, sequence: int = 5, array: int = 1 << 30
+) -> Records:
+    """A batch whose records come in arrays of ``array`` records."""
+    return of_values(pa.array(records, pa.binary()), *metadata, sequence=sequence, array=array)
+
+
+def of_values(
+    values: pa.BinaryArray, *metadata: Metadata, sequence: int = 5, array: int = 1 << 30
+) -> Records:
+    arrays = (values.slice(begin, array) for begin in range(0, len(values), array))
+    return Records(len(values), arrays, sequence, LOCATION, metadata)
 
 
 def schema(ddl: str) -> StructType:
@@ -29,9 +39,7 @@ def schema(ddl: str) -> StructType:
     return made
 
 
-def rows(
-    of: ArrowBatch, wanted: StructType | None = None, **limits: int
-) -> list[dict[str, object]]:
+def rows(of: Records, wanted: StructType | None = None, **limits: int) -> list[dict[str, object]]:
     builder = RowBuilder(wanted if wanted is not None else default_schema(), **limits)
     return pa.Table.from_batches(builder.pieces(of), schema=builder.schema).to_pylist()
 
@@ -148,14 +156,14 @@ def test_large_metadata_is_not_multiplied_into_one_piece() -> None:
 
 def test_one_large_metadata_payload_does_not_cut_the_rows_without_it() -> None:
     ranges = (Metadata(0, 0, b"s"), Metadata(100, 0, b"B" * 1000), Metadata(102, 0, b"s"))
-    batch = ArrowBatch(pa.array([b"x"] * 500, pa.binary()), 0, "l", ranges)
-    built = list(RowBuilder(default_schema(), piece_bytes=1000).pieces(batch))
+    made = batch([b"x"] * 500, *ranges)
+    built = list(RowBuilder(default_schema(), piece_bytes=1000).pieces(made))
     assert [piece.num_rows for piece in built] == [100, 1, 1, 398]
 
 
 def test_a_sliced_array_is_read_from_its_own_start() -> None:
     values = pa.array([b"skip"] * 3 + [b"a", b"bb", b"ccc"], pa.binary()).slice(3)
-    got = rows(ArrowBatch(values, 1, LOCATION, ()), schema("value BINARY"), piece_bytes=2)
+    got = rows(of_values(values), schema("value BINARY"), piece_bytes=2)
     assert [row["value"] for row in got] == [b"a", b"bb", b"ccc"]
 
 
@@ -164,9 +172,14 @@ def test_a_sliced_array_is_read_from_its_own_start() -> None:
     st.lists(st.tuples(st.integers(0, 60), st.integers(-(1 << 63), (1 << 63) - 1)), max_size=8),
     st.integers(1, 60),
     st.integers(1, 10),
+    st.integers(1, 50),
 )
 def test_pieces_agree_with_a_row_by_row_model(
-    records: list[bytes], ranges: list[tuple[int, int]], piece_bytes: int, piece_rows: int
+    records: list[bytes],
+    ranges: list[tuple[int, int]],
+    piece_bytes: int,
+    piece_rows: int,
+    array: int,
 ) -> None:
     metadata = [
         Metadata(start, time, str(number).encode()) for number, (start, time) in enumerate(ranges)
@@ -184,10 +197,8 @@ def test_pieces_agree_with_a_row_by_row_model(
         for index, record in enumerate(records)
     ]
     wanted = schema("value BINARY,metadata BINARY,sequence LONG,index INTEGER")
-    assert (
-        rows(batch(records, *metadata), wanted, piece_bytes=piece_bytes, piece_rows=piece_rows)
-        == expected
-    )
+    made = batch(records, *metadata, array=array)
+    assert rows(made, wanted, piece_bytes=piece_bytes, piece_rows=piece_rows) == expected
 
 
 @pytest.mark.parametrize(

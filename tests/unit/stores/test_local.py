@@ -12,15 +12,17 @@ from typing import Any
 import pytest
 
 from opendata_buffer.errors import (
+    CorruptData,
     InvalidInput,
     ObjectNotFound,
     PermanentStorageError,
     TransientStorageError,
     UnsafeStore,
 )
-from opendata_buffer.stores import ABSENT, Applied, Blob, IfVersion, Unknown, Vanished
+from opendata_buffer.stores import ABSENT, Applied, Blob, GetInto, IfVersion, Unknown, Vanished
 from opendata_buffer.stores.file_lock import FileLock
 from opendata_buffer.stores.local import RESERVED, LocalStore
+from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 
 
@@ -348,3 +350,49 @@ def test_a_link_into_a_databricks_mount_is_refused(
     monkeypatch.setattr(os.path, "realpath", lambda _: "/dbfs/mnt/queue")
     with pytest.raises(InvalidInput, match="Databricks mount"):
         LocalStore(tmp_path / "link")
+
+
+# get_into: only a store of files has it.
+
+
+def test_an_object_is_read_to_memory_of_the_callers(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    assert isinstance(store, GetInto)
+    assert not isinstance(MemoryStore(), GetInto)
+    for data in (b"", b"abc", bytes(range(256)) * 5000):
+        store.put("a/b", data)
+        made: list[bytearray] = []
+
+        def allocate(size: int, made: list[bytearray] = made) -> memoryview:
+            made.append(bytearray(size))
+            return memoryview(made[-1])
+
+        store.get_into("a/b", allocate, max_bytes=len(data))
+        assert made == [data]
+
+
+def test_no_memory_is_taken_for_what_is_missing_or_too_large(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.put("a/b", b"1234")
+
+    def allocate(size: int) -> memoryview:
+        raise AssertionError("memory was asked for")
+
+    with pytest.raises(ObjectNotFound):
+        store.get_into("a/c", allocate)
+    with pytest.raises(ObjectNotFound):
+        store.get_into("a", allocate)
+    with pytest.raises(CorruptData, match="4 bytes"):
+        store.get_into("a/b", allocate, max_bytes=3)
+
+
+def test_a_file_that_is_cut_while_it_is_read_to_memory_is_no_object(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.put("a/b", b"1234")
+
+    def allocate(size: int) -> memoryview:
+        (tmp_path / "a/b").write_bytes(b"12")
+        return memoryview(bytearray(size))
+
+    with pytest.raises(TransientStorageError, match="was cut to fewer bytes"):
+        store.get_into("a/b", allocate)
