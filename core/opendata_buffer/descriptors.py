@@ -93,9 +93,9 @@ class RawBatch:
 
 @dataclass(frozen=True, slots=True)
 class PooledBatch:
-    """As :class:`RawBatch`, in memory of Arrow's pool from where its records are read directly."""
+    """As :class:`RawBatch`; in memory of Arrow's pool where the store can read to it."""
 
-    buffer: ReadBuffer
+    data: bytes | ReadBuffer
     sequence: int
     location: str
     metadata: tuple[Metadata, ...]
@@ -103,7 +103,7 @@ class PooledBatch:
     @property
     def nbytes(self) -> int:
         """Bytes of the object."""
-        return len(self.buffer.data)
+        return len(self.data)
 
 
 @dataclass(frozen=True, slots=True)

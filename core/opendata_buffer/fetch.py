@@ -145,18 +145,16 @@ class FetchHandle:
     def fetch_pooled(self, descriptor: BatchDescriptor) -> PooledBatch:
         """As :meth:`fetch_raw`, for :meth:`records`."""
         started = self._runtime.monotonic()
-        buffer = ReadBuffer()
-        with _explained(descriptor):
-            location, limit = self._confined(descriptor), largest_object(self._max_batch_bytes)
-            if isinstance(self._store, GetInto):
-                self._store.get_into(location, buffer.allocate, max_bytes=limit)
-            else:
-                blob = self._store.get(location, max_bytes=limit)
-                assert isinstance(blob, Blob)
-                buffer.allocate(len(blob.data))[:] = blob.data
-        metrics.bytes_collected.add(len(buffer.data))
+        data: bytes | ReadBuffer
+        if isinstance(self._store, GetInto):
+            data = ReadBuffer()
+            with self._reading(descriptor) as (location, limit):
+                self._store.get_into(location, data.allocate, max_bytes=limit)
+            metrics.bytes_collected.add(len(data))
+        else:
+            data = self._get(descriptor).data
         metrics.fetch_duration_seconds.record(self._runtime.monotonic() - started)
-        return PooledBatch(buffer, descriptor.sequence, location, descriptor.metadata)
+        return PooledBatch(data, descriptor.sequence, descriptor.location, descriptor.metadata)
 
     def decode(self, raw: RawBatch) -> ConsumedBatch:
         """Decode what :meth:`fetch_raw` returned.
@@ -192,7 +190,7 @@ class FetchHandle:
         """
         sequence, location = pooled.sequence, pooled.location
         try:
-            block = open_arrow(pooled.buffer, self._max_batch_bytes)
+            block = open_arrow(pooled.data, self._max_batch_bytes)
         except CorruptBatch as error:
             raise BatchUnreadable(sequence, location, _plain(error)) from error
         count = block.footer.record_count
@@ -207,37 +205,33 @@ class FetchHandle:
         return Records(count, arrays(), sequence, location, pooled.metadata)
 
     def _get(self, descriptor: BatchDescriptor) -> RawBatch:
-        with _explained(descriptor):
-            location = self._confined(descriptor)
-            got = self._store.get(location, max_bytes=largest_object(self._max_batch_bytes))
+        with self._reading(descriptor) as (location, limit):
+            got = self._store.get(location, max_bytes=limit)
         assert isinstance(got, Blob)
         metrics.bytes_collected.add(len(got.data))
         return RawBatch(got.data, descriptor.sequence, location, descriptor.metadata)
 
-    def _confined(self, descriptor: BatchDescriptor) -> str:
-        """The location, if it is one we may read."""
+    @contextmanager
+    def _reading(self, descriptor: BatchDescriptor) -> Iterator[tuple[str, int]]:
+        """Key and largest size of the batch's object; errors of reading it name the batch."""
+        sequence, location = descriptor.sequence, descriptor.location
         # F23: whoever can write the manifest could otherwise have the consumer read, with its
         # rights, any object of the bucket.
-        if not self._allow_foreign and not is_confined(descriptor.location, self._prefix):
-            raise InvalidInput(
+        if not self._allow_foreign and not is_confined(location, self._prefix):
+            raise ForeignLocation(
+                sequence,
+                location,
                 f"it is no batch below the data prefix {self._prefix!r}; set "
-                "allow_foreign_locations to read it"
+                "allow_foreign_locations to read it",
             )
-        return descriptor.location
-
-
-@contextmanager
-def _explained(descriptor: BatchDescriptor) -> Iterator[None]:
-    """Say which batch it is that cannot be read."""
-    sequence, location = descriptor.sequence, descriptor.location
-    try:
-        yield
-    except ObjectNotFound as error:
-        raise BatchMissing(sequence, location, "its object does not exist") from error
-    except InvalidInput as error:
-        raise ForeignLocation(sequence, location, _plain(error)) from error
-    except CorruptData as error:
-        raise BatchUnreadable(sequence, location, _plain(error)) from error
+        try:
+            yield location, largest_object(self._max_batch_bytes)
+        except ObjectNotFound as error:
+            raise BatchMissing(sequence, location, "its object does not exist") from error
+        except InvalidInput as error:
+            raise ForeignLocation(sequence, location, _plain(error)) from error
+        except CorruptData as error:
+            raise BatchUnreadable(sequence, location, _plain(error)) from error
 
 
 def _plain(error: Exception) -> str:

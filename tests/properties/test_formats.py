@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from opendata_buffer.errors import CorruptBatch, CorruptManifest, InvalidInput
-from opendata_buffer.formats.arrow import decode_arrow, encode_arrow_block
+from opendata_buffer.formats.arrow import ReadBuffer, decode_arrow, encode_arrow_block, open_arrow
 from opendata_buffer.formats.batch import (
     Compression,
     decode_batch,
@@ -80,6 +80,13 @@ def mutate(raw: bytes, data: st.DataObject) -> bytes:
     return bytes(damaged)
 
 
+def in_pieces(data: bytes, max_bytes: int) -> pa.Array:
+    """Decoded from memory it was read to, in arrays of some 200 bytes."""
+    buffer = ReadBuffer()
+    buffer.allocate(len(data))[:] = data
+    return pa.concat_arrays(list(open_arrow(buffer, max_bytes).pieces(200)))
+
+
 @given(records | many_records, compressions, st.data())
 def test_f15_to_f22_damaged_batches_decode_alike_or_are_refused(
     values: list[bytes], compression: Compression, data: st.DataObject
@@ -89,11 +96,12 @@ def test_f15_to_f22_damaged_batches_decode_alike_or_are_refused(
         found: list[bytes] | None = decode_batch(damaged, CAP)
     except CorruptBatch:
         found = None
-    try:
-        by_arrow: list[bytes] | None = decode_arrow(damaged, CAP).to_pylist()
-    except CorruptBatch:
-        by_arrow = None
-    assert by_arrow == found
+    for decode in (decode_arrow, in_pieces):
+        try:
+            by_arrow: list[bytes] | None = decode(damaged, CAP).to_pylist()
+        except CorruptBatch:
+            by_arrow = None
+        assert by_arrow == found
     if found is not None and open_batch(damaged)[0].compression == Compression.NONE:
         # What decodes is a v1 batch: encoding it again gives the very bytes.
         assert encode_batch(found) == damaged
@@ -104,7 +112,7 @@ def test_f15_to_f22_damaged_batches_decode_alike_or_are_refused(
 @example(b"\x00\xff\xff\xff\xff\x01\x00")
 def test_any_bytes_are_a_batch_or_refused(raw: bytes) -> None:
     for tail in (b"", b"\x00\x01\x00\x00\x00\x01\x00", b"\x01\x2c\x01\x00\x00\x01\x00"):
-        for decode in (decode_batch, decode_arrow):
+        for decode in (decode_batch, decode_arrow, in_pieces):
             try:
                 decode(raw + tail, CAP)
             except CorruptBatch:

@@ -151,6 +151,9 @@ class ReadBuffer:
         self._file: pa.Buffer | None = None
         self.data = memoryview(b"")
 
+    def __len__(self) -> int:
+        return len(self.data)
+
     def allocate(self, size: int) -> memoryview:
         """Memory for an object of so many bytes: :attr:`data` from now on."""
         self._file = pa.allocate_buffer(_HEAD + size + _TAIL)

@@ -1,7 +1,8 @@
-"""The source over Spark Connect: what shared and serverless compute run.
+"""Source and sink over Spark Connect: what shared and serverless compute run.
 
-A process of its own, because a session is either classic or remote. The session has nothing
-registered: the format is found as in any other.
+Processes of their own, because a session is either classic or remote; one after the other,
+because its server listens on one port, 15002. The session has nothing registered: the format
+is found as in any other.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from typing import Any
 
 import pytest
 
+from opendata_buffer.formats.keys import Transaction
 from tests.spark.queues import manifest, produce, queued
+from tests.spark.written import queued as written
 
-SCRIPT = """
+SOURCE = """
 import json, os, sys
 from pyspark.sql import SparkSession
 
@@ -62,6 +65,36 @@ print(json.dumps({**result, "pid": os.getpid()}))
 """
 
 
+SINK = """
+import sys
+from pyspark.sql import SparkSession
+from buffer_sink import foreach_batch_writer
+
+store, home = sys.argv[1:]
+spark = SparkSession.builder.remote("local[2]").getOrCreate()
+frame = spark.range(0, 3, 1, 1).selectExpr("CAST(id AS STRING) AS value")
+frame.write.format("opendata-buffer").mode("append").save(store)
+
+stream = spark.readStream.schema("value STRING").text(home + "/in")
+def run(writer, name, *path):
+    writer = writer.option("checkpointLocation", home + "/" + name)
+    query = writer.trigger(availableNow=True).start(*path)
+    query.awaitTermination()
+    assert query.exception() is None, query.exception()
+
+run(stream.writeStream.format("opendata-buffer").option("txnAppId", "stream"), "one", store)
+to_buffer = foreach_batch_writer(store, txn_app_id="whole")
+run(stream.writeStream.foreachBatch(to_buffer), "two")
+
+part = foreach_batch_writer(store, txn_app_id="part")
+def beside(batch, batch_id):
+    for _ in range(2):
+        part(batch.selectExpr("upper(value) AS value"), batch_id)
+
+run(stream.writeStream.foreachBatch(beside), "three")
+"""
+
+
 def run_script(source: str, *arguments: str, **environment: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", source, *arguments],
@@ -75,14 +108,14 @@ def run_script(source: str, *arguments: str, **environment: str) -> str:
 
 
 @pytest.mark.slow
-def test_streams_a_batch_read_and_foreach_batch(tmp_path: Path) -> None:
+def test_source_of_streams_a_batch_read_and_foreach_batch(tmp_path: Path) -> None:
     expected: dict[str, list[list[Any]]] = {}
     for name in ("one", "two", "three"):
         records = [[f"{name}{n}{letter}".encode() for letter in "ab"] for n in range(3)]
         produce(str(tmp_path / name), records)
         expected[name] = [[n, i, f"{name}{n}{'ab'[i]}", "m"] for n in range(3) for i in range(2)]
 
-    got = json.loads(run_script(SCRIPT, str(tmp_path)).splitlines()[-1])
+    got = json.loads(run_script(SOURCE, str(tmp_path)).splitlines()[-1])
 
     assert got["remote"] == "pyspark.sql.connect.session"
     assert got["columns"] == (
@@ -101,3 +134,16 @@ def test_streams_a_batch_read_and_foreach_batch(tmp_path: Path) -> None:
     for name in ("one", "two", "three"):
         # The batch read fenced nobody, each query acknowledged what it read.
         assert (queued(str(tmp_path / name)), manifest(str(tmp_path / name)).epoch) == ([], 1)
+
+
+@pytest.mark.slow
+def test_sink_of_a_batch_a_stream_and_foreach_batch(store: str, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "0.txt").write_text("a\nb\n")
+    run_script(SINK, store, str(tmp_path))
+    assert [(each.transaction, each.records) for each in written(store)] == [
+        (None, [b"0", b"1", b"2"]),
+        (Transaction("stream", 0), [b"a", b"b"]),
+        (Transaction("whole", 0), [b"a", b"b"]),
+        (Transaction("part", 0), [b"A", b"B"]),
+    ]
