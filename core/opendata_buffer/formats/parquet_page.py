@@ -67,7 +67,10 @@ def head(block_size: int, count: int) -> bytes:
 
 
 def tail(block_size: int, count: int) -> bytes:
-    """What comes behind the block: the file metadata that points at the page header."""
+    """The file's end: the metadata that points at the page header.
+
+    What is between the block and this is part of nothing and not looked at.
+    """
     header_size = len(_page_header(block_size, count))
     chunk_size = header_size + block_size
     # SchemaElement: the root with one child, then the column: type, REQUIRED, name
