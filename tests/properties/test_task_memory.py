@@ -94,6 +94,6 @@ def test_a_task_holds_its_budget_and_two_batches(
     # In flight; of the batch that is decoded the object and, if it was compressed, the block,
     # and pieces of its rows. Arrow reserves the size of the block for a piece and gives it back.
     assert DECODED < result["pool"] < BUDGET + 2 * DECODED + 4 * MIB
-    # Of the process, with what the allocator keeps of it. Decoded ahead, it would be all that
-    # is in flight more.
-    assert DECODED < result["grown"] < BUDGET + 5 * DECODED
+    # Of the process, with what allocators keep: most where several threads read on a busy
+    # machine. Without a bound it would be all that is read.
+    assert DECODED < result["grown"] < BUDGET + 8 * DECODED
