@@ -322,7 +322,7 @@ class Moment:
     def await_in(self, driver: Driver, stream: Stream, rng: random.Random) -> None:
         if self.sees is not None:
             sees = self.sees
-            goal = sees(stream) + rng.randint(1, 3)
+            goal = sees(stream) + rng.randint(1, 2)
             # A machine that is too busy to get there is struck just where it is.
             until = time.monotonic() + SOON_S
             while not driver.ended() and sees(stream) < goal and time.monotonic() < until:
@@ -339,5 +339,5 @@ MOMENTS = (
     Moment("sink commit", Stream.sunk, 0.0),
     Moment("commit log", Stream.committed, 0.02),
     Moment("acknowledgement", Stream.committed, 0.15),
-    Moment("anywhere", None, 9.0),
+    Moment("anywhere", None, 6.0),
 )
