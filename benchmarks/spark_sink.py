@@ -6,6 +6,7 @@ to run a micro-batch's tasks and the sink's commit (``addBatch``).
 
 from __future__ import annotations
 
+import random
 import shutil
 import statistics
 import tempfile
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["sink_rows"]
 
 ROWS = 800_000
-ROUNDS = 3
+WARM_UP = 1  # rounds that do not count: the JVM compiles what both of them run
+ROUNDS = 5
 BATCHES = 3  # of each query; the first one of a run starts workers and does not count
 
 
@@ -64,11 +66,13 @@ def _measure(spark: SparkSession, size: int) -> Row:
     )
     ours: list[float] = []
     base: list[float] = []
-    for _ in range(ROUNDS):
-        ours.append(_seconds(frame, "opendata-buffer"))
-        base.append(_seconds(frame, "throw-away"))
-    ratio = statistics.median(b / o for o, b in zip(ours, base, strict=True))
-    ours_s, base_s = statistics.median(ours), statistics.median(base)
+    order = random.Random(7)
+    turns = [("opendata-buffer", ours), ("throw-away", base)]
+    for _ in range(WARM_UP + ROUNDS):
+        for sink, seconds in order.sample(turns, 2):
+            seconds.append(_seconds(frame, sink))
+    ours_s, base_s = (statistics.median(each[WARM_UP:]) for each in (ours, base))
+    ratio = base_s / ours_s
     return Row(
         f"streaming sink, {size:,}-byte records, against throwing them away",
         f"{ratio:.0%}",
