@@ -311,6 +311,15 @@ def seeded(name: str) -> Iterator[random.Random]:
         raise
 
 
+def await_first_commits(driver: Driver, streams: list[Stream]) -> None:
+    """Spark itself does not start again when its very first offset file was half written."""
+
+    def done() -> bool:
+        return driver.ended() or all(stream.committed() >= 0 for stream in streams)
+
+    wait_for(done, "the first micro-batch of each query")
+
+
 @dataclass(frozen=True)
 class Moment:
     """When to strike: up to ``late`` seconds after something about a query grew."""
@@ -322,7 +331,7 @@ class Moment:
     def await_in(self, driver: Driver, stream: Stream, rng: random.Random) -> None:
         if self.sees is not None:
             sees = self.sees
-            goal = sees(stream) + rng.randint(1, 2)
+            goal = sees(stream) + rng.randint(1, 3)
             # A machine that is too busy to get there is struck just where it is.
             until = time.monotonic() + SOON_S
             while not driver.ended() and sees(stream) < goal and time.monotonic() < until:

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spark.chaos.processes import MOMENTS, Fleet, Job, Stream, Writer, seeded
+from tests.spark.chaos.processes import (
+    MOMENTS,
+    Fleet,
+    Job,
+    Stream,
+    Writer,
+    await_first_commits,
+    seeded,
+)
 from tests.spark.chaos.worker_produce import values
 from tests.spark.queues import manifest
 
@@ -36,6 +44,8 @@ def test_every_record_once_in_parquet_and_sqlite_after_30_kills(
             rng.shuffle(moments)
             for moment in moments:
                 driver = fleet.go()
+                if not hit:
+                    await_first_commits(driver, streams)
                 moment.await_in(driver, rng.choice(streams), rng)
                 driver.kill()
                 hit["kill"] += 1

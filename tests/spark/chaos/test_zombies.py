@@ -20,6 +20,7 @@ from tests.spark.chaos.processes import (
     Job,
     Stream,
     Writer,
+    await_first_commits,
     seeded,
     wait_for,
 )
@@ -106,6 +107,7 @@ def test_drivers_that_were_suspended_and_replaced_end_when_they_wake_up(
     try:
         with seeded("CHAOS_SEED") as rng:
             zombie = fleet.go()
+            await_first_commits(zombie, streams)
             for moment in rng.sample(MOMENTS[1:7], FREEZES):
                 moment.await_in(zombie, rng.choice(streams), rng)
                 zombie.stop()
