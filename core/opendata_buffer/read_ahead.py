@@ -59,8 +59,7 @@ def fetch_many(
     The bytes in flight are those of fetches under way and of results nobody took yet. A fetch
     begins while they are below the limit, and always when there are none: its own size is the
     descriptor's, or where that is unknown the largest result so far. Until a first result says
-    how large results are, a descriptor without a size is fetched alone. Once a fetch was as
-    quick as a read from memory, the limit is 4 MiB if it was more.
+    how large results are, a descriptor without a size is fetched alone.
 
     An error is raised at its place in the order, after everything before it; no fetch begins
     after it. Closing the iterator, or dropping it, ends the threads.
@@ -181,7 +180,7 @@ class _ReadAhead(Generic[T]):
             with self._changed:
                 self._idle += 1
                 while not self._may_begin():
-                    if self._stopped or self._next >= len(self._items) or self._is_near():
+                    if not self._needs_threads():
                         self._idle -= 1
                         self._working -= 1
                         self._changed.notify_all()  # what waits for this thread has to fetch
@@ -230,9 +229,13 @@ class _ReadAhead(Generic[T]):
 
     def _may_begin(self) -> bool:
         """Whether a thread may begin the next item."""
-        if self._stopped or self._next >= len(self._items) or self._is_near():
-            return False
-        return self._open == 0 or self._bytes + self._cost() <= self._limit
+        return self._needs_threads() and (
+            self._open == 0 or self._bytes + self._cost() <= self._limit
+        )
+
+    def _needs_threads(self) -> bool:
+        """Whether there is, room or not, something left for threads to begin."""
+        return not self._stopped and self._next < len(self._items) and not self._is_near()
 
     def _cost(self) -> int:
         size = self._items[self._next].size

@@ -46,13 +46,17 @@ NOT_OURS = (LATE, "Task serialization failed: java.lang.IllegalStateException: I
 collection of the JVM while a task that refers to it is serialized; seen once in some 100 runs."""
 
 
+def is_ours(error: Exception) -> bool:
+    return not any(end in str(error) for end in NOT_OURS)
+
+
 def run(spark: SparkSession, queries: list[dict[str, Any]]) -> None:
     running = [start(spark, query) for query in queries]
     while True:
         for index, each in enumerate(running):
             error = each.exception()
             if error is not None:
-                if not any(end in str(error) for end in NOT_OURS):
+                if is_ours(error):
                     raise error
                 running[index] = start(spark, queries[index])
         time.sleep(0.2)
@@ -87,7 +91,7 @@ def drain(spark: SparkSession, query: dict[str, Any], restarts: int) -> None:
             start(spark, query, available_now=True).awaitTermination()
             return
         except Exception as error:
-            restarts -= not any(end in str(error) for end in NOT_OURS)
+            restarts -= is_ours(error)
             if restarts < 0:
                 raise
             print("restart after", type(error).__name__, str(error)[:300], flush=True)
