@@ -52,7 +52,7 @@ class DefaultSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """For ``spark.readStream``."""
         from buffer_source.options import SourceOptions
-        from buffer_source.reader import BufferStreamReader
+        from buffer_source.stream_reader import BufferStreamReader
 
         return BufferStreamReader(SourceOptions.from_spark(self.options), schema)
 

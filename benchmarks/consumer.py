@@ -7,8 +7,8 @@ import time
 from benchmarks.queues import Queued, fill, records_of
 from benchmarks.table import Row
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
-from opendata_buffer.consumer import Consumer
-from opendata_buffer.read_ahead import fetch_many
+from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.faults import FaultPlan, FaultyStore

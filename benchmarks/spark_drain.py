@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import buffer_source.reader
-import opendata_buffer.fetch
+import buffer_source.stream_reader
+import opendata_buffer.consumer.fetch
 from benchmarks.consumer import BATCHES, LATENCY_MS, SERIAL_BATCHES, SLOW, serial_seconds
 from benchmarks.queues import fill, records_of
 from benchmarks.table import Row
 from buffer_source.options import SourceOptions
-from buffer_source.reader import BufferStreamReader
+from buffer_source.stream_reader import BufferStreamReader
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, StoreOptions
-from opendata_buffer.consumer import Consumer
+from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores import Store
 from opendata_buffer.stores.factory import open_store
@@ -43,7 +43,7 @@ def slow_store(url: str, options: StoreOptions | None = None) -> Store:
 
 
 def slow_down() -> None:
-    for module in (buffer_source.reader, opendata_buffer.fetch):
+    for module in (buffer_source.stream_reader, opendata_buffer.consumer.fetch):
         module.open_store = slow_store  # type: ignore[attr-defined]
 
 

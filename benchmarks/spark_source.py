@@ -28,7 +28,7 @@ from benchmarks.codec import logs
 from benchmarks.queues import Queued, fill, records_of
 from benchmarks.table import Row
 from buffer_source.rows import RowBuilder
-from opendata_buffer.descriptors import Records
+from opendata_buffer.consumer.descriptors import Records
 from opendata_buffer.formats.arrow import decode_arrow
 from opendata_buffer.formats.batch import Compression, encode_batch
 from opendata_buffer.formats.manifest import Metadata

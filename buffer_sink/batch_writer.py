@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from buffer_sink.options import SinkOptions
-from buffer_sink.tasks import Plan
+from buffer_sink.plan import Plan
 from opendata_buffer.errors import InvalidInput
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from buffer_sink.commit import (
+from buffer_sink.decision import (
     AlreadyDone,
     CommitRecord,
     Separate,
@@ -26,8 +26,8 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.owner import claim_prefix
-from opendata_buffer.queue import Queue
+from opendata_buffer.queue.owner import claim_prefix
+from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import ABSENT, Absent, Applied, Blob, IfVersion, Store
 
@@ -55,7 +55,7 @@ class _SeparatorNeeded(Exception):
 
 
 class Committer:
-    """Commits groups of uploads to one queue. See :mod:`buffer_sink.commit` for the protocol.
+    """Commits groups of uploads to one queue. See :mod:`buffer_sink.decision` for the protocol.
 
     Args:
         store: Where queue and batches live.

@@ -9,7 +9,7 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.batch import Compression
 from opendata_buffer.formats.keys import Transaction
-from opendata_buffer.options import STORAGE_OPTIONS, OptionReader, storage_settings
+from opendata_buffer.option_reader import STORAGE_OPTIONS, OptionReader, storage_settings
 from opendata_buffer.stores.factory import open_store
 
 __all__ = ["SINK_OPTIONS", "SinkOptions"]
@@ -47,7 +47,7 @@ class SinkOptions:
         max_batch_bytes: Largest record block written; readers refuse larger ones. Bounds the
             size of one record. Default 256 MiB.
         compression: ``Compression.NONE`` (default) or ``Compression.ZSTD``.
-        zstd_level: Default 3 (RFC 0001, Compression).
+        zstd_level: Default 3 (OpenData RFC 0001, Compression).
         upload_concurrency: Uploads at once of one task; they run beside encoding. Default 4.
         max_metadata_ranges: Runs of equal ``metadata`` that one task may write. Each costs
             bytes in the manifest, which every append rewrites (failure F35). Default 100,000.

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
+from buffer_sink.blocks import Block, BlockBuilder, Columns
 from buffer_sink.messages import Moment, SinkCommit, Upload
 from buffer_sink.options import SinkOptions
-from buffer_sink.rows import Block, BlockBuilder, Columns
 from buffer_sink.uploads import UploadWindow
 from opendata_buffer import metrics
 from opendata_buffer.errors import TransientStorageError

@@ -9,7 +9,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 
 from buffer_sink.messages import SinkCommit
 from buffer_sink.options import SinkOptions
-from buffer_sink.tasks import Plan, task_property
+from buffer_sink.plan import Plan, task_property
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import Transaction
 

@@ -10,17 +10,16 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from buffer_source.filters import Predicate, push
 from buffer_source.measures import Measures
 from buffer_source.options import EARLIEST, LATEST, SourceOptions
-from buffer_source.partitions import BatchPartition
 from buffer_source.planner import pack
 from buffer_source.rows import check_schema
-from buffer_source.task import read_batches
-from opendata_buffer.descriptors import BatchDescriptor
+from buffer_source.task import BatchPartition, read_batches
+from opendata_buffer.consumer.descriptors import BatchDescriptor
+from opendata_buffer.consumer.transactions import TransactionFilter
 from opendata_buffer.errors import DataLoss, InvalidInput
 from opendata_buffer.formats.manifest import Manifest, QueueEntry
-from opendata_buffer.queue import Queue
+from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.factory import open_store
-from opendata_buffer.transactions import TransactionFilter
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from opendata_buffer.descriptors import BatchDescriptor
+from opendata_buffer.consumer.descriptors import BatchDescriptor
+from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.errors import CorruptBatch, ObjectNotFound
 from opendata_buffer.formats.batch import FOOTER_SIZE, parse_footer
-from opendata_buffer.read_ahead import fetch_many
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Blob, Get, List
 

@@ -13,7 +13,12 @@ from opendata_buffer.config import (
     QueueConfig,
 )
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.options import STORAGE_OPTIONS, OptionReader, queue_fields, storage_settings
+from opendata_buffer.option_reader import (
+    STORAGE_OPTIONS,
+    OptionReader,
+    queue_fields,
+    storage_settings,
+)
 from opendata_buffer.stores.factory import open_store
 
 __all__ = ["EARLIEST", "LATEST", "SOURCE_OPTIONS", "SourceOptions"]

@@ -26,7 +26,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from opendata_buffer.descriptors import Records
+from opendata_buffer.consumer.descriptors import Records
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.manifest import Metadata
 

@@ -12,13 +12,14 @@ import logging
 from bisect import bisect_left
 from typing import Any
 
+from buffer_source.commit_log import CommitLog
 from buffer_source.measures import Measures
 from buffer_source.offsets import SourceOffset
 from buffer_source.options import EARLIEST, LATEST, SourceOptions
 from buffer_source.planner import Limits, admit, pack
-from buffer_source.progress import CommitLog
-from opendata_buffer.consumer import Consumer
-from opendata_buffer.descriptors import BatchDescriptor
+from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.consumer.descriptors import BatchDescriptor
+from opendata_buffer.consumer.transactions import TransactionFilter
 from opendata_buffer.errors import (
     Conflict,
     DataLoss,
@@ -27,12 +28,11 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.keys import location_timestamp_ms
-from opendata_buffer.owner import claim_prefix, marker_key
-from opendata_buffer.queue import Queue
+from opendata_buffer.queue.owner import claim_prefix, marker_key
+from opendata_buffer.queue.queue import Queue
 from opendata_buffer.retry import full_jitter
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Store
-from opendata_buffer.transactions import TransactionFilter
 
 __all__ = ["StreamDriver"]
 

@@ -8,12 +8,14 @@ from contextlib import closing
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from pyspark.sql.datasource import InputPartition
+
 from buffer_source.options import SourceOptions
 from buffer_source.rows import PIECE_BYTES, RowBuilder
-from opendata_buffer.descriptors import BatchDescriptor, PooledBatch
+from opendata_buffer.consumer.descriptors import BatchDescriptor, PooledBatch
+from opendata_buffer.consumer.fetch import FetchHandle
+from opendata_buffer.consumer.read_ahead import Pace, fetch_many
 from opendata_buffer.errors import BatchMissing, TransientStorageError
-from opendata_buffer.fetch import FetchHandle
-from opendata_buffer.read_ahead import Pace, fetch_many
 from opendata_buffer.retry import full_jitter
 from opendata_buffer.runtime import SystemRuntime
 
@@ -21,9 +23,23 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-__all__ = ["read_batches"]
+__all__ = ["BatchPartition", "read_batches"]
 
 log = logging.getLogger(__name__)
+
+
+class BatchPartition(InputPartition):
+    """Batches of one task, in queue order; pickled into the task."""
+
+    def __init__(self, descriptors: tuple[BatchDescriptor, ...]) -> None:
+        super().__init__(descriptors)
+        self.descriptors = descriptors
+
+    def __repr__(self) -> str:
+        if not self.descriptors:
+            return "BatchPartition()"
+        first, last = self.descriptors[0].sequence, self.descriptors[-1].sequence
+        return f"BatchPartition({len(self.descriptors)} batches, {first} to {last})"
 
 
 def read_batches(

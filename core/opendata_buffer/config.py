@@ -69,7 +69,7 @@ class QueueConfig:
 
     Attributes:
         store: A URL: a path or ``file:///dir``, ``s3://bucket[/root]``, ``memory://name``.
-        data_path_prefix: Prefix of batch objects. Default ``ingest`` (RFC 0001, Producer).
+        data_path_prefix: Prefix of batch objects. Default ``ingest`` (OpenData RFC 0001, Producer).
         manifest_path: Key of the manifest. Default ``<data_path_prefix>/manifest``.
         store_options: How to reach an S3 store.
         cas_deadline_ms: How long one manifest change may retry. Default 60,000.
@@ -108,7 +108,7 @@ class QueueConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ProducerConfig(QueueConfig):
-    """Settings of a producer (RFC 0001, Producer).
+    """Settings of a producer (OpenData RFC 0001, Producer).
 
     Attributes:
         flush_interval_ms: Age at which a batch is flushed at the latest. Default 100.
@@ -118,7 +118,7 @@ class ProducerConfig(QueueConfig):
         max_buffered_bytes: Bytes that may wait, metadata and uploads in flight included. Default
             256 MiB.
         compression: ``Compression.NONE`` (default) or ``Compression.ZSTD``.
-        zstd_level: Default 3 (RFC 0001, Compression).
+        zstd_level: Default 3 (OpenData RFC 0001, Compression).
         max_batch_bytes: Largest record block written; readers refuse larger ones. One
             ``produce()`` call must fit. Default 256 MiB.
         upload_concurrency: Uploads at once. Default 8.
@@ -164,7 +164,7 @@ class ProducerConfig(QueueConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class GarbageCollectorConfig:
-    """Settings of the collector (RFC 0001, Garbage Collection).
+    """Settings of the collector (OpenData RFC 0001, Garbage Collection).
 
     Attributes:
         enabled: Whether a consumer runs the collector. Default true.
@@ -184,7 +184,7 @@ class GarbageCollectorConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ConsumerConfig(QueueConfig):
-    """Settings of a consumer (RFC 0001, Consumer).
+    """Settings of a consumer (OpenData RFC 0001, Consumer).
 
     Attributes:
         gc: The garbage collector that runs beside the consumer.

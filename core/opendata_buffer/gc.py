@@ -1,4 +1,4 @@
-"""The garbage collector: deletes batch objects that no queue entry names (RFC 0001).
+"""The garbage collector: deletes batch objects that no queue entry names (OpenData RFC 0001).
 
 :func:`plan` decides and does no IO; :class:`GarbageCollector` reads, asks it, and deletes. What
 keeps it from deleting a batch that may still be read:
@@ -32,7 +32,7 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.keys import location_timestamp_ms, parse_location
 from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
-from opendata_buffer.owner import MARKER_NAME, check_owner, claim_prefix
+from opendata_buffer.queue.owner import MARKER_NAME, check_owner, claim_prefix
 from opendata_buffer.runtime import Runtime, SystemRuntime, Task
 from opendata_buffer.stores import (
     ConditionalPut,
@@ -102,7 +102,7 @@ class GcStore(Get, ConditionalPut, List, Delete, Protocol):
 def plan(
     manifest: Manifest, listing: Listing, now_ms: int, *, data_path_prefix: str, grace_ms: int
 ) -> GcPlan:
-    """Which objects of a listing to delete (RFC 0001, Garbage Collection, Mechanism).
+    """Which objects of a listing to delete (OpenData RFC 0001, Garbage Collection, Mechanism).
 
     Args:
         manifest: The queue, read *after* the listing.

@@ -15,7 +15,7 @@ import pyarrow.dataset
 from notebooks.demo.flights import AIRPORTS
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.keys import parse_location
-from opendata_buffer.queue import Queue
+from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.factory import open_store
 

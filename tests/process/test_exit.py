@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer import Consumer
+from opendata_buffer.consumer.consumer import Consumer
 
 FORGETFUL = """
 import sys
 from opendata_buffer.config import ProducerConfig
-from opendata_buffer.producer import Producer
+from opendata_buffer.producer.producer import Producer
 
 def main():
     # A minute's interval: nothing is flushed by its age before the end.

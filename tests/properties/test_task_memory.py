@@ -16,7 +16,7 @@ import pytest
 
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.batch import Compression
-from opendata_buffer.producer import Producer
+from opendata_buffer.producer.producer import Producer
 
 MIB = 1 << 20
 BATCHES = 24
@@ -28,7 +28,7 @@ BUDGET = 32 * MIB
 PROBE = """
 import json, re, sys
 import pyarrow as pa
-from opendata_buffer import read_ahead
+from opendata_buffer.consumer import read_ahead
 from buffer_source.batch_reader import BufferBatchReader
 from buffer_source.options import SourceOptions
 from buffer_source.rows import default_schema

@@ -12,10 +12,13 @@ from contextlib import closing
 from buffer_sink.committer import Committer
 from buffer_sink.messages import Group, Moment, Upload
 from buffer_sink.options import SinkOptions
+from opendata_buffer.commit.durability import WriteHandle
 from opendata_buffer.config import ConsumerConfig, ProducerConfig
-from opendata_buffer.consumer import Consumer
-from opendata_buffer.descriptors import BatchDescriptor, ConsumedBatch
-from opendata_buffer.durability import WriteHandle
+from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.consumer.descriptors import BatchDescriptor, ConsumedBatch
+from opendata_buffer.consumer.fetch import FetchHandle
+from opendata_buffer.consumer.read_ahead import fetch_many
+from opendata_buffer.consumer.transactions import TransactionFilter
 from opendata_buffer.errors import (
     CommitStateUnknown,
     Conflict,
@@ -28,15 +31,12 @@ from opendata_buffer.errors import (
     StorageError,
     TransientStorageError,
 )
-from opendata_buffer.fetch import FetchHandle
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.gc import GarbageCollector
-from opendata_buffer.producer import Producer
-from opendata_buffer.read_ahead import fetch_many
+from opendata_buffer.producer.producer import Producer
 from opendata_buffer.testing.model import Record
-from opendata_buffer.transactions import TransactionFilter
 from tests.simulation.world import PREFIX, Node, World
 
 PASSING = (TransientStorageError, Conflict)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opendata_buffer.config import ConsumerConfig, ProducerConfig, QueueConfig
-from opendata_buffer.consumer import Consumer
+from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.producer import Producer
-from opendata_buffer.queue import Queue
+from opendata_buffer.producer.producer import Producer
+from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.factory import open_store
 

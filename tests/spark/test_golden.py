@@ -11,7 +11,7 @@ import pytest
 
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.manifest import Metadata, NewEntry
-from opendata_buffer.queue import Queue
+from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.factory import open_store
 

@@ -15,7 +15,7 @@ from pyspark.errors import StreamingQueryException
 
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.batch import Compression
-from opendata_buffer.producer import Producer
+from opendata_buffer.producer.producer import Producer
 from tests.spark.queues import Query, consume, manifest, numbered, produce, queued
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from opendata_buffer.errors import CorruptManifest, Fenced, PrefixConflict, Tran
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.gc import GarbageCollector, GcPlan, plan
-from opendata_buffer.owner import check_owner, claim_prefix
+from opendata_buffer.queue.owner import check_owner, claim_prefix
 from opendata_buffer.stores import DeleteFailure, Listing, ObjectInfo
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime

@@ -144,7 +144,7 @@ set_meter_provider(MeterProvider([reader]))
 from opendata_buffer import Compression, Consumer, ConsumerConfig, GarbageCollectorConfig
 from opendata_buffer import GarbageCollector, Producer, ProducerConfig
 from opendata_buffer.formats.manifest import NewEntry
-from opendata_buffer.queue import Queue
+from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
 

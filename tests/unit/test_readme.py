@@ -13,8 +13,8 @@ import pytest
 from buffer_sink.options import SINK_OPTIONS
 from buffer_source.options import SOURCE_OPTIONS
 from opendata_buffer import errors
-from opendata_buffer.cli import cli
-from opendata_buffer.options import STORAGE_OPTIONS
+from opendata_buffer.cli.commands import cli
+from opendata_buffer.option_reader import STORAGE_OPTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -59,7 +59,7 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_pages_of_decisions_are_listed_and_their_links_lead_somewhere() -> None:
-    pages = ROOT / "core" / "rfcs"
+    pages = ROOT / "core" / "decisions"
     index = (pages / "README.md").read_text(encoding="utf-8")
     for page in pages.glob("0*.md"):
         assert f"]({page.name})" in index

@@ -5,9 +5,9 @@
     block   record 0: [len u32 LE][data], record 1: …   compressed as a whole, or not
     footer  [compression u8][record_count u32 LE][version u16 LE = 1]   7 bytes, never compressed
 
-(RFC 0001, Data Batch Format.) An empty batch is its footer. This module works on Python bytes;
-:mod:`opendata_buffer.formats.arrow` does the same without an object per record, and is what
-large lists go through here: several times faster, and it lets other threads run.
+(OpenData RFC 0001, Data Batch Format.) An empty batch is its footer. This module works on Python
+bytes; :mod:`opendata_buffer.formats.arrow` does the same without an object per record, and is
+what large lists go through here: several times faster, and it lets other threads run.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def seal_block(
             in the one copy that is made anyway.
         record_count: Records in it.
         compression: ``NONE`` or ``ZSTD``.
-        level: Zstandard level, 1 to 22; RFC 0001 uses 3.
+        level: Zstandard level, 1 to 22; OpenData RFC 0001 uses 3.
 
     Raises:
         InvalidInput: The count does not fit a u32 or cannot be the block's.

@@ -5,7 +5,7 @@
     entry   [entry_len u32][sequence u64][location_len u16][location][metadata_count u32][items]
     item    [start_index u32][ingestion_time_ms i64][payload_len u32][payload]
 
-All little-endian; ``entry_len`` counts the bytes after itself (RFC 0001, Manifest Format).
+All little-endian; ``entry_len`` counts the bytes after itself (OpenData RFC 0001, Manifest Format).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     entries, back to back: see opendata_buffer.formats.entries
     footer  [entry_count u32][next_sequence u64][epoch u64][version u16 = 1]   22 bytes
 
-All little-endian (RFC 0001, Manifest Format).
+All little-endian (OpenData RFC 0001, Manifest Format).
 Appending copies the old entries as bytes and never decodes them.
 """
 

@@ -261,7 +261,7 @@ class DeliveryModel:
         """Whether the record was passed by and another batch of its append was not.
 
         The one loss that the filter cannot repair: its repeat would bring the other batch twice
-        (see :meth:`~opendata_buffer.transactions.TransactionFilter.skip`).
+        (see :meth:`~opendata_buffer.consumer.transactions.TransactionFilter.skip`).
         """
         torn = any(
             sequence in self._passed

@@ -12,7 +12,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from opendata_buffer.config import ProducerConfig, StoreOptions
-from opendata_buffer.producer import Producer
+from opendata_buffer.producer.producer import Producer
 from opendata_buffer.testing.s3_server import Answer, Fault, S3Server
 from tests.spark.chaos.processes import seeded, wait_for
 from tests.spark.chaos.worker_drive import LATE

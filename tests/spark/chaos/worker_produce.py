@@ -12,7 +12,7 @@ from contextlib import ExitStack
 
 from opendata_buffer import Producer, ProducerConfig, Transaction
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.queue import Queue
+from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.factory import open_store
 

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from buffer_sink.commit import CommitRecord, record_key
 from buffer_sink.committer import Committer
+from buffer_sink.decision import CommitRecord, record_key
 from buffer_sink.messages import Group, Moment, Upload
 from buffer_sink.options import SinkOptions
 from opendata_buffer.config import QueueConfig
+from opendata_buffer.consumer.transactions import TransactionFilter
 from opendata_buffer.errors import (
     CommitStateUnknown,
     PrefixConflict,
@@ -20,8 +21,8 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.batch import decode_batch, encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
-from opendata_buffer.owner import claim_prefix
-from opendata_buffer.queue import Queue
+from opendata_buffer.queue.owner import claim_prefix
+from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores import (
     Absent,
     IfVersion,
@@ -32,7 +33,6 @@ from opendata_buffer.stores import (
 )
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.transactions import TransactionFilter
 from tests.unit.scripted import (
     ScriptedStore,
     applied,

@@ -5,10 +5,10 @@ import threading
 import pyarrow as pa
 import pytest
 
+from buffer_sink.blocks import Columns
 from buffer_sink.messages import Moment
 from buffer_sink.options import SinkOptions
 from buffer_sink.partition import write_partition
-from buffer_sink.rows import Columns
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, PermanentStorageError, TransientStorageError
 from opendata_buffer.formats.batch import Compression, decode_batch, parse_footer

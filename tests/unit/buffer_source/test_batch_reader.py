@@ -14,7 +14,7 @@ from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import DataLoss, InvalidInput
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.producer import Producer
+from opendata_buffer.producer.producer import Producer
 from opendata_buffer.testing.runtime import ManualRuntime
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from buffer_source.measures import LIST_INTERVAL_S, UNKNOWN_SIZE, WORTH_LISTING, Measures
-from opendata_buffer.descriptors import BatchDescriptor
+from opendata_buffer.consumer.descriptors import BatchDescriptor
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.stores import Listing
 from opendata_buffer.stores.memory import MemoryStore

@@ -10,7 +10,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from buffer_source.rows import MAX_TIME_MS, MIN_TIME_MS, RowBuilder, check_schema, default_schema
-from opendata_buffer.descriptors import Records
+from opendata_buffer.consumer.descriptors import Records
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.manifest import Metadata
 

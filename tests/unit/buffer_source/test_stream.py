@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from buffer_source.commit_log import FIRST_BATCH_SETTLES_S
 from buffer_source.offsets import SourceOffset
 from buffer_source.options import SourceOptions
-from buffer_source.progress import FIRST_BATCH_SETTLES_S
 from buffer_source.stream import StreamDriver
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.consumer import Consumer
+from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import (
     DataLoss,
     Fenced,
@@ -26,7 +26,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
-from opendata_buffer.queue import Queue
+from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores import Blob, NotModified
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime

@@ -1,0 +1,166 @@
+"""The streaming source as Spark calls it: JSON offsets in, JSON offsets and partitions out.
+
+Spark makes one reader in a process beside the driver, which lives as long as the query runs,
+and another that it pickles into every task. Neither does anything when it is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from pyspark import __version__ as spark_version
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxBytes,
+        ReadMaxFiles,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+except ImportError as error:
+    raise ImportError(
+        f"streaming from a buffer needs Spark 4.2 or later and this is {spark_version}: earlier "
+        "ones do not tell a Python source what was committed, nor when to stop"
+    ) from error
+
+from buffer_source.offsets import INITIAL, SourceOffset
+from buffer_source.options import SourceOptions
+from buffer_source.rows import check_schema
+from buffer_source.task import BatchPartition, read_batches
+from opendata_buffer.errors import DataLoss, Fenced, QueueReset
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores.factory import open_store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from buffer_source.stream import StreamDriver
+
+__all__ = ["BufferStreamReader"]
+
+
+class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Streams a buffer, each batch once.
+
+    Args:
+        options: Parsed options.
+        schema: Columns wanted: any subset, in any order.
+    """
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        options.check_stream()
+        check_schema(schema)
+        self._options = options
+        self._schema = schema
+        self._driver: StreamDriver | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Tasks read; positions and the consumer stay with the driver.
+        return {**self.__dict__, "_driver": None}
+
+    def initialOffset(self) -> dict[str, Any]:
+        """A fixed sentinel: Spark asks twice and stores the answer nowhere."""
+        return dict(INITIAL)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Spark's name for the limit, for its progress; all limits are applied in latestOffset."""
+        options = self._options
+        if options.max_batches is not None:
+            return ReadMaxFiles(options.max_batches)
+        if options.max_bytes is not None:
+            return ReadMaxBytes(options.max_bytes)
+        if options.max_records is not None:
+            return ReadMaxRows(options.max_records)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Read what is queued now and stop."""
+        with _explained():
+            self._stream().prepare_available_now()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """The end of the next micro-batch; ``start`` itself when nothing waits.
+
+        Raises:
+            BufferError: See :meth:`buffer_source.stream.StreamDriver.latest`.
+        """
+        with _explained():
+            position = SourceOffset.from_json(start)
+            # Given back only where no limit is set, or by Trigger.Once, which has none.
+            unlimited = isinstance(limit, ReadAllAvailable)
+            end = self._stream().latest(position, unlimited=unlimited)
+        return start if end == position else end.to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Backlog and lag, for the query's progress."""
+        return self._stream().report()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The tasks of a micro-batch; a replay gets the same ones.
+
+        Raises:
+            BufferError: See :meth:`buffer_source.stream.StreamDriver.plan`.
+        """
+        with _explained():
+            until = SourceOffset.from_json(end)
+            if until is None:
+                return []
+            tasks = self._stream().plan(SourceOffset.from_json(start), until)
+        return [BatchPartition(descriptors) for descriptors in tasks]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Fetch, decode and cut the batches of one task. Runs on an executor."""
+        # Spark makes up a partition of its own where there is none to read.
+        descriptors = partition.descriptors if isinstance(partition, BatchPartition) else ()
+        return read_batches(self._options, self._schema, descriptors)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """The batches before ``end`` may leave the queue.
+
+        Raises:
+            Fenced: Another consumer took the queue.
+        """
+        with _explained():
+            position = SourceOffset.from_json(end)
+            if position is not None:
+                self._stream().commit(position)
+
+    def stop(self) -> None:
+        """Stop the collector. Spark mostly ends the process instead."""
+        if self._driver is not None:
+            self._driver.stop()
+
+    def _stream(self) -> StreamDriver:
+        if self._driver is None:
+            from buffer_source.stream import StreamDriver
+
+            queue = self._options.queue
+            store = open_store(queue.store, queue.store_options)
+            self._driver = StreamDriver(self._options, store, SystemRuntime())
+        return self._driver
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Say what a core error means in a query."""
+    try:
+        yield
+    except Fenced as error:
+        error.args = (
+            f"{error} Another streaming query or consumer reads this queue, or this query loads "
+            "it twice: use one query for each queue, and load() it once in it. The one DataFrame "
+            "may then be used twice, in a union or a join with itself.",
+        )
+        raise
+    except (DataLoss, QueueReset) as error:
+        error.args = (
+            f"{error} To go on with what is queued now, set the option failOnDataLoss to false; "
+            "to begin anew, give the query a new checkpointLocation.",
+        )
+        raise

@@ -1,0 +1,174 @@
+"""How the command line fails: one line on stderr, a documented exit code, no traceback.
+
+==== ===================================================================
+0    done
+1    an error, told in one line
+2    wrong usage
+130  interrupted (Ctrl-C)
+141  the reader of stdout went away (as a shell reports SIGPIPE); silent
+143  terminated (SIGTERM), after an orderly end
+==== ===================================================================
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import IO, Any, NoReturn
+
+import click
+
+from opendata_buffer.errors import OpenDataBufferError
+
+__all__ = ["Application", "Failure", "main_of"]
+
+INTERRUPTED = 130
+READER_GONE = 141
+TERMINATED = 143
+
+log = logging.getLogger("opendata_buffer.cli.commands")
+
+
+def one_line(text: object) -> str:
+    """The text without line breaks: names and messages of others may contain some."""
+    return re.sub(r"\s*[\r\n\v\f\x85\u2028\u2029]\s*", " ", str(text)).strip()
+
+
+class Failure(click.ClickException):
+    """An error as the user sees it; exit code 1."""
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print it on stderr."""
+        click.echo(f"error: {one_line(self.message)}", err=True)
+
+
+class Application(click.Group):
+    """A group of commands whose errors are all shown as :class:`Failure`."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; every way it can end badly becomes an exit code."""
+        _log_to_stderr(ctx.params.get("verbose", 0))
+        if sys.stdout is None:  # not written to is not the same as written out
+            raise Failure("standard output is closed: give the command one, such as >/dev/null")
+        try:
+            result = super().invoke(ctx)
+            # Here, where it can still be reported: at exit Python would print a traceback.
+            sys.stdout.flush()
+            return result
+        except (click.exceptions.Exit, click.Abort, click.ClickException):
+            raise
+        except KeyboardInterrupt:
+            ctx.exit(INTERRUPTED)
+        except BrokenPipeError:
+            _forget_stdout()
+            ctx.exit(READER_GONE)
+        except OpenDataBufferError as error:
+            log.debug("failed", exc_info=True)
+            raise Failure(str(error)) from error
+        except OSError as error:
+            log.debug("failed", exc_info=True)
+            _give_up_stdout()
+            where = "standard input or output" if error.filename is None else error.filename
+            raise Failure(f"{where}: {error.strerror or error}") from error
+        except MemoryError as error:
+            raise Failure("out of memory: lower --max-batch-bytes") from error
+        except Exception as error:
+            log.debug("failed", exc_info=True)
+            raise Failure(
+                f"internal error, {type(error).__name__}: {error}. This is a bug; run with -vv "
+                "for details"
+            ) from error
+
+
+def main_of(cli: click.Group) -> Callable[[], NoReturn]:
+    """The function that a console script calls."""
+
+    def main() -> NoReturn:
+        """Run the command line and exit."""
+        signal.signal(signal.SIGTERM, _terminate)
+        threading.excepthook = _log_thread_failure
+        try:
+            cli.main(prog_name="opendata-buffer")
+        except KeyboardInterrupt:
+            sys.exit(INTERRUPTED)
+        sys.exit(0)
+
+    return main
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    # As an exception, so that what was written is acknowledged and what was read is flushed.
+    sys.exit(TERMINATED)
+
+
+def _give_up_stdout() -> None:
+    """Write what can be written. What cannot would fail again at exit, with a code of its own."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        _forget_stdout()
+
+
+def _forget_stdout() -> None:
+    """Let the interpreter's last flush go nowhere."""
+    try:
+        sink = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(sink, sys.stdout.fileno())
+        os.close(sink)
+    except (OSError, ValueError):
+        pass
+
+
+def _log_thread_failure(failure: threading.ExceptHookArgs) -> None:
+    name = failure.thread.name if failure.thread else "a thread"
+    log.error("%s failed: %s", name, failure.exc_value)
+    log.debug(
+        "failed",
+        exc_info=failure.exc_value and (failure.exc_type, failure.exc_value, failure.exc_traceback),
+    )
+
+
+class _StderrHandler(logging.Handler):
+    verbose = False
+
+    def shows(self, record: logging.LogRecord) -> bool:
+        # The command itself tells of a batch that failed, in its one line.
+        return self.verbose or record.name != "opendata_buffer.producer.producer"
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            click.echo(self.format(record), err=True)
+        except Exception:
+            self.handleError(record)
+
+
+class _OneLine(logging.Formatter):
+    """``warning: message``; a traceback only in a debug record, which -vv asks for."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = f"{record.levelname.lower()}: {one_line(record.getMessage())}"
+        if record.exc_info and record.exc_info[1] is not None:
+            if record.levelno <= logging.DEBUG:
+                return f"{text}\n{self.formatException(record.exc_info)}"
+            text += f": {one_line(record.exc_info[1])}"
+        return text
+
+
+_handler = _StderrHandler()
+_handler.setFormatter(_OneLine())
+_handler.addFilter(_handler.shows)
+
+
+def _log_to_stderr(verbose: int) -> None:
+    root = logging.getLogger()
+    if _handler not in root.handlers:
+        root.addHandler(_handler)
+    level = {0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG)
+    logging.getLogger("opendata_buffer").setLevel(level)
+    _handler.verbose = bool(verbose)

@@ -1,0 +1,160 @@
+"""What is in a queue, without touching it: no epoch, no marker, nothing dequeued."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.errors import InvalidInput
+from opendata_buffer.formats.keys import parse_location
+from opendata_buffer.formats.manifest import Manifest, QueueEntry
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.runtime import Runtime
+from opendata_buffer.stores import Listing, Store
+
+__all__ = ["Status", "open_queue", "read_manifest", "read_status", "summarise"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """A queue at one moment.
+
+    Attributes:
+        store: URL of the store.
+        manifest: Key of the manifest.
+        data_path_prefix: Where its batches are.
+        queue_length: Batches that wait for the consumer.
+        oldest_sequence: Sequence of the first of them; None when the queue is empty.
+        newest_sequence: Sequence of the last of them.
+        oldest_age_seconds: Time since it was produced, by its producer's clock and ours.
+        newest_age_seconds: The same for the last one.
+        next_sequence: What the next batch will get.
+        epoch: How often a consumer took over the queue.
+        bytes_queued: Sizes of the waiting objects, as stored.
+        manifest_bytes: Size of the manifest.
+        missing: Waiting batches whose object is not there. ``fsck`` lists them.
+        orphans: Batch objects nobody waits for: consumed, or being uploaded right now. The
+            garbage collector deletes them when they are old enough.
+        orphan_bytes: Their sizes.
+    """
+
+    store: str
+    manifest: str
+    data_path_prefix: str
+    queue_length: int
+    oldest_sequence: int | None
+    newest_sequence: int | None
+    oldest_age_seconds: float | None
+    newest_age_seconds: float | None
+    next_sequence: int
+    epoch: int
+    bytes_queued: int
+    manifest_bytes: int
+    missing: int
+    orphans: int
+    orphan_bytes: int
+
+    def as_json(self) -> dict[str, Any]:
+        """All fields, by name."""
+        return asdict(self)
+
+
+def open_queue(store: Store, config: QueueConfig, runtime: Runtime) -> Queue:
+    """The queue of a configuration, to read it."""
+    return Queue(store, config, runtime=runtime, role="observer")
+
+
+def read_manifest(queue: Queue, store: Store, config: QueueConfig) -> Manifest:
+    """The manifest as it is now.
+
+    Raises:
+        InvalidInput: There is none.
+    """
+    manifest = queue.read()
+    if manifest is None:
+        raise InvalidInput(
+            f"there is no queue: no manifest {config.manifest_path!r} in {store.url}. Produce "
+            "into it first, or name the right queue with --data-path-prefix or --manifest-path."
+        )
+    return manifest
+
+
+def read_status(queue: Queue, store: Store, config: QueueConfig, runtime: Runtime) -> Status:
+    """Read the manifest and list the data prefix once.
+
+    Raises:
+        InvalidInput: There is no manifest.
+    """
+    before = read_manifest(queue, store, config)
+    listing = store.list(config.data_path_prefix + "/")
+    # Read again (not transferred when unchanged): a batch enqueued while the listing ran is no
+    # orphan, and one dequeued and collected meanwhile is not missing.
+    after = read_manifest(queue, store, config)
+    return summarise(
+        before, after, listing, store=store.url, config=config, now_ms=runtime.now_ms()
+    )
+
+
+def summarise(
+    before: Manifest,
+    after: Manifest,
+    listing: Listing,
+    *,
+    store: str,
+    config: QueueConfig,
+    now_ms: int,
+) -> Status:
+    """Add it up; pure.
+
+    Args:
+        before: The manifest read before the listing.
+        after: The manifest read after it; what is reported.
+        listing: The objects below the data prefix.
+        store: URL of the store.
+        config: Where the queue lives.
+        now_ms: Wall clock, for ages.
+    """
+    sizes = {found.key: found.size for found in listing.objects}
+    queued = after.entries()
+    locations = {entry.location for entry in queued}
+    known = {entry.location for entry in before.entries()}
+    orphaned = [
+        key
+        for key in sizes.keys() - known - locations
+        if parse_location(key, config.data_path_prefix) is not None
+    ]
+    oldest, newest = (queued[0], queued[-1]) if queued else (None, None)
+    return Status(
+        store=store,
+        manifest=config.manifest_path,
+        data_path_prefix=config.data_path_prefix,
+        queue_length=after.entry_count,
+        oldest_sequence=None if oldest is None else oldest.sequence,
+        newest_sequence=None if newest is None else newest.sequence,
+        oldest_age_seconds=_age(oldest, config, now_ms),
+        newest_age_seconds=_age(newest, config, now_ms),
+        next_sequence=after.next_sequence,
+        epoch=after.epoch,
+        bytes_queued=_total(sizes, locations),
+        manifest_bytes=after.size,
+        missing=len((locations & known) - sizes.keys()),
+        orphans=len(orphaned),
+        orphan_bytes=_total(sizes, orphaned),
+    )
+
+
+def _total(sizes: dict[str, int], locations: Iterable[str]) -> int:
+    return sum(sizes.get(location, 0) for location in locations)
+
+
+def _age(entry: QueueEntry | None, config: QueueConfig, now_ms: int) -> float | None:
+    if entry is None:
+        return None
+    parsed = parse_location(entry.location, config.data_path_prefix)
+    # The earliest record's time if there is one, else the object's: an entry may carry neither.
+    times = [each.ingestion_time_ms for each in entry.metadata]
+    if not times and parsed is not None:
+        times = [parsed.timestamp_ms]
+    return (now_ms - min(times)) / 1000 if times else None

@@ -1,0 +1,153 @@
+"""What a person sees in a terminal: tables, progress, sizes and ages. Built on rich."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TransferSpeedColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from opendata_buffer.cli.status import Status
+
+__all__ = ["counting", "format_age", "format_bytes", "status_table", "table", "track"]
+
+
+def format_bytes(size: int) -> str:
+    """``1536`` as ``1.5 KiB``."""
+    if size < 1024:
+        return f"{size} B"
+    value = float(size)
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        value /= 1024
+        if value < 1024 or unit == "TiB":
+            break
+    return f"{value:.1f} {unit}"
+
+
+def format_age(seconds: float | None) -> str:
+    """``93.2`` as ``1 min 33 s``; None as a dash."""
+    if seconds is None:
+        return "-"
+    # Another machine's clock may run ahead: an age below zero is no age.
+    if seconds < 10:
+        return f"{max(0.0, seconds):.1f} s"
+    whole = int(seconds)
+    days, whole = divmod(whole, 86_400)
+    hours, whole = divmod(whole, 3_600)
+    minutes, whole = divmod(whole, 60)
+    if days:
+        return f"{days} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes} min"
+    if minutes:
+        return f"{minutes} min {whole} s"
+    return f"{whole} s"
+
+
+def table(title: str, rows: Iterable[tuple[str, str]]) -> Table:
+    """Two columns, names and values. Values are shown as they are, never as markup."""
+    result = Table(title=Text(title), show_header=False, title_justify="left", box=None)
+    result.add_column(style="cyan")
+    result.add_column(overflow="fold")
+    for name, value in rows:
+        result.add_row(Text(name), Text(value))
+    return result
+
+
+def status_table(status: Status) -> Table:
+    """A queue's status for a person."""
+
+    def entry(sequence: int | None, age: float | None) -> str:
+        return "-" if sequence is None else f"{sequence:,}, {format_age(age)} old"
+
+    rows = [
+        ("manifest", f"{status.manifest} ({format_bytes(status.manifest_bytes)})"),
+        ("data path prefix", status.data_path_prefix),
+        ("queue length", f"{status.queue_length:,} batches, {format_bytes(status.bytes_queued)}"),
+        ("oldest sequence", entry(status.oldest_sequence, status.oldest_age_seconds)),
+        ("newest sequence", entry(status.newest_sequence, status.newest_age_seconds)),
+        ("next sequence", f"{status.next_sequence:,}"),
+        ("epoch", f"{status.epoch:,}"),
+        ("orphans", f"{status.orphans:,} objects, {format_bytes(status.orphan_bytes)}"),
+    ]
+    if status.missing:
+        rows.append(("missing", f"{status.missing:,} queued batches have no object: run fsck"))
+    return table(status.store, rows)
+
+
+@contextmanager
+def _progress(*columns: ProgressColumn) -> Iterator[Progress | None]:
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    with Progress(*columns, console=console, transient=True) as progress:
+        yield progress
+
+
+@contextmanager
+def track(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr; nothing when that is no terminal.
+
+    Yields:
+        Tell it how many are done, and of how many.
+    """
+    with _progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    ) as progress:
+        if progress is None:
+            yield lambda done, total: None
+            return
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+@contextmanager
+def counting(what: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """Bytes and records so far, on stderr; nothing when that is no terminal or ``quiet``.
+
+    Yields:
+        Tell it how many bytes and records more.
+    """
+    if quiet:
+        yield lambda size, records: None
+        return
+    with _progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        _Records(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeElapsedColumn(),
+    ) as progress:
+        if progress is None:
+            yield lambda size, records: None
+            return
+        task = progress.add_task(what, total=None, records=0)
+        seen = 0
+
+        def advance(size: int, records: int) -> None:
+            nonlocal seen
+            seen += records
+            progress.update(task, advance=size, records=seen)
+
+        yield advance
+
+
+class _Records(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.fields['records']:,} records", style="progress.download")

@@ -1,0 +1,7 @@
+"""Entries out: claimed, fetched in parallel, acknowledged in order."""
+
+from __future__ import annotations
+
+from opendata_buffer._public import attach
+
+__getattr__, __dir__, __all__ = attach(__name__)

@@ -1,0 +1,405 @@
+"""Hands out queued batches in order and acknowledges them (OpenData RFC 0001 and 0003).
+
+A queue has one consumer at a time. Starting one raises the manifest's epoch, which fences the
+one before: its next look at the manifest raises :class:`~.errors.Fenced`. Between two looks a
+fenced consumer may still deliver what it fetched (failure F8). So write each batch's sequence
+with its records, in one transaction of the target system, and pass the last one written as
+``last_acked_sequence`` at the next start; or guard the target's commit by :attr:`Consumer.epoch`
+and :meth:`Consumer.check_fence`.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from types import TracebackType
+
+from opendata_buffer import metrics
+from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.consumer.descriptors import BatchDescriptor, ConsumedBatch
+from opendata_buffer.consumer.fetch import FetchHandle
+from opendata_buffer.consumer.frontier import Frontier
+from opendata_buffer.errors import Closed, DataLoss, InvalidInput, OpenDataBufferError
+from opendata_buffer.formats.keys import location_timestamp_ms
+from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.gc import GarbageCollector
+from opendata_buffer.queue.owner import claim_prefix
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.runtime import Runtime, SystemRuntime
+from opendata_buffer.stores import Store
+from opendata_buffer.stores.factory import open_store
+
+__all__ = ["Consumer"]
+
+log = logging.getLogger(__name__)
+
+
+class Consumer:
+    """The one reader of a queue. Thread-safe; a context manager.
+
+    Two ways to read, over the same cursors::
+
+        while (batch := consumer.next_batch()) is not None:      # one by one
+            write(batch)
+            consumer.ack(batch.sequence)
+
+        descriptors = consumer.next_descriptors(1_000)           # read-ahead
+        for batch in fetch_many(consumer.fetch_handle().fetch, descriptors):
+            write(batch)
+        consumer.ack_through(batch.sequence)
+
+    Creating one takes the queue over and, given a position, drops what is acknowledged. A new
+    queue is created when there is none and no position was given.
+
+    Args:
+        config: Where the queue is, and how to read it.
+        last_acked_sequence: The last sequence that is surely processed; reading starts behind
+            it. None: at the oldest queued batch.
+        store: Instead of the one ``config.store`` names.
+        runtime: Clock and threads.
+        allow_data_loss: Go on behind a gap, with a warning, instead of raising ``DataLoss``.
+
+    Raises:
+        UnsafeStore: The store has no compare-and-swap.
+        PrefixConflict: The data prefix belongs to the queue of another manifest (failure F7).
+        QueueReset: A position was given, and the manifest is missing or ends before it
+            (failures F4, F27).
+        DataLoss: A position was given, and later batches were dequeued by somebody else.
+        CorruptManifest, StorageError, Conflict: The queue could not be taken over.
+    """
+
+    def __init__(
+        self,
+        config: ConsumerConfig,
+        last_acked_sequence: int | None = None,
+        *,
+        store: Store | None = None,
+        runtime: Runtime | None = None,
+        allow_data_loss: bool = False,
+    ) -> None:
+        self._config = config
+        self._runtime = runtime if runtime is not None else SystemRuntime()
+        opened = store if store is not None else open_store(config.store, config.store_options)
+        self._handle = FetchHandle.of(config, store=store, runtime=self._runtime)
+        self._allow_data_loss = allow_data_loss
+        self._lock = self._runtime.condition()
+        self._closed = False
+
+        opened.check_conditional_writes(config.manifest_path)
+        # Before the epoch: a consumer with the wrong configuration must not fence the right one.
+        claim_prefix(opened, config.data_path_prefix, config.manifest_path, runtime=self._runtime)
+        self._queue = Queue(opened, config, runtime=self._runtime, role="consumer")
+        manifest = self._queue.claim_epoch(last_acked_sequence, allow_data_loss=allow_data_loss)
+        self._epoch = manifest.epoch
+        self._next_sequence = manifest.next_sequence
+        # Also when nothing is queued the next sequence is known: whatever is missing between
+        # here and the first batch handed out is a gap (failure F28).
+        self._frontier = Frontier.at(manifest.first_sequence)
+        if last_acked_sequence is not None and manifest.first_sequence > last_acked_sequence + 1:
+            self._report_loss(last_acked_sequence + 1, manifest.first_sequence)
+        first = manifest.first_sequence
+        log.info("epoch %d owns %s, reads from %d", self._epoch, config.manifest_path, first)
+
+        self._gc: GarbageCollector | None = None
+        if config.gc.enabled:
+            self._gc = GarbageCollector(opened, config, runtime=self._runtime, epoch=self._epoch)
+            self._gc.start()
+            # F9: a consumer that is dropped without close() must not leave a collector behind.
+            weakref.finalize(self, self._gc.abandon)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch this consumer owns the queue with; higher than that of any before it."""
+        return self._epoch
+
+    @property
+    def last_acked_sequence(self) -> int | None:
+        """The position to start the next consumer with; None before the queue's first batch."""
+        return self._frontier.last_acked
+
+    @property
+    def last_handed_out_sequence(self) -> int | None:
+        """The read cursor: the last sequence handed out; None before the queue's first batch."""
+        return self._frontier.last_handed_out
+
+    @property
+    def next_sequence(self) -> int:
+        """What the next appended batch will get, as of the last look at the manifest."""
+        return self._next_sequence
+
+    def next_batch(self) -> ConsumedBatch | None:
+        """The next batch in order, or None when nothing is queued.
+
+        The read cursor advances only after the batch was fetched and decoded: after any error
+        the next call tries the same batch again.
+
+        Raises:
+            PoisonBatch: The batch is missing, unreadable or foreign. :meth:`skip` passes it by.
+            Fenced: Another consumer owns the queue.
+            DataLoss, QueueReset, CorruptManifest: The queue does not continue at the cursor.
+            TransientStorageError, PermanentStorageError: The store did not answer.
+            Closed: The consumer was closed. Nothing is changed by any of these.
+        """
+        with self._lock:
+            self._check_open()
+            found = self._peek(1)
+            if not found:
+                return None
+            batch = self._handle.fetch(found[0])
+            self._hand_out(found)
+            return batch
+
+    def ack(self, sequence: int) -> None:
+        """Acknowledge the next batch: it is processed and need never be delivered again.
+
+        Every ``config.ack_interval`` acknowledgements the manifest is written.
+
+        Raises:
+            InvalidInput: Not the next in order, or not handed out (failure F26).
+            Fenced: Another consumer owns the queue.
+            Conflict, QueueReset, CorruptManifest, StorageError: The manifest was due to be
+                written and was not.
+            Closed: The consumer was closed. Nothing is changed by any of these; repeat the call.
+        """
+        with self._lock:
+            self._check_open()
+            moved = self._frontier.ack(sequence)
+            self._acknowledge(moved, moved.undequeued >= self._config.ack_interval)
+
+    def ack_through(self, sequence: int) -> None:
+        """Acknowledge everything up to and including ``sequence``, in one manifest write.
+
+        It is not checked that every batch before was processed: pass the highest sequence with
+        nothing pending before it (OpenData RFC 0003, Descriptor handout contract).
+
+        Raises:
+            InvalidInput: Not handed out (failure F27), or acknowledged already.
+            Fenced: Another consumer owns the queue.
+            Conflict, QueueReset, CorruptManifest, StorageError: The manifest was not written.
+            Closed: The consumer was closed. Nothing is changed by any of these; repeat the call.
+        """
+        with self._lock:
+            self._check_open()
+            self._acknowledge(self._frontier.ack_through(sequence), write=True)
+
+    def flush(self) -> None:
+        """Take everything acknowledged out of the manifest; no write when there is nothing.
+
+        Raises:
+            Fenced: Another consumer owns the queue.
+            Conflict, QueueReset, CorruptManifest, StorageError: The manifest was not written.
+            Closed: The consumer was closed. Nothing is changed by any of these; repeat the call.
+        """
+        with self._lock:
+            self._check_open()
+            self._acknowledge(self._frontier, self._frontier.undequeued > 0)
+
+    def next_descriptors(self, max: int) -> list[BatchDescriptor]:  # noqa: A002
+        """Up to so many next entries, from one look at the manifest; nothing is fetched.
+
+        The read cursor advances past them at once. A descriptor that is lost is delivered again
+        only by a new consumer.
+
+        Raises:
+            InvalidInput: ``max`` is not positive.
+            Fenced: Another consumer owns the queue.
+            DataLoss, QueueReset, CorruptManifest: The queue does not continue at the cursor.
+            TransientStorageError, PermanentStorageError: The store did not answer.
+            Closed: The consumer was closed. Nothing is changed by any of these.
+        """
+        if max < 1:
+            raise InvalidInput(f"max is {max!r}: ask for at least one descriptor")
+        with self._lock:
+            self._check_open()
+            found = self._peek(max)
+            if found:
+                self._hand_out(found)
+            return found
+
+    def fetch_descriptor(self, descriptor: BatchDescriptor) -> ConsumedBatch:
+        """Fetch and decode one batch; moves no cursor.
+
+        Raises:
+            PoisonBatch: The batch is missing, unreadable or foreign.
+            TransientStorageError, PermanentStorageError: The store did not answer.
+            Closed: The consumer was closed. Nothing is changed by any of these.
+        """
+        self._check_open()
+        return self._handle.fetch(descriptor)
+
+    def fetch_handle(self) -> FetchHandle:
+        """What other threads and processes fetch with. It outlives the consumer, and a fence."""
+        return self._handle.clone()
+
+    def skip(self, sequence: int) -> BatchDescriptor:
+        """Give up one batch for ever: the next one, or one handed out and not acknowledged.
+
+        For batches that cannot be delivered (failure F25). The skip is logged as a warning with
+        the batch's location, for the audit. The entry leaves the queue with the next
+        acknowledgement behind it, or with its own, so a position stored by the target system
+        never falls behind the queue. Returns what was skipped, for
+        :meth:`.TransactionFilter.skip`.
+
+        Raises:
+            InvalidInput: Another sequence, or one that is not queued.
+            Fenced: Another consumer owns the queue.
+            DataLoss, QueueReset, CorruptManifest: The queue does not continue at the cursor.
+            TransientStorageError, PermanentStorageError: The store did not answer.
+            Closed: The consumer was closed. Nothing is changed by any of these.
+        """
+        with self._lock:
+            self._check_open()
+            entries = self._read().entries(start=sequence, limit=1)
+            moved = self._frontier.skip(sequence)
+            if not entries or entries[0].sequence != sequence:
+                raise InvalidInput(f"cannot skip sequence {sequence}: it is not queued")
+            log.warning(
+                "skipped batch %d at %r of %s on request, epoch %d: its records are not delivered",
+                sequence,
+                entries[0].location,
+                self._queue.key,
+                self._epoch,
+            )
+            self._frontier = moved
+            return BatchDescriptor.of(entries[0])
+
+    def check_fence(self) -> None:
+        """Make sure that this consumer still owns the queue, by one look at the manifest.
+
+        Before committing to a system that cannot compare epochs itself; it narrows the window
+        of failure F8 and cannot close it.
+
+        Raises:
+            Fenced: Another consumer owns the queue.
+            QueueReset, CorruptManifest, StorageError: The manifest could not be read.
+            Closed: The consumer was closed. Nothing is changed by any of these.
+        """
+        with self._lock:
+            self._check_open()
+            self._read()
+
+    def __len__(self) -> int:
+        """Batches queued and not acknowledged, by one look at the manifest; raises as a read."""
+        with self._lock:
+            self._check_open()
+            return self._queued(self._read())
+
+    def __bool__(self) -> bool:
+        # Not by length: `if consumer:` would ask the store, and say no to an empty queue.
+        return True
+
+    def close(self) -> None:
+        """Write out acknowledgements and stop the collector. Free to repeat.
+
+        The consumer is closed also when this raises. What was acknowledged and could not be
+        written is then delivered again to the next consumer, unless that is given a position.
+
+        Raises:
+            Fenced: There was something to write and another consumer owns the queue.
+            Conflict, QueueReset, CorruptManifest, StorageError: The manifest was not written.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        try:
+            # First: the collector may be in a request for long, and whoever ends this process
+            # does not wait for ever.
+            with self._lock:
+                self._acknowledge(self._frontier, self._frontier.undequeued > 0)
+        finally:
+            if self._gc is not None:
+                self._gc.stop()
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except OpenDataBufferError as error:
+            if exc is None:
+                raise
+            # The caller's own error matters more, and often is the cause of this one.
+            log.warning("closing after an error failed too: %s", error)
+
+    def _acknowledge(self, moved: Frontier, write: bool) -> None:
+        manifest = None
+        if write:
+            # The manifest first: until it is written nothing here has changed, and the call can
+            # be repeated (OpenData RFC 0003, ack_through).
+            manifest = self._queue.dequeue(moved.next_ack - 1, self._epoch)
+            moved = moved.dequeued()
+        metrics.acks.add(moved.next_ack - self._frontier.next_ack)
+        self._frontier = moved
+        if manifest is not None:
+            # Or a consumer that ends with an empty queue would show its last batch for ever.
+            metrics.queue_length.set(self._queued(manifest))
+            if not manifest.entry_count:
+                metrics.consumer_lag_seconds.set(0.0)
+
+    def _peek(self, limit: int) -> list[BatchDescriptor]:
+        """The next entries; moves the cursor only over a loss that was allowed."""
+        manifest = self._read()
+        start = self._frontier.next_hand_out
+        return [BatchDescriptor.of(entry) for entry in manifest.entries(start, limit)]
+
+    def _hand_out(self, found: list[BatchDescriptor]) -> None:
+        self._frontier = self._frontier.hand_out(found[-1].sequence)
+        metrics.descriptors_handed_out.add(len(found))
+
+    def _read(self) -> Manifest:
+        """The manifest, if it is still ours and continues where this consumer is."""
+        # The queue sees by itself when its manifest vanishes or goes backwards (failure F4).
+        manifest = self._queue.read()
+        assert manifest is not None
+        self._queue.check_epoch(manifest, self._epoch)
+        wanted = self._frontier.next_hand_out
+        # F28: entries that are gone and were never handed out here. Those dequeued behind the
+        # cursor, without a new epoch, are no loss: they were handed out.
+        if manifest.first_sequence > wanted:
+            if not self._allow_data_loss:
+                raise DataLoss(
+                    self._queue.key,
+                    wanted,
+                    manifest.first_sequence,
+                    "A consumer reads this queue without claiming it, or the manifest was edited.",
+                )
+            self._report_loss(wanted, manifest.first_sequence)
+            self._frontier = self._frontier.jump(manifest.first_sequence)
+        self._observe(manifest)
+        return manifest
+
+    def _report_loss(self, needed: int, oldest: int) -> None:
+        log.warning(
+            "data loss allowed: %s starts at %d, sequences %d to %d are gone unread",
+            self._queue.key,
+            oldest,
+            needed,
+            oldest - 1,
+        )
+
+    def _queued(self, manifest: Manifest) -> int:
+        return manifest.next_sequence - max(manifest.first_sequence, self._frontier.next_ack)
+
+    def _observe(self, manifest: Manifest) -> None:
+        self._next_sequence = manifest.next_sequence
+        lag_s = 0.0
+        if oldest := manifest.entries(self._frontier.next_ack, 1):
+            written_ms = location_timestamp_ms(oldest[0].location)
+            if written_ms is not None:
+                lag_s = max(0, self._runtime.now_ms() - written_ms) / 1000
+        metrics.queue_length.set(self._queued(manifest))
+        metrics.consumer_lag_seconds.set(lag_s)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(
+                f"the consumer of {self._queue.key!r} is closed: make a new one, with "
+                f"last_acked_sequence={self._frontier.last_acked}"
+            )

@@ -1,0 +1,125 @@
+"""What a consumer hands out: a queue entry to fetch, and what fetching it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from opendata_buffer.formats.manifest import Metadata, QueueEntry
+
+if TYPE_CHECKING:
+    from opendata_buffer.formats.arrow import ReadBuffer
+
+__all__ = ["ArrowBatch", "BatchDescriptor", "ConsumedBatch", "PooledBatch", "RawBatch", "Records"]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDescriptor:
+    """One queued batch that was handed out and is to be fetched. Small, hashable, picklable.
+
+    Attributes:
+        sequence: Position in the queue.
+        location: Key of the batch object, relative to the store.
+        metadata: Ranges of records with their ingestion time and payload.
+        size: Bytes of the object when somebody listed it; None when nobody did.
+    """
+
+    sequence: int
+    location: str
+    metadata: tuple[Metadata, ...] = ()
+    size: int | None = None
+
+    @classmethod
+    def of(cls, entry: QueueEntry, size: int | None = None) -> BatchDescriptor:
+        """The descriptor of a manifest entry."""
+        return cls(entry.sequence, entry.location, entry.metadata, size)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumedBatch:
+    """A decoded batch (OpenData RFC 0001, Consumer).
+
+    Attributes:
+        entries: The records, in ingestion order.
+        sequence: Position in the queue; what ``ack`` takes.
+        location: Key of the batch object.
+        metadata: Ranges of records with their ingestion time and payload. A ``start_index``
+            may lie beyond the last record: the format allows it.
+    """
+
+    entries: list[bytes]
+    sequence: int
+    location: str
+    metadata: tuple[Metadata, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the records."""
+        return sum(map(len, self.entries))
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowBatch:
+    """A decoded batch whose records are one ``pa.binary()`` array; no Python object each."""
+
+    values: pa.BinaryArray
+    sequence: int
+    location: str
+    metadata: tuple[Metadata, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array's buffers."""
+        return int(self.values.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class RawBatch:
+    """A batch object as it is stored: fetched and not decoded."""
+
+    data: bytes
+    sequence: int
+    location: str
+    metadata: tuple[Metadata, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the object."""
+        return len(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class PooledBatch:
+    """As :class:`RawBatch`; in memory of Arrow's pool where the store can read to it."""
+
+    data: bytes | ReadBuffer
+    sequence: int
+    location: str
+    metadata: tuple[Metadata, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the object."""
+        return len(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """A batch that was opened; its records are decoded as they are asked for, once.
+
+    Attributes:
+        count: Records in the batch.
+        arrays: Arrays of type ``pa.binary()`` with the records in order.
+        sequence: Position in the queue.
+        location: Key of the batch object.
+        metadata: Ranges of records with their ingestion time and payload.
+    """
+
+    count: int
+    arrays: Iterator[pa.BinaryArray]
+    sequence: int
+    location: str
+    metadata: tuple[Metadata, ...]

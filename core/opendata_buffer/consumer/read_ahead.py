@@ -1,0 +1,244 @@
+"""Many fetches at once, within a budget, with their results in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, TypeVar
+
+from opendata_buffer.consumer.descriptors import BatchDescriptor
+from opendata_buffer.errors import InvalidInput
+from opendata_buffer.runtime import Runtime, SystemRuntime, Task
+
+__all__ = ["Pace", "fetch_many"]
+
+T = TypeVar("T")
+
+DEFAULT_CONCURRENCY = 16
+DEFAULT_MAX_IN_FLIGHT_BYTES = 256 * 1024 * 1024
+
+NEAR_S, NEAR_BYTES_PER_S = 0.001, 1e9
+"""A fetch within this time came from a page cache, and not over a network."""
+
+FAR = 4
+"""So many times that time, and the store is not near any more; less may be a busy machine."""
+
+
+class Pace:
+    """Whether a store was quick so far; kept from one :func:`fetch_many` to the next.
+
+    Threads hide waiting. Where there is none to hide they only cost: switches, and memory that
+    is never twice the same.
+    """
+
+    def __init__(self) -> None:
+        self.near = False
+
+    def saw(self, size: int, seconds: float) -> None:
+        """A fetch of so many bytes took so long."""
+        limit = NEAR_S + size / NEAR_BYTES_PER_S
+        if seconds <= limit:
+            self.near = True
+        elif seconds > FAR * limit:
+            self.near = False
+
+
+def fetch_many(
+    fetch: Callable[[BatchDescriptor], T],
+    descriptors: Iterable[BatchDescriptor],
+    *,
+    concurrency: int = DEFAULT_CONCURRENCY,
+    max_in_flight_bytes: int = DEFAULT_MAX_IN_FLIGHT_BYTES,
+    runtime: Runtime | None = None,
+    size_of: Callable[[T], int] | None = None,
+    pace: Pace | None = None,
+) -> Generator[T, None, None]:
+    """Fetch ahead, in parallel, and yield the results in the order of the descriptors.
+
+    The bytes in flight are those of fetches under way and of results nobody took yet. A fetch
+    begins while they are below the limit, and always when there are none: its own size is the
+    descriptor's, or where that is unknown the largest result so far. Until a first result says
+    how large results are, a descriptor without a size is fetched alone.
+
+    An error is raised at its place in the order, after everything before it; no fetch begins
+    after it. Closing the iterator, or dropping it, ends the threads.
+
+    Args:
+        fetch: One fetch, such as :meth:`FetchHandle.fetch`. Called from several threads.
+        descriptors: What to fetch.
+        concurrency: Threads, at most; started as there is work for them. Default 16.
+        max_in_flight_bytes: Default 256 MiB.
+        runtime: Threads and clock.
+        size_of: Bytes of a result. Default: its ``nbytes``, else the descriptor's size.
+        pace: Where the store proves near, the caller's thread fetches, one after the other.
+
+    Raises:
+        InvalidInput: ``concurrency`` or ``max_in_flight_bytes`` is not positive.
+    """
+    for name, value in (("concurrency", concurrency), ("max_in_flight_bytes", max_in_flight_bytes)):
+        if value < 1:
+            raise InvalidInput(f"{name} is {value!r}: use a whole number of at least 1")
+    items = tuple(descriptors)
+    if len(items) == 1:
+        # A thread to wait for at once would be pure cost, and most micro-batches are this small.
+        return (fetch(each) for each in items)
+    ahead = _ReadAhead(
+        fetch,
+        items,
+        min(concurrency, len(items)),
+        max_in_flight_bytes,
+        runtime if runtime is not None else SystemRuntime(),
+        size_of,
+        pace,
+    )
+    return ahead.results()
+
+
+@dataclass(slots=True)
+class _Done(Generic[T]):
+    """The end of one fetch: its result or what it raised."""
+
+    cost: int
+    result: T | None = None
+    error: BaseException | None = None
+
+
+class _ReadAhead(Generic[T]):
+    def __init__(
+        self,
+        fetch: Callable[[BatchDescriptor], T],
+        items: tuple[BatchDescriptor, ...],
+        concurrency: int,
+        limit: int,
+        runtime: Runtime,
+        size_of: Callable[[T], int] | None,
+        pace: Pace | None,
+    ) -> None:
+        self._fetch = fetch
+        self._items = items
+        self._concurrency = concurrency
+        self._limit = limit
+        self._runtime = runtime
+        self._size_of = size_of
+        self._changed = runtime.condition()
+        self._next = 0  # first item nobody fetches yet
+        self._open = 0  # items fetched or being fetched, and not taken
+        self._bytes = 0  # what those weigh
+        self._largest: int | None = None
+        self._done: dict[int, _Done[T]] = {}
+        self._threads: list[Task] = []
+        self._working = 0  # threads that have not ended
+        self._idle = 0  # those of them that wait for room
+        self._pace = pace
+        self._stopped = False
+
+    def results(self) -> Generator[T, None, None]:
+        try:
+            for index in range(len(self._items)):
+                done = self._take(index)
+                if done.error is not None:
+                    raise done.error
+                yield done.result  # type: ignore[misc]  # T may include None
+                del done  # or the caller's last result lives while it waits for the next
+        finally:
+            with self._changed:
+                self._stopped = True
+                self._changed.notify_all()
+            for thread in self._threads:
+                thread.join()
+
+    def _take(self, index: int) -> _Done[T]:
+        cost = None
+        with self._changed:
+            while index not in self._done:
+                if index == self._next and self._is_near():
+                    _, cost = self._begin()
+                    break
+                self._staff()
+                self._changed.wait()
+        if cost is not None:
+            self._finish(index, cost)
+        with self._changed:
+            done = self._done.pop(index)
+            self._open -= 1
+            self._bytes -= done.cost
+            self._changed.notify_all()
+            self._staff()
+            return done
+
+    def _staff(self) -> None:
+        """Start threads while there is something to fetch that no idle one will."""
+        while not self._idle and self._working < self._concurrency and self._may_begin():
+            self._working += 1
+            work = partial(self._work, *self._begin())
+            self._threads.append(self._runtime.spawn(work, "opendata-buffer-fetch"))
+
+    def _work(self, index: int, cost: int) -> None:
+        while True:
+            self._finish(index, cost)
+            with self._changed:
+                self._idle += 1
+                while not self._may_begin():
+                    if not self._needs_threads():
+                        self._idle -= 1
+                        self._working -= 1
+                        self._changed.notify_all()  # what waits for this thread has to fetch
+                        return
+                    self._changed.wait()
+                self._idle -= 1
+                index, cost = self._begin()
+
+    def _finish(self, index: int, cost: int) -> None:
+        done = self._run(index, cost)
+        with self._changed:
+            self._bytes += done.cost - cost
+            self._done[index] = done
+            if done.error is not None:
+                # Items are begun in order: all before this one are under way or done.
+                self._stopped = True
+            else:
+                self._largest = max(self._largest or 0, done.cost)
+            self._changed.notify_all()
+
+    def _begin(self) -> tuple[int, int]:
+        index, cost = self._next, self._cost()
+        self._next += 1
+        self._open += 1
+        self._bytes += cost
+        return index, cost
+
+    def _run(self, index: int, cost: int) -> _Done[T]:
+        item = self._items[index]
+        started = self._runtime.monotonic()
+        try:
+            result = self._fetch(item)
+            taken = self._runtime.monotonic() - started
+            if self._size_of is not None:
+                size = self._size_of(result)
+            else:
+                size = getattr(result, "nbytes", item.size or 0)
+        except BaseException as error:
+            return _Done(cost, error=error)
+        if self._pace is not None:
+            self._pace.saw(size, taken)
+        return _Done(size, result)
+
+    def _is_near(self) -> bool:
+        return self._pace is not None and self._pace.near
+
+    def _may_begin(self) -> bool:
+        """Whether a thread may begin the next item."""
+        return self._needs_threads() and (
+            self._open == 0 or self._bytes + self._cost() <= self._limit
+        )
+
+    def _needs_threads(self) -> bool:
+        """Whether there is, room or not, something left for threads to begin."""
+        return not self._stopped and self._next < len(self._items) and not self._is_near()
+
+    def _cost(self) -> int:
+        size = self._items[self._next].size
+        if size is not None:
+            return size
+        return self._limit if self._largest is None else self._largest

@@ -1,0 +1,1 @@
+from opendata_buffer.producer.producer import Producer as Producer

@@ -1,0 +1,1 @@
+from opendata_buffer.queue.queue import Queue as Queue

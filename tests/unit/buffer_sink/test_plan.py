@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import pickle
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import IntegerType, StringType, StructField, StructType
+
+from buffer_sink.options import SinkOptions
+from buffer_sink.plan import Plan, task_property
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.errors import InvalidInput, QueueReset
+from opendata_buffer.formats.keys import Transaction
+
+SCHEMA = StructType([StructField("value", StringType())])
+
+
+def plan(tmp_path: Path) -> Plan:
+    options = SinkOptions(queue=QueueConfig(store=str(tmp_path)))
+    return pickle.loads(pickle.dumps(Plan.make(options, SCHEMA)))  # type: ignore[no-any-return]
+
+
+def test_making_a_plan_touches_nothing(tmp_path: Path) -> None:
+    plan(tmp_path / "not there")
+    assert not (tmp_path / "not there").exists()
+
+
+def test_a_plan_with_a_wrong_column() -> None:
+    options = SinkOptions(queue=QueueConfig(store="/x"))
+    with pytest.raises(InvalidInput, match="column 'n'"):
+        Plan.make(options, StructType([StructField("n", IntegerType())]))
+
+
+def test_a_write_is_visible_after_its_commit_only(tmp_path: Path) -> None:
+    made = plan(tmp_path)
+    rows = pa.record_batch([pa.array(["a", "b"])], names=["value"])
+    message = made.write(iter([rows]), Transaction("q", 0))
+    assert message.planned == made.made
+    assert len(list(tmp_path.rglob("*.batch"))) == 1
+    assert not (tmp_path / "ingest" / "manifest").exists()
+    plan(tmp_path).commit([message, None])
+    before = (tmp_path / "ingest" / "manifest").read_bytes()
+    plan(tmp_path).commit([message])
+    assert (tmp_path / "ingest" / "manifest").read_bytes() == before
+
+
+def test_a_queue_deleted_on_purpose_fails_one_commit_and_not_the_next(tmp_path: Path) -> None:
+    rows = pa.record_batch([pa.array(["a"])], names=["value"])
+    plan(tmp_path).commit([plan(tmp_path).write(iter([rows]), None)])
+    shutil.rmtree(tmp_path / "ingest")
+    message = plan(tmp_path).write(iter([rows]), None)
+    with pytest.raises(QueueReset, match="vanished while in use"):
+        plan(tmp_path).commit([message])
+    plan(tmp_path).commit([message])
+    assert (tmp_path / "ingest" / "manifest").exists()
+
+
+def test_there_is_no_task_here() -> None:
+    assert task_property("sql.streaming.queryId") is None

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadMaxBytes,
+    ReadMaxFiles,
+    ReadMaxRows,
+)
+
+from buffer_source.offsets import INITIAL
+from buffer_source.options import SourceOptions
+from buffer_source.rows import default_schema
+from buffer_source.stream_reader import BufferStreamReader
+from buffer_source.task import BatchPartition
+from opendata_buffer.config import ProducerConfig
+from opendata_buffer.errors import BatchMissing, Fenced, InvalidInput
+from opendata_buffer.producer.producer import Producer
+
+
+def reader(store: Path, **options: str) -> BufferStreamReader:
+    given = {"path": str(store), "gcEnabled": "false", **options}
+    return BufferStreamReader(SourceOptions.from_spark(given), default_schema())
+
+
+def produce(store: Path, *records: bytes) -> None:
+    with Producer(ProducerConfig(store=str(store))) as producer:
+        producer.produce(list(records), b"m")
+
+
+def test_making_and_pickling_a_reader_does_nothing(tmp_path: Path) -> None:
+    made = reader(tmp_path / "queue")
+    assert made.initialOffset() == INITIAL
+    made.getDefaultReadLimit()
+    pickle.loads(pickle.dumps(made))
+    made.stop()
+    assert not (tmp_path / "queue").exists()
+
+
+def test_from_offsets_to_rows_through_pickling(tmp_path: Path) -> None:
+    produce(tmp_path, b"a", b"b")
+    produce(tmp_path, b"c")
+    driver = reader(tmp_path, minPartitions="1")
+    end = driver.latestOffset(driver.initialOffset(), ReadAllAvailable())
+    assert end["next"] == 2
+    (partition,) = driver.partitions(driver.initialOffset(), end)
+    assert isinstance(partition, BatchPartition)
+    assert repr(partition) == "BatchPartition(2 batches, 0 to 1)"
+    # Pickled after it was used: the driver's consumer must not travel.
+    executor = pickle.loads(pickle.dumps(driver))
+    rows = pa.Table.from_batches(executor.read(pickle.loads(pickle.dumps(partition)))).to_pylist()
+    assert [(row["value"], row["sequence"], row["index"]) for row in rows] == [
+        (b"a", 0, 0),
+        (b"b", 0, 1),
+        (b"c", 1, 0),
+    ]
+    driver.commit(end)
+    assert driver.latestOffset(end, ReadAllAvailable()) is end
+    driver.stop()
+
+
+def test_a_missing_batch_names_sequence_and_location(tmp_path: Path) -> None:
+    produce(tmp_path, b"a")
+    driver = reader(tmp_path)
+    end = driver.latestOffset(driver.initialOffset(), ReadAllAvailable())
+    (partition,) = driver.partitions(driver.initialOffset(), end)
+    for path in (tmp_path / "ingest").glob("*.batch"):
+        path.unlink()
+    with pytest.raises(BatchMissing, match=r"batch 0 at 'ingest/.* failOnDataLoss set to false"):
+        list(driver.read(partition))
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_f25_a_missing_batch_can_be_passed_by(tmp_path: Path, missing: int) -> None:
+    for record in (b"a", b"b", b"c"):
+        produce(tmp_path, record)
+    driver = reader(tmp_path, failOnDataLoss="false", minPartitions="1")
+    end = driver.latestOffset(driver.initialOffset(), ReadAllAvailable())
+    (partition,) = driver.partitions(driver.initialOffset(), end)
+    assert isinstance(partition, BatchPartition)
+    (tmp_path / partition.descriptors[missing].location).unlink()
+    rows = pa.Table.from_batches(driver.read(partition)).to_pylist()
+    assert [row["sequence"] for row in rows] == [each for each in (0, 1, 2) if each != missing]
+
+
+def test_the_default_limit_is_the_users() -> None:
+    store = Path("/unused")
+    assert reader(store).getDefaultReadLimit() == ReadAllAvailable()
+    assert reader(store, maxBatchesPerTrigger="2").getDefaultReadLimit() == ReadMaxFiles(2)
+    assert reader(store, maxBytesPerTrigger="2").getDefaultReadLimit() == ReadMaxBytes(2)
+    assert reader(store, maxRecordsPerTrigger="2").getDefaultReadLimit() == ReadMaxRows(2)
+
+
+def test_fenced_says_that_reading_a_queue_twice_does_this(tmp_path: Path) -> None:
+    produce(tmp_path, b"a")
+    first, second = reader(tmp_path), reader(tmp_path)
+    end = first.latestOffset(first.initialOffset(), ReadAllAvailable())
+    second.latestOffset(second.initialOffset(), ReadAllAvailable())
+    with pytest.raises(Fenced, match=r"epoch 1 was fenced by epoch 2 .*loads it twice") as caught:
+        first.latestOffset(end, ReadAllAvailable())
+    assert (caught.value.epoch, caught.value.current_epoch) == (1, 2)
+
+
+def test_a_stream_refuses_what_only_a_batch_read_has(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="endingOffsets"):
+        reader(tmp_path, endingOffsets="3")

@@ -1,0 +1,170 @@
+"""The check of a queue: every kind of damage is found, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from opendata_buffer.cli.fsck import Finding, Report, check_queue
+from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.errors import InvalidInput
+from opendata_buffer.formats.batch import Compression, encode_batch
+from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores import Blob, NotModified
+from opendata_buffer.stores.memory import MemoryStore
+
+CONFIG = ConsumerConfig(store="memory://fsck")
+RUNTIME = SystemRuntime()
+LOCATIONS = [f"ingest/01J5T4R3KXBMZ7QV9N2WG8YD{n:02}.batch" for n in range(20)]
+
+
+def queue_of(*batches: bytes | None, metadata: tuple[Metadata, ...] = ()) -> MemoryStore:
+    """A queue whose entries have these objects; None is missing."""
+    store = MemoryStore()
+    for location, data in zip(LOCATIONS, batches, strict=False):
+        if data is not None:
+            store.put(location, data)
+    entries = [NewEntry(location, metadata) for location in LOCATIONS[: len(batches)]]
+    store.put("ingest/manifest", Manifest.empty().append(entries).raw)
+    return store
+
+
+def check(store: MemoryStore, config: ConsumerConfig = CONFIG) -> Report:
+    return check_queue(store, config, RUNTIME)
+
+
+def test_a_sound_queue() -> None:
+    store = queue_of(encode_batch([b"a", b"b"]), encode_batch([b"c"], Compression.ZSTD))
+    report = check(store)
+    size = sum(each.size for each in store.list("ingest/0").objects)
+    assert report.as_json() == {
+        "ok": True,
+        "batches": 2,
+        "records": 3,
+        "bytes": size,
+        "problems": [],
+        "notes": [],
+    }
+
+
+def test_an_empty_queue_is_sound() -> None:
+    store = MemoryStore()
+    store.put("ingest/manifest", Manifest.empty().raw)
+    assert check(store) == Report()
+
+
+def test_f25_a_missing_batch_is_found_and_the_check_goes_on() -> None:
+    report = check(queue_of(encode_batch([b"a"]), None, encode_batch([b"c"])))
+    assert report.problems == [Finding(1, LOCATIONS[1], "its object does not exist")]
+    assert (report.batches, report.records, report.ok) == (3, 2, False)
+    assert str(report.problems[0]).startswith(f"sequence 1 '{LOCATIONS[1]}': ")
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "footer"),
+        (encode_batch([b"abc"])[1:], "record 0"),
+        (encode_batch([b"abc"])[:-1] + b"\x07", "version"),
+        (b"\x00" + encode_batch([]), "footer counts no records"),
+    ],
+)
+def test_f20_a_batch_that_does_not_decode_is_found(data: bytes, says: str) -> None:
+    (problem,) = check(queue_of(data)).problems
+    assert problem.sequence == 0
+    assert says in problem.problem
+
+
+def test_f21_a_batch_beyond_the_cap_is_found_without_being_expanded() -> None:
+    bomb = encode_batch([bytes(10_000_000)], Compression.ZSTD)
+    config = ConsumerConfig(store="memory://fsck", max_batch_bytes=100_000)
+    (problem,) = check(queue_of(bomb), config).problems
+    assert "max_batch_bytes" in problem.problem
+
+
+def test_f23_a_location_outside_the_prefix_is_found_and_never_fetched() -> None:
+    store = MemoryStore()
+    store.put("secret/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch", encode_batch([b"secret"]))
+    entry = NewEntry("secret/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch")
+    store.put("ingest/manifest", Manifest.empty().append([entry]).raw)
+    report = check(store)
+    assert "below the data prefix 'ingest'" in report.problems[0].problem
+    assert report.records == 0
+
+
+def test_a_location_queued_twice_is_found_at_both_places() -> None:
+    store = MemoryStore()
+    store.put(LOCATIONS[0], encode_batch([b"a"]))
+    store.put("ingest/manifest", Manifest.empty().append([NewEntry(LOCATIONS[0])] * 2).raw)
+    report = check(store)
+    assert [each.sequence for each in report.problems] == [0, 1]
+    assert "queued 2 times" in report.problems[0].problem
+
+
+def test_f15_a_corrupt_manifest_is_a_finding_and_no_error() -> None:
+    for damage in (slice(0, 1), slice(-1, None)):
+        store = queue_of(encode_batch([b"a"]), encode_batch([b"b"]))
+        got = store.get("ingest/manifest")
+        assert isinstance(got, Blob)
+        raw = bytearray(got.data)
+        raw[damage] = b"\xff"
+        store.put("ingest/manifest", bytes(raw))
+        (problem,) = check(store).problems
+        assert (problem.sequence, problem.location) == (None, "ingest/manifest")
+        assert str(problem).startswith("manifest 'ingest/manifest': ")
+
+
+def test_metadata_beyond_the_records_is_legal_and_noted() -> None:
+    metadata = (Metadata(0, 0, b""), Metadata(1, 0, b""), Metadata(4_000_000_000, 0, b""))
+    report = check(queue_of(encode_batch([b"a"]), metadata=metadata))
+    assert report.ok
+    assert [each.sequence for each in report.notes] == [0]
+    assert "4000000000" in report.notes[0].problem
+
+
+def test_a_batch_dequeued_and_collected_meanwhile_is_no_problem() -> None:
+    class Racing(MemoryStore):
+        """The consumer finishes, and its collector runs, right after the manifest was read."""
+
+        def get(
+            self,
+            key: str,
+            *,
+            if_changed: str | None = None,
+            byte_range: tuple[int, int] | None = None,
+            max_bytes: int | None = None,
+        ) -> Blob | NotModified:
+            got = super().get(
+                key, if_changed=if_changed, byte_range=byte_range, max_bytes=max_bytes
+            )
+            if isinstance(got, Blob) and key == "ingest/manifest" and if_changed is None:
+                self.put(key, Manifest.parse(got.data).drop_through(0).raw)
+                self.delete_many([LOCATIONS[0], LOCATIONS[1]])
+            return got
+
+    store = Racing()
+    for location in LOCATIONS[:2]:
+        store.put(location, encode_batch([b"a"]))
+    entries = [NewEntry(location) for location in LOCATIONS[:2]]
+    store.put("ingest/manifest", Manifest.empty().append(entries).raw)
+    # Sequence 0 was consumed and may be gone; sequence 1 still waits and is missed.
+    assert [each.sequence for each in check(store).problems] == [1]
+
+
+def test_progress_ends_at_the_number_of_entries() -> None:
+    told: list[tuple[int, int]] = []
+    store = queue_of(*[encode_batch([b"a"])] * 20)
+    check_queue(store, CONFIG, RUNTIME, advance=lambda done, total: told.append((done, total)))
+    assert told == [(done, 20) for done in range(1, 21)]
+
+
+def test_no_manifest_is_an_error() -> None:
+    with pytest.raises(InvalidInput, match="there is no queue"):
+        check(MemoryStore())
+
+
+def test_the_check_writes_nothing() -> None:
+    store = queue_of(encode_batch([b"a"]), None)
+    before = store.list("").objects
+    check(store)
+    assert store.list("").objects == before

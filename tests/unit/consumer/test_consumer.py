@@ -1,0 +1,618 @@
+"""Reading a queue once, in order, whatever else happens to it."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from opendata_buffer import metrics
+from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
+from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.consumer.read_ahead import fetch_many
+from opendata_buffer.errors import (
+    BatchMissing,
+    BatchUnreadable,
+    Closed,
+    CorruptManifest,
+    DataLoss,
+    Fenced,
+    ForeignLocation,
+    InvalidInput,
+    PrefixConflict,
+    QueueReset,
+    TransientStorageError,
+    UnsafeStore,
+)
+from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.keys import batch_key
+from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
+from opendata_buffer.queue.owner import claim_prefix
+from opendata_buffer.stores import Absent, Blob, IfVersion, PutOutcome
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
+
+
+class CountingStore(MemoryStore):
+    """Counts manifest writes, and fails what it is told to fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes = 0
+        self.fail_next: list[Exception] = []
+
+    def get(self, key: str, **options: Any) -> Any:
+        if self.fail_next:
+            raise self.fail_next.pop(0)
+        return super().get(key, **options)
+
+    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        self.writes += key == "ingest/manifest"
+        return super().put_if(key, data, condition)
+
+
+class Fixture:
+    """A store, a clock, and a producer reduced to what a consumer sees of one."""
+
+    def __init__(self) -> None:
+        self.runtime = ManualRuntime()
+        self.store = CountingStore()
+        self._open: list[Consumer] = []
+
+    def consumer(self, last_acked: int | None = None, **settings: Any) -> Consumer:
+        arguments = {name: settings.pop(name) for name in ("allow_data_loss",) if name in settings}
+        settings.setdefault("gc", GarbageCollectorConfig(enabled=False))
+        config = ConsumerConfig(store="memory://consumer", cas_deadline_ms=1, **settings)
+        made = Consumer(config, last_acked, store=self.store, runtime=self.runtime, **arguments)
+        self._open.append(made)
+        return made
+
+    def produce(self, *records: bytes) -> list[str]:
+        """Queue a batch per record."""
+        locations = [batch_key("ingest", self.runtime.ulid()) for _ in records]
+        for location, record in zip(locations, records, strict=True):
+            self.store.put(location, encode_batch([record]))
+        self.enqueue(*locations)
+        return locations
+
+    def enqueue(self, *locations: str) -> None:
+        meta = (Metadata(0, 5, b"m"),)
+        self.write(self.manifest().append([NewEntry(each, meta) for each in locations]))
+
+    def manifest(self) -> Manifest:
+        if not any(info.key == "ingest/manifest" for info in self.store.list("").objects):
+            return Manifest.empty()
+        got = MemoryStore.get(self.store, "ingest/manifest")
+        assert isinstance(got, Blob)
+        return Manifest.parse(got.data)
+
+    def write(self, manifest: Manifest) -> None:
+        self.store.put("ingest/manifest", manifest.raw)
+
+    def queued(self) -> list[int]:
+        return [entry.sequence for entry in self.manifest().entries()]
+
+    def close(self) -> None:
+        for consumer in self._open:
+            if consumer._gc is not None:
+                consumer._gc.stop()
+
+
+@pytest.fixture
+def queue() -> Iterator[Fixture]:
+    made = Fixture()
+    yield made
+    made.close()
+
+
+# Starting
+
+
+def test_starting_creates_the_queue_with_epoch_1(queue: Fixture) -> None:
+    consumer = queue.consumer()
+    assert (consumer.epoch, queue.manifest().epoch) == (1, 1)
+    assert (consumer.next_batch(), len(consumer), bool(consumer)) == (None, 0, True)
+    assert consumer.last_acked_sequence is None
+
+
+def test_starting_at_the_oldest_or_behind_a_position(queue: Fixture) -> None:
+    queue.produce(b"a", b"b", b"c")
+    first = queue.consumer().next_batch()
+    assert first is not None
+    assert (first.sequence, first.entries) == (0, [b"a"])
+    assert first.metadata == (Metadata(0, 5, b"m"),)
+    resumed = queue.consumer(0)
+    assert (resumed.epoch, queue.queued()) == (2, [1, 2]), "dequeued at the start"
+    assert [batch.entries for batch in _drain(resumed)] == [[b"b"], [b"c"]]
+
+
+def test_starting_behind_the_newest_waits_for_more(queue: Fixture) -> None:
+    queue.produce(b"a")
+    consumer = queue.consumer(0)
+    assert consumer.next_batch() is None
+    queue.produce(b"b")
+    assert [batch.sequence for batch in _drain(consumer)] == [1]
+
+
+def test_f4_a_position_in_a_queue_that_is_not_there(queue: Fixture) -> None:
+    with pytest.raises(QueueReset, match=r"cannot resume after sequence 7.*does not exist"):
+        queue.consumer(7)
+    assert queue.manifest() == Manifest.empty(), "not created either"
+
+
+@pytest.mark.parametrize("position", [2, 3, 2**64 - 1])
+def test_f4_f27_a_position_beyond_the_queue_changes_nothing(queue: Fixture, position: int) -> None:
+    queue.produce(b"a", b"b")
+    with pytest.raises(QueueReset, match=f"after sequence {position}: manifest .* ends at 1"):
+        queue.consumer(position)
+    assert (queue.queued(), queue.manifest().epoch) == ([0, 1], 0)
+
+
+def test_a_position_before_the_queue_is_data_loss(queue: Fixture) -> None:
+    queue.produce(b"a", b"b", b"c", b"d")
+    queue.consumer(2)
+    with pytest.raises(DataLoss, match=r"sequence 1 is needed but .* starts at 3") as caught:
+        queue.consumer(0)
+    assert (caught.value.needed, caught.value.oldest) == (1, 3)
+    assert queue.manifest().epoch == 1, "the other consumer is not fenced"
+
+
+def test_data_loss_can_be_allowed_and_is_logged(
+    queue: Fixture, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.produce(b"a", b"b", b"c", b"d")
+    queue.consumer(2)
+    consumer = queue.consumer(0, allow_data_loss=True)
+    assert [batch.sequence for batch in _drain(consumer)] == [3]
+    assert "sequences 1 to 2 are gone unread" in caplog.text
+    consumer.ack(3)
+
+
+def test_f12_a_store_without_compare_and_swap_is_refused(
+    queue: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(near: str) -> None:
+        raise UnsafeStore("this store ignores If-Match")
+
+    monkeypatch.setattr(queue.store, "check_conditional_writes", refuse)
+    with pytest.raises(UnsafeStore):
+        queue.consumer()
+    assert queue.store.list("").objects == ()
+
+
+def test_f7_a_prefix_of_another_queue_is_refused_before_anybody_is_fenced(
+    queue: Fixture,
+) -> None:
+    claim_prefix(queue.store, "ingest", "other/manifest")
+    with pytest.raises(PrefixConflict, match=r"'other/manifest'.*'ingest/manifest'"):
+        queue.consumer()
+    assert queue.manifest() == Manifest.empty()
+
+
+def test_f10_an_epoch_at_its_end_is_not_wrapped(queue: Fixture) -> None:
+    queue.write(Manifest.empty().with_epoch(2**63 - 1))
+    with pytest.raises(CorruptManifest, match="forged"):
+        queue.consumer()
+
+
+# Reading one by one
+
+
+def _drain(consumer: Consumer) -> Iterator[Any]:
+    while (batch := consumer.next_batch()) is not None:
+        yield batch
+
+
+def test_acks_leave_the_manifest_every_so_many(queue: Fixture) -> None:
+    queue.produce(*(b"%d" % each for each in range(7)))
+    consumer = queue.consumer(ack_interval=3)
+    writes = queue.store.writes
+    for batch in _drain(consumer):
+        consumer.ack(batch.sequence)
+    assert queue.store.writes - writes == 2
+    assert (queue.queued(), len(consumer)) == ([6], 0)
+    consumer.flush()
+    assert queue.queued() == []
+    writes = queue.store.writes
+    consumer.flush()
+    assert queue.store.writes == writes, "nothing new, nothing written"
+
+
+def test_f26_the_first_ack_must_be_handed_out_and_the_next(queue: Fixture) -> None:
+    queue.produce(b"a", b"b", b"c")
+    consumer = queue.consumer()
+    with pytest.raises(InvalidInput, match="was not handed out"):
+        consumer.ack(0)
+    consumer.next_batch()
+    consumer.next_batch()
+    with pytest.raises(InvalidInput, match="0 comes first"):
+        consumer.ack(1)
+    consumer.flush()
+    assert queue.queued() == [0, 1, 2]
+
+
+def test_a_failed_ack_changes_nothing_and_can_be_repeated(queue: Fixture) -> None:
+    queue.produce(b"a")
+    consumer = queue.consumer(ack_interval=1)
+    consumer.next_batch()
+    queue.store.fail_next = [TransientStorageError("503")] * 50
+    with pytest.raises(TransientStorageError):
+        consumer.ack(0)
+    queue.store.fail_next = []
+    assert (consumer.last_acked_sequence, queue.queued()) == (None, [0])
+    consumer.ack(0)
+    assert (consumer.last_acked_sequence, queue.queued()) == (0, [])
+
+
+def test_f25_a_missing_batch_stays_at_the_head_until_it_is_back(queue: Fixture) -> None:
+    location = queue.produce(b"a", b"b")[0]
+    consumer = queue.consumer()
+    queue.store.delete_many([location])
+    for _ in range(3):
+        with pytest.raises(BatchMissing, match="batch 0 at"):
+            consumer.next_batch()
+    queue.store.put(location, encode_batch([b"restored"]))
+    assert [batch.entries for batch in _drain(consumer)] == [[b"restored"], [b"b"]]
+
+
+def test_f25_a_poison_batch_can_be_skipped_with_an_audit_record(
+    queue: Fixture, caplog: pytest.LogCaptureFixture
+) -> None:
+    locations = queue.produce(b"a", b"b", b"c")
+    queue.store.put(locations[1], b"garbage")
+    consumer = queue.consumer(ack_interval=1)
+    assert consumer.next_batch() is not None
+    consumer.ack(0)
+    with pytest.raises(BatchUnreadable, match=r"skip\(1\)") as caught:
+        consumer.next_batch()
+    skipped = consumer.skip(caught.value.sequence)
+    assert (skipped.sequence, skipped.location) == (1, locations[1])
+    assert f"skipped batch 1 at '{locations[1]}'" in caplog.text
+    assert queue.queued() == [1, 2], "a stored position of 0 still resumes"
+    last = consumer.next_batch()
+    assert last is not None
+    assert last.sequence == 2
+    consumer.ack(2)
+    assert queue.queued() == []
+
+
+def test_f25_skip_takes_nothing_that_is_not_queued(queue: Fixture) -> None:
+    queue.produce(b"a")
+    consumer = queue.consumer()
+    for sequence in (1, 5):
+        with pytest.raises(InvalidInput, match="only sequence 0 can"):
+            consumer.skip(sequence)
+    consumer.skip(0)
+    with pytest.raises(InvalidInput, match="cannot skip sequence 1: it is not queued"):
+        consumer.skip(1)
+    consumer.ack(0)
+
+
+def test_f23_a_foreign_location_is_a_poison_batch(queue: Fixture) -> None:
+    foreign = batch_key("secrets", queue.runtime.ulid())
+    queue.store.put(foreign, encode_batch([b"secret"]))
+    queue.enqueue(foreign)
+    with pytest.raises(ForeignLocation, match=f"batch 0 at '{foreign}'"):
+        queue.consumer().next_batch()
+    batch = queue.consumer(allow_foreign_locations=True).next_batch()
+    assert batch is not None
+    assert batch.entries == [b"secret"]
+
+
+# Read-ahead
+
+
+def test_descriptors_come_in_order_from_one_look_and_fetch_nothing(queue: Fixture) -> None:
+    locations = queue.produce(b"a", b"b", b"c")
+    queue.store.delete_many(locations)
+    consumer = queue.consumer()
+    found = [*consumer.next_descriptors(2), *consumer.next_descriptors(2)]
+    assert [(each.sequence, each.location) for each in found] == list(enumerate(locations))
+    assert consumer.next_descriptors(2) == []
+    assert (consumer.last_handed_out_sequence, consumer.last_acked_sequence) == (2, None)
+    with pytest.raises(InvalidInput, match="max is 0"):
+        consumer.next_descriptors(0)
+
+
+def test_next_batch_and_descriptors_share_one_cursor(queue: Fixture) -> None:
+    queue.produce(b"a", b"b", b"c")
+    consumer = queue.consumer()
+    (descriptor,) = consumer.next_descriptors(1)
+    second = consumer.next_batch()
+    assert second is not None
+    assert (second.sequence, consumer.fetch_descriptor(descriptor).entries) == (1, [b"a"])
+
+
+def test_read_ahead_with_many_fetches(queue: Fixture) -> None:
+    queue.produce(*(b"%d" % each for each in range(200)))
+    consumer = queue.consumer()
+    writes = queue.store.writes
+    records = []
+    while descriptors := consumer.next_descriptors(64):
+        for batch in fetch_many(consumer.fetch_handle().fetch, descriptors, concurrency=8):
+            records += batch.entries
+    consumer.ack_through(199)
+    assert records == [b"%d" % each for each in range(200)]
+    assert (queue.store.writes - writes, queue.queued()) == (1, [])
+
+
+@pytest.mark.parametrize("sequence", [3, 4, 2**63, 2**64 - 1])
+def test_f27_ack_through_beyond_what_was_handed_out(queue: Fixture, sequence: int) -> None:
+    queue.produce(b"a", b"b", b"c", b"d")
+    consumer = queue.consumer()
+    consumer.next_descriptors(3)
+    with pytest.raises(InvalidInput, match="was not handed out"):
+        consumer.ack_through(sequence)
+    assert queue.queued() == [0, 1, 2, 3]
+    consumer.ack_through(2)
+    with pytest.raises(InvalidInput, match="acknowledged already"):
+        consumer.ack_through(2)
+
+
+def test_ack_through_takes_serial_acks_along(queue: Fixture) -> None:
+    queue.produce(b"a", b"b", b"c")
+    consumer = queue.consumer()
+    consumer.next_descriptors(3)
+    consumer.ack(0)
+    consumer.ack_through(1)
+    assert queue.queued() == [2]
+    consumer.ack(2)
+    consumer.close()
+    assert queue.queued() == []
+
+
+def test_a_failed_ack_through_changes_nothing_and_can_be_repeated(queue: Fixture) -> None:
+    queue.produce(b"a", b"b")
+    consumer = queue.consumer()
+    consumer.next_descriptors(2)
+    queue.store.fail_next = [TransientStorageError("503")] * 50
+    with pytest.raises(TransientStorageError):
+        consumer.ack_through(1)
+    queue.store.fail_next = []
+    assert consumer.last_acked_sequence is None
+    consumer.ack_through(1)
+    assert (consumer.last_acked_sequence, queue.queued()) == (1, [])
+
+
+# Fences and damage
+
+
+def test_f8_a_fenced_consumer_learns_of_it_at_its_next_look(queue: Fixture) -> None:
+    queue.produce(b"a", b"b", b"c")
+    zombie = queue.consumer(ack_interval=1)
+    (descriptor,) = zombie.next_descriptors(1)
+    queue.consumer()
+    calls: list[Any] = [
+        zombie.next_batch,
+        lambda: zombie.next_descriptors(1),
+        lambda: zombie.ack(0),
+        lambda: zombie.ack_through(0),
+        lambda: zombie.skip(1),
+        lambda: len(zombie),
+        zombie.check_fence,
+    ]
+    for call in calls:
+        with pytest.raises(Fenced, match="epoch 1 was fenced by epoch 2") as caught:
+            call()
+        assert (caught.value.epoch, caught.value.current_epoch) == (1, 2)
+    assert queue.queued() == [0, 1, 2]
+    # What was handed out can still be fetched: the target's own transaction must refuse it.
+    assert zombie.fetch_handle().fetch(descriptor).entries == [b"a"]
+    zombie.close()
+
+
+def test_f8_acks_that_wait_are_not_written_by_a_zombie(queue: Fixture) -> None:
+    queue.produce(b"a")
+    zombie = queue.consumer()
+    zombie.next_batch()
+    zombie.ack(0)
+    queue.consumer()
+    with pytest.raises(Fenced):
+        zombie.close()
+    assert queue.queued() == [0]
+    zombie.close()
+
+
+def test_f28_a_gap_before_the_cursor_is_data_loss(queue: Fixture) -> None:
+    queue.produce(b"a", b"b", b"c")
+    consumer = queue.consumer()
+    queue.write(queue.manifest().drop_through(1))
+    with pytest.raises(DataLoss, match=r"sequence 0 is needed but .* starts at 2"):
+        consumer.next_batch()
+    with pytest.raises(DataLoss):
+        consumer.next_descriptors(1)
+
+
+def test_f28_a_gap_in_an_empty_queue_is_noticed_too(queue: Fixture) -> None:
+    consumer = queue.consumer()
+    queue.produce(b"a", b"b")
+    queue.write(queue.manifest().drop_through(0))
+    with pytest.raises(DataLoss, match=r"sequence 0 is needed but .* starts at 1"):
+        consumer.next_batch()
+
+
+def test_f28_a_gap_can_be_allowed(queue: Fixture, caplog: pytest.LogCaptureFixture) -> None:
+    queue.produce(b"a", b"b", b"c")
+    consumer = queue.consumer(allow_data_loss=True)
+    queue.write(queue.manifest().drop_through(1))
+    assert [batch.sequence for batch in _drain(consumer)] == [2]
+    assert "sequences 0 to 1 are gone unread" in caplog.text
+    consumer.ack(2)
+
+
+def test_f28_a_gap_inside_the_manifest_is_corruption(queue: Fixture) -> None:
+    queue.produce(b"a", b"b")
+    consumer = queue.consumer()
+    raw = queue.manifest().raw
+    second = raw.index(b"\x01\0\0\0\0\0\0\0\x27\0")  # and its location's length
+    queue.store.put("ingest/manifest", raw[:second] + b"\x07" + raw[second + 1 :])
+    with pytest.raises(CorruptManifest, match="has sequence 7, expected 1"):
+        consumer.next_descriptors(2)
+
+
+def test_f4_a_manifest_that_vanishes_is_not_recreated(queue: Fixture) -> None:
+    queue.produce(b"a")
+    consumer = queue.consumer(ack_interval=1)
+    consumer.next_batch()
+    queue.store.delete_many(["ingest/manifest"])
+    for call in (consumer.next_batch, lambda: consumer.ack(0)):
+        with pytest.raises(QueueReset, match="vanished"):
+            call()
+    assert queue.manifest() == Manifest.empty()
+
+
+def test_f4_a_manifest_that_goes_backwards_is_a_reset(queue: Fixture) -> None:
+    queue.produce(b"a", b"b")
+    consumer = queue.consumer()
+    queue.write(Manifest.empty().append([NewEntry("ingest/x")]).with_epoch(1))
+    with pytest.raises(QueueReset, match="went backwards"):
+        consumer.next_batch()
+
+
+# Closing
+
+
+def test_closing_writes_what_is_acknowledged(queue: Fixture) -> None:
+    queue.produce(b"a", b"b")
+    with queue.consumer() as consumer:
+        consumer.next_batch()
+        consumer.ack(0)
+    assert queue.queued() == [1]
+    consumer.close()
+    calls: list[Any] = [
+        consumer.next_batch,
+        consumer.flush,
+        lambda: consumer.ack(1),
+        lambda: consumer.next_descriptors(1),
+        lambda: len(consumer),
+    ]
+    for call in calls:
+        with pytest.raises(Closed, match="last_acked_sequence=0"):
+            call()
+
+
+def test_closing_does_not_hide_the_error_before_it(
+    queue: Fixture, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.produce(b"a")
+    zombie = queue.consumer()
+    zombie.next_batch()
+    zombie.ack(0)
+    queue.consumer()
+    with pytest.raises(ZeroDivisionError), zombie:
+        raise ZeroDivisionError
+    assert "closing after an error failed too: consumer with epoch 1" in caplog.text
+
+
+# What operators see
+
+
+class Recorder:
+    """Stands in for an instrument and keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    def add(self, value: float) -> None:
+        self.values.append(value)
+
+    set = record = add
+
+
+def test_metrics_of_a_consumer(queue: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = (
+        "descriptors_handed_out", "acks", "queue_length", "consumer_lag_seconds",
+        "batches_collected", "entries_collected", "bytes_collected", "fetch_duration_seconds",
+    )  # fmt: skip
+    seen = {name: Recorder() for name in names}
+    for name, recorder in seen.items():
+        monkeypatch.setattr(metrics, name, recorder)
+    queue.produce(b"abc", b"d", b"e")
+    queue.runtime.advance(90)
+    consumer = queue.consumer()
+    consumer.next_descriptors(2)
+    consumer.ack_through(1)
+    queue.runtime.advance(30)
+    consumer.next_batch()
+    consumer.next_batch()
+    assert {name: recorder.values for name, recorder in seen.items()} == {
+        "descriptors_handed_out": [2, 1],
+        "acks": [2],
+        "queue_length": [3, 1, 1, 1],  # the second when it is acknowledged
+        "consumer_lag_seconds": [90.0, 120.0, 120.0],
+        "batches_collected": [1],
+        "entries_collected": [1],
+        "bytes_collected": [4 + 1 + 7],
+        "fetch_duration_seconds": [0.0],
+    }
+    consumer.ack(2)
+    assert len(consumer) == 0
+    assert (seen["queue_length"].values[-1], seen["consumer_lag_seconds"].values[-1]) == (0, 0)
+
+
+# The collector beside
+
+
+def _collectors() -> int:
+    return sum(thread.name == "opendata-buffer-gc" for thread in threading.enumerate())
+
+
+def test_the_collector_runs_beside_and_stops_with_the_consumer(queue: Fixture) -> None:
+    orphan = batch_key("ingest", queue.runtime.ulid_at(queue.runtime.now_ms() - 3_600_000))
+    queue.store._now_ms = lambda: queue.runtime.now_ms() - 3_600_000
+    queue.store.put(orphan, b"")
+    queue.store._now_ms = queue.runtime.now_ms
+    with queue.consumer(gc=GarbageCollectorConfig()):
+        queue.runtime.await_waits(1)
+        assert _collectors() == 1
+    assert _collectors() == 0
+    assert orphan not in {info.key for info in queue.store.list("").objects}
+
+
+def test_close_writes_acknowledgements_before_it_waits_for_the_collector(
+    queue: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.produce(b"a")
+    consumer = queue.consumer(gc=GarbageCollectorConfig())
+    consumer.next_batch()
+    consumer.ack(0)
+    queued: list[list[int]] = []
+    assert consumer._gc is not None
+    stop = consumer._gc.stop
+    monkeypatch.setattr(consumer._gc, "stop", lambda: (queued.append(queue.queued()), stop()))
+    consumer.close()
+    assert queued == [[]]
+
+
+def test_f9_the_collector_of_a_fenced_consumer_ends(
+    queue: Fixture, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="opendata_buffer")
+    zombie = queue.consumer(gc=GarbageCollectorConfig())
+    queue.runtime.await_waits(1)
+    queue.consumer()
+    queue.runtime.advance(300)
+    assert zombie._gc is not None
+    assert zombie._gc._task is not None
+    zombie._gc._task.join(30)
+    assert not zombie._gc._task.is_alive()
+    assert "collector ends: consumer with epoch 1" in caplog.text
+
+
+def test_f9_a_consumer_dropped_without_close_takes_its_collector_along() -> None:
+    queue = Fixture()
+    consumer = queue.consumer(gc=GarbageCollectorConfig())
+    queue.runtime.await_waits(1)
+    assert consumer._gc is not None
+    task = consumer._gc._task
+    assert task is not None
+    queue._open.clear()
+    del consumer
+    gc.collect()
+    queue.runtime.advance(300)
+    task.join(30)
+    assert not task.is_alive()

@@ -1,0 +1,215 @@
+"""One batch by its descriptor, in every form."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.consumer.descriptors import BatchDescriptor
+from opendata_buffer.consumer.fetch import FetchHandle
+from opendata_buffer.consumer.read_ahead import fetch_many
+from opendata_buffer.errors import (
+    BatchMissing,
+    BatchUnreadable,
+    ForeignLocation,
+    InvalidInput,
+    PoisonBatch,
+    TransientStorageError,
+)
+from opendata_buffer.formats.arrow import ReadBuffer
+from opendata_buffer.formats.batch import Compression, encode_batch
+from opendata_buffer.formats.manifest import Metadata
+from opendata_buffer.stores import Store
+from opendata_buffer.stores.factory import open_store
+from opendata_buffer.stores.local import LocalStore
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
+
+LOCATION = "ingest/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch"
+META = (Metadata(0, 1_767_225_600_000, b"host=a"),)
+
+
+def _handle(store: Store, max_batch_bytes: int = 1024, foreign: bool = False) -> FetchHandle:
+    return FetchHandle(
+        store,
+        data_path_prefix="ingest",
+        max_batch_bytes=max_batch_bytes,
+        allow_foreign_locations=foreign,
+        runtime=ManualRuntime(),
+    )
+
+
+def _store(data: bytes = b"\x03\0\0\0abc\0\0\0\0\0\x02\0\0\0\x01\0") -> MemoryStore:
+    store = MemoryStore()
+    store.put(LOCATION, data)
+    return store
+
+
+def test_a_batch_carries_its_records_and_its_descriptor() -> None:
+    handle, descriptor = _handle(_store()), BatchDescriptor(7, LOCATION, META)
+    batch = handle.fetch(descriptor)
+    assert batch.entries == [b"abc", b""]
+    assert (batch.sequence, batch.location, batch.metadata) == (7, LOCATION, META)
+    assert batch.nbytes == 3
+    arrow = handle.fetch_arrow(descriptor)
+    assert arrow.values.equals(pa.array([b"abc", b""], pa.binary()))
+    assert (arrow.sequence, arrow.location, arrow.metadata) == (7, LOCATION, META)
+    raw = handle.fetch_raw(descriptor)
+    assert raw.nbytes == 18
+    assert handle.decode(raw) == batch
+    assert handle.decode_arrow(raw).values.equals(arrow.values)
+
+
+@pytest.mark.parametrize("compression", list(Compression))
+@pytest.mark.parametrize("size", [8, 5000])
+def test_records_come_array_by_array(tmp_path: Path, compression: Compression, size: int) -> None:
+    records = [bytes([n % 251]) * size for n in range(1000)]
+    data = encode_batch(records, compression)
+    stores: list[Store] = [_store(data), LocalStore(tmp_path)]
+    stores[1].put(LOCATION, data)
+    for store in stores:
+        pooled = _handle(store, 1 << 23).fetch_pooled(BatchDescriptor(7, LOCATION, META))
+        stored = pooled.data
+        assert bytes(stored.data if isinstance(stored, ReadBuffer) else stored) == data
+        assert pooled.nbytes == len(data)
+        for _ in range(2):  # it may be opened again
+            found = _handle(store, 1 << 23).records(pooled, 100 * (size + 4))
+            assert (found.count, found.sequence, found.location) == (1000, 7, LOCATION)
+            assert found.metadata == META
+            arrays = list(found.arrays)
+            assert [len(array) for array in arrays] == [100] * 10
+            assert pa.concat_arrays(arrays).to_pylist() == records
+
+
+def _ways(handle: FetchHandle) -> list[Callable[[BatchDescriptor], object]]:
+    def in_pieces(descriptor: BatchDescriptor) -> object:
+        return list(handle.records(handle.fetch_pooled(descriptor), 1024).arrays)
+
+    return [handle.fetch, handle.fetch_arrow, in_pieces]
+
+
+def test_f25_a_missing_batch_names_sequence_and_location() -> None:
+    handle = _handle(MemoryStore())
+    for way in (*_ways(handle), handle.fetch_raw):
+        with pytest.raises(BatchMissing, match=rf"batch 7 at '{LOCATION}'.*skip\(7\)") as caught:
+            way(BatchDescriptor(7, LOCATION))
+        assert (caught.value.sequence, caught.value.location) == (7, LOCATION)
+
+
+def test_f25_an_unreadable_batch_names_sequence_and_location() -> None:
+    for way in _ways(_handle(_store(b"no batch at all"))):
+        with pytest.raises(BatchUnreadable, match=f"batch 7 at '{LOCATION}'") as caught:
+            way(BatchDescriptor(7, LOCATION))
+        assert pickle.loads(pickle.dumps(caught.value)).sequence == 7
+
+
+@pytest.mark.parametrize("compression", list(Compression))
+def test_f21_a_batch_beyond_the_cap_is_refused(compression: Compression) -> None:
+    for way in _ways(_handle(_store(encode_batch([b"x" * 100_000], compression)))):
+        with pytest.raises(BatchUnreadable):
+            way(BatchDescriptor(7, LOCATION))
+
+
+def test_a_batch_at_the_cap_passes_also_when_compression_makes_it_larger() -> None:
+    noise = bytes(range(256)) * 3 + bytes(252)
+    for compression in Compression:
+        handle = _handle(_store(encode_batch([noise], compression)))
+        assert handle.fetch(BatchDescriptor(0, LOCATION)).entries == [noise]
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "secrets/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch",
+        "ingest/../secrets/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch",
+        "/ingest/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch",
+        "ingest2/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch",
+        "ingest/manifest",
+        "ingest/\n01J5T4R3KXBMZ7QV9N2WG8YDHP.batch",
+        "",
+    ],
+)
+def test_f23_a_location_outside_the_prefix_is_not_fetched(location: str) -> None:
+    class Untouched(MemoryStore):
+        def get(self, *_: object, **__: object) -> object:  # type: ignore[override]
+            raise AssertionError("the store was asked")
+
+    for way in _ways(_handle(Untouched())):
+        with pytest.raises(ForeignLocation, match=r"'ingest'; set allow_foreign_locations"):
+            way(BatchDescriptor(7, location))
+
+
+def test_f23_foreign_locations_can_be_allowed_and_stay_in_the_store() -> None:
+    store = _store()
+    store.put("elsewhere/events", b"\0\0\0\0\0\x01\0")
+    handle = _handle(store, foreign=True)
+    assert handle.fetch(BatchDescriptor(7, "elsewhere/events")).entries == []
+    with pytest.raises(ForeignLocation):
+        handle.fetch(BatchDescriptor(7, "../events"))
+
+
+def test_a_store_that_does_not_answer_says_nothing_about_the_batch() -> None:
+    class Down(MemoryStore):
+        def get(self, *_: object, **__: object) -> object:  # type: ignore[override]
+            raise TransientStorageError("503")
+
+    with pytest.raises(TransientStorageError):
+        _handle(Down()).fetch(BatchDescriptor(7, LOCATION))
+
+
+def test_a_clone_shares_the_store() -> None:
+    handle = _handle(_store())
+    clone = handle.clone()
+    assert clone is not handle
+    assert clone.fetch(BatchDescriptor(7, LOCATION)).entries == [b"abc", b""]
+
+
+def test_a_handle_travels_by_the_url_of_its_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_store(str(tmp_path / "queue")).put(LOCATION, b"\0\0\0\0\0\x01\0")
+    monkeypatch.chdir(tmp_path)
+    sent = pickle.dumps(FetchHandle.of(ConsumerConfig(store="queue")))
+    monkeypatch.chdir("/")
+    received = pickle.loads(sent)
+    assert received.fetch(BatchDescriptor(7, LOCATION)).entries == []
+    assert len(sent) < 2_000
+
+
+def test_a_handle_on_a_named_memory_store_travels_within_the_process() -> None:
+    store = MemoryStore.named("test_fetch")
+    store.put(LOCATION, b"\0\0\0\0\0\x01\0")
+    received = pickle.loads(pickle.dumps(_handle(store)))
+    assert received.fetch(BatchDescriptor(7, LOCATION)).entries == []
+
+
+def test_a_handle_on_a_private_store_says_why_it_cannot_travel() -> None:
+    with pytest.raises(InvalidInput, match="cannot be pickled"):
+        pickle.dumps(_handle(MemoryStore()))
+
+
+def test_a_descriptor_pickles_small() -> None:
+    descriptor = BatchDescriptor(7, LOCATION, META, 4096)
+    sent = pickle.dumps(descriptor)
+    assert pickle.loads(sent) == descriptor
+    assert len(sent) < 400
+
+
+def test_a_handle_fetches_many() -> None:
+    store = MemoryStore()
+    descriptors = []
+    runtime = ManualRuntime()
+    for sequence in range(50):
+        location = f"ingest/{runtime.ulid()}.batch"
+        store.put(location, encode_batch([b"%d" % sequence]))
+        descriptors.append(BatchDescriptor(sequence, location))
+    results = fetch_many(_handle(store).fetch, descriptors, concurrency=8)
+    assert [batch.entries for batch in results] == [[b"%d" % each] for each in range(50)]
+    store.delete_many([descriptors[10].location])
+    with pytest.raises(PoisonBatch, match="batch 10"):
+        list(fetch_many(_handle(store).fetch, descriptors, concurrency=8))

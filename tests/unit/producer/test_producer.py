@@ -1,0 +1,649 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from opendata_buffer.config import ProducerConfig
+from opendata_buffer.consumer.transactions import TransactionFilter
+from opendata_buffer.errors import (
+    Closed,
+    CommitStateUnknown,
+    FlushFailed,
+    InvalidInput,
+    PermanentStorageError,
+    PrefixConflict,
+    QueueFull,
+    TransientStorageError,
+    UnsafeStore,
+)
+from opendata_buffer.formats.batch import Compression, decode_batch
+from opendata_buffer.formats.keys import Transaction, parse_location
+from opendata_buffer.formats.manifest import Manifest, QueueEntry
+from opendata_buffer.producer.producer import Producer
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores import Absent, Blob, IfVersion, NotModified, PutOutcome, Unknown
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
+
+WAIT_S = 20.0
+"""Far beyond what any of these takes; reached only by a failure."""
+
+
+def config(**settings: Any) -> ProducerConfig:
+    settings.setdefault("flush_interval_ms", 5)
+    settings.setdefault("backoff_max_ms", 20)
+    return ProducerConfig(store="memory://unused", **settings)
+
+
+def entries(store: MemoryStore, key: str = "ingest/manifest") -> tuple[QueueEntry, ...]:
+    blob = store.get(key)
+    assert not isinstance(blob, NotModified)
+    return Manifest.parse(blob.data).entries()
+
+
+def records(store: MemoryStore) -> list[bytes]:
+    found: list[bytes] = []
+    for entry in entries(store):
+        blob = store.get(entry.location)
+        assert not isinstance(blob, NotModified)
+        found += decode_batch(blob.data)
+    return found
+
+
+class Gate(MemoryStore):
+    """Batch uploads wait until the gate opens, or fail as told."""
+
+    def __init__(self) -> None:
+        super().__init__("gate")
+        self.open = threading.Event()
+        self.open.set()
+        self.fail: Callable[[str, bytes], None] = lambda key, data: None
+        self.uploads: list[str] = []
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        self.uploads.append(key)
+        assert self.open.wait(WAIT_S)
+        self.fail(key, bytes(data))
+        super().put(key, data)
+
+
+def test_what_is_durable_is_stored_and_queued() -> None:
+    store = MemoryStore()
+    with Producer(config(), store=store) as producer:
+        handle = producer.produce([b"a", b"bc"], b"meta")
+        durable = handle.watcher.await_durable(WAIT_S)
+        (entry,) = entries(store)
+        assert (durable.sequence, durable.location) == (entry.sequence, entry.location)
+        assert handle.watcher.result() == durable
+        assert entry.metadata[0].payload == b"meta"
+        assert entry.metadata[0].ingestion_time_ms == handle.ingestion_time_ms
+    assert records(store) == [b"a", b"bc"]
+
+
+def test_close_flushes_and_keeps_produce_order() -> None:
+    store = MemoryStore()
+    producer = Producer(config(flush_size_bytes=64, flush_interval_ms=60_000), store=store)
+    for n in range(500):
+        producer.produce([b"%d" % n])
+    producer.close()
+    producer.close()
+    assert records(store) == [b"%d" % n for n in range(500)]
+    with pytest.raises(Closed):
+        producer.produce([b"late"])
+
+
+def test_uploads_run_at_once_and_commit_in_produce_order() -> None:
+    store = Gate()
+    store.open.clear()
+    first_done = threading.Event()
+
+    def first_is_slow(key: str, data: bytes) -> None:
+        if b"first" in data:
+            assert first_done.wait(WAIT_S)
+
+    store.fail = first_is_slow
+    producer = Producer(config(flush_size_bytes=1), store=store)
+    first = producer.produce([b"first"])
+    second = producer.produce([b"second"])
+    store.open.set()
+    with pytest.raises(TimeoutError):
+        second.watcher.await_durable(0.1)
+    first_done.set()
+    assert first.watcher.await_durable(WAIT_S).sequence == 0
+    assert second.watcher.await_durable(WAIT_S).sequence == 1
+    producer.close()
+
+
+def test_group_commit_takes_all_finished_uploads_in_one_write() -> None:
+    store = Gate()
+    store.open.clear()
+    producer = Producer(config(flush_size_bytes=1, upload_concurrency=32), store=store)
+    handles = [producer.produce([b"%d" % n]) for n in range(32)]
+    store.open.set()
+    sequences = [handle.watcher.await_durable(WAIT_S).sequence for handle in handles]
+    assert sequences == list(range(32))
+    assert producer.commit_attempts < 32
+    producer.close()
+
+
+def test_producers_of_one_process_share_the_committer() -> None:
+    store = MemoryStore()
+    producers = [Producer(config(), store=store) for _ in range(8)]
+    for n in range(10):
+        handles = [p.produce([b"%d" % n]) for p in producers]
+        for handle in handles:
+            handle.watcher.await_durable(WAIT_S)
+    assert producers[0].commit_conflicts == 0
+    assert producers[0].commit_attempts == producers[7].commit_attempts
+    for producer in producers:
+        producer.close()
+    assert len(records(store)) == 80
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [b"abc", b""],
+        [bytearray(b"abc"), memoryview(b"")],
+        pa.array([b"abc", b""]),
+        pa.array(["abc", ""]),
+        pa.chunked_array([pa.array([b"abc"]), pa.array([b""])]),
+    ],
+)
+def test_entries_in_any_form(given: Any) -> None:
+    store = MemoryStore()
+    with Producer(config(compression=Compression.ZSTD), store=store) as producer:
+        producer.produce(given)
+    assert records(store) == [b"abc", b""]
+
+
+def test_a_buffer_may_be_reused_at_once() -> None:
+    store = MemoryStore()
+    with Producer(config(), store=store) as producer:
+        buffer = bytearray(b"before")
+        producer.produce([buffer])
+        buffer[:] = b"after!"
+    assert records(store) == [b"before"]
+
+
+@pytest.mark.parametrize(
+    "wrong", [b"abc", "abc", ["abc"], [None], [b"a", 3], pa.array([b"a", None])]
+)
+def test_wrong_entries_are_refused_whole(wrong: Any) -> None:
+    store = MemoryStore()
+    with Producer(config(), store=store) as producer:
+        with pytest.raises(InvalidInput):
+            producer.produce(wrong)
+        producer.produce([b"right"])
+    assert records(store) == [b"right"]
+
+
+def test_a_call_that_no_reader_would_accept_is_refused() -> None:
+    store = MemoryStore()
+    with Producer(config(max_batch_bytes=10), store=store) as producer:
+        with pytest.raises(InvalidInput, match="max_batch_bytes"):
+            producer.produce([b"x" * 7])
+        producer.produce([b"x" * 6])
+    assert len(records(store)) == 1
+
+
+def test_f35_metadata_that_would_weigh_down_the_manifest_is_refused() -> None:
+    store = MemoryStore()
+    with Producer(config(), store=store) as producer:
+        with pytest.raises(InvalidInput, match="metadata has 1048577 bytes: use at most 1048576"):
+            producer.produce([b"a"], bytes((1 << 20) + 1))
+        producer.produce([b"b"], bytes(1 << 20))
+    assert records(store) == [b"b"]
+
+
+def test_await_in_asyncio() -> None:
+    store = MemoryStore()
+
+    async def main(producer: Producer) -> int:
+        handles = [producer.produce([b"%d" % n]) for n in range(3)]
+        results = await asyncio.gather(*handles)
+        return len(results)
+
+    with Producer(config(), store=store) as producer:
+        assert asyncio.run(main(producer)) == 3
+
+
+@pytest.mark.parametrize("call", [([b"x" * 90], b""), ([], b"x" * 90)])
+def test_f33_bytes_in_flight_hold_callers_back(call: tuple[list[bytes], bytes]) -> None:
+    store = Gate()
+    store.open.clear()
+    producer = Producer(config(max_buffered_bytes=100, flush_size_bytes=1), store=store)
+    producer.produce(*call)
+    accepted = threading.Event()
+
+    def produce_more() -> None:
+        producer.produce(*call)
+        accepted.set()
+
+    thread = threading.Thread(target=produce_more)
+    thread.start()
+    assert not accepted.wait(0.2)
+    store.open.set()
+    assert accepted.wait(WAIT_S)
+    thread.join()
+    producer.close()
+
+
+def test_max_buffered_inputs_holds_callers_back() -> None:
+    store = Gate()
+    store.open.clear()
+    producer = Producer(config(max_buffered_inputs=2), store=store)
+    producer.produce([b"a"])
+    producer.produce([b"b"])
+    accepted = threading.Event()
+    thread = threading.Thread(target=lambda: (producer.produce([b"c"]), accepted.set()))
+    thread.start()
+    assert not accepted.wait(0.2)
+    store.open.set()
+    assert accepted.wait(WAIT_S)
+    thread.join()
+    producer.close()
+
+
+def test_a_call_larger_than_the_budget_is_let_in_alone() -> None:
+    store = MemoryStore()
+    with Producer(config(max_buffered_bytes=10), store=store) as producer:
+        producer.produce([b"x" * 100]).watcher.await_durable(WAIT_S)
+    assert len(records(store)) == 1
+
+
+@pytest.mark.parametrize("jump_ms", [-3_600_000, 3_600_000])
+def test_f31_a_wall_clock_that_jumps_neither_delays_nor_hastens_a_flush(jump_ms: int) -> None:
+    runtime = ManualRuntime()
+    store = Gate()
+    with Producer(config(flush_interval_ms=100), store=store, runtime=runtime) as producer:
+        handle = producer.produce([b"a"])
+        durable = threading.Event()
+        handle.watcher.add_done_callback(durable.set)
+        runtime.set_wall_clock(runtime.now_ms() + jump_ms)
+        runtime.await_waits(1)
+        runtime.advance(0.099)
+        assert store.uploads == []
+        runtime.advance(0.002)
+        assert durable.wait(WAIT_S)
+
+
+def test_a_flush_ends_although_others_go_on_producing() -> None:
+    store = Gate()
+    producer = Producer(config(flush_interval_ms=60_000), store=store)
+    mine = producer.produce([b"mine"])
+
+    done = threading.Event()
+
+    def others(key: str, data: bytes) -> None:
+        # Whenever a batch is stored, the next one is begun.
+        if not done.is_set():
+            producer.produce([b"other"])
+            with producer._condition:
+                producer._seal_open()
+
+    store.fail = others
+    try:
+        producer.flush(WAIT_S)
+        assert mine.watcher.result() is not None
+    finally:
+        done.set()
+    producer.flush(WAIT_S)
+    producer.close()
+
+
+def test_f29_a_flush_that_fails_is_tried_again() -> None:
+    store = Gate()
+    failures = iter([True] * 3)
+
+    def fail(key: str, data: bytes) -> None:
+        if next(failures, False):
+            raise TransientStorageError("slow down")
+
+    store.fail = fail
+    with Producer(config(), store=store) as producer:
+        producer.produce([b"a"]).watcher.await_durable(WAIT_S)
+    assert records(store) == [b"a"]
+    assert len(store.uploads) == 4
+
+
+def test_f29_f30_a_batch_given_up_fails_its_handles_flush_and_close() -> None:
+    store = Gate()
+
+    def fail(key: str, data: bytes) -> None:
+        if b"poor" in data:
+            raise TransientStorageError("slow down")
+
+    store.fail = fail
+    producer = Producer(config(delivery_timeout_ms=50), store=store)
+    poor = producer.produce([b"poor"])
+    with pytest.raises(TransientStorageError):
+        poor.watcher.await_durable(WAIT_S)
+    # The producer goes on, but never says that all is well again.
+    producer.produce([b"fine"]).watcher.await_durable(WAIT_S)
+    with pytest.raises(FlushFailed, match="1 produce"):
+        producer.flush()
+    with pytest.raises(FlushFailed, match="slow down"):
+        producer.close()
+    assert records(store) == [b"fine"]
+
+
+def test_a_permanent_failure_is_not_waited_for() -> None:
+    store = Gate()
+
+    def fail(key: str, data: bytes) -> None:
+        raise PermanentStorageError("access denied")
+
+    store.fail = fail
+    producer = Producer(config(), store=store)
+    with pytest.raises(PermanentStorageError):
+        producer.produce([b"a"]).watcher.await_durable(WAIT_S)
+    with pytest.raises(FlushFailed, match="access denied"):
+        producer.close()
+
+
+def test_an_unknown_commit_is_told_by_the_handle() -> None:
+    class Silent(MemoryStore):
+        silent = False
+
+        def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+            if self.silent:
+                return Unknown("read timed out")
+            return super().put_if(key, data, condition)
+
+    store = Silent()
+    producer = Producer(config(cas_deadline_ms=50, delivery_timeout_ms=50), store=store)
+    store.silent = True
+    with pytest.raises(CommitStateUnknown):
+        producer.produce([b"a"]).watcher.await_durable(WAIT_S)
+    with pytest.raises(FlushFailed):
+        producer.close()
+
+
+def test_f2_a_lost_answer_is_settled_within_the_delivery_timeout() -> None:
+    # Longer than cas_deadline_ms, and then the store tells that the write had landed.
+    class Partitioned(MemoryStore):
+        lost = 0
+
+        def get(self, key: str, **rest: Any) -> Blob | NotModified:
+            if self.lost and key == "ingest/manifest":
+                self.lost -= 1
+                raise TransientStorageError("unreachable")
+            return super().get(key, **rest)
+
+        def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+            outcome = super().put_if(key, data, condition)
+            return Unknown("unreachable") if self.lost else outcome
+
+    store, runtime = Partitioned(), ManualRuntime()
+    settings = config(cas_deadline_ms=100, backoff_base_ms=100, backoff_max_ms=100)
+    producer = Producer(settings, store=store, runtime=runtime)
+    store.lost = 50
+    handle = producer.produce([b"a"])
+    producer.flush(WAIT_S)
+    assert handle.watcher.await_durable(WAIT_S).sequence == 0
+    assert runtime.monotonic() > 1
+    assert records(store) == [b"a"]
+    producer.close()
+
+
+def test_f35_a_full_queue_pushes_back_until_the_delivery_timeout() -> None:
+    store = MemoryStore()
+    producer = Producer(config(max_manifest_bytes=150, delivery_timeout_ms=100), store=store)
+    producer.produce([b"a"]).watcher.await_durable(WAIT_S)
+    with pytest.raises(QueueFull, match="batches wait for the consumer"):
+        producer.produce([b"b"]).watcher.await_durable(WAIT_S)
+    with pytest.raises(FlushFailed):
+        producer.close()
+    assert records(store) == [b"a"]
+
+
+def test_f35_a_full_queue_lets_batches_in_once_the_consumer_has_taken_some() -> None:
+    class Drained(MemoryStore):
+        """The consumer dequeues all when the producer has looked again and found no room."""
+
+        looks = 0
+
+        def get(self, key: str, **options: Any) -> Any:
+            self.looks += key == "ingest/manifest"
+            if self.looks == 3:
+                manifest = Manifest.parse(super().get(key).data)
+                self.put(key, manifest.drop_through(manifest.next_sequence - 1).raw)
+            return super().get(key, **options)
+
+    store = Drained()
+    with Producer(config(max_manifest_bytes=150), store=store) as producer:
+        producer.produce([b"a"]).watcher.await_durable(WAIT_S)
+        assert producer.produce([b"b"]).watcher.await_durable(WAIT_S).sequence == 1
+    assert store.looks == 3
+
+
+def test_f5_a_batch_older_than_half_the_grace_period_is_uploaded_anew() -> None:
+    store = Gate()
+    producer = Producer(config(gc_grace_period_ms=200, flush_size_bytes=1), store=store)
+    first_waits = threading.Event()
+
+    def hold_first(key: str, data: bytes) -> None:
+        if b"first" in data and len(store.uploads) <= 2:
+            assert first_waits.wait(WAIT_S)
+
+    store.fail = hold_first
+    first = producer.produce([b"first"])
+    second = producer.produce([b"second"])
+    # The second is uploaded and waits behind the first, for longer than half the grace period.
+    with pytest.raises(TimeoutError):
+        second.watcher.await_durable(0.3)
+    first_waits.set()
+    first.watcher.await_durable(WAIT_S)
+    location = second.watcher.await_durable(WAIT_S).location
+    producer.close()
+    assert records(store) == [b"first", b"second"]
+    second_uploads = [k for k in store.uploads if decode_batch(_data(store, k)) == [b"second"]]
+    # Under a new name: the collector takes the age of the old one from its ULID.
+    assert len(set(second_uploads)) == len(second_uploads) == 2
+    assert location == second_uploads[-1]
+
+
+def test_f5_a_batch_uploaded_anew_goes_before_those_that_wait() -> None:
+    """At the end of a long line it would grow too old again."""
+    produced = threading.Event()
+
+    class Suspended(SystemRuntime):
+        behind_ms = 400_000
+
+        def now_ms(self) -> int:
+            return super().now_ms() - self.behind_ms
+
+    runtime, store = Suspended(), Gate()
+
+    def hold(key: str, data: bytes) -> None:
+        runtime.behind_ms = 0
+        (record,) = decode_batch(data)
+        if record == b"a" and len(store.uploads) == 1:
+            assert produced.wait(WAIT_S)
+        if record == b"b":
+            # Until the first one is back in line, or there as the last one.
+            while len(producer._sealed) != 3:
+                threading.Event().wait(0.01)
+
+    store.fail = hold
+    settings = config(flush_size_bytes=1, upload_concurrency=1, gc_grace_period_ms=600_000)
+    producer = Producer(settings, store=store, runtime=runtime)
+    for record in (b"a", b"b", b"c", b"d"):
+        producer.produce([record])
+    produced.set()
+    producer.close()
+    order = [decode_batch(_data(store, key)) for key in store.uploads]
+    assert order == [[b"a"], [b"b"], [b"a"], [b"c"], [b"d"]]
+    assert records(store) == [b"a", b"b", b"c", b"d"]
+
+
+def test_f5_an_object_that_was_collected_before_its_entry_landed_is_written_again() -> None:
+    class Late(MemoryStore):
+        """The append takes longer than the grace period, and the collector comes by."""
+
+        def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+            if key == "ingest/manifest":
+                threading.Event().wait(0.3)
+                batches = (info.key for info in self.list("ingest/").objects)
+                self.delete_many([key for key in batches if key.endswith(".batch")])
+            return super().put_if(key, data, condition)
+
+    store = Late()
+    producer = Producer(config(gc_grace_period_ms=200), store=store)
+    with pytest.raises(CommitStateUnknown, match="its object was written again"):
+        producer.produce([b"a"]).watcher.await_durable(WAIT_S)
+    with pytest.raises(FlushFailed):
+        producer.close()
+    assert records(store) == [b"a"]
+
+
+def test_f5_a_batch_of_a_machine_that_was_suspended_is_uploaded_anew() -> None:
+    class Suspended(SystemRuntime):
+        """Its monotonic clock stood still for 400 seconds, right after the first upload."""
+
+        behind_ms = 400_000
+
+        def now_ms(self) -> int:
+            return super().now_ms() - self.behind_ms
+
+    runtime, store = Suspended(), Gate()
+
+    def wake(key: str, data: bytes) -> None:
+        runtime.behind_ms = 0
+
+    store.fail = wake
+    with Producer(config(gc_grace_period_ms=600_000), store=store, runtime=runtime) as producer:
+        location = producer.produce([b"a"]).watcher.await_durable(WAIT_S).location
+    assert len(set(store.uploads)) == 2
+    assert location == store.uploads[-1]
+
+
+def _data(store: MemoryStore, key: str) -> bytes:
+    blob = store.get(key)
+    assert not isinstance(blob, NotModified)
+    return blob.data
+
+
+def test_transactions_have_their_identity_in_the_location() -> None:
+    store = MemoryStore()
+    with Producer(config(), store=store) as producer:
+        producer.produce([b"a"], transaction=Transaction("app-1", 7))
+        producer.produce([b"b"])
+    separator, first, second = entries(store)
+    assert separator.metadata == ()
+    assert decode_batch(_data(store, separator.location)) == []
+    assert first.location.startswith("ingest/app=app-1/batch=7/")
+    assert second.location.count("/") == 1
+
+
+def test_only_the_first_transaction_of_each_app_has_a_separator_in_front() -> None:
+    store = MemoryStore()
+    with Producer(config(), store=store) as producer:
+        for app, number in (("a", 1), ("a", 2), ("b", 1), ("a", 3), ("b", 2)):
+            producer.produce([b"x"], transaction=Transaction(app, number))
+    found = (parse_location(entry.location, "ingest") for entry in entries(store))
+    transactions = [each and each.txn and (each.txn.app, each.txn.batch) for each in found]
+    assert transactions == [None, ("a", 1), ("a", 2), None, ("b", 1), ("a", 3), ("b", 2)]
+
+
+def test_a_repeat_right_behind_its_original_is_dropped_by_the_reader() -> None:
+    """Killed after the append, restarted after the consumer emptied the queue."""
+    store = MemoryStore()
+    passed = TransactionFilter("ingest")
+    delivered: list[bytes] = []
+    for _ in range(2):
+        with Producer(config(), store=store) as producer:
+            producer.produce([b"once"], transaction=Transaction("a", 1))
+        for entry in entries(store):
+            if passed.offer(entry.sequence, entry.location):
+                delivered += decode_batch(_data(store, entry.location))
+        blob = store.get("ingest/manifest")
+        assert not isinstance(blob, NotModified)
+        manifest = Manifest.parse(blob.data)
+        store.put("ingest/manifest", manifest.drop_through(manifest.next_sequence - 1).raw)
+    assert delivered == [b"once"]
+
+
+def test_a_failed_transaction_is_not_overtaken_by_later_ones() -> None:
+    store = Gate()
+    store.open.clear()
+
+    def fail(key: str, data: bytes) -> None:
+        if b"one" in data:
+            raise PermanentStorageError("access denied")
+
+    store.fail = fail
+    producer = Producer(config(), store=store)
+    one = producer.produce([b"one"], transaction=Transaction("a", 1))
+    two = producer.produce([b"two"], transaction=Transaction("a", 2))
+    store.open.set()
+    for handle in (one, two):
+        with pytest.raises(PermanentStorageError):
+            handle.watcher.await_durable(WAIT_S)
+    with pytest.raises(FlushFailed):
+        producer.produce([b"three"], transaction=Transaction("a", 3))
+    with pytest.raises(FlushFailed):
+        producer.close()
+    assert records(store) == []
+
+
+def test_f12_a_store_without_compare_and_swap_is_refused_before_anything_is_written() -> None:
+    class Unsafe(MemoryStore):
+        def check_conditional_writes(self, near: str) -> None:
+            raise UnsafeStore("this store ignores If-Match")
+
+    store = Unsafe()
+    with pytest.raises(UnsafeStore):
+        Producer(config(), store=store)
+    assert store.list("").objects == ()
+
+
+def test_f7_a_prefix_of_another_queue_is_refused() -> None:
+    store = MemoryStore()
+    Producer(config(manifest_path="queues/a/manifest"), store=store).close()
+    with pytest.raises(PrefixConflict, match=r"queues/a/manifest.*queues/b/manifest"):
+        Producer(config(manifest_path="queues/b/manifest"), store=store)
+
+
+@pytest.mark.parametrize("prefix", ["tenant#1", "a%20b", "weird?*[x]{y}~|^<>", 'quote"', "été"])
+def test_f24_prefixes_that_stores_escape_keep_their_name(prefix: str) -> None:
+    store = MemoryStore()
+    with Producer(config(data_path_prefix=prefix), store=store) as producer:
+        location = producer.produce([b"a"]).watcher.await_durable(WAIT_S).location
+    assert location.startswith(prefix + "/")
+    assert entries(store, prefix + "/manifest")[0].location == location
+    assert decode_batch(_data(store, location)) == [b"a"]
+
+
+def test_f29_a_with_block_whose_batches_failed_raises() -> None:
+    store = Gate()
+
+    def fail(key: str, data: bytes) -> None:
+        raise PermanentStorageError("access denied")
+
+    store.fail = fail
+    with pytest.raises(FlushFailed, match="access denied"), Producer(config(), store=store) as p:
+        p.produce([b"a"])
+
+
+def test_an_error_in_the_with_block_is_not_hidden_by_a_failing_close() -> None:
+    store = Gate()
+
+    def fail(key: str, data: bytes) -> None:
+        raise PermanentStorageError("access denied")
+
+    store.fail = fail
+
+    def use() -> None:
+        with Producer(config(flush_interval_ms=60_000), store=store) as producer:
+            producer.produce([b"a"])
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        use()

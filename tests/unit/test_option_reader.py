@@ -1,0 +1,149 @@
+"""Strings to settings: every value that is wrong is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from opendata_buffer.config import QueueConfig, StoreOptions
+from opendata_buffer.errors import InvalidInput
+from opendata_buffer.option_reader import (
+    STORAGE_OPTIONS,
+    OptionReader,
+    queue_fields,
+    storage_settings,
+)
+
+NAMES = ("maxBatches", "flag", "mode", *STORAGE_OPTIONS)
+
+
+def reader(**options: str) -> OptionReader:
+    return OptionReader(options, NAMES, "streaming source")
+
+
+@pytest.mark.parametrize("name", ["maxBatches", "maxbatches", "MAXBATCHES"])
+def test_names_are_read_in_any_case(name: str) -> None:
+    assert OptionReader({name: "3"}, NAMES, "sink").integer("maxBatches", None) == 3
+
+
+def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
+    with pytest.raises(InvalidInput) as raised:
+        reader(maxbatch="3")
+    assert "unknown option 'maxbatch' of the streaming source" in str(raised.value)
+    assert "Did you mean 'maxBatches'?" in str(raised.value)
+
+
+def test_a_name_like_no_other_is_refused_with_the_list() -> None:
+    with pytest.raises(InvalidInput) as raised:
+        reader(qqqqqqqq="3")
+    assert "Did you mean" not in str(raised.value)
+    assert all(name in str(raised.value) for name in NAMES)
+
+
+@pytest.mark.parametrize("value", ["", "  "])
+def test_an_empty_value_is_refused(value: str) -> None:
+    for read in (
+        lambda: reader(mode=value).text("mode"),
+        lambda: reader(mode=value).choice("mode", ("a",), "a"),
+        lambda: reader(flag=value).boolean("flag", True),
+        lambda: reader(maxBatches=value).integer("maxBatches", 1),
+    ):
+        with pytest.raises(InvalidInput, match="give it a value or leave it out"):
+            read()
+
+
+def test_what_is_not_given_is_the_default() -> None:
+    assert reader().text("mode") is None
+    assert reader().integer("maxBatches", None) is None
+    assert reader().integer("maxBatches", 7) == 7
+    assert reader().boolean("flag", True) is True
+    assert reader().choice("mode", ("a", "b"), "b") == "b"
+
+
+@pytest.mark.parametrize(
+    ("value", "number"), [("0", 0), (" 12 ", 12), ("007", 7), ("9223372036854775807", 2**63 - 1)]
+)
+def test_integers(value: str, number: int) -> None:
+    assert reader(maxBatches=value).integer("maxBatches", None) == number
+
+
+@pytest.mark.parametrize(
+    "value", ["-1", "+1", "1.0", "1e3", "1_000", "٣", "x", "9223372036854775808", "1" * 5000]
+)
+def test_what_is_no_64_bit_number_is_refused(value: str) -> None:
+    with pytest.raises(InvalidInput, match=r"option maxBatches is .*: use a whole number"):
+        reader(maxBatches=value).integer("maxBatches", None)
+
+
+def test_the_least_number_is_accepted_and_one_less_is_not() -> None:
+    assert reader(maxBatches="5").integer("maxBatches", None, least=5) == 5
+    with pytest.raises(InvalidInput, match="of at least 5"):
+        reader(maxBatches="4").integer("maxBatches", None, least=5)
+
+
+@pytest.mark.parametrize("value", ["true", "TRUE", "1", "yes", "on", " true "])
+def test_true(value: str) -> None:
+    assert reader(flag=value).boolean("flag", False) is True
+
+
+@pytest.mark.parametrize("value", ["false", "0", "No", "off"])
+def test_false(value: str) -> None:
+    assert reader(flag=value).boolean("flag", True) is False
+
+
+def test_any_other_word_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="option flag is 'maybe': use true or false"):
+        reader(flag="maybe").boolean("flag", True)
+
+
+def test_choices_are_returned_as_spelled() -> None:
+    assert reader(mode=" EARLIEST ").choice("mode", ("earliest", "latest"), "latest") == "earliest"
+    with pytest.raises(InvalidInput, match="option mode is 'first': use earliest or latest"):
+        reader(mode="first").choice("mode", ("earliest", "latest"), "latest")
+
+
+def test_storage_settings_of_a_store_alone() -> None:
+    assert storage_settings(reader(path="s3://bucket")) == QueueConfig(store="s3://bucket")
+
+
+def test_storage_settings_with_every_option() -> None:
+    options = reader(
+        path="s3://bucket/root", dataPathPrefix="a", manifestPath="b", endpointUrl="http://host",
+        region="r", profile="p",
+    )  # fmt: skip
+    assert storage_settings(options) == QueueConfig(
+        store="s3://bucket/root",
+        data_path_prefix="a",
+        manifest_path="b",
+        store_options=StoreOptions(endpoint_url="http://host", region="r", profile="p"),
+    )
+
+
+def test_a_path_is_made_absolute_where_the_option_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert storage_settings(reader(path="dir/queue")).store == str(tmp_path / "dir" / "queue")
+    assert storage_settings(reader(path="~/queue")).store == "/home/someone/queue"
+
+
+@pytest.mark.parametrize("url", ["file:///dir", "s3a://bucket"])
+def test_a_url_is_left_as_it_is(url: str) -> None:
+    assert storage_settings(reader(path=url)).store == url
+
+
+def test_a_store_of_one_process_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="'memory://x' lives in the memory of one process"):
+        storage_settings(reader(path="memory://x"))
+
+
+def test_no_store_is_refused_with_an_example() -> None:
+    with pytest.raises(InvalidInput, match="no store given"):
+        storage_settings(reader())
+
+
+def test_queue_fields_build_the_same_queue_again() -> None:
+    config = QueueConfig(store="x", data_path_prefix="a", cas_deadline_ms=5, max_manifest_bytes=99)
+    assert QueueConfig(**queue_fields(config)) == config
