@@ -142,8 +142,8 @@ def plan(
         (
             (named_ms, info)
             for named_ms, info in orphans
-            # F6: the name tells the producer's clock, last_modified the store's. Both must agree
-            # that the object is old.
+            # failure F6: the name tells the producer's clock, last_modified the store's. Both must
+            # agree that the object is old.
             if named_ms < newest_ms and info.last_modified_ms < now_ms - grace_ms
         ),
         key=lambda each: (each[0], each[1].key),
@@ -218,7 +218,7 @@ class GarbageCollector:
             check_owner(self._store, prefix, manifest_path)
         else:
             claim_prefix(self._store, prefix, manifest_path, runtime=self._runtime)
-        # F5: the listing first. The other way round, a batch that is uploaded and enqueued
+        # failure F5: the listing first. The other way round, a batch that is uploaded and enqueued
         # between the two is listed and in no manifest we know.
         listing = self._store.list(f"{prefix}/")
         read_at = self._runtime.monotonic()
@@ -228,8 +228,8 @@ class GarbageCollector:
             return GcReport(GcPlan(held=held))
         if self._epoch is not None and manifest.epoch != self._epoch:
             raise Fenced(manifest_path, self._epoch, manifest.epoch)
-        # F4: a manifest that was recreated names nothing of what the old one had queued, and
-        # may carry the same epoch. Those batches may be all that is left of the old queue.
+        # failure F4: a manifest that was recreated names nothing of what the old one had queued,
+        # and may carry the same epoch. Those batches may be all that is left of the old queue.
         if manifest.next_sequence < self._seen:
             raise QueueReset(
                 f"manifest {manifest_path!r} went backwards: next sequence {self._seen} -> "

@@ -1,4 +1,4 @@
-"""Consumers that take over from each other, and those that do not know it yet (F8, F9)."""
+"""Consumers that take over from each other, and those that do not know it yet (failures F8, F9)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def usurp(world: World) -> None:
     world.finish()
     if world.model.counts["claims"] < 2:
         world.fail("nobody was fenced: the scenario tests nothing")
-    # F9: the collectors of fenced consumers have ended, also where the consumer never noticed.
+    # failure F9: the collectors of fenced consumers have ended, also where the consumer never
+    # noticed.
     collecting = {name for name, at in world.listed.items() if world.simulation.now - at < 300}
     if collecting != {world.model.owner}:
         world.fail(f"{collecting} collect, but the queue belongs to {world.model.owner}")

@@ -281,7 +281,7 @@ class World:
             delivery_timeout_ms=5_000 + self.draw(120_000 if self.chance(0.5) else 4 * grace_ms),
             cas_deadline_ms=1_000 + self.draw(min(60_000, grace_ms // 2 - 1_000)),
             gc_grace_period_ms=grace_ms,
-            # Now and then so small that the queue pushes back (F35).
+            # Now and then so small that the queue pushes back (failure F35).
             max_manifest_bytes=1_500 + self.draw(3_000) if self.chance(0.2) else 64 * 2**20,
         )
 

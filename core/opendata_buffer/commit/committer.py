@@ -105,7 +105,7 @@ class Lane:
     """One producer's uploads in produce order; the committer never reorders a lane.
 
     Args:
-        max_age: Seconds after which an uploaded object may no longer be enqueued (F5).
+        max_age: Seconds after which an uploaded object may no longer be enqueued (failure F5).
         reupload: Called with an upload that grew too old; it must be uploaded anew.
         settle: Called with an upload and its outcome, once.
         repair: Writes an upload's object again under the same name.
@@ -254,7 +254,7 @@ class Committer:
             self._landed(lane, upload, first + position)
 
     def _without_stale(self, group: list[tuple[Lane, Upload]]) -> list[tuple[Lane, Upload]]:
-        """Send uploads that the collector may soon delete back, and all behind them (F5)."""
+        """Send back what the collector may soon delete, and all behind it (failure F5)."""
         kept = []
         blocked: set[int] = set()
         for lane, upload in group:
@@ -272,7 +272,7 @@ class Committer:
         return kept
 
     def _age(self, upload: Upload) -> float:
-        """Seconds since its name was made, by the clock that says more (F5).
+        """Seconds since its name was made, by the clock that says more (failure F5).
 
         A machine that is suspended stops its monotonic clock, and the collector does not wait;
         a wall clock may be set back.
@@ -290,7 +290,7 @@ class Committer:
         # The process slept between the age check and the write's answer, for longer than the
         # grace period: a collector may have listed the object as unreferenced and old, and may
         # delete it now or later. Write it again so that the entry has its object, but do not
-        # promise what another process can still undo (F5).
+        # promise what another process can still undo (failure F5).
         try:
             lane.repair(upload)
             reason = "its object was written again in case it is gone"

@@ -104,7 +104,8 @@ class Consumer:
         if config.gc.enabled:
             self._gc = GarbageCollector(opened, config, runtime=self._runtime, epoch=self._epoch)
             self._gc.start()
-            # F9: a consumer that is dropped without close() must not leave a collector behind.
+            # failure F9: a consumer that is dropped without close() must not leave a collector
+            # behind.
             weakref.finalize(self, self._gc.abandon)
 
     @property
@@ -360,8 +361,8 @@ class Consumer:
         assert manifest is not None
         self._queue.check_epoch(manifest, self._epoch)
         wanted = self._frontier.next_hand_out
-        # F28: entries that are gone and were never handed out here. Those dequeued behind the
-        # cursor, without a new epoch, are no loss: they were handed out.
+        # failure F28: entries that are gone and were never handed out here. Those dequeued behind
+        # the cursor, without a new epoch, are no loss: they were handed out.
         if manifest.first_sequence > wanted:
             if not self._allow_data_loss:
                 raise DataLoss(

@@ -215,8 +215,8 @@ class FetchHandle:
     def _reading(self, descriptor: BatchDescriptor) -> Iterator[tuple[str, int]]:
         """Key and largest size of the batch's object; errors of reading it name the batch."""
         sequence, location = descriptor.sequence, descriptor.location
-        # F23: whoever can write the manifest could otherwise have the consumer read, with its
-        # rights, any object of the bucket.
+        # failure F23: whoever can write the manifest could otherwise have the consumer read, with
+        # its rights, any object of the bucket.
         if not self._allow_foreign and not is_confined(location, self._prefix):
             raise ForeignLocation(
                 sequence,

@@ -279,7 +279,7 @@ class ArrowBlock:
             raise CorruptBatch(
                 f"block of {self.size} bytes does not hold {count} length-prefixed records: {error}"
             ) from error
-        # F20: every record was read and every byte belongs to one, or the footer is wrong.
+        # failure F20: every record was read and every byte belongs to one, or the footer is wrong.
         if size + 4 * count != self.size or rows != count:
             raise CorruptBatch(
                 f"block of {self.size} bytes is {rows} records with {size} bytes, the footer "

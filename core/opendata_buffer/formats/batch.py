@@ -197,13 +197,13 @@ def check_block(size: int, footer: BatchFooter, max_bytes: int) -> None:
             f"record block has {size} bytes, more than max_batch_bytes {max_bytes}. Raise "
             "max_batch_bytes if the batch is trusted"
         )
-    # F18: a 7-byte object may claim 4 billion records. Each one needs its length prefix.
+    # failure F18: a 7-byte object may claim 4 billion records. Each one needs its length prefix.
     if footer.record_count * 4 > size:
         raise CorruptBatch(
             f"footer counts {footer.record_count} records but the block has {size} bytes"
         )
-    if footer.record_count == 0 and size:
-        raise CorruptBatch(f"footer counts no records but the block has {size} bytes")  # F20
+    if footer.record_count == 0 and size:  # failure F20
+        raise CorruptBatch(f"footer counts no records but the block has {size} bytes")
 
 
 def largest_object(max_bytes: int) -> int:
@@ -263,7 +263,7 @@ def split_records(block: bytes | memoryview, record_count: int) -> list[bytes]:
             )
         append(data[start:position])
     if position != end:
-        # F20: a patched count would hide records; the reference decoder ignores the rest.
+        # failure F20: a patched count would hide records; the reference decoder ignores the rest.
         raise CorruptBatch(
             f"block has {end - position} bytes after its {record_count} records: the footer's "
             "count is too small"

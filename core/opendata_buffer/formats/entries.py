@@ -85,7 +85,7 @@ def bad_header(at: int, length: int, sequence: int, expected: int, body: int) ->
             f"manifest entry {expected} at byte {at} claims {length} bytes of the "
             f"{max(body - at - 4, 0)} left, and needs at least {FIXED_SIZE}. {LOOK}"
         )
-    # F28: a gap is undetected loss, a repeat is a duplicate.
+    # failure F28: a gap is undetected loss, a repeat is a duplicate.
     return CorruptManifest(
         f"manifest entry at byte {at} has sequence {sequence}, expected {expected}: sequences are "
         f"contiguous up to the footer's next sequence. {LOOK}"
@@ -126,7 +126,7 @@ def decode_entry(raw: bytes, at: int, expected: int, body: int) -> tuple[QueueEn
     position += location_size
     (count,) = _U32.unpack_from(raw, position)
     position += 4
-    # F17: a 40-byte manifest may claim 4 billion items. Each one needs 16 bytes.
+    # failure F17: a 40-byte manifest may claim 4 billion items. Each one needs 16 bytes.
     if count * _META.size > end - position:
         raise CorruptManifest(
             f"manifest entry {sequence} counts {count} metadata items but has {end - position} "
@@ -134,8 +134,8 @@ def decode_entry(raw: bytes, at: int, expected: int, body: int) -> tuple[QueueEn
         )
     items: list[Metadata] = []
     for index in range(count):
-        # F19: checked against this entry's end, not the manifest's, or the next entry's bytes
-        # would be read as metadata.
+        # failure F19: checked against this entry's end, not the manifest's, or the next entry's
+        # bytes would be read as metadata.
         if _META.size > end - position:
             raise _bad_item(sequence, index, count, "header", end - position)
         start_index, time_ms, size = _META.unpack_from(raw, position)

@@ -145,7 +145,8 @@ class Manifest:
             raise CorruptManifest(
                 f"manifest has version {version}, this library reads version {VERSION}"
             )
-        # F16: bytes without a count would be dropped unread; a count without bytes is damage.
+        # failure F16: bytes without a count would be dropped unread; a count without bytes is
+        # damage.
         if count * LEAST_SIZE > body or (count == 0 and body):
             raise CorruptManifest(
                 f"manifest counts {count} entries but they have {body} bytes. {LOOK}"

@@ -66,7 +66,7 @@ def plan_frames(data: memoryview, max_bytes: int) -> list[Frame]:
         if frame.declared:
             declared_total += frame.most
             if declared_total > max_bytes:
-                # F21: refused by what the bytes claim, before anything is expanded.
+                # failure F21: refused by what the bytes claim, before anything is expanded.
                 raise CorruptBatch(
                     f"zstd block declares {declared_total} bytes, more than max_batch_bytes "
                     f"{max_bytes}. Raise max_batch_bytes if the batch is trusted"
@@ -112,7 +112,7 @@ def _plan_frame(data: memoryview, at: int, max_bytes: int) -> Frame:
             raise CorruptBatch(f"zstd frame at byte {at} is truncated at its checksum")
         position += 4
     if declared and header.content_size > most:
-        # F22: a 13-byte frame may declare terabytes; its blocks say what it can hold.
+        # failure F22: a 13-byte frame may declare terabytes; its blocks say what it can hold.
         raise CorruptBatch(
             f"zstd frame at byte {at} declares {header.content_size} bytes but its blocks hold "
             f"at most {most}"

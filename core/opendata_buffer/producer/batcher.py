@@ -144,7 +144,7 @@ class Batcher:
         batch.metadata_size += len(call.metadata)
         batch.count += call.count
         self._open = batch
-        # Also by age: callers keep coming while the flush thread waits for the lock (F32).
+        # Also by age: callers keep coming while the flush thread waits for the lock (failure F32).
         if (
             call.transaction is not None
             or batch.size > self._flush_size

@@ -340,7 +340,8 @@ class Producer:
             try:
                 self._upload(upload)
             except Exception as error:
-                # Every kind of failure ends in the handles; a dead worker would hide it (F29).
+                # Every kind of failure ends in the handles; a dead worker would hide it (failure
+                # F29).
                 self._committer.give_up(self._lane, upload, error)
             with self._condition:
                 self._idle_workers += 1
@@ -363,7 +364,8 @@ class Producer:
         if upload.batch is not None:
             upload.data = upload.batch.encode(config.compression, config.zstd_level)
             upload.batch = None
-        # A new name for each upload: an object may not be enqueued long after its ULID (F5).
+        # A new name for each upload: an object may not be enqueued long after its ULID (failure
+        # F5).
         ulid = self._runtime.ulid()
         upload.minted_at = self._runtime.monotonic()
         upload.minted_ms = self._runtime.now_ms()

@@ -181,7 +181,7 @@ class S3Store:
         def once() -> Listing:
             objects: list[ObjectInfo] = []
             now_ms: int | None = None
-            # EncodingType is left to boto3: only then does it also decode the keys (F24).
+            # EncodingType is left to boto3: only then does it also decode the keys (failure F24).
             pages = self._clients.data.get_paginator("list_objects_v2")
             for page in pages.paginate(Bucket=self._bucket, Prefix=full):
                 if now_ms is None:

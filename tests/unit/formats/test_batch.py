@@ -53,7 +53,7 @@ def test_zstd_footer_and_frame() -> None:
     assert data[:4] == b"\x28\xb5\x2f\xfd"
     assert data[-7:] == b"\x01" + b"\x03\x00\x00\x00" + b"\x01\x00"
     assert decode_batch(data) == RECORDS
-    # F36: bit rot in the content is found by the frame's checksum.
+    # failure F36: bit rot in the content is found by the frame's checksum.
     rotten = bytearray(data)
     rotten[data.index(b"hello")] ^= 1
     refuse(bytes(rotten), "damaged")
