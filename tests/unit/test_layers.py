@@ -22,9 +22,10 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"config"}),
     frozenset({"option_reader", "stores"}),
     frozenset({"queue"}),
-    frozenset({"gc", "commit"}),
+    frozenset({"gc", "commit", "quarantine"}),
     frozenset({"producer", "consumer"}),
-    frozenset({"cli", "testing"}),
+    frozenset({"admin", "testing"}),
+    frozenset({"cli"}),
     frozenset({"__main__"}),
 )
 

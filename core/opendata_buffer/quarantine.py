@@ -1,0 +1,261 @@
+"""Copies of batches that could not be delivered, kept below the queue's data prefix.
+
+A batch that no consumer can read would stop its queue for ever. Whoever passes it by copies it
+first, so that nothing is given up without a copy::
+
+    <prefix>/_quarantine/<id>.object   the bytes of the batch object, unchanged
+    <prefix>/_quarantine/<id>.json     the report: which batch, what was wrong, who found it, when
+
+The id is made of the batch's sequence and location: a Spark task that is attempted again writes
+the same two objects again. The object is written before its report, so a report that is there
+tells that the copy is complete. Neither name is that of a batch, so no collector of this library
+deletes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import posixpath
+from base64 import b64decode, b64encode
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from opendata_buffer.errors import CorruptData, InvalidInput, ObjectNotFound
+from opendata_buffer.formats.entries import Metadata
+from opendata_buffer.formats.keys import is_confined
+from opendata_buffer.runtime import Runtime
+from opendata_buffer.stores import Blob, Get, List, Put
+
+__all__ = [
+    "FOLDER",
+    "QuarantineReport",
+    "list_quarantine",
+    "quarantine",
+    "read_copy",
+    "read_report",
+    "write_report",
+]
+
+FOLDER = "_quarantine"
+MAX_OBJECT_BYTES = 1 << 30
+"""Largest object that is copied: the copy goes through this process's memory."""
+
+_VERSION = 1
+_MAX_REPORT_BYTES = 64 * 1024 * 1024
+
+
+class Entry(Protocol):
+    """The batch to copy: a queue entry or a descriptor of one."""
+
+    @property
+    def sequence(self) -> int: ...
+    @property
+    def location(self) -> str: ...
+    @property
+    def metadata(self) -> tuple[Metadata, ...]: ...
+
+
+class ReadWrite(Get, Put, Protocol):
+    """What copying needs of a store."""
+
+
+class ReadList(Get, List, Protocol):
+    """What listing needs of a store."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuarantineReport:
+    """What is known of one batch in quarantine.
+
+    Attributes:
+        id: Names the batch in the quarantine: ``<sequence>-<12 hex digits of its location>``.
+        sequence: Its position in the queue.
+        location: Key of the batch object that the queue named.
+        copied_bytes: Size of the copy; None when there was no object, or none that may be read.
+        error: Why the batch could not be delivered.
+        query: Who found it, such as a Spark query's id; empty when nobody in particular.
+        time: When, ISO 8601 in UTC, by the finder's clock.
+        metadata: Ranges of records with their ingestion time and payload, from the queue entry.
+        restored_location: The batch object that a restore made of the copy; None before.
+        restored_after: The queue's next sequence before that restore; None before.
+        restored_sequence: Where the restored batch is in the queue; None until it surely is.
+    """
+
+    id: str
+    sequence: int
+    location: str
+    copied_bytes: int | None
+    error: str
+    query: str
+    time: str
+    metadata: tuple[Metadata, ...] = ()
+    restored_location: str | None = None
+    restored_after: int | None = None
+    restored_sequence: int | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """All fields; payloads of metadata in base64."""
+        fields: dict[str, Any] = {"version": _VERSION, **vars(self)}
+        fields["metadata"] = [
+            {
+                "start_index": each.start_index,
+                "ingestion_time_ms": each.ingestion_time_ms,
+                "payload_base64": b64encode(each.payload).decode(),
+            }
+            for each in self.metadata
+        ]
+        return fields
+
+
+def quarantine(
+    store: ReadWrite,
+    data_path_prefix: str,
+    entry: Entry,
+    error: object,
+    *,
+    runtime: Runtime,
+    query: str = "",
+    allow_foreign_locations: bool = False,
+) -> QuarantineReport:
+    """Copy a batch's object and write the report; free to repeat.
+
+    Nothing else is changed: the batch stays queued, and its object where it is. A batch that is
+    in quarantine already keeps its first report and copy.
+
+    Args:
+        store: Where the queue lives.
+        data_path_prefix: The queue's data prefix.
+        entry: The batch.
+        error: Why it cannot be delivered.
+        runtime: The clock of the report.
+        query: Who found it.
+        allow_foreign_locations: Copy an object outside the data prefix, too. Without it only
+            the report is written: whoever can write a manifest could otherwise have any object
+            of the bucket copied to where more people may read (failure F23).
+
+    Raises:
+        InvalidInput: The object has more than 1 GiB; nothing was written.
+        TransientStorageError, PermanentStorageError: The store did not answer. Call it again.
+    """
+    name = _id_of(entry)
+    try:
+        return read_report(store, data_path_prefix, name)
+    except ObjectNotFound:
+        pass
+    copied: int | None = None
+    if allow_foreign_locations or is_confined(entry.location, data_path_prefix):
+        data = _read(store, entry)
+        if data is not None:
+            store.put(_key(data_path_prefix, name, "object"), data)
+            copied = len(data)
+    at = datetime.fromtimestamp(runtime.now_ms() / 1000, UTC)
+    report = QuarantineReport(
+        id=name,
+        sequence=entry.sequence,
+        location=entry.location,
+        copied_bytes=copied,
+        error=str(error),
+        query=query,
+        time=at.isoformat(timespec="milliseconds"),
+        metadata=tuple(entry.metadata),
+    )
+    write_report(store, data_path_prefix, report)
+    return report
+
+
+def list_quarantine(store: ReadList, data_path_prefix: str) -> list[QuarantineReport]:
+    """All reports below a data prefix, by sequence.
+
+    Raises:
+        CorruptData: Something else lies there under a report's name.
+        TransientStorageError, PermanentStorageError: The store did not answer.
+    """
+    found = []
+    for info in store.list(f"{data_path_prefix}/{FOLDER}/").objects:
+        name, suffix = posixpath.splitext(posixpath.basename(info.key))
+        if suffix != ".json":
+            continue
+        try:
+            found.append(read_report(store, data_path_prefix, name))
+        except ObjectNotFound:
+            continue  # deleted between the listing and now
+    return sorted(found, key=lambda each: (each.sequence, each.id))
+
+
+def read_report(store: Get, data_path_prefix: str, name: str) -> QuarantineReport:
+    """The report of one id.
+
+    Raises:
+        ObjectNotFound: There is none.
+        CorruptData: The object is no report.
+        TransientStorageError, PermanentStorageError: The store did not answer.
+    """
+    key = _key(data_path_prefix, name, "json")
+    got = store.get(key, max_bytes=_MAX_REPORT_BYTES)
+    assert isinstance(got, Blob)
+    try:
+        fields = json.loads(got.data)
+        if fields.pop("version") != _VERSION:
+            raise ValueError("another version")
+        metadata = tuple(
+            Metadata(
+                each["start_index"], each["ingestion_time_ms"], b64decode(each["payload_base64"])
+            )
+            for each in fields.pop("metadata")
+        )
+        return QuarantineReport(**fields, metadata=metadata)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CorruptData(
+            f"{key!r} is no report of a batch in quarantine ({type(error).__name__}: {error}): a "
+            "later version of this library or somebody else wrote it"
+        ) from error
+
+
+def write_report(store: Put, data_path_prefix: str, report: QuarantineReport) -> None:
+    """Write a report in place of the one with its id.
+
+    Raises:
+        TransientStorageError, PermanentStorageError: It may or may not have been written.
+    """
+    text = json.dumps(report.as_json(), indent=2) + "\n"
+    store.put(_key(data_path_prefix, report.id, "json"), text.encode())
+
+
+def read_copy(store: Get, data_path_prefix: str, report: QuarantineReport) -> bytes:
+    """The copied object's bytes.
+
+    Raises:
+        ObjectNotFound: There is no copy.
+        TransientStorageError, PermanentStorageError: The store did not answer.
+    """
+    key = _key(data_path_prefix, report.id, "object")
+    got = store.get(key, max_bytes=MAX_OBJECT_BYTES)
+    assert isinstance(got, Blob)
+    return got.data
+
+
+def _read(store: Get, entry: Entry) -> bytes | None:
+    """The object's bytes; None when there is no such object, or no store can have one."""
+    try:
+        got = store.get(entry.location, max_bytes=MAX_OBJECT_BYTES)
+    except (ObjectNotFound, InvalidInput):
+        return None
+    except CorruptData as error:
+        raise InvalidInput(
+            f"batch {entry.sequence} at {entry.location!r} is too large to be copied to the "
+            f"quarantine: {error}. Copy it yourself, delete it, and try again"
+        ) from error
+    assert isinstance(got, Blob)
+    return got.data
+
+
+def _id_of(entry: Entry) -> str:
+    # The location, too, because a queue that was deleted and made again counts from 0 again.
+    digest = hashlib.sha256(entry.location.encode(errors="surrogatepass")).hexdigest()
+    return f"{entry.sequence}-{digest[:12]}"
+
+
+def _key(data_path_prefix: str, name: str, suffix: str) -> str:
+    return f"{data_path_prefix}/{FOLDER}/{name}.{suffix}"

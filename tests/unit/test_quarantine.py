@@ -1,0 +1,153 @@
+"""A batch that cannot be delivered is copied before it is passed by."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from opendata_buffer.consumer.descriptors import BatchDescriptor
+from opendata_buffer.errors import CorruptData, InvalidInput, ObjectNotFound, TransientStorageError
+from opendata_buffer.formats.entries import Metadata, QueueEntry
+from opendata_buffer.formats.keys import batch_key
+from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.gc import plan
+from opendata_buffer.quarantine import (
+    list_quarantine,
+    quarantine,
+    read_copy,
+    read_report,
+    write_report,
+)
+from opendata_buffer.stores import Blob
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
+
+NOW = 1_767_225_600_000
+HOUR = 3_600_000
+RUNTIME = ManualRuntime(NOW)
+LOCATION = batch_key("ingest", RUNTIME.ulid_at(NOW - HOUR))
+ENTRY = QueueEntry(3, LOCATION, (Metadata(0, NOW - HOUR, b"\x00\xff payload"),))
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    made = MemoryStore("quarantine")
+    made.put(LOCATION, b"no batch")
+    return made
+
+
+def test_bytes_and_report_are_kept(store: MemoryStore) -> None:
+    made = quarantine(store, "ingest", ENTRY, "it is torn", runtime=RUNTIME, query="q-1")
+    assert read_copy(store, "ingest", made) == b"no batch"
+    got = store.get(f"ingest/_quarantine/{made.id}.json")
+    assert isinstance(got, Blob)
+    report = json.loads(got.data)
+    assert {key: report[key] for key in ("sequence", "location", "error", "query", "time")} == {
+        "sequence": 3,
+        "location": LOCATION,
+        "error": "it is torn",
+        "query": "q-1",
+        "time": "2026-01-01T00:00:00.000+00:00",
+    }
+    assert read_report(store, "ingest", made.id) == made
+    assert made.metadata == ENTRY.metadata
+    assert made.copied_bytes == len(b"no batch")
+
+
+def test_the_batch_itself_is_left_alone(store: MemoryStore) -> None:
+    quarantine(store, "ingest", ENTRY, "it is torn", runtime=RUNTIME)
+    got = store.get(LOCATION)
+    assert isinstance(got, Blob)
+    assert got.data == b"no batch"
+
+
+def test_a_descriptor_of_the_entry_is_the_same_batch(store: MemoryStore) -> None:
+    first = quarantine(store, "ingest", ENTRY, "it is torn", runtime=RUNTIME)
+    again = quarantine(store, "ingest", BatchDescriptor.of(ENTRY), "other", runtime=RUNTIME)
+    assert again == first
+
+
+def test_a_second_attempt_does_not_lose_the_first_one_s_copy(store: MemoryStore) -> None:
+    first = quarantine(store, "ingest", ENTRY, "it is torn", runtime=RUNTIME)
+    store.delete_many([LOCATION])
+    assert quarantine(store, "ingest", ENTRY, "it is gone", runtime=RUNTIME) == first
+    assert read_copy(store, "ingest", first) == b"no batch"
+
+
+def test_a_batch_without_an_object_has_a_report_and_no_copy(store: MemoryStore) -> None:
+    store.delete_many([LOCATION])
+    made = quarantine(store, "ingest", ENTRY, "it is gone", runtime=RUNTIME)
+    assert made.copied_bytes is None
+    assert list_quarantine(store, "ingest") == [made]
+    with pytest.raises(ObjectNotFound):
+        read_copy(store, "ingest", made)
+
+
+def test_an_object_outside_the_prefix_is_copied_only_when_that_is_allowed(
+    store: MemoryStore,
+) -> None:
+    store.put("secrets/passwords", b"secret")
+    foreign = QueueEntry(4, "secrets/passwords")
+    assert quarantine(store, "ingest", foreign, "?", runtime=RUNTIME).copied_bytes is None
+    other = QueueEntry(5, "secrets/passwords")
+    allowed = quarantine(store, "ingest", other, "?", runtime=RUNTIME, allow_foreign_locations=True)
+    assert read_copy(store, "ingest", allowed) == b"secret"
+
+
+def test_reports_are_listed_by_sequence(store: MemoryStore) -> None:
+    for sequence in (10, 9, 100):
+        quarantine(store, "ingest", QueueEntry(sequence, LOCATION), "?", runtime=RUNTIME)
+    assert [each.sequence for each in list_quarantine(store, "ingest")] == [9, 10, 100]
+
+
+def test_without_a_quarantine_the_list_is_empty(store: MemoryStore) -> None:
+    assert list_quarantine(store, "ingest") == []
+
+
+def test_no_report_is_written_when_the_copy_was_not() -> None:
+    class Unwilling(MemoryStore):
+        def put(self, key: str, data: bytes | memoryview) -> None:
+            if key.endswith(".object"):
+                raise TransientStorageError("down")
+            super().put(key, data)
+
+    store = Unwilling("unwilling")
+    store.put(LOCATION, b"no batch")
+    with pytest.raises(TransientStorageError):
+        quarantine(store, "ingest", ENTRY, "?", runtime=RUNTIME)
+    assert list_quarantine(store, "ingest") == []
+
+
+def test_an_object_too_large_for_memory_is_not_copied_in_part(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("opendata_buffer.quarantine.MAX_OBJECT_BYTES", 4)
+    with pytest.raises(InvalidInput, match="too large to be copied"):
+        quarantine(store, "ingest", ENTRY, "?", runtime=RUNTIME)
+    assert list_quarantine(store, "ingest") == []
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"version": 2}', b'{"version": 1}'])
+def test_what_is_no_report_is_named(store: MemoryStore, data: bytes) -> None:
+    made = quarantine(store, "ingest", ENTRY, "?", runtime=RUNTIME)
+    key = f"ingest/_quarantine/{made.id}.json"
+    store.put(key, data)
+    with pytest.raises(CorruptData, match=key):
+        read_report(store, "ingest", made.id)
+
+
+def test_a_report_can_be_brought_up_to_date(store: MemoryStore) -> None:
+    made = quarantine(store, "ingest", ENTRY, "?", runtime=RUNTIME)
+    write_report(store, "ingest", made)
+    assert read_report(store, "ingest", made.id) == made
+
+
+def test_the_collector_leaves_the_quarantine_alone() -> None:
+    store = MemoryStore("collected")
+    store.put(LOCATION, b"no batch")
+    quarantine(store, "ingest", ENTRY, "?", runtime=RUNTIME)
+    listing = store.list("ingest/")
+    much_later = listing.now_ms + 1_000 * HOUR
+    made = plan(Manifest.empty(), listing, much_later, data_path_prefix="ingest", grace_ms=1)
+    assert [each.key for each in made.delete] == [LOCATION]
