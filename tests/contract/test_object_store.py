@@ -226,7 +226,7 @@ def test_if_version_replaces_only_that_version(store: Store) -> None:
     assert (read(store, "m").data, read(store, "m").version) == (b"2", second.version)
 
 
-def test_f04_if_version_of_a_missing_object_vanished_and_is_not_created(store: Store) -> None:
+def test_f4_if_version_of_a_missing_object_vanished_and_is_not_created(store: Store) -> None:
     assert store.put_if("m", b"1", IfVersion('"x"')) == Vanished()
     version = create(store, "m", b"1")
     assert store.delete_many(["m"]) == ()
@@ -297,7 +297,7 @@ def test_list_finds_by_prefix_also_below_and_inside_a_name(store: Store) -> None
     }
 
 
-def test_f06_listing_tells_sizes_and_both_times_by_one_clock(store: Store) -> None:
+def test_f6_listing_tells_sizes_and_both_times_by_one_clock(store: Store) -> None:
     store.put("in/a", b"12345")
     listing = store.list("in/")
     (info,) = listing.objects

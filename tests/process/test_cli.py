@@ -85,7 +85,7 @@ def test_the_console_script_and_the_module_are_the_same_command() -> None:
     assert by_script == ok("--help")
 
 
-def test_a_reader_that_stops_early_loses_nothing_f8(store: str) -> None:
+def test_f8_a_reader_that_stops_early_loses_nothing(store: str) -> None:
     ok("produce", store, "--flush-size-bytes", "10000", stdin=INPUT)
     consumer = start("consume", store)
     assert consumer.stdout is not None

@@ -233,7 +233,7 @@ def test_f29_a_failed_batch_is_told_once(
     assert line.endswith("Of the input, not one line is known to be durable.")
 
 
-def test_produce_into_a_prefix_of_another_queue_f7(url: str) -> None:
+def test_f7_produce_into_a_prefix_of_another_queue(url: str) -> None:
     ok("produce", url, stdin=b"a\n")
     line = fails("produce", url, "--manifest-path", "other/manifest", stdin=b"b\n")
     assert "'ingest/manifest'" in line
@@ -351,7 +351,7 @@ def test_status_changes_nothing(url: str, store: MemoryStore) -> None:
     assert store.list("").objects == before
 
 
-def test_status_of_a_corrupt_manifest_f15(url: str, store: MemoryStore) -> None:
+def test_f15_status_of_a_corrupt_manifest(url: str, store: MemoryStore) -> None:
     store.put("ingest/manifest", b"\xff" * 30)
     assert fails("status", url)
 

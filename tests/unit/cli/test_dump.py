@@ -134,7 +134,7 @@ def test_a_device_without_a_size_does_not_fill_the_memory() -> None:
         read_object("/dev/zero", OPTIONS, max_bytes=2_000_000)
 
 
-def test_a_key_is_read_from_a_store_under_its_raw_name_f24() -> None:
+def test_f24_a_key_is_read_from_a_store_under_its_raw_name() -> None:
     MemoryStore.named("dump-keys").put("dir/100%#?.batch", b"bytes")
     assert read_object("memory://dump-keys/dir/100%#?.batch", OPTIONS, max_bytes=MAX) == b"bytes"
 

@@ -230,7 +230,7 @@ def test_too_many_open_files_is_an_unknown_outcome(
             store.get("m")
 
 
-def test_f02_a_failure_after_the_rename_is_an_unknown_outcome(
+def test_f2_a_failure_after_the_rename_is_an_unknown_outcome(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcome = store.put_if("m", b"old", ABSENT)
@@ -304,7 +304,7 @@ def test_names_that_are_not_utf8_and_things_that_are_not_files_are_not_listed(
         store.get("in/fifo")
 
 
-def test_f06_listing_uses_the_clock_of_the_files(store: LocalStore, runtime: ManualRuntime) -> None:
+def test_f6_listing_uses_the_clock_of_the_files(store: LocalStore, runtime: ManualRuntime) -> None:
     runtime.set_wall_clock(0)  # this process believes it is 1970
     store.put("a", b"")
     listing = store.list("")

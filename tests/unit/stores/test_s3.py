@@ -72,7 +72,7 @@ LOST = [Fault(status) for status in (500, 502, 503, 504)] + [
 
 @pytest.mark.parametrize("applied", [True, False], ids=["applied", "lost on the way"])
 @pytest.mark.parametrize("fault", LOST, ids=lambda fault: str(fault.answer))
-def test_f01_f02_a_lost_answer_is_unknown_after_exactly_one_request(
+def test_f1_f2_a_lost_answer_is_unknown_after_exactly_one_request(
     s3_server: S3Server, store: S3Store, fault: Fault, applied: bool
 ) -> None:
     version = put_new(store, "m", b"1")
@@ -86,7 +86,7 @@ def test_f01_f02_a_lost_answer_is_unknown_after_exactly_one_request(
 
 
 @pytest.mark.parametrize("fault", LOST, ids=lambda fault: str(fault.answer))
-def test_f01_a_lost_answer_to_a_creation_is_unknown_after_exactly_one_request(
+def test_f1_a_lost_answer_to_a_creation_is_unknown_after_exactly_one_request(
     s3_server: S3Server, store: S3Store, fault: Fault
 ) -> None:
     s3_server.inject(fault)
@@ -95,7 +95,7 @@ def test_f01_a_lost_answer_to_a_creation_is_unknown_after_exactly_one_request(
     assert s3_server.objects() == {"m": b"1"}
 
 
-def test_f02_an_answer_that_never_comes_is_unknown_after_the_read_timeout(
+def test_f2_an_answer_that_never_comes_is_unknown_after_the_read_timeout(
     s3_server: S3Server,
 ) -> None:
     store = connect(s3_server, read_timeout_ms=300)
@@ -107,7 +107,7 @@ def test_f02_an_answer_that_never_comes_is_unknown_after_the_read_timeout(
     assert s3_server.objects() == {"m": b"1"}
 
 
-def test_f03_409_means_the_same_put_again(s3_server: S3Server, store: S3Store) -> None:
+def test_f3_409_means_the_same_put_again(s3_server: S3Server, store: S3Store) -> None:
     conflict = Fault(409, applied=False, code="ConditionalRequestConflict")
     s3_server.inject(conflict, times=2)
     version = put_new(store, "m", b"1")
@@ -117,7 +117,7 @@ def test_f03_409_means_the_same_put_again(s3_server: S3Server, store: S3Store) -
     assert s3_server.objects() == {"m": b"2"}
 
 
-def test_f03_a_409_that_stays_is_a_conflict(s3_server: S3Server, store: S3Store) -> None:
+def test_f3_a_409_that_stays_is_a_conflict(s3_server: S3Server, store: S3Store) -> None:
     s3_server.inject(Fault(409, applied=False, code="ConditionalRequestConflict"), times=1_000)
     assert store.put_if("m", b"1", ABSENT) == VersionConflict()
     assert 5 < s3_server.count("PUT") < 1_000
@@ -278,7 +278,7 @@ def test_a_listing_that_breaks_off_is_repeated_whole(
     assert [info.key for info in store.list("").objects] == list("abcde")
 
 
-def test_f06_the_stores_clock_is_the_date_of_the_first_page() -> None:
+def test_f6_the_stores_clock_is_the_date_of_the_first_page() -> None:
     stored_ms, listed_ms, step_ms = 1_767_225_600_000, 1_767_226_500_000, 60_000
     times: Iterator[int] = repeat(stored_ms)
     with S3Server(now_ms=lambda: next(times), page_size=1) as server:
@@ -294,7 +294,7 @@ def test_f06_the_stores_clock_is_the_date_of_the_first_page() -> None:
         assert [info.last_modified_ms for info in listing.objects] == [stored_ms] * 2
 
 
-def test_f06_without_a_date_nothing_looks_older_than_the_newest_object() -> None:
+def test_f6_without_a_date_nothing_looks_older_than_the_newest_object() -> None:
     now = [1_767_225_600_000]
     with S3Server(now_ms=lambda: now[0]) as server:
         server.sends_date = False
@@ -310,7 +310,7 @@ def test_f06_without_a_date_nothing_looks_older_than_the_newest_object() -> None
 def test_f36_every_upload_carries_a_checksum(s3_server: S3Server, store: S3Store) -> None:
     store.put("a", b"123456789")
     put_new(store, "b", b"123456789")
-    # CRC32 of "123456789" is the check value CB F4 39 26.
+    # CRC32 of "123456789" is the check value 0xCBF43926.
     sent = [request.headers["x-amz-checksum-crc32"] for request in s3_server.requests]
     assert sent == ["y/Q5Jg==", "y/Q5Jg=="]
     assert not any("trailer" in name for each in s3_server.requests for name in each.headers)

@@ -16,7 +16,7 @@ HERE = StoreOptions(endpoint_url="http://127.0.0.1:9")
 
 
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", None])
-def test_f01_conditional_writes_are_sent_once_and_reads_are_repeated(endpoint: str | None) -> None:
+def test_f1_conditional_writes_are_sent_once_and_reads_are_repeated(endpoint: str | None) -> None:
     # None is Amazon's own, which is made on another path.
     options = StoreOptions(endpoint_url=endpoint, region="eu-west-1", max_attempts=7)
     clients = S3Clients(options)

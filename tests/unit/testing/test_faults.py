@@ -38,7 +38,7 @@ def test_without_a_plan_nothing_fails_and_nothing_takes_time(runtime: ManualRunt
     assert store.operations == {"put_if": 3, "put": 1, "list": 1, "delete_many": 1}
 
 
-def test_f02_lost_after_is_applied_and_unknown(runtime: ManualRuntime) -> None:
+def test_f2_lost_after_is_applied_and_unknown(runtime: ManualRuntime) -> None:
     store = faulty(runtime, cas_lost_after=1)
     assert isinstance(store.put_if("m", b"1", ABSENT), Unknown)
     blob = store.get("m")
