@@ -14,7 +14,7 @@ from buffer_sink.decision import (
     record_key,
     transaction_prefix,
 )
-from buffer_sink.messages import Group, Moment
+from buffer_sink.messages import Group
 from buffer_sink.options import SinkOptions
 from opendata_buffer.errors import (
     CommitStateUnknown,
@@ -26,9 +26,9 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.queue.owner import claim_prefix
+from opendata_buffer.queue.owner import claim_for_use
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.runtime import Runtime
+from opendata_buffer.runtime import Moment, Runtime
 from opendata_buffer.stores import ABSENT, Absent, Applied, Blob, IfVersion, Store
 
 __all__ = ["Committer"]
@@ -88,13 +88,7 @@ class Committer:
         if not self._checked:
             # First use in this process: a store without compare-and-swap (failure F12), or a
             # prefix of another queue whose collector would delete our batches (failure F7).
-            self._store.check_conditional_writes(self._prefix)
-            claim_prefix(
-                self._store,
-                self._prefix,
-                self._options.queue.manifest_path,
-                runtime=self._runtime,
-            )
+            claim_for_use(self._store, self._options.queue, runtime=self._runtime)
             self._checked = True
         expiry = self._expiry(group)
         try:
@@ -249,11 +243,12 @@ class Committer:
         """
         grace_ms = self._options.gc_grace_period_ms
         now = Moment.now(self._runtime)
-        age_ms = group.planned.age_ms(self._runtime)
-        if age_ms is None or age_ms > grace_ms / 2:
-            age_ms = self._oldest_of(group)
-            if age_ms is None or age_ms > grace_ms / 2:
+        age_ms = group.planned.age_ms(now)
+        if age_ms > grace_ms / 2 or not group.planned.precedes(now):
+            oldest_ms = self._oldest_of(group)
+            if oldest_ms is None or oldest_ms > grace_ms / 2:
                 raise _too_old(grace_ms)
+            age_ms = oldest_ms
         return _Expiry(now, grace_ms - age_ms)
 
     def _oldest_of(self, group: Group) -> float | None:
@@ -279,9 +274,8 @@ class _Expiry:
     left_ms: float
 
     def is_over(self, runtime: Runtime) -> bool:
-        """By both clocks: a machine that is suspended stops its monotonic one."""
-        steady_ms = (runtime.monotonic() - self.since.monotonic) * 1000
-        return max(steady_ms, runtime.now_ms() - self.since.wall_ms) > self.left_ms
+        """Whether it has passed."""
+        return self.since.age_ms(Moment.now(runtime)) > self.left_ms
 
     def check(self, runtime: Runtime) -> None:
         """Asked on each attempt: the process may have been paused since the last one."""

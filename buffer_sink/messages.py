@@ -10,32 +10,9 @@ from pyspark.sql.datasource import WriterCommitMessage
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Metadata, NewEntry
-from opendata_buffer.runtime import Runtime
+from opendata_buffer.runtime import Moment
 
-__all__ = ["Group", "Moment", "SinkCommit", "Upload", "collect"]
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """A point in time on the driver, by both of its clocks.
-
-    Both, because the wall clock may be set back and the monotonic clock starts anew with the
-    machine; the driver's, because clocks of executors differ from it.
-    """
-
-    wall_ms: int
-    monotonic: float
-
-    @classmethod
-    def now(cls, runtime: Runtime) -> Moment:
-        """The present moment."""
-        return cls(runtime.now_ms(), runtime.monotonic())
-
-    def age_ms(self, runtime: Runtime) -> float | None:
-        """Milliseconds since then by the clock that says more; None if one went backwards."""
-        wall = float(runtime.now_ms() - self.wall_ms)
-        steady = (runtime.monotonic() - self.monotonic) * 1000
-        return None if min(wall, steady) < 0 else max(wall, steady)
+__all__ = ["Group", "SinkCommit", "Upload", "collect"]
 
 
 @dataclass(frozen=True, slots=True)

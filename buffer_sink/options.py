@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput
+from opendata_buffer.formats import MIB
 from opendata_buffer.formats.batch import Compression
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.option_reader import STORAGE_OPTIONS, OptionReader, storage_settings
@@ -14,7 +15,6 @@ from opendata_buffer.stores.factory import open_store
 
 __all__ = ["SINK_OPTIONS", "SinkOptions"]
 
-MIB = 1024 * 1024
 
 # Spark hands a streaming sink the options of the whole query, its own among them.
 _SPARK_OPTIONS = ("checkpointLocation", "queryName")

@@ -7,15 +7,14 @@ from collections.abc import Iterable
 import pyarrow as pa
 
 from buffer_sink.blocks import Block, BlockBuilder, Columns
-from buffer_sink.messages import Moment, SinkCommit, Upload
+from buffer_sink.messages import SinkCommit, Upload
 from buffer_sink.options import SinkOptions
 from buffer_sink.uploads import UploadWindow
 from opendata_buffer import metrics
-from opendata_buffer.errors import TransientStorageError
 from opendata_buffer.formats.batch import seal_block
 from opendata_buffer.formats.keys import Transaction, batch_key
-from opendata_buffer.retry import full_jitter
-from opendata_buffer.runtime import Runtime
+from opendata_buffer.retry import queue_retry
+from opendata_buffer.runtime import Moment, Runtime
 from opendata_buffer.stores import Put
 
 __all__ = ["write_partition"]
@@ -45,13 +44,7 @@ def write_partition(
         StorageError: An upload failed for good, or for ``cas_deadline_ms``.
     """
     # Spark repeats a failed task too, but not in local mode, and with everything it did.
-    patient = full_jitter(
-        runtime,
-        base_ms=options.queue.backoff_base_ms,
-        max_ms=options.queue.backoff_max_ms,
-        deadline_ms=options.queue.cas_deadline_ms,
-        retry_on=(TransientStorageError,),
-    )
+    patient = queue_retry(runtime, options.queue)
     uploads: list[Upload | None] = []
 
     def upload(index: int, key: str, block: Block) -> None:

@@ -16,11 +16,11 @@ from pyspark import TaskContext
 
 from buffer_sink.blocks import Columns, check_schema
 from buffer_sink.committer import Committer
-from buffer_sink.messages import Moment, SinkCommit, collect
+from buffer_sink.messages import SinkCommit, collect
 from buffer_sink.options import SinkOptions
 from buffer_sink.partition import write_partition
 from opendata_buffer.formats.keys import Transaction
-from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.runtime import Moment, SystemRuntime
 from opendata_buffer.stores.factory import open_store
 
 if TYPE_CHECKING:

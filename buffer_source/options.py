@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from opendata_buffer.config import (
-    MIB,
     ConsumerConfig,
     GarbageCollectorConfig,
     QueueConfig,
 )
 from opendata_buffer.errors import InvalidInput
+from opendata_buffer.formats import MIB
 from opendata_buffer.option_reader import (
     STORAGE_OPTIONS,
     OptionReader,

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from opendata_buffer.formats import MIB
+
 __all__ = ["Limits", "admit", "pack"]
 
-MIB = 1024 * 1024
 
 OPEN_COST_BYTES = 256 * 1024
 """What opening one more batch costs a task, in bytes it could have read instead."""

@@ -28,9 +28,9 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.keys import location_timestamp_ms
-from opendata_buffer.queue.owner import claim_prefix, marker_key
+from opendata_buffer.queue.owner import claim_for_use, marker_key
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.retry import full_jitter
+from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Store
 
@@ -65,13 +65,7 @@ class StreamDriver:
             concurrency=options.fetch_concurrency,
         )
         # An error in any call ends the query, so what may pass is waited for.
-        self._patient = full_jitter(
-            runtime,
-            base_ms=self._config.backoff_base_ms,
-            max_ms=self._config.backoff_max_ms,
-            deadline_ms=self._config.cas_deadline_ms,
-            retry_on=(TransientStorageError,),
-        )
+        self._patient = queue_retry(runtime, self._config)
         self._log = CommitLog()
         self._consumer: Consumer | None = None
         self._queue_id = ""
@@ -239,15 +233,8 @@ class StreamDriver:
     def _check_identity(self, expected: str) -> None:
         """Learn the queue's id, before anything is claimed or dropped (failure F4)."""
         config = self._config
-        # Before the first conditional write (failure F12); the consumer's own check is then free.
-        self._patient(self._store.check_conditional_writes, config.manifest_path)
-        found = self._patient(
-            claim_prefix,
-            self._store,
-            config.data_path_prefix,
-            config.manifest_path,
-            runtime=self._runtime,
-        )
+        claim = self._patient(claim_for_use, self._store, config, runtime=self._runtime)
+        found: str = claim.queue_id
         self._queue_id = found
         if expected and found and found != expected:
             raise QueueReset(

@@ -15,8 +15,8 @@ from buffer_source.rows import PIECE_BYTES, RowBuilder
 from opendata_buffer.consumer.descriptors import BatchDescriptor, PooledBatch
 from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.consumer.read_ahead import Pace, fetch_many
-from opendata_buffer.errors import BatchMissing, TransientStorageError
-from opendata_buffer.retry import full_jitter
+from opendata_buffer.errors import BatchMissing
+from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import SystemRuntime
 
 if TYPE_CHECKING:
@@ -59,13 +59,7 @@ def read_batches(
     handle, pace = _handle(options)
     runtime = SystemRuntime()
     # Spark repeats a failed task too, but not in local mode, and with everything it did.
-    patient = full_jitter(
-        runtime,
-        base_ms=options.queue.backoff_base_ms,
-        max_ms=options.queue.backoff_max_ms,
-        deadline_ms=options.queue.cas_deadline_ms,
-        retry_on=(TransientStorageError,),
-    )
+    patient = queue_retry(runtime, options.queue)
 
     def fetch(descriptor: BatchDescriptor) -> PooledBatch | None:
         try:

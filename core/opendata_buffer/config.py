@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from opendata_buffer.errors import InvalidInput
+from opendata_buffer.formats import MIB
 from opendata_buffer.formats.batch import Compression
 from opendata_buffer.formats.keys import check_key, check_prefix
 from opendata_buffer.formats.manifest import FOOTER_SIZE, MAX_MANIFEST_BYTES
@@ -23,7 +24,6 @@ __all__ = [
 ]
 
 DEFAULT_DATA_PATH_PREFIX = "ingest"
-MIB = 1024 * 1024
 _MOST_MS = 10**12
 """Thirty years. Beyond some three hundred, waiting overflows in the thread that waits."""
 

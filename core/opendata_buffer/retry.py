@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import tenacity
 
+from opendata_buffer.errors import TransientStorageError
 from opendata_buffer.runtime import Runtime
 
-__all__ = ["full_jitter"]
+__all__ = ["full_jitter", "queue_retry"]
+
+
+class BackoffSettings(Protocol):
+    """The retry settings of a ``QueueConfig``."""
+
+    @property
+    def backoff_base_ms(self) -> int: ...
+    @property
+    def backoff_max_ms(self) -> int: ...
+    @property
+    def cas_deadline_ms(self) -> int: ...
 
 
 class _Backoff:
@@ -71,4 +84,28 @@ def full_jitter(
         stop=backoff.stop,
         retry=tenacity.retry_if_exception_type(retry_on),
         reraise=True,
+    )
+
+
+def queue_retry(
+    runtime: Runtime,
+    config: BackoffSettings,
+    *,
+    deadline_ms: int | None = None,
+    retry_on: tuple[type[BaseException], ...] = (TransientStorageError,),
+) -> tenacity.Retrying:
+    """:func:`full_jitter` with the backoff of a queue's settings.
+
+    Args:
+        runtime: Where sleeping, time and randomness come from.
+        config: ``backoff_base_ms``, ``backoff_max_ms`` and ``cas_deadline_ms`` are used.
+        deadline_ms: Milliseconds in place of ``cas_deadline_ms``.
+        retry_on: Errors that are retried.
+    """
+    return full_jitter(
+        runtime,
+        base_ms=config.backoff_base_ms,
+        max_ms=config.backoff_max_ms,
+        deadline_ms=config.cas_deadline_ms if deadline_ms is None else deadline_ms,
+        retry_on=retry_on,
     )

@@ -12,12 +12,13 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
 
 from ulid import ULID
 
-__all__ = ["Condition", "Runtime", "SystemRuntime", "Task"]
+__all__ = ["Condition", "Moment", "Runtime", "SystemRuntime", "Task"]
 
 
 class Condition(Protocol):
@@ -71,6 +72,39 @@ class Runtime(Protocol):
     def ulid(self) -> str:
         """A new ULID of the current wall clock, 26 characters."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A point in time by both clocks of one machine.
+
+    Both, because each fails in its own way: the wall clock may be set back, and the monotonic
+    one stands still while the machine is suspended and starts anew with it.
+
+    Attributes:
+        wall_ms: Milliseconds since the Unix epoch.
+        monotonic: Seconds of the monotonic clock.
+    """
+
+    wall_ms: int
+    monotonic: float
+
+    @classmethod
+    def now(cls, runtime: Runtime) -> Moment:
+        """The present moment."""
+        return cls(runtime.now_ms(), runtime.monotonic())
+
+    def precedes(self, now: Moment) -> bool:
+        """Whether neither clock went backwards until ``now``."""
+        return self.wall_ms <= now.wall_ms and self.monotonic <= now.monotonic
+
+    def age_ms(self, now: Moment) -> float:
+        """Milliseconds until ``now``, by the clock that says more.
+
+        The collector does not wait for a machine that sleeps (failure F5): what may be old is
+        taken to be old.
+        """
+        return max(float(now.wall_ms - self.wall_ms), (now.monotonic - self.monotonic) * 1000)
 
 
 class SystemRuntime:

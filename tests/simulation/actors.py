@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 
 from buffer_sink.committer import Committer
-from buffer_sink.messages import Group, Moment, Upload
+from buffer_sink.messages import Group, Upload
 from buffer_sink.options import SinkOptions
 from opendata_buffer.commit.durability import WriteHandle
 from opendata_buffer.config import ConsumerConfig, ProducerConfig
@@ -36,6 +36,7 @@ from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.producer.producer import Producer
+from opendata_buffer.runtime import Moment
 from opendata_buffer.testing.model import Record
 from tests.simulation.world import PREFIX, Node, World
 

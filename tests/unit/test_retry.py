@@ -8,7 +8,9 @@ from collections.abc import Callable
 import pytest
 import tenacity
 
-from opendata_buffer.retry import full_jitter
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.errors import TransientStorageError
+from opendata_buffer.retry import full_jitter, queue_retry
 from opendata_buffer.testing.runtime import ManualRuntime
 
 
@@ -128,3 +130,18 @@ def test_one_policy_serves_several_threads(runtime: ManualRuntime) -> None:
     for thread in threads:
         thread.join()
     assert results == [21] * 4
+
+
+def test_a_queues_settings_make_a_policy() -> None:
+    runtime = Always(0.5)
+    config = QueueConfig(
+        store="memory://q", backoff_base_ms=100, backoff_max_ms=300, cas_deadline_ms=1_000
+    )
+    assert queue_retry(runtime, config)(Failing(3, TransientStorageError)) == 4
+    assert runtime.slept == pytest.approx([0.05, 0.1, 0.15])
+    with pytest.raises(TransientStorageError):
+        queue_retry(runtime, config)(Failing(1_000, TransientStorageError))
+    began = runtime.monotonic()
+    with pytest.raises(OSError, match="call"):
+        queue_retry(runtime, config, deadline_ms=200, retry_on=(OSError,))(Failing(1_000))
+    assert runtime.monotonic() - began == pytest.approx(0.2)

@@ -4,7 +4,8 @@ import os
 import time
 
 from opendata_buffer.formats.keys import ulid_timestamp_ms
-from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.runtime import Moment, SystemRuntime
+from opendata_buffer.testing.runtime import ManualRuntime
 
 
 def test_the_clocks_are_the_systems() -> None:
@@ -61,3 +62,22 @@ def test_spawn_runs_in_a_daemon_thread() -> None:
             assert done.wait(10)
     task.join(10)
     assert not task.is_alive()
+
+
+def test_an_age_is_told_by_the_clock_that_says_more() -> None:
+    runtime = ManualRuntime(now_ms=1_000_000)
+    since = Moment.now(runtime)
+    assert since.age_ms(Moment.now(runtime)) == 0
+    runtime.advance(2.5)
+    assert since.age_ms(Moment.now(runtime)) == 2_500
+    runtime.set_wall_clock(1_060_000)
+    assert since.age_ms(Moment.now(runtime)) == 60_000
+
+
+def test_a_moment_does_not_precede_one_with_a_clock_that_was_set_back() -> None:
+    runtime = ManualRuntime(now_ms=1_000_000)
+    since = Moment.now(runtime)
+    assert since.precedes(Moment.now(runtime))
+    runtime.set_wall_clock(900_000)
+    assert not since.precedes(Moment.now(runtime))
+    assert not Moment(0, 10.0).precedes(Moment(1_000, 2.0))

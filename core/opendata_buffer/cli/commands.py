@@ -19,7 +19,6 @@ import click
 
 from opendata_buffer.cli.errors import Application, Failure, main_of
 from opendata_buffer.cli.options import (
-    MIB,
     NATURAL,
     OBSERVER_DEADLINE_MS,
     POSITIVE,
@@ -31,6 +30,7 @@ from opendata_buffer.cli.options import (
     store_options_of,
     version_option,
 )
+from opendata_buffer.formats import MIB
 
 __all__ = ["cli", "main"]
 

@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 
 import click
 
+from opendata_buffer.formats import MIB
+
 __all__ = [
-    "MIB",
     "NATURAL",
     "OBSERVER_DEADLINE_MS",
     "POSITIVE",
@@ -23,7 +24,6 @@ __all__ = [
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-MIB = 1024 * 1024
 OBSERVER_DEADLINE_MS = 5_000
 """A person waits for the answer: a store that is down is reported soon."""
 POSITIVE = click.IntRange(min=1)

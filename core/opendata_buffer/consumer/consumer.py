@@ -23,7 +23,7 @@ from opendata_buffer.errors import Closed, DataLoss, InvalidInput, OpenDataBuffe
 from opendata_buffer.formats.keys import location_timestamp_ms
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.gc import GarbageCollector
-from opendata_buffer.queue.owner import claim_prefix
+from opendata_buffer.queue.owner import claim_for_use
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores import Store
@@ -85,9 +85,8 @@ class Consumer:
         self._lock = self._runtime.condition()
         self._closed = False
 
-        opened.check_conditional_writes(config.manifest_path)
         # Before the epoch: a consumer with the wrong configuration must not fence the right one.
-        claim_prefix(opened, config.data_path_prefix, config.manifest_path, runtime=self._runtime)
+        claim_for_use(opened, config, runtime=self._runtime)
         self._queue = Queue(opened, config, runtime=self._runtime, role="consumer")
         manifest = self._queue.claim_epoch(last_acked_sequence, allow_data_loss=allow_data_loss)
         self._epoch = manifest.epoch

@@ -31,12 +31,11 @@ from opendata_buffer.errors import (
     FlushFailed,
     InvalidInput,
     OpenDataBufferError,
-    TransientStorageError,
 )
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.producer.batcher import Batch, Batcher, Call, encode_entries
-from opendata_buffer.queue.owner import claim_prefix
-from opendata_buffer.retry import full_jitter
+from opendata_buffer.queue.owner import claim_for_use
+from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import Runtime, SystemRuntime, Task
 from opendata_buffer.stores import Store
 from opendata_buffer.stores.factory import open_store
@@ -77,10 +76,7 @@ class Producer:
         self._config = config
         self._runtime = runtime or SystemRuntime()
         self._store = store or open_store(config.store, config.store_options)
-        self._store.check_conditional_writes(config.manifest_path)
-        claim_prefix(
-            self._store, config.data_path_prefix, config.manifest_path, runtime=self._runtime
-        )
+        claim_for_use(self._store, config, runtime=self._runtime)
         self._batcher = Batcher(
             flush_interval=config.flush_interval_ms / 1000,
             flush_size=config.flush_size_bytes,
@@ -371,13 +367,7 @@ class Producer:
         upload.minted_ms = self._runtime.now_ms()
         upload.location = batch_key(config.data_path_prefix, ulid, upload.transaction)
         left_ms = max(1, int((upload.deadline - self._runtime.monotonic()) * 1000))
-        retrying = full_jitter(
-            self._runtime,
-            base_ms=config.backoff_base_ms,
-            max_ms=config.backoff_max_ms,
-            deadline_ms=left_ms,
-            retry_on=(TransientStorageError,),
-        )
+        retrying = queue_retry(self._runtime, config, deadline_ms=left_ms)
         started = self._runtime.monotonic()
         retrying(self._store.put, upload.location, upload.data)
         metrics.flush_duration_seconds.record(self._runtime.monotonic() - started)

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import json
 import posixpath
+from dataclasses import dataclass
 from typing import Protocol
 
+from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import (
     CorruptData,
     ObjectNotFound,
@@ -27,7 +29,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores import ABSENT, ConditionalPut, Get, NotModified, Unknown
 
-__all__ = ["MARKER_NAME", "check_owner", "claim_prefix", "marker_key"]
+__all__ = ["MARKER_NAME", "Claim", "check_owner", "claim_for_use", "claim_prefix", "marker_key"]
 
 MARKER_NAME = "_owner.json"
 _VERSION = 1
@@ -42,6 +44,34 @@ class OwnerStore(Get, ConditionalPut, Protocol):
 def marker_key(data_path_prefix: str) -> str:
     """The key of the marker of a data prefix."""
     return f"{data_path_prefix}/{MARKER_NAME}"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The answer to :func:`claim_for_use`.
+
+    Attributes:
+        queue_id: The queue's id, a ULID; empty for a marker that has none.
+    """
+
+    queue_id: str
+
+
+def claim_for_use(store: OwnerStore, config: QueueConfig, *, runtime: Runtime) -> Claim:
+    """What whoever writes to a queue does before the first write; free to repeat.
+
+    Makes sure that the store honours conditional writes (failure F12) and that the data prefix
+    belongs to this queue (failure F7).
+
+    Raises:
+        UnsafeStore: The store ignores or does not know conditional writes.
+        PrefixConflict: The prefix belongs to the queue of another manifest.
+        CorruptData: The marker cannot be read.
+        TransientStorageError, PermanentStorageError: The store did not answer.
+    """
+    store.check_conditional_writes(config.manifest_path)
+    prefix, manifest_path = config.data_path_prefix, config.manifest_path
+    return Claim(claim_prefix(store, prefix, manifest_path, runtime=runtime))
 
 
 def claim_prefix(

@@ -7,7 +7,7 @@ import pytest
 
 from buffer_sink.committer import Committer
 from buffer_sink.decision import CommitRecord, record_key
-from buffer_sink.messages import Group, Moment, Upload
+from buffer_sink.messages import Group, Upload
 from buffer_sink.options import SinkOptions
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.transactions import TransactionFilter
@@ -23,6 +23,7 @@ from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.queue.owner import claim_prefix
 from opendata_buffer.queue.queue import Queue
+from opendata_buffer.runtime import Moment
 from opendata_buffer.stores import (
     Absent,
     IfVersion,

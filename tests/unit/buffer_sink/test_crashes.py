@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from buffer_sink.committer import Committer
-from buffer_sink.messages import Group, Moment, Upload
+from buffer_sink.messages import Group, Upload
 from buffer_sink.options import SinkOptions
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.transactions import TransactionFilter
@@ -19,6 +19,7 @@ from opendata_buffer.formats.batch import decode_batch, encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.queue.queue import Queue
+from opendata_buffer.runtime import Moment
 from opendata_buffer.stores import Absent, IfVersion, PutOutcome, Unknown
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime

@@ -4,11 +4,11 @@ import pickle
 
 import pytest
 
-from buffer_sink.messages import Group, Moment, SinkCommit, Upload, collect
+from buffer_sink.messages import Group, SinkCommit, Upload, collect
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Metadata, NewEntry
-from opendata_buffer.testing.runtime import ManualRuntime
+from opendata_buffer.runtime import Moment
 
 TXN = Transaction("q", 4)
 EARLY, LATE = Moment(1_000, 10.0), Moment(2_000, 11.0)
@@ -55,20 +55,3 @@ def test_the_oldest_plan_counts() -> None:
 def test_a_message_survives_pickling() -> None:
     sent = message(3, upload("a"))
     assert pickle.loads(pickle.dumps(sent)) == sent
-
-
-def test_age_is_told_by_the_clock_that_says_more() -> None:
-    runtime = ManualRuntime(now_ms=1_000_000)
-    planned = Moment.now(runtime)
-    assert planned.age_ms(runtime) == 0
-    runtime.advance(2.5)
-    assert planned.age_ms(runtime) == 2_500
-    runtime.set_wall_clock(1_060_000)
-    assert planned.age_ms(runtime) == 60_000
-
-
-def test_a_clock_that_went_backwards_tells_nothing() -> None:
-    runtime = ManualRuntime(now_ms=1_000_000)
-    planned = Moment.now(runtime)
-    runtime.set_wall_clock(900_000)
-    assert planned.age_ms(runtime) is None

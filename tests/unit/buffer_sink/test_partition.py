@@ -6,13 +6,13 @@ import pyarrow as pa
 import pytest
 
 from buffer_sink.blocks import Columns
-from buffer_sink.messages import Moment
 from buffer_sink.options import SinkOptions
 from buffer_sink.partition import write_partition
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, PermanentStorageError, TransientStorageError
 from opendata_buffer.formats.batch import Compression, decode_batch, parse_footer
 from opendata_buffer.formats.keys import Transaction, parse_location
+from opendata_buffer.runtime import Moment
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 

@@ -8,10 +8,11 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from buffer_sink import stream_writer as module
-from buffer_sink.messages import Moment, SinkCommit, Upload
+from buffer_sink.messages import SinkCommit, Upload
 from buffer_sink.stream_writer import BufferStreamWriter, stream_writer
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.runtime import Moment
 
 SCHEMA = StructType([StructField("value", StringType())])
 PROPERTIES = {"sql.streaming.queryId": "query-1", "streaming.sql.batchId": "7"}

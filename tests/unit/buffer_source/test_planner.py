@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buffer_source.planner import MAX_TASK_BYTES, MIB, Limits, admit, pack
+from buffer_source.planner import MAX_TASK_BYTES, Limits, admit, pack
+from opendata_buffer.formats import MIB
 
 
 class Batches:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from opendata_buffer.errors import CorruptData, PrefixConflict, TransientStorageError
-from opendata_buffer.queue.owner import check_owner, claim_prefix, marker_key
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.errors import CorruptData, PrefixConflict, TransientStorageError, UnsafeStore
+from opendata_buffer.queue.owner import check_owner, claim_for_use, claim_prefix, marker_key
 from opendata_buffer.stores import ABSENT, Absent, Blob, IfVersion, PutOutcome, Unknown
 from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
 
 
 def _read(store: MemoryStore, key: str) -> bytes:
@@ -133,3 +135,20 @@ def test_a_marker_of_any_size_is_not_read_into_memory() -> None:
     store.put(marker_key("ingest"), bytes(64 * 1024 + 1))
     with pytest.raises(CorruptData, match="more than the limit of 65536"):
         check_owner(store, "ingest", "ingest/manifest")
+
+
+def test_f7_f12_a_claim_for_use_probes_the_store_then_claims_the_prefix() -> None:
+    class Unsafe(MemoryStore):
+        def check_conditional_writes(self, near: str) -> None:
+            raise UnsafeStore(f"no compare-and-swap near {near}")
+
+    config = QueueConfig(store="memory://unused")
+    store = MemoryStore()
+    first = claim_for_use(store, config, runtime=ManualRuntime())
+    assert first.queue_id
+    assert claim_for_use(store, config, runtime=ManualRuntime()) == first
+
+    unsafe = Unsafe()
+    with pytest.raises(UnsafeStore, match="near ingest/manifest"):
+        claim_for_use(unsafe, config, runtime=ManualRuntime())
+    assert unsafe.list("").objects == ()
