@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 
 from opendata_buffer.errors import InvalidInput, TransientStorageError
@@ -54,6 +54,13 @@ class FaultPlan:
         delete_errors: Share of keys reported as not deleted; half of them are deleted.
         stalls: Share of operations that take ``stall_ms`` longer, before or after the effect.
         stall_ms: Default 60,000.
+        hangs: Share of operations that are never answered. The caller gives up after
+            ``hang_ms``, as on a request's timeout: reads, listings, deletes and puts raise
+            ``TransientStorageError``, conditional puts are ``Unknown``. Half of the writes and
+            deletes are carried out.
+        hang_ms: Default 3,600,000: longer than any deadline of the library.
+        wrong_dates: Share of listings that tell a wrong time as the store's.
+        date_error_ms: How far that time is ahead of the right one; negative: behind.
         get_ms: What a read takes, milliseconds.
         put_ms: What an unconditional put takes; half of it before the effect, half after.
         cas_ms: What a conditional put takes; half before, half after.
@@ -73,6 +80,10 @@ class FaultPlan:
     delete_errors: float = 0.0
     stalls: float = 0.0
     stall_ms: float = 60_000.0
+    hangs: float = 0.0
+    hang_ms: float = 3_600_000.0
+    wrong_dates: float = 0.0
+    date_error_ms: int = 0
     get_ms: float = 0.0
     put_ms: float = 0.0
     cas_ms: float = 0.0
@@ -81,7 +92,7 @@ class FaultPlan:
     jitter: float = 0.0
 
     def __post_init__(self) -> None:
-        shares = {f.name for f in fields(self)} - {"late_operations"}
+        shares = {f.name for f in fields(self)} - {"late_operations", "date_error_ms"}
         for name in sorted(shares):
             value = getattr(self, name)
             most = float("inf") if name.endswith("_ms") else 1.0
@@ -141,6 +152,8 @@ class FaultyStore:
     ) -> Blob | NotModified:
         """See :meth:`opendata_buffer.stores.Get.get`."""
         self._begin("get", self.plan.get_ms)
+        if self._hangs():
+            raise TransientStorageError(f"cannot read {key!r}: injected, no answer")
         if self._rolls("get_errors"):
             raise TransientStorageError(f"cannot read {key!r}: injected 503 SlowDown")
         found = self.inner.get(
@@ -152,6 +165,8 @@ class FaultyStore:
     def put(self, key: str, data: bytes | memoryview) -> None:
         """See :meth:`opendata_buffer.stores.Put.put`."""
         self._begin("put", self.plan.put_ms)
+        if self._hangs(lambda: self.inner.put(key, data)):
+            raise TransientStorageError(f"cannot write {key!r}: injected, no answer")
         fails = self._rolls("put_errors")
         if not fails or self._coin():
             self.inner.put(key, data)
@@ -162,6 +177,8 @@ class FaultyStore:
     def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
         """See :meth:`opendata_buffer.stores.ConditionalPut.put_if`."""
         self._begin("put_if", self.plan.cas_ms)
+        if self._hangs(lambda: self.inner.put_if(key, data, condition)):
+            return Unknown("injected: no answer")
         if self._rolls("cas_lost_before"):
             self._end(self.plan.cas_ms)
             return Unknown("injected: the request was lost")
@@ -183,6 +200,8 @@ class FaultyStore:
     def list(self, prefix: str) -> Listing:
         """See :meth:`opendata_buffer.stores.List.list`."""
         self._begin("list", self.plan.list_ms)
+        if self._hangs():
+            raise TransientStorageError(f"cannot list {prefix!r}: injected, no answer")
         if self._rolls("list_errors"):
             raise TransientStorageError(f"cannot list {prefix!r}: injected 503 SlowDown")
         listing = self.inner.list(prefix)
@@ -193,12 +212,17 @@ class FaultyStore:
             hidden = {info.key for info in by_age[-lacking:]}
             kept = tuple(info for info in listing.objects if info.key not in hidden)
             listing = Listing(kept, listing.now_ms)
+        if self._rolls("wrong_dates"):
+            listing = Listing(listing.objects, listing.now_ms + self.plan.date_error_ms)
         self._end(self.plan.list_ms)
         return listing
 
     def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
         """See :meth:`opendata_buffer.stores.Delete.delete_many`."""
         self._begin("delete_many", self.plan.delete_ms)
+        keys = tuple(keys)
+        if self._hangs(lambda: self.inner.delete_many(keys)):
+            raise TransientStorageError("cannot delete: injected, no answer")
         failed: list[DeleteFailure] = []
         sent: list[str] = []
         for key in keys:
@@ -234,6 +258,15 @@ class FaultyStore:
 
     def _end(self, takes_ms: float) -> None:
         self._take(takes_ms / 2)
+
+    def _hangs(self, effect: Callable[[], object] = lambda: None) -> bool:
+        """Roll for an operation without an answer; its effect comes at once or never."""
+        if not self._rolls("hangs"):
+            return False
+        if self._coin():
+            effect()
+        self._runtime.sleep(self.plan.hang_ms / 1000)
+        return True
 
     def _take(self, milliseconds: float) -> None:
         # Asked for before and after the effect, so half of the share each time.

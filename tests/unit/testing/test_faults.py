@@ -184,3 +184,55 @@ def test_impossible_plans_are_refused(plan: dict[str, Any]) -> None:
     (name,) = plan
     with pytest.raises(InvalidInput, match=name):
         FaultPlan(**plan)
+
+
+def test_a_store_that_hangs_takes_its_time_and_then_gives_no_answer(
+    runtime: ManualRuntime,
+) -> None:
+    store = faulty(runtime, hangs=1, hang_ms=90_000)
+    store.inner.put("a", b"")
+    for call in (
+        lambda: store.get("a"),
+        lambda: store.put("b", b""),
+        lambda: store.list(""),
+        lambda: store.delete_many(["a"]),
+    ):
+        with pytest.raises(TransientStorageError, match="no answer"):
+            call()
+    assert isinstance(store.put_if("m", b"", ABSENT), Unknown)
+    assert runtime.slept == [90.0] * 5
+    assert store.faults == {"hangs": 5}
+
+
+def test_of_writes_without_an_answer_some_are_carried_out_and_some_are_not(
+    runtime: ManualRuntime,
+) -> None:
+    found = set()
+    for seed in range(20):
+        store = faulty(runtime, seed, hangs=1)
+        store.inner.put("old", b"")
+        with pytest.raises(TransientStorageError):
+            store.put("a", b"")
+        store.put_if("m", b"", ABSENT)
+        with pytest.raises(TransientStorageError):
+            store.delete_many(["old"])
+        found |= {info.key for info in store.inner.list("").objects}
+        found |= {f"no {key}" for key in "am"} - {
+            f"no {info.key}" for info in store.inner.list("").objects
+        }
+    assert found == {"a", "m", "old", "no a", "no m"}
+
+
+@pytest.mark.parametrize("error_ms", [660_000, -660_000])
+def test_wrong_dates_move_the_clock_of_a_listing_and_no_object(
+    runtime: ManualRuntime, error_ms: int
+) -> None:
+    store = FaultyStore(
+        MemoryStore(now_ms=runtime.now_ms),
+        runtime,
+        FaultPlan(wrong_dates=1, date_error_ms=error_ms),
+    )
+    store.put("a", b"")
+    listing = store.list("")
+    assert listing.objects[0].last_modified_ms == runtime.now_ms()
+    assert listing.now_ms == runtime.now_ms() + error_ms

@@ -205,6 +205,90 @@ def test_killed_process_starts_no_thread() -> None:
     simulate(main)
 
 
+@pytest.mark.parametrize("how", ["sleep", "wait", "lock", "join"])
+def test_an_interrupted_thread_leaves_what_it_waits_for_at_once(how: str) -> None:
+    def main(simulation: Simulation, runtime: SimRuntime) -> None:
+        condition = runtime.condition()
+        seen: list[object] = []
+
+        def hold() -> None:
+            with condition:
+                runtime.sleep(100)
+
+        def waits() -> None:
+            try:
+                if how == "sleep":
+                    runtime.sleep(1000)
+                elif how == "join":
+                    holder.join()
+                else:
+                    with condition:
+                        condition.wait()
+            except KeyboardInterrupt:
+                seen.append(runtime.monotonic())
+            # Nothing that it waited for wakes it any more.
+            runtime.sleep(500)
+            seen.append(runtime.monotonic())
+
+        holder = runtime.spawn(hold if how in ("lock", "join") else lambda: None, "holder")
+        runtime.sleep(1)
+        task = runtime.spawn(waits, "waits")
+        runtime.sleep(1)
+        simulation.interrupt(task)
+        task.join()
+        assert seen == [2, 502]
+
+    simulate(main)
+
+
+def test_an_interrupted_wait_has_its_lock_back_first() -> None:
+    def main(simulation: Simulation, runtime: SimRuntime) -> None:
+        condition = runtime.condition()
+        freed: list[float] = []
+
+        def waits() -> None:
+            with condition:
+                try:
+                    condition.wait()
+                except KeyboardInterrupt:
+                    freed.append(runtime.monotonic())
+                    condition.notify_all()  # refused to whoever does not hold it
+
+        task = runtime.spawn(waits, "waits")
+        runtime.sleep(1)
+        with condition:
+            simulation.interrupt(task)
+            runtime.sleep(5)
+        task.join()
+        assert freed == [6]
+
+    simulate(main)
+
+
+def test_an_interruption_may_come_some_waits_later_and_be_any_error() -> None:
+    class Stop(BaseException):
+        pass
+
+    def main(simulation: Simulation, runtime: SimRuntime) -> None:
+        ended: list[float] = []
+
+        def works() -> None:
+            try:
+                while True:
+                    runtime.sleep(10)
+            except Stop:
+                ended.append(runtime.monotonic())
+
+        task = runtime.spawn(works, "works")
+        runtime.sleep(5)
+        simulation.interrupt(task, Stop(), after=2)
+        task.join()
+        simulation.interrupt(task)  # it has ended: nothing happens
+        assert ended == [30]
+
+    simulate(main)
+
+
 def test_paused_process_stands_still_while_clocks_go_on() -> None:
     def main(simulation: Simulation, runtime: SimRuntime) -> None:
         frozen = simulation.process("frozen")
