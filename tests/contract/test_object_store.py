@@ -313,6 +313,50 @@ def test_a_prefix_no_key_has_lists_nothing(store: Store, prefix: str) -> None:
     assert store.list(prefix).objects == ()
 
 
+ORDERED = ["in/a", "in/b-c", "in/b/c", "in/b/d", "in/ba", "in/é", "in/\U0001f600", "inner"]
+"""Keys in the order of a listing: a directory stands where the keys below it belong."""
+
+
+def test_a_listing_is_in_the_order_of_the_keys(store: Store) -> None:
+    for key in random.Random(5).sample(ORDERED, len(ORDERED)):
+        store.put(key, b"")
+    assert [info.key for info in store.list("").objects] == ORDERED
+
+
+@pytest.mark.parametrize("start_after", ["", "a", "in/a", "in/b", "in/b/", "in/b/cc", "in/é", "x"])
+@pytest.mark.parametrize("prefix", ["", "in/", "in/b"])
+def test_a_listing_begins_after_a_key_that_need_not_exist(
+    store: Store, prefix: str, start_after: str
+) -> None:
+    for key in ORDERED:
+        store.put(key, b"")
+    listing = store.list(prefix, start_after=start_after)
+    expected = [key for key in ORDERED if key.startswith(prefix) and key > start_after]
+    assert [info.key for info in listing.objects] == expected
+    assert not listing.truncated
+
+
+@pytest.mark.parametrize("limit", [1, 3, len(ORDERED) - 1, len(ORDERED), 1_500])
+def test_a_listing_can_be_read_piece_by_piece(store: Store, limit: int) -> None:
+    for key in ORDERED:
+        store.put(key, b"")
+    found: list[str] = []
+    truncated = True
+    while truncated:
+        listing = store.list("", start_after=found[-1] if found else "", limit=limit)
+        assert 0 < len(listing.objects) <= limit
+        assert listing.now_ms >= store.list("in/a").objects[0].last_modified_ms - 2_000
+        found += [info.key for info in listing.objects]
+        truncated = listing.truncated
+    assert found == ORDERED
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_a_listing_of_no_objects_is_refused(store: Store, limit: int) -> None:
+    with pytest.raises(InvalidInput, match=f"limit is {limit}"):
+        store.list("", limit=limit)
+
+
 # ---- deleting
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -225,8 +226,8 @@ def test_f5_a_batch_enqueued_between_listing_and_manifest_stays() -> None:
     class Enqueues(MemoryStore):
         late: Fixture | None = None
 
-        def list(self, prefix: str) -> Listing:
-            listing = super().list(prefix)
+        def list(self, prefix: str, **options: Any) -> Listing:
+            listing = super().list(prefix, **options)
             if self.late is not None:
                 queue, self.late = self.late, None
                 new = [NewEntry(queue.orphans[0]), NewEntry(queue.queued)]
@@ -314,10 +315,10 @@ def test_the_loop_runs_every_interval_and_survives_errors(
     class Flaky(MemoryStore):
         errors: list[Exception] = []  # noqa: RUF012
 
-        def list(self, prefix: str) -> Listing:
+        def list(self, prefix: str, **options: Any) -> Listing:
             if prefix and self.errors:
                 raise self.errors.pop(0)
-            return super().list(prefix)
+            return super().list(prefix, **options)
 
     store = Flaky()
     queue = Fixture(store)

@@ -221,7 +221,7 @@ class FetchHandle:
             raise ForeignLocation(
                 sequence,
                 location,
-                f"it is no batch below the data prefix {self._prefix!r}; set "
+                f"it is not below the data prefix {self._prefix!r}; set "
                 "allow_foreign_locations to read it",
             )
         try:

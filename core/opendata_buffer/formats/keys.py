@@ -41,6 +41,8 @@ _DIGITS = {character: value for value, character in enumerate(_ALPHABET)}
 # 26 * 5 = 130 bits hold 128: the first character of a ULID is at most 7.
 _ULID = re.compile(rf"[0-7][{_ALPHABET}]{{25}}")
 _NAME = re.compile(rf"([0-7][{_ALPHABET}]{{25}})\.batch")
+# OpenData's Go producer: a ULID for its run, and the number of the batch within the run.
+_RUN_NAME = re.compile(rf"({_ULID.pattern})/[0-9a-f]{{16}}")
 _APP = re.compile(r"[A-Za-z0-9._-]{1,200}")
 _TXN_NAME = re.compile(rf"app=({_APP.pattern})/batch=(0|[1-9][0-9]{{0,18}})/{_NAME.pattern}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -77,8 +79,9 @@ class BatchLocation:
     """What the name of a batch object says.
 
     Attributes:
-        ulid: 26 characters.
+        ulid: 26 characters; of the batch, or of the run of the producer that wrote it.
         timestamp_ms: The ULID's time, milliseconds since the Unix epoch, by the writer's clock.
+            The batch was not written before it; a run's batches may be much younger.
         txn: The transaction in the directory part, if any.
     """
 
@@ -173,12 +176,16 @@ def batch_key(prefix: str, ulid: str, txn: Transaction | None = None) -> str:
 
 
 def parse_location(location: str, prefix: str) -> BatchLocation | None:
-    """Read a name that :func:`batch_key` makes; None for every other name."""
+    """Read a name that a producer gives to a batch; None for every other name.
+
+    Producers make two kinds: what :func:`batch_key` makes, and
+    ``<prefix>/<run ULID>/<16 hex digits>``, as OpenData's Go producer does.
+    """
     root = f"{prefix}/"
     if not location.startswith(root):
         return None
     rest = location[len(root) :]
-    if plain := _NAME.fullmatch(rest):
+    if plain := _NAME.fullmatch(rest) or _RUN_NAME.fullmatch(rest):
         return BatchLocation(plain[1], ulid_timestamp_ms(plain[1]))
     if named := _TXN_NAME.fullmatch(rest):
         batch = int(named[2])
@@ -189,17 +196,18 @@ def parse_location(location: str, prefix: str) -> BatchLocation | None:
 
 
 def location_timestamp_ms(location: str) -> int | None:
-    """Time of the ULID a location ends in, whatever its directories; None without one."""
-    name = _NAME.fullmatch(location.rpartition("/")[2])
+    """Time of the ULID in a location, whatever the directories above; None without one.
+
+    Milliseconds since the Unix epoch, as :attr:`BatchLocation.timestamp_ms`.
+    """
+    *_, run, last = f"/{location}".split("/")
+    name = _NAME.fullmatch(last) or _RUN_NAME.fullmatch(f"{run}/{last}")
     return None if name is None else ulid_timestamp_ms(name[1])
 
 
 def is_confined(location: str, prefix: str) -> bool:
-    """Whether a location names a batch below the data prefix and nothing else (failure F23).
+    """Whether a location names something below the data prefix and nothing else (failure F23).
 
-    Directories between the prefix and ``<ULID>.batch`` are allowed: v1 does not forbid them.
+    What it is called there is up to the producer: v1 gives no form for names.
     """
-    root = f"{prefix}/"
-    if not location.startswith(root) or _fault(location, MAX_LOCATION_BYTES) is not None:
-        return False
-    return _NAME.fullmatch(location.rpartition("/")[2]) is not None
+    return location.startswith(f"{prefix}/") and _fault(location, MAX_LOCATION_BYTES) is None

@@ -107,14 +107,20 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The objects below a prefix and the store's own clock when the listing began.
+    """Objects below a prefix, and the store's own clock when the listing began.
 
     Ages are ``now_ms - last_modified_ms``: both from one clock, so no client's clock can make
     an object look old (failure F6).
+
+    Attributes:
+        objects: In the order of their keys' UTF-8 bytes, which is the order of the strings.
+        now_ms: Milliseconds since the Unix epoch.
+        truncated: The limit was reached and more objects may follow the last one.
     """
 
     objects: tuple[ObjectInfo, ...]
     now_ms: int
+    truncated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +211,22 @@ class ConditionalPut(Protocol):
 class List(Protocol):
     """Listing."""
 
-    def list(self, prefix: str) -> Listing:
-        """All objects whose key starts with ``prefix``, in no promised order."""
+    def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Listing:
+        """The objects whose key starts with ``prefix`` and comes after ``start_after``.
+
+        A large prefix is read piece by piece: ask with a limit, and while the answer is
+        ``truncated`` ask again with its last key as ``start_after``. Names that begin with a
+        ULID so come oldest first.
+
+        Args:
+            prefix: May end inside a name; ``""`` is everything.
+            start_after: Any text, not necessarily a key; it is itself not listed.
+            limit: Most objects listed. Default: all of them.
+
+        Raises:
+            InvalidInput: ``limit`` is less than 1.
+            TransientStorageError, PermanentStorageError: The store did not answer.
+        """
         ...
 
 

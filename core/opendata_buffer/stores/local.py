@@ -9,6 +9,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 from opendata_buffer.errors import (
@@ -48,7 +49,7 @@ from opendata_buffer.stores.files import (
     version_of,
     write_all,
 )
-from opendata_buffer.stores.ranges import check_range, check_size, cut
+from opendata_buffer.stores.ranges import check_limit, check_range, check_size, cut
 
 __all__ = ["RESERVED", "LocalStore"]
 
@@ -226,8 +227,9 @@ class LocalStore:
             raise storage_error("write", self._root, error) from error
         self._checked = True
 
-    def list(self, prefix: str) -> Listing:
+    def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Listing:
         """See :meth:`opendata_buffer.stores.List.list`."""
+        check_limit(limit)
         now_ms = self._now_ms()
         directory, _, _ = prefix.rpartition("/")
         parts = directory.split("/")
@@ -235,8 +237,9 @@ class LocalStore:
         if outside or RESERVED in parts or "\0" in prefix or not _is_text(prefix):
             return Listing((), now_ms)  # no key starts so
         try:
-            found = self._walk(directory, prefix)
-            return Listing(tuple(sorted(found, key=lambda info: info.key)), now_ms)
+            found = self._walk(directory, prefix, start_after)
+            objects = tuple(islice(found, limit))
+            return Listing(objects, now_ms, truncated=next(found, None) is not None)
         except OSError as error:
             raise storage_error("list", f"{self._root}/{directory}", error) from error
 
@@ -371,29 +374,36 @@ class LocalStore:
 
     # ---- listing
 
-    def _walk(self, directory: str, prefix: str) -> Iterator[ObjectInfo]:
-        pending = [directory]
-        while pending:
-            directory = pending.pop()
-            try:
-                entries = os.scandir(f"{self._root}/{directory}")
-            except OSError as error:
-                if error.errno in MISSING:
-                    continue  # pruned meanwhile, or nothing written yet
-                raise
-            with entries:
-                for entry in entries:
-                    key = f"{directory}/{entry.name}" if directory else entry.name
-                    if entry.name == RESERVED or not _is_text(key):
-                        continue
-                    if entry.is_dir(follow_symlinks=False):
-                        below = f"{key}/"
-                        if below.startswith(prefix) or prefix.startswith(below):
-                            pending.append(key)
-                    elif key.startswith(prefix):
-                        info = _info(entry, key)
-                        if info is not None:
-                            yield info
+    def _walk(self, directory: str, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
+        """The files below a directory whose key fits, in order of their keys."""
+        try:
+            with os.scandir(f"{self._root}/{directory}") as entries:
+                names = sorted(self._names(directory, entries))
+        except OSError as error:
+            if error.errno in MISSING:
+                return  # pruned meanwhile, or nothing written yet
+            raise
+        for name, entry in names:
+            if name.endswith("/"):
+                wanted = name.startswith(prefix) or prefix.startswith(name)
+                if wanted and (name > start_after or start_after.startswith(name)):
+                    yield from self._walk(name[:-1], prefix, start_after)
+            elif name.startswith(prefix) and name > start_after:
+                info = _info(entry, name)
+                if info is not None:
+                    yield info
+
+    def _names(
+        self, directory: str, entries: Iterable[os.DirEntry[str]]
+    ) -> Iterator[tuple[str, os.DirEntry[str]]]:
+        """Keys of a directory's files, and of its directories with a slash at the end.
+
+        The slash puts a directory where the keys below it belong: ``a-b`` comes before ``a/b``.
+        """
+        for entry in entries:
+            key = f"{directory}/{entry.name}" if directory else entry.name
+            if entry.name != RESERVED and _is_text(key):
+                yield (f"{key}/" if entry.is_dir(follow_symlinks=False) else key), entry
 
 
 class _AfterRenameError(OSError):

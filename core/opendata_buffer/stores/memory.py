@@ -23,7 +23,7 @@ from opendata_buffer.stores import (
     Vanished,
     VersionConflict,
 )
-from opendata_buffer.stores.ranges import check_range, check_size, cut
+from opendata_buffer.stores.ranges import check_limit, check_range, check_size, cut
 
 __all__ = ["MemoryStore"]
 
@@ -127,17 +127,20 @@ class MemoryStore:
         """See :meth:`opendata_buffer.stores.ConditionalPut.check_conditional_writes`."""
         check_key("near", near)
 
-    def list(self, prefix: str) -> Listing:
+    def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Listing:
         """See :meth:`opendata_buffer.stores.List.list`."""
+        check_limit(limit)
         with self._lock:
-            return Listing(
-                tuple(
-                    ObjectInfo(key, len(found.data), found.last_modified_ms)
-                    for key, found in sorted(self._objects.items())
-                    if key.startswith(prefix)
-                ),
-                self._now_ms(),
+            now_ms = self._now_ms()
+            found = sorted(
+                (key, each)
+                for key, each in self._objects.items()
+                if key.startswith(prefix) and key > start_after
             )
+        objects = tuple(
+            ObjectInfo(key, len(each.data), each.last_modified_ms) for key, each in found[:limit]
+        )
+        return Listing(objects, now_ms, truncated=len(objects) < len(found))
 
     def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
         """See :meth:`opendata_buffer.stores.Delete.delete_many`."""

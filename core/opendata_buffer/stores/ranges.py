@@ -1,10 +1,20 @@
-"""Byte ranges and size limits of reads, the same for every store."""
+"""Byte ranges and limits of reads and listings, the same for every store."""
 
 from __future__ import annotations
 
 from opendata_buffer.errors import CorruptData, InvalidInput
 
-__all__ = ["check_range", "check_size", "cut"]
+__all__ = ["check_limit", "check_range", "check_size", "cut"]
+
+
+def check_limit(limit: int | None) -> None:
+    """Refuse a listing of no objects: it would be truncated without a key to go on after.
+
+    Raises:
+        InvalidInput: ``limit`` is less than 1.
+    """
+    if limit is not None and limit < 1:
+        raise InvalidInput(f"limit is {limit!r}: use a whole number of at least 1")
 
 
 def check_range(byte_range: tuple[int, int] | None) -> None:

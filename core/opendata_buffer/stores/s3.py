@@ -37,7 +37,7 @@ from opendata_buffer.stores import (
     VersionConflict,
 )
 from opendata_buffer.stores.probe import probe_conditional_writes
-from opendata_buffer.stores.ranges import check_range, check_size, cut
+from opendata_buffer.stores.ranges import check_limit, check_range, check_size, cut
 from opendata_buffer.stores.s3_client import S3Clients
 from opendata_buffer.stores.s3_errors import code_of, status_of, storage_error
 
@@ -45,6 +45,9 @@ __all__ = ["S3Store"]
 
 _BULK = 1_000
 """Most keys of one DeleteObjects request."""
+
+_PAGE = 1_000
+"""Most keys of one page of a listing."""
 
 _PROBE_DEADLINE_MS = 10_000
 """Whoever waits for a producer to start wants to know soon that the endpoint is wrong."""
@@ -174,30 +177,44 @@ class S3Store:
         )
         _checked.add((self._clients.endpoint, self._bucket))
 
-    def list(self, prefix: str) -> Listing:
+    def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Listing:
         """See :meth:`opendata_buffer.stores.List.list`."""
-        full = self._root + prefix
-
-        def once() -> Listing:
-            objects: list[ObjectInfo] = []
-            now_ms: int | None = None
-            # EncodingType is left to boto3: only then does it also decode the keys (failure F24).
-            pages = self._clients.data.get_paginator("list_objects_v2")
-            for page in pages.paginate(Bucket=self._bucket, Prefix=full):
-                if now_ms is None:
-                    date = page["ResponseMetadata"]["HTTPHeaders"].get("date")
-                    now_ms = _ms(parsedate_to_datetime(date)) if date else None
-                for item in page.get("Contents", ()):
-                    name = item["Key"][len(self._root) :]
-                    if name:
-                        objects.append(ObjectInfo(name, item["Size"], _ms(item["LastModified"])))
+        check_limit(limit)
+        objects: list[ObjectInfo] = []
+        now_ms: int | None = None
+        # EncodingType is left to boto3: only then does it also decode the keys (failure F24).
+        request: dict[str, Any] = {"Bucket": self._bucket, "Prefix": self._root + prefix}
+        if start_after:
+            request["StartAfter"] = self._root + start_after
+        more = True
+        while more and (limit is None or len(objects) < limit):
+            if limit is not None:
+                request["MaxKeys"] = min(limit - len(objects), _PAGE)
+            page = self._list_page(request)
             if now_ms is None:
-                # No clock of the store's: its newest object is a lower bound, so nothing looks
-                # older than it is. This machine's clock would be no such bound (failure F6).
-                now_ms = max((info.last_modified_ms for info in objects), default=0)
-            return Listing(tuple(objects), now_ms)
+                date = page["ResponseMetadata"]["HTTPHeaders"].get("date")
+                now_ms = _ms(parsedate_to_datetime(date)) if date else None
+            for item in page.get("Contents", ()):
+                name = item["Key"][len(self._root) :]
+                # A store that ignores StartAfter must not hand out what the caller has had.
+                if name > start_after:
+                    objects.append(ObjectInfo(name, item["Size"], _ms(item["LastModified"])))
+            request["ContinuationToken"] = page.get("NextContinuationToken")
+            more = bool(page.get("IsTruncated") and request["ContinuationToken"])
+        if now_ms is None:
+            # No clock of the store's: its newest object is a lower bound, so nothing looks
+            # older than it is. This machine's clock would be no such bound (failure F6).
+            now_ms = max((info.last_modified_ms for info in objects), default=0)
+        # In their order already, except on directory buckets and what only looks like S3.
+        objects.sort(key=lambda info: info.key)
+        kept = tuple(objects[:limit])
+        return Listing(kept, now_ms, truncated=more or len(kept) < len(objects))
 
-        return self._retried(once, "list", full)
+    def _list_page(self, request: dict[str, Any]) -> dict[str, Any]:
+        def once() -> dict[str, Any]:
+            return dict(self._clients.data.list_objects_v2(**request))
+
+        return self._retried(once, "list", request["Prefix"])
 
     def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
         """See :meth:`opendata_buffer.stores.Delete.delete_many`."""

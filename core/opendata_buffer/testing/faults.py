@@ -197,23 +197,24 @@ class FaultyStore:
         """The inner store's; without faults."""
         self.inner.check_conditional_writes(near)
 
-    def list(self, prefix: str) -> Listing:
+    def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Listing:
         """See :meth:`opendata_buffer.stores.List.list`."""
         self._begin("list", self.plan.list_ms)
         if self._hangs():
             raise TransientStorageError(f"cannot list {prefix!r}: injected, no answer")
         if self._rolls("list_errors"):
             raise TransientStorageError(f"cannot list {prefix!r}: injected 503 SlowDown")
-        listing = self.inner.list(prefix)
+        listing = self.inner.list(prefix, start_after=start_after, limit=limit)
         if listing.objects and self._rolls("partial_lists"):
             by_age = sorted(listing.objects, key=lambda info: (info.last_modified_ms, info.key))
             with self._lock:
                 lacking = self._dice.randint(1, max(1, len(by_age) // 4))
             hidden = {info.key for info in by_age[-lacking:]}
             kept = tuple(info for info in listing.objects if info.key not in hidden)
-            listing = Listing(kept, listing.now_ms)
+            listing = Listing(kept, listing.now_ms)  # as if it ended there
         if self._rolls("wrong_dates"):
-            listing = Listing(listing.objects, listing.now_ms + self.plan.date_error_ms)
+            now_ms = listing.now_ms + self.plan.date_error_ms
+            listing = Listing(listing.objects, now_ms, listing.truncated)
         self._end(self.plan.list_ms)
         return listing
 

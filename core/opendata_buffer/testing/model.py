@@ -362,10 +362,10 @@ class WatchedStore:
         """See :class:`opendata_buffer.stores.ConditionalPut`."""
         self._inner.check_conditional_writes(near)
 
-    def list(self, prefix: str) -> Listing:
+    def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Listing:
         """See :class:`opendata_buffer.stores.List`."""
         self._begin("list", prefix)
-        listing = self._inner.list(prefix)
+        listing = self._inner.list(prefix, start_after=start_after, limit=limit)
         self._simulation.checkpoint()
         return listing
 

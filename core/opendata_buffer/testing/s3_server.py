@@ -248,9 +248,12 @@ class S3Server:
 
     def _list(self, request: Request) -> _Reply:
         (prefix,) = request.query.get("prefix", [""])
-        (after,) = request.query.get("continuation-token", [""])
+        (after,) = request.query.get("start-after", [""])
+        (after,) = request.query.get("continuation-token", [after])
+        (most,) = request.query.get("max-keys", ["1000"])
         found = sorted(key for key in self._objects if key.startswith(prefix) and key > after)
-        page, more = found[: self.page_size], len(found) > self.page_size
+        size = min(int(most), self.page_size)
+        page, more = found[:size], len(found) > size
         items = "".join(
             f"<Contents><Key>{quote_plus(key, safe='/')}</Key>"
             f"<LastModified>{_iso(self._objects[key].modified_ms)}</LastModified>"

@@ -462,14 +462,14 @@ def test_f5_an_append_that_landed_late_without_its_objects_is_written_again() ->
 
 def test_f5_a_torn_write_that_is_skipped_while_its_repeat_looks_is_written_again() -> None:
     class Overtaken(FrozenWrite):
-        def list(self, prefix: str) -> Listing:
+        def list(self, prefix: str, **options: Any) -> Listing:
             if self.frozen and world.manifest.entry_count:
                 queue = world.queue()
                 epoch = queue.claim_epoch(None).epoch
                 for entry in world.manifest.entries():
                     world.passes.skip(entry.sequence, entry.location)
                     queue.dequeue(entry.sequence, epoch)
-            return super().list(prefix)
+            return super().list(prefix, **options)
 
     world = World()
     world.store = Overtaken(world.runtime, collected=0)

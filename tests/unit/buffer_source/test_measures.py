@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from buffer_source.measures import LIST_INTERVAL_S, UNKNOWN_SIZE, WORTH_LISTING, Measures
@@ -15,9 +17,9 @@ class Counted(MemoryStore):
         super().__init__()
         self.lists = 0
 
-    def list(self, prefix: str) -> Listing:
+    def list(self, prefix: str, **options: Any) -> Listing:
         self.lists += 1
-        return super().list(prefix)
+        return super().list(prefix, **options)
 
 
 @pytest.fixture

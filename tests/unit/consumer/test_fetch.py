@@ -129,7 +129,6 @@ def test_a_batch_at_the_cap_passes_also_when_compression_makes_it_larger() -> No
         "ingest/../secrets/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch",
         "/ingest/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch",
         "ingest2/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch",
-        "ingest/manifest",
         "ingest/\n01J5T4R3KXBMZ7QV9N2WG8YDHP.batch",
         "",
     ],
@@ -142,6 +141,14 @@ def test_f23_a_location_outside_the_prefix_is_not_fetched(location: str) -> None
     for way in _ways(_handle(Untouched())):
         with pytest.raises(ForeignLocation, match=r"'ingest'; set allow_foreign_locations"):
             way(BatchDescriptor(7, location))
+
+
+def test_any_name_below_the_prefix_is_fetched() -> None:
+    store = _store()
+    run = "01J5T4R3KXBMZ7QV9N2WG8YDHP"
+    for location in (f"ingest/{run}/000000000000002a", "ingest/any/name"):
+        store.put(location, b"\x01\0\0\0x\0\x01\0\0\0\x01\0")
+        assert _handle(store).fetch(BatchDescriptor(7, location)).entries == [b"x"]
 
 
 def test_f23_foreign_locations_can_be_allowed_and_stay_in_the_store() -> None:

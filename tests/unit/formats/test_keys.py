@@ -122,6 +122,14 @@ def test_batch_keys_round_trip() -> None:
     assert parse_location(key, "ingest") == BatchLocation(ULID, 1_724_233_027_197, txn)
 
 
+def test_a_name_of_the_go_producer_carries_the_ulid_of_its_run() -> None:
+    key = f"ingest/{ULID}/00000000000000fe"
+    assert parse_location(key, "ingest") == BatchLocation(ULID, 1_724_233_027_197)
+    assert location_timestamp_ms(key) == 1_724_233_027_197
+    assert location_timestamp_ms(f"{ULID}/00000000000000fe") == 1_724_233_027_197
+    assert location_timestamp_ms("ingest/events/00000000000000fe") is None
+
+
 @pytest.mark.parametrize("batch", [0, 7, 2**63 - 1])
 @pytest.mark.parametrize("app", ["a", "..", "A-Z_0.9", "x" * 200])
 def test_every_transaction_round_trips(app: str, batch: int) -> None:
@@ -162,6 +170,13 @@ def test_transaction_numbers_are_u63(batch: object) -> None:
         f"ingest/app=a/batch=1/x/{ULID}.batch",
         f"ingest/app=a/batch={2**63}/{ULID}.batch",
         f"ingest/app=/batch=1/{ULID}.batch",
+        f"ingest/{ULID}",
+        f"ingest/{ULID}/000000000000002",
+        f"ingest/{ULID}/00000000000000002",
+        f"ingest/{ULID}/000000000000002A",
+        f"ingest/{ULID}/000000000000002a.batch",
+        f"ingest/{ULID.lower()}/000000000000002a",
+        f"ingest/x/{ULID}/000000000000002a",
         "ingest/manifest",
         "",
     ],
@@ -172,7 +187,14 @@ def test_other_names_are_not_parsed(location: str) -> None:
 
 @pytest.mark.parametrize(
     "location",
-    [f"ingest/{ULID}.batch", f"ingest/app=q/batch=1/{ULID}.batch", f"ingest/a/b c/{ULID}.batch"],
+    [
+        f"ingest/{ULID}.batch",
+        f"ingest/app=q/batch=1/{ULID}.batch",
+        f"ingest/a/b c/{ULID}.batch",
+        f"ingest/{ULID}/000000000000002a",
+        f"ingest/{ULID.lower()}.batch",
+        "ingest/any/name",
+    ],
 )
 def test_locations_below_the_prefix_are_confined(location: str) -> None:
     assert is_confined(location, "ingest")
@@ -182,7 +204,8 @@ def test_locations_below_the_prefix_are_confined(location: str) -> None:
     "location",
     [
         "",
-        "ingest/manifest",
+        "ingest",
+        "ingest/",
         "secrets/key",
         f"/ingest/{ULID}.batch",
         f"ingest/../secrets/{ULID}.batch",
@@ -192,7 +215,6 @@ def test_locations_below_the_prefix_are_confined(location: str) -> None:
         f"ingest/a\x00/{ULID}.batch",
         f"ingest/a\r\n/{ULID}.batch",
         f"ingest/{ULID}.batch/",
-        f"ingest/{ULID.lower()}.batch",
         f"s3://other/ingest/{ULID}.batch",
         "ingest/" + "a" * 65_535 + f"/{ULID}.batch",
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from opendata_buffer.errors import CorruptData, InvalidInput
-from opendata_buffer.stores.ranges import check_range, check_size, cut
+from opendata_buffer.stores.ranges import check_limit, check_range, check_size, cut
 
 
 @pytest.mark.parametrize("byte_range", [None, (0, 1), (7, 8), (0, 2**63)])
@@ -42,3 +42,14 @@ def test_a_size_up_to_the_limit_is_fine() -> None:
 def test_f21_a_size_beyond_the_limit_names_object_size_and_limit() -> None:
     with pytest.raises(CorruptData, match="'k' has 11 bytes to read, more than the limit of 10"):
         check_size("k", 11, 10)
+
+
+@pytest.mark.parametrize("limit", [None, 1, 10**9])
+def test_limits_that_let_something_through_are_fine(limit: int | None) -> None:
+    check_limit(limit)
+
+
+@pytest.mark.parametrize("limit", [0, -5])
+def test_a_limit_of_nothing_is_named(limit: int) -> None:
+    with pytest.raises(InvalidInput, match=f"limit is {limit}: use a whole number of at least 1"):
+        check_limit(limit)

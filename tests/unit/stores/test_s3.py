@@ -278,6 +278,20 @@ def test_a_listing_that_breaks_off_is_repeated_whole(
     assert [info.key for info in store.list("").objects] == list("abcde")
 
 
+def test_a_listing_with_a_limit_asks_for_no_more_than_it_returns(
+    s3_server: S3Server, store: S3Store
+) -> None:
+    for name in "abcdefgh":
+        store.put(name, b"")
+    before = s3_server.count("GET")
+    listing = store.list("", start_after="b", limit=3)
+    assert [info.key for info in listing.objects] == list("cde")
+    assert listing.truncated
+    (request,) = [each for each in s3_server.requests if each.method == "GET"][before:]
+    assert request.query["start-after"] == ["b"]
+    assert request.query["max-keys"] == ["3"]
+
+
 def test_f6_the_stores_clock_is_the_date_of_the_first_page() -> None:
     stored_ms, listed_ms, step_ms = 1_767_225_600_000, 1_767_226_500_000, 60_000
     times: Iterator[int] = repeat(stored_ms)
