@@ -30,11 +30,11 @@ class BufferBatchWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Upload a task's rows; nothing is visible yet."""
-        return self._plan.write(iterator, self._plan.options.transaction)
+        return self._plan.upload(iterator, self._plan.options.transaction)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Append the uploads of all tasks in one write of the manifest."""
-        self._plan.commit(messages)
+        self._plan.append(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Does nothing: uploads of a write that failed are the garbage collector's.

@@ -31,7 +31,7 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment, Runtime
 from opendata_buffer.stores import ABSENT, Absent, Applied, Blob, IfVersion, Store
 
-__all__ = ["Committer"]
+__all__ = ["WriteCommitter"]
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class _SeparatorNeeded(Exception):
     """The manifest about to be replaced is empty and may have held the batch."""
 
 
-class Committer:
+class WriteCommitter:
     """Commits groups of uploads to one queue. See :mod:`buffer_sink.decision` for the protocol.
 
     Args:
@@ -71,7 +71,7 @@ class Committer:
         self._queue = Queue(store, options.queue, runtime=runtime, role="producer")
         self._checked = False
 
-    def commit(self, group: Group | None) -> bool:
+    def append(self, group: Group | None) -> bool:
         """Append a group, unless it is in the queue or was there before.
 
         Returns:
@@ -93,7 +93,7 @@ class Committer:
         expiry = self._expiry(group)
         try:
             if group.transaction is not None:
-                return self._commit_once(group, group.transaction, expiry)
+                return self._append_once(group, group.transaction, expiry)
             sequence = self._queue.append(
                 group.entries, guard=lambda before: expiry.check(self._runtime)
             )
@@ -102,7 +102,7 @@ class Committer:
         except _Expired as error:
             raise _too_old(self._options.gc_grace_period_ms) from error
 
-    def _commit_once(self, group: Group, transaction: Transaction, expiry: _Expiry) -> bool:
+    def _append_once(self, group: Group, transaction: Transaction, expiry: _Expiry) -> bool:
         key = record_key(self._prefix, transaction.app)
         record, version = self._read_record(key)
         entries = group.entries

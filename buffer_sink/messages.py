@@ -1,4 +1,4 @@
-"""What a task tells the driver: which objects it uploaded, for which transaction."""
+"""What a task tells the driver: which objects it uploaded, for which write."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.runtime import Moment
 
-__all__ = ["Group", "SinkCommit", "Upload", "collect"]
+__all__ = ["Group", "TaskUploads", "UploadedBatch", "WriteTask", "collect"]
 
 
 @dataclass(frozen=True, slots=True)
-class Upload:
-    """One batch object.
+class UploadedBatch:
+    """One batch object, stored and not yet queued.
 
     Attributes:
         location: Its key.
@@ -32,30 +32,51 @@ class Upload:
     metadata: tuple[Metadata, ...]
 
 
-@dataclass(frozen=True)
-class SinkCommit(WriterCommitMessage):
-    """The result of one task.
+@dataclass(frozen=True, slots=True)
+class WriteTask:
+    """One task of a write, and what all tasks of that write have in common.
 
     Attributes:
         partition: The task's partition.
-        transaction: Identity of the write the task belongs to, if it has one.
-        planned: When the driver planned the write: no upload of it is older.
-        uploads: The task's batches in the order of its rows; empty for no rows.
+        planned: When the driver planned the write, by its clocks: no upload of it is older.
+        transaction: Identity of the write, if it has one.
+        query: Id of the streaming query that writes; None where Spark does not tell it.
     """
 
     partition: int
-    transaction: Transaction | None
     planned: Moment
-    uploads: tuple[Upload, ...]
+    transaction: Transaction | None = None
+    query: str | None = None
+
+
+@dataclass(frozen=True)
+class TaskUploads(WriterCommitMessage):
+    """The result of one task.
+
+    Attributes:
+        task: Which.
+        uploads: Its batches in the order of its rows; empty for no rows.
+    """
+
+    task: WriteTask
+    uploads: tuple[UploadedBatch, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """All uploads of one write: they enter the queue together or not at all."""
+    """All uploads of one write: they enter the queue together or not at all.
 
-    transaction: Transaction | None
+    Attributes:
+        planned: When the driver planned the write.
+        uploads: In the order of partitions and rows.
+        transaction: Identity of the write, if it has one.
+        query: Id of the streaming query that writes, if it is known.
+    """
+
     planned: Moment
-    uploads: tuple[Upload, ...]
+    uploads: tuple[UploadedBatch, ...]
+    transaction: Transaction | None = None
+    query: str | None = None
 
     @property
     def entries(self) -> list[NewEntry]:
@@ -81,18 +102,22 @@ def collect(messages: Iterable[WriterCommitMessage | None]) -> Group | None:
     """
     # None stands for a task without an answer. Spark calls commit only when every task has
     # succeeded, but its interface allows for it.
-    commits = sorted(
-        (each for each in messages if isinstance(each, SinkCommit) and each.uploads),
-        key=lambda each: each.partition,
+    results = sorted(
+        (each for each in messages if isinstance(each, TaskUploads) and each.uploads),
+        key=lambda each: each.task.partition,
     )
-    if not commits:
+    if not results:
         return None
-    transactions = {each.transaction for each in commits}
-    if len(transactions) > 1:
-        names = ", ".join(sorted(str(each) for each in transactions))
+    writes = {(each.task.transaction, each.task.query) for each in results}
+    if len(writes) > 1:
+        names = ", ".join(
+            sorted(f"{transaction} of query {query}" for transaction, query in writes)
+        )
         raise InvalidInput(f"tasks of one write carry different identities: {names}")
+    ((transaction, query),) = writes
     return Group(
-        transaction=commits[0].transaction,
-        planned=min((each.planned for each in commits), key=lambda each: each.monotonic),
-        uploads=tuple(upload for each in commits for upload in each.uploads),
+        planned=min((each.task.planned for each in results), key=lambda each: each.monotonic),
+        uploads=tuple(upload for each in results for upload in each.uploads),
+        transaction=transaction,
+        query=query,
     )

@@ -3,89 +3,103 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 import pyarrow as pa
 
 from buffer_sink.blocks import Block, BlockBuilder, Columns
-from buffer_sink.messages import SinkCommit, Upload
+from buffer_sink.messages import TaskUploads, UploadedBatch, WriteTask
 from buffer_sink.options import SinkOptions
 from buffer_sink.uploads import UploadWindow
 from opendata_buffer import metrics
 from opendata_buffer.formats.batch import seal_block
-from opendata_buffer.formats.keys import Transaction, batch_key
+from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.retry import queue_retry
-from opendata_buffer.runtime import Moment, Runtime
+from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Put
 
-__all__ = ["write_partition"]
+__all__ = ["PartitionWriter"]
 
 
-def write_partition(
-    rows: Iterable[pa.RecordBatch],
-    *,
-    columns: Columns,
-    options: SinkOptions,
-    transaction: Transaction | None,
-    partition: int,
-    planned: Moment,
-    store: Put,
-    runtime: Runtime,
-) -> SinkCommit:
-    """Write all rows of a partition.
+class PartitionWriter:
+    """Uploads the rows of one partition as batches.
 
-    Nothing becomes visible: batches are in the queue only when the driver commits them. What a
+    Nothing becomes visible: batches are in the queue only when the driver appends them. What a
     failed or a repeated task uploaded is an orphan, and the collector deletes it by its age.
 
     Memory: the block being filled, one waiting and ``upload_concurrency`` in upload, these with
     their sealed copy, each of ``target_batch_bytes``; and one of Spark's Arrow batches.
 
-    Raises:
-        InvalidInput: A row that cannot be written.
-        StorageError: An upload failed for good, or for ``cas_deadline_ms``.
+    Args:
+        options: The sink's options.
+        columns: Where value and metadata are in the rows.
+        task: Which task this is.
+        store: Where batches go.
+        runtime: Clocks, names and threads.
     """
-    # Spark repeats a failed task too, but not in local mode, and with everything it did.
-    patient = queue_retry(runtime, options.queue)
-    uploads: list[Upload | None] = []
 
-    def upload(index: int, key: str, block: Block) -> None:
-        # Compression runs here too: it releases the interpreter lock, so it overlaps with the
-        # next block's encoding and with the JVM.
-        began = runtime.monotonic()
+    def __init__(
+        self,
+        options: SinkOptions,
+        columns: Columns,
+        task: WriteTask,
+        *,
+        store: Put,
+        runtime: Runtime,
+    ) -> None:
+        self._options = options
+        self._task = task
+        self._store = store
+        self._runtime = runtime
+        self._builder = BlockBuilder(
+            columns,
+            partition=task.partition,
+            target=options.target_batch_bytes,
+            limit=options.max_batch_bytes,
+            max_ranges=options.max_metadata_ranges,
+        )
+        # Spark repeats a failed task too, but not in local mode, and with everything it did.
+        self._retrying = queue_retry(runtime, options.queue)
+        self._started = 0
+        self._uploaded: dict[int, UploadedBatch] = {}
+
+    def write(self, rows: Iterable[pa.RecordBatch]) -> TaskUploads:
+        """Upload all rows of the partition; call it once.
+
+        Raises:
+            InvalidInput: A row that cannot be written.
+            StorageError: An upload failed for good, or for ``cas_deadline_ms``.
+        """
+        with UploadWindow(self._options.upload_concurrency, self._runtime) as window:
+            for batch in rows:
+                for block in self._builder.add(batch, self._runtime.now_ms()):
+                    self._start(window, block)
+                    del block  # or one more batch stays in memory until the next one is full
+            last = self._builder.finish()
+            if last is not None:
+                self._start(window, last)
+                del last
+        # Uploads end in any order; the queue gets them in the order of the rows.
+        return TaskUploads(
+            self._task, tuple(upload for _, upload in sorted(self._uploaded.items()))
+        )
+
+    def _start(self, window: UploadWindow, block: Block) -> None:
+        prefix, name = self._options.queue.data_path_prefix, self._runtime.ulid()
+        key = batch_key(prefix, name, self._task.transaction)
+        position, self._started = self._started, self._started + 1
+        window.submit(partial(self._upload, position, key, block))
+
+    def _upload(self, position: int, key: str, block: Block) -> None:
+        # Compression releases the interpreter lock, so here, on an upload thread, it overlaps
+        # with the next block's encoding and with the JVM.
+        began = self._runtime.monotonic()
+        options = self._options
         data = seal_block(block.pieces, block.records, options.compression, options.zstd_level)
-        patient(store.put, key, data)
-        uploads[index] = Upload(key, block.records, len(data), block.metadata)
+        self._retrying(self._store.put, key, data)
+        self._uploaded[position] = UploadedBatch(key, block.records, len(data), block.metadata)
         metrics.batches_flushed.add(1)
         metrics.entries_flushed.add(block.records)
         metrics.bytes_flushed.add(block.size)
         metrics.bytes_written.add(len(data))
-        metrics.flush_duration_seconds.record(runtime.monotonic() - began)
-
-    builder = BlockBuilder(
-        columns,
-        partition=partition,
-        target=options.target_batch_bytes,
-        limit=options.max_batch_bytes,
-        max_ranges=options.max_metadata_ranges,
-    )
-    with UploadWindow(options.upload_concurrency, runtime) as window:
-
-        def start(block: Block) -> None:
-            index = len(uploads)
-            uploads.append(None)
-            key = batch_key(options.queue.data_path_prefix, runtime.ulid(), transaction)
-            window.submit(lambda: upload(index, key, block))
-
-        for batch in rows:
-            for block in builder.add(batch, runtime.now_ms()):
-                start(block)
-                del block  # or one more batch stays in memory until the next one is full
-        last = builder.finish()
-        if last is not None:
-            start(last)
-            del last
-    return SinkCommit(
-        partition=partition,
-        transaction=transaction,
-        planned=planned,
-        uploads=tuple(each for each in uploads if each is not None),
-    )
+        metrics.flush_duration_seconds.record(self._runtime.monotonic() - began)

@@ -1,4 +1,4 @@
-"""What both of Spark's writers share: a write planned on the driver, run in tasks, committed.
+"""What both of Spark's writers share: a write planned on the driver, run in tasks, appended.
 
 Spark makes a writer on the driver, pickles it to the tasks, and commits with another copy of
 it, so a plan holds values only. What lives longer, stores and queue positions, is kept per
@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
 
 from buffer_sink.blocks import Columns, check_schema
-from buffer_sink.committer import Committer
-from buffer_sink.messages import SinkCommit, collect
+from buffer_sink.committer import WriteCommitter
+from buffer_sink.messages import TaskUploads, WriteTask, collect
 from buffer_sink.options import SinkOptions
-from buffer_sink.partition import write_partition
+from buffer_sink.partition import PartitionWriter
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.runtime import Moment, SystemRuntime
 from opendata_buffer.stores.factory import open_store
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import WriterCommitMessage
     from pyspark.sql.types import StructType
 
-__all__ = ["Plan", "task_property"]
+__all__ = ["Plan", "batch_id", "query_id", "task_property"]
 
 _RUNTIME = SystemRuntime()
 
@@ -56,25 +56,29 @@ class Plan:
         """
         return cls(options, check_schema(schema), Moment.now(_RUNTIME))
 
-    def write(self, rows: Iterator[pa.RecordBatch], transaction: Transaction | None) -> SinkCommit:
+    def upload(
+        self, rows: Iterator[pa.RecordBatch], transaction: Transaction | None
+    ) -> TaskUploads:
         """In a task: upload its rows; nothing becomes visible."""
         context = TaskContext.get()
-        queue = self.options.queue
-        return write_partition(
-            rows,
-            columns=self.columns,
-            options=self.options,
-            transaction=transaction,
+        task = WriteTask(
             partition=context.partitionId() if context is not None else 0,
             planned=self.made,
-            store=open_store(queue.store, queue.store_options),
-            runtime=_RUNTIME,
+            transaction=transaction,
+            query=query_id(),
         )
+        queue = self.options.queue
+        store = open_store(queue.store, queue.store_options)
+        writer = PartitionWriter(self.options, self.columns, task, store=store, runtime=_RUNTIME)
+        return writer.write(rows)
 
-    def commit(self, messages: Iterable[WriterCommitMessage | None]) -> None:
+    def append(self, messages: Iterable[WriterCommitMessage | None]) -> None:
         """On the driver: make the uploads of all tasks visible, in one write of the manifest."""
+        # Without the identity: it differs for each micro-batch of foreachBatch, and each
+        # committer remembers a whole manifest.
+        options = replace(self.options, app=None, version=None)
         try:
-            _committer(self.options).commit(collect(messages))
+            _committer(options).append(collect(messages))
         except BaseException:
             # What this process remembers of the queue may be the reason, for example when the
             # queue was deleted on purpose. The error told it; a new start looks afresh.
@@ -82,13 +86,27 @@ class Plan:
             raise
 
 
-@functools.lru_cache(maxsize=64)
-def _committer(options: SinkOptions) -> Committer:
+@functools.lru_cache(maxsize=8)
+def _committer(options: SinkOptions) -> WriteCommitter:
     store = open_store(options.queue.store, options.queue.store_options)
-    return Committer(store, options, _RUNTIME)
+    return WriteCommitter(store, options, _RUNTIME)
 
 
 def task_property(name: str) -> str | None:
     """A local property of the running Spark job; None outside of a task."""
     context = TaskContext.get()
     return None if context is None else context.getLocalProperty(name)
+
+
+def query_id() -> str | None:
+    """Id of the streaming query that the task belongs to; None where Spark does not tell it.
+
+    It is that of the checkpoint and survives restarts; the run id would not.
+    """
+    return task_property("sql.streaming.queryId")
+
+
+def batch_id() -> int | None:
+    """Spark's number of the micro-batch that the task belongs to; None where it has none."""
+    found = task_property("streaming.sql.batchId")
+    return None if found is None else int(found)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
-from buffer_sink.messages import SinkCommit
+from buffer_sink.messages import TaskUploads
 from buffer_sink.options import SinkOptions
-from buffer_sink.plan import Plan, task_property
+from buffer_sink.plan import Plan, batch_id, query_id
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import Transaction
 
@@ -32,19 +32,19 @@ class BufferStreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Upload a task's rows; nothing is visible yet."""
-        return self._plan.write(iterator, _transaction(self._plan.options.app))
+        return self._plan.upload(iterator, _transaction(self._plan.options.app))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Append the uploads of all tasks in one write of the manifest, once."""
         for message in messages:
-            if isinstance(message, SinkCommit) and message.transaction is not None:
-                found = message.transaction.batch
+            if isinstance(message, TaskUploads) and message.task.transaction is not None:
+                found = message.task.transaction.batch
                 if found != batchId:
                     raise InvalidInput(
                         f"tasks wrote batch {found} and Spark commits batch {batchId}: this "
                         "version of Spark is not supported by the sink"
                     )
-        self._plan.commit(messages)
+        self._plan.append(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Does nothing.
@@ -76,12 +76,11 @@ def stream_writer(
 
 
 def _transaction(app: str | None) -> Transaction:
-    # The query id is that of the checkpoint and survives restarts; the run id would not.
-    app = app or task_property("sql.streaming.queryId")
-    batch = task_property("streaming.sql.batchId")
+    app = app or query_id()
+    batch = batch_id()
     if app is None or batch is None:
         raise InvalidInput(
             "the task does not know its query and batch: the streaming sink runs only in the "
             "tasks of a streaming query"
         )
-    return Transaction(app, int(batch))
+    return Transaction(app, batch)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import closing
 
-from buffer_sink.committer import Committer
-from buffer_sink.messages import Group, Upload
+from buffer_sink.committer import WriteCommitter
+from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
 from opendata_buffer.commit.durability import WriteHandle
 from opendata_buffer.config import ConsumerConfig, ProducerConfig
@@ -181,16 +181,16 @@ class SinkDriver:
     def live(self, node: Node, config: ProducerConfig) -> None:
         """One process's life; a failed commit makes it start the query again."""
         options = SinkOptions(queue=config, gc_grace_period_ms=config.gc_grace_period_ms)
-        committer = Committer(node.store, options, node.runtime)
+        committer = WriteCommitter(node.store, options, node.runtime)
         while not self.done:
             try:
                 self._micro_batch(node, committer, self._committed)
             except FAILURES as error:
                 self._world.log(f"{self.name}: {error}")
-                committer = Committer(node.store, options, node.runtime)
+                committer = WriteCommitter(node.store, options, node.runtime)
             self._world.work(node)
 
-    def _micro_batch(self, node: Node, committer: Committer, batch: int) -> None:
+    def _micro_batch(self, node: Node, committer: WriteCommitter, batch: int) -> None:
         transaction = Transaction(self.name, batch)
         planned = Moment.now(node.runtime)
         records = [Record(self.name, n) for n in range(self._first(batch), self._first(batch + 1))]
@@ -201,8 +201,8 @@ class SinkDriver:
             data = encode_batch([record.encode() for record in part])
             node.store.put(location, data)
             ranges = (Metadata(0, node.runtime.now_ms(), payload(part)),)
-            uploads.append(Upload(location, len(part), len(data), ranges))
-        appended = committer.commit(Group(transaction, planned, tuple(uploads)))
+            uploads.append(UploadedBatch(location, len(part), len(data), ranges))
+        appended = committer.append(Group(planned, tuple(uploads), transaction))
         self._committed = batch + 1
         if appended:
             for n, upload in enumerate(uploads):

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from buffer_sink.batch_writer import BufferBatchWriter, batch_writer
-from buffer_sink.messages import SinkCommit
+from buffer_sink.messages import TaskUploads
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import Transaction
 
@@ -26,14 +26,14 @@ def made(tmp_path: Path, **options: str) -> BufferBatchWriter:
 
 def test_without_options_a_write_has_no_identity(tmp_path: Path) -> None:
     message = made(tmp_path).write(iter([rows("a")]))
-    assert isinstance(message, SinkCommit)
-    assert message.transaction is None
+    assert isinstance(message, TaskUploads)
+    assert message.task.transaction is None
 
 
 def test_the_identity_comes_from_the_options(tmp_path: Path) -> None:
     message = made(tmp_path, txnappid="mine", txnversion="4").write(iter([rows("a")]))
-    assert isinstance(message, SinkCommit)
-    assert message.transaction == Transaction("mine", 4)
+    assert isinstance(message, TaskUploads)
+    assert message.task.transaction == Transaction("mine", 4)
 
 
 def test_write_and_commit_but_abort_deletes_nothing(tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from buffer_sink.committer import Committer
+from buffer_sink.committer import WriteCommitter
 from buffer_sink.decision import CommitRecord, record_key
-from buffer_sink.messages import Group, Upload
+from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.transactions import TransactionFilter
@@ -61,8 +61,8 @@ class World:
         # Written now, so that a test's script meets the manifest only.
         claim_prefix(self.store, PREFIX, CONFIG.manifest_path)
 
-    def driver(self) -> Committer:
-        return Committer(self.store, OPTIONS, self.runtime)
+    def driver(self) -> WriteCommitter:
+        return WriteCommitter(self.store, OPTIONS, self.runtime)
 
     def queue(self) -> Queue:
         return Queue(self.store, CONFIG, runtime=self.runtime, role="test")
@@ -72,15 +72,15 @@ class World:
         return self.queue().read() or Manifest.empty()
 
     def group(self, batch: int | None, *values: bytes, app: str = "q") -> Group:
-        """Upload one batch per value, as a first or another attempt of the tasks."""
+        """UploadedBatch one batch per value, as a first or another attempt of the tasks."""
         txn = None if batch is None else Transaction(app, batch)
         uploads = []
         for value in values:
             key = batch_key(PREFIX, self.runtime.ulid(), txn)
             data = encode_batch([value])
             self.store.put(key, data)
-            uploads.append(Upload(key, 1, len(data), (Metadata(0, 7, b""),)))
-        return Group(txn, Moment.now(self.runtime), tuple(uploads))
+            uploads.append(UploadedBatch(key, 1, len(data), (Metadata(0, 7, b""),)))
+        return Group(Moment.now(self.runtime), tuple(uploads), txn)
 
     def drain(self) -> None:
         """A consumer reads and acknowledges all there is, with and without the filter."""
@@ -104,7 +104,7 @@ class World:
 def test_all_batches_enter_the_queue_in_one_write() -> None:
     world = World(ScriptedStore())
     group = world.group(0, b"a", b"b", b"c")
-    assert world.driver().commit(group)
+    assert world.driver().append(group)
     assert isinstance(world.store, ScriptedStore)
     entries = world.manifest.entries()
     assert [each.location for each in entries] == [each.location for each in group.uploads]
@@ -119,7 +119,7 @@ def test_a_write_without_rows_touches_nothing() -> None:
     world = World(ScriptedStore())
     assert isinstance(world.store, ScriptedStore)
     puts = world.store.puts
-    assert not world.driver().commit(None)
+    assert not world.driver().append(None)
     assert world.store.puts == puts
     assert world.queue().read() is None
 
@@ -128,28 +128,28 @@ def test_a_write_without_rows_touches_nothing() -> None:
 def test_a_repeated_commit_does_nothing(new_driver: bool) -> None:
     world = World()
     driver = world.driver()
-    driver.commit(world.group(0, b"a"))
+    driver.append(world.group(0, b"a"))
     before = world.manifest
     driver = world.driver() if new_driver else driver
-    assert not driver.commit(world.group(0, b"a"))
+    assert not driver.append(world.group(0, b"a"))
     assert world.manifest == before
 
 
 def test_a_commit_repeated_after_its_entries_were_dequeued_does_nothing() -> None:
     world = World()
-    world.driver().commit(world.group(0, b"a"))
+    world.driver().append(world.group(0, b"a"))
     world.drain()
-    assert not world.driver().commit(world.group(0, b"a"))
+    assert not world.driver().append(world.group(0, b"a"))
     assert world.taken == [b"a"]
 
 
 def test_a_driver_killed_before_the_record_finds_its_entries_in_the_queue() -> None:
     world = World()
-    world.driver().commit(world.group(0, b"a"))
-    world.driver().commit(world.group(1, b"b"))
+    world.driver().append(world.group(0, b"a"))
+    world.driver().append(world.group(1, b"b"))
     world.forget_record(CommitRecord(0, 1))
-    assert not world.driver().commit(world.group(1, b"b"))
-    assert world.driver().commit(world.group(2, b"c"))
+    assert not world.driver().append(world.group(1, b"b"))
+    assert world.driver().append(world.group(2, b"c"))
     world.drain()
     assert world.taken == [b"a", b"b", b"c"]
 
@@ -160,16 +160,16 @@ def test_a_driver_killed_before_the_record_and_a_fast_consumer(
     record: CommitRecord | None, other_writers: bool
 ) -> None:
     world = World()
-    world.driver().commit(world.group(0, b"a"))
-    world.driver().commit(world.group(1, b"b1", b"b2"))
+    world.driver().append(world.group(0, b"a"))
+    world.driver().append(world.group(1, b"b1", b"b2"))
     world.forget_record(record)
     world.drain()
     if other_writers:
-        world.driver().commit(world.group(None, b"other"))
+        world.driver().append(world.group(None, b"other"))
         world.drain()
     # Nothing on storage tells that batch 1 was there. It is appended again,
-    assert world.driver().commit(world.group(1, b"b1", b"b2"))
-    assert world.driver().commit(world.group(2, b"c"))
+    assert world.driver().append(world.group(1, b"b1", b"b2"))
+    assert world.driver().append(world.group(2, b"c"))
     world.drain()
     # and the filter passes it once.
     other = [b"other"] if other_writers else []
@@ -179,7 +179,7 @@ def test_a_driver_killed_before_the_record_and_a_fast_consumer(
 def test_an_idle_queue_with_one_writer_needs_no_separators() -> None:
     world = World()
     for batch in range(3):
-        world.driver().commit(world.group(batch, b"x"))
+        world.driver().append(world.group(batch, b"x"))
         world.drain()
     assert world.manifest.next_sequence == 3
 
@@ -193,12 +193,12 @@ def test_two_drivers_that_commit_one_batch_at_once() -> None:
     def meanwhile(
         store: ScriptedStore, key: str, data: bytes, when: Absent | IfVersion
     ) -> PutOutcome:
-        driver.commit(group)
+        driver.append(group)
         return store.really_put_if(key, data, when)
 
     # The zombie has decided to append; before its write lands the new driver commits.
     world.store.script = [meanwhile]
-    assert not zombie.commit(late)
+    assert not zombie.append(late)
     assert [each.location for each in world.manifest.entries()] == [group.uploads[0].location]
 
 
@@ -209,11 +209,11 @@ def test_a_zombie_never_lowers_the_record() -> None:
     first = world.group(0, b"a")
 
     def others(store: ScriptedStore) -> None:
-        driver.commit(world.group(1, b"b"))
+        driver.append(world.group(1, b"b"))
 
     # Between the zombie's append and its record the other driver writes batch 1.
     world.store.script = [then(applied, others)]
-    assert zombie.commit(first)
+    assert zombie.append(first)
     assert CommitRecord.from_json(RECORD, world.store.get(RECORD).data).batch == 1
 
 
@@ -222,7 +222,7 @@ def test_f1_f2_lost_answers_append_once(step: Any) -> None:
     world = World(ScriptedStore())
     assert isinstance(world.store, ScriptedStore)
     world.store.script = [step]
-    assert world.driver().commit(world.group(0, b"a", b"b"))
+    assert world.driver().append(world.group(0, b"a", b"b"))
     world.drain()
     assert world.taken == [b"a", b"b"]
 
@@ -232,11 +232,11 @@ def test_a_lost_answer_and_a_fast_consumer_is_an_unknown_outcome_that_a_restart_
     assert isinstance(world.store, ScriptedStore)
     world.store.script = [then(applied_answer_lost, lambda _: world.drain())]
     with pytest.raises(CommitStateUnknown) as caught:
-        world.driver().commit(world.group(0, b"a"))
+        world.driver().append(world.group(0, b"a"))
     assert "Spark repeats the batch 0" in "".join(caught.value.__notes__)
     # What Spark does next: new tasks, the same batch.
-    assert world.driver().commit(world.group(0, b"a"))
-    assert world.driver().commit(world.group(1, b"b"))
+    assert world.driver().append(world.group(0, b"a"))
+    assert world.driver().append(world.group(1, b"b"))
     world.drain()
     assert world.read == [b"a", b"b"]
 
@@ -248,9 +248,9 @@ def test_a_record_that_cannot_be_written_fails_no_commit(outcome: Any) -> None:
     world = World(ScriptedStore())
     assert isinstance(world.store, ScriptedStore)
     world.store.script = [applied, outcome]
-    assert world.driver().commit(world.group(0, b"a"))
-    assert not world.driver().commit(world.group(0, b"a"))
-    assert world.driver().commit(world.group(1, b"b"))
+    assert world.driver().append(world.group(0, b"a"))
+    assert not world.driver().append(world.group(0, b"a"))
+    assert world.driver().append(world.group(1, b"b"))
     world.drain()
     assert world.taken == [b"a", b"b"]
 
@@ -262,13 +262,13 @@ def test_a_record_that_raises_fails_no_commit() -> None:
     world = World(ScriptedStore())
     assert isinstance(world.store, ScriptedStore)
     world.store.script = [applied, refuse]
-    assert world.driver().commit(world.group(0, b"a"))
+    assert world.driver().append(world.group(0, b"a"))
 
 
 def test_a_write_without_identity_leaves_no_record_and_is_never_a_repeat() -> None:
     world = World()
     for _ in range(2):
-        assert world.driver().commit(world.group(None, b"a"))
+        assert world.driver().append(world.group(None, b"a"))
     world.drain()
     assert world.read == [b"a", b"a"]
     assert not [each for each in world.store.list("").objects if "app=" in each.key]
@@ -276,19 +276,19 @@ def test_a_write_without_identity_leaves_no_record_and_is_never_a_repeat() -> No
 
 def test_f4_a_queue_that_was_recreated_is_refused() -> None:
     world = World()
-    world.driver().commit(world.group(0, b"a"))
+    world.driver().append(world.group(0, b"a"))
     world.store.delete_many([CONFIG.manifest_path])
     with pytest.raises(QueueReset, match="ends at -1"):
-        world.driver().commit(world.group(1, b"b"))
+        world.driver().append(world.group(1, b"b"))
 
 
 def test_a_record_newer_than_the_remembered_manifest_does_not_accuse_the_queue() -> None:
     world = World()
     driver = world.driver()
-    driver.commit(world.group(0, b"a"))
-    world.driver().commit(world.group(1, b"b"))
+    driver.append(world.group(0, b"a"))
+    world.driver().append(world.group(1, b"b"))
     # The first driver still remembers the manifest of batch 0.
-    assert driver.commit(world.group(2, b"c"))
+    assert driver.append(world.group(2, b"c"))
     world.drain()
     assert world.taken == [b"a", b"b", b"c"]
 
@@ -301,16 +301,16 @@ def test_f12_a_store_without_compare_and_swap_is_refused_before_anything_is_writ
     world = World(Unsafe())
     group = world.group(0, b"a")
     with pytest.raises(UnsafeStore):
-        world.driver().commit(group)
+        world.driver().append(group)
     assert world.queue().read() is None
 
 
 def test_f7_a_prefix_of_another_queue_is_refused() -> None:
     world = World()
     config = QueueConfig(store="memory://x", data_path_prefix=PREFIX, manifest_path="other")
-    committer = Committer(world.store, SinkOptions(queue=config), world.runtime)
+    committer = WriteCommitter(world.store, SinkOptions(queue=config), world.runtime)
     with pytest.raises(PrefixConflict):
-        committer.commit(world.group(0, b"a"))
+        committer.append(world.group(0, b"a"))
     assert world.queue().read() is None
 
 
@@ -324,7 +324,7 @@ def test_f5_a_young_write_is_committed_without_a_listing() -> None:
     world = World()
     group = aged(world, seconds=300)
     world.store.list = refuse_listing  # type: ignore[method-assign]
-    assert world.driver().commit(group)
+    assert world.driver().append(group)
 
 
 def refuse_listing(prefix: str) -> Any:
@@ -336,7 +336,7 @@ def test_f5_a_long_write_whose_uploads_are_young_is_committed() -> None:
     planned = Moment.now(world.runtime)
     world.runtime.advance(3_000)
     group = world.group(0, b"a")
-    assert world.driver().commit(Group(group.transaction, planned, group.uploads))
+    assert world.driver().append(Group(planned, group.uploads, group.transaction))
 
 
 @pytest.mark.parametrize("batch", [0, None])
@@ -345,7 +345,7 @@ def test_f5_old_uploads_are_not_appended(batch: int | None) -> None:
     group = world.group(batch, b"a")
     world.runtime.advance(301)
     with pytest.raises(TransientStorageError, match=r"Nothing was appended.*gcGracePeriodMs"):
-        world.driver().commit(group)
+        world.driver().append(group)
     assert world.queue().read() is None
 
 
@@ -357,7 +357,7 @@ def test_f5_a_deleted_upload_is_not_appended(batch: int | None) -> None:
     group = world.group(batch, b"a", b"b")
     world.store.delete_many([group.uploads[1].location])
     with pytest.raises(TransientStorageError, match="Nothing was appended"):
-        world.driver().commit(Group(group.transaction, planned, group.uploads))
+        world.driver().append(Group(planned, group.uploads, group.transaction))
     assert world.queue().read() is None
 
 
@@ -370,7 +370,7 @@ def test_f5_a_driver_paused_between_check_and_write_does_not_append() -> None:
 
     world = World(Pausing())
     with pytest.raises(TransientStorageError, match="Nothing was appended"):
-        world.driver().commit(world.group(0, b"a"))
+        world.driver().append(world.group(0, b"a"))
     assert world.queue().read() is None
 
 
@@ -402,7 +402,7 @@ def test_f5_f6_a_driver_paused_between_read_and_write_does_not_append(
 
     world = World(Pausing())
     with pytest.raises(TransientStorageError, match="Nothing was appended"):
-        world.driver().commit(world.group(batch, b"a"))
+        world.driver().append(world.group(batch, b"a"))
     assert not world.manifest.entry_count
 
 
@@ -438,7 +438,7 @@ def test_f5_an_append_that_landed_late_is_committed_once_its_objects_outlived_th
     None
 ):
     world = frozen_world(collected=0)
-    assert world.driver().commit(world.group(3, b"a"))
+    assert world.driver().append(world.group(3, b"a"))
     # A collector that had looked before may delete for a quarter of the grace period.
     assert world.runtime.slept == [151]
     world.drain()
@@ -448,16 +448,16 @@ def test_f5_an_append_that_landed_late_is_committed_once_its_objects_outlived_th
 def test_f5_an_append_that_landed_late_without_its_objects_is_written_again() -> None:
     world = frozen_world(collected=1)
     with pytest.raises(CommitStateUnknown, match="later than the collector's grace period"):
-        world.driver().commit(world.group(3, b"a"))
+        world.driver().append(world.group(3, b"a"))
     # Spark repeats the batch. It is queued, and cannot be read: that is not committed.
-    assert world.driver().commit(world.group(3, b"a"))
+    assert world.driver().append(world.group(3, b"a"))
     torn, separator, again = world.manifest.entries()
     assert "/app=" not in separator.location
     passes = TransactionFilter(PREFIX)
     passes.skip(torn.sequence, torn.location)
     assert passes.offer(separator.sequence, separator.location)
     assert passes.offer(again.sequence, again.location)
-    assert not world.driver().commit(world.group(3, b"a"))
+    assert not world.driver().append(world.group(3, b"a"))
 
 
 def test_f5_a_torn_write_that_is_skipped_while_its_repeat_looks_is_written_again() -> None:
@@ -477,7 +477,7 @@ def test_f5_a_torn_write_that_is_skipped_while_its_repeat_looks_is_written_again
     world.queue().append(group.entries)
     world.store.delete_many([each.location for each in group.uploads])
     world.store.frozen = True
-    assert world.driver().commit(world.group(3, b"a"))
+    assert world.driver().append(world.group(3, b"a"))
     world.drain()
     assert world.read == [b"a"]
 
@@ -500,7 +500,7 @@ def test_f5_a_repeat_waits_for_a_collector_that_may_not_know_the_queued_one(
             world.store.delete_many([each.location for each in group.uploads])
 
     monkeypatch.setattr(world.runtime, "sleep", sleep_and_collect)
-    assert world.driver().commit(world.group(3, b"a")) == collected
+    assert world.driver().append(world.group(3, b"a")) == collected
     assert world.runtime.slept == waits
 
 
@@ -508,7 +508,7 @@ def test_f5_a_write_without_identity_that_landed_late_without_its_objects_is_unk
     world = frozen_world(collected=1)
     group = world.group(None, b"a", b"b")
     with pytest.raises(CommitStateUnknown, match="later than the collector's grace") as caught:
-        world.driver().commit(group)
+        world.driver().append(group)
     assert (caught.value.sequence, caught.value.next_sequence) == (0, 2)
     assert caught.value.locations == tuple(each.location for each in group.uploads)
 
@@ -519,7 +519,7 @@ def test_f6_a_driver_clock_that_was_set_back_does_not_hide_age() -> None:
     clock.advance(700)
     world.runtime.set_wall_clock(0)
     with pytest.raises(TransientStorageError, match="Nothing was appended"):
-        world.driver().commit(group)
+        world.driver().append(group)
 
 
 def test_a_commit_racing_with_other_writers_keeps_its_group_together() -> None:
@@ -532,7 +532,7 @@ def test_a_commit_racing_with_other_writers_keeps_its_group_together() -> None:
 
     world.store.script = [other]
     group = world.group(0, b"a", b"b")
-    assert world.driver().commit(group)
+    assert world.driver().append(group)
     locations = [each.location for each in world.manifest.entries()]
     assert locations[1:] == [each.location for each in group.uploads]
 

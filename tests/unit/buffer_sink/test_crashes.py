@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from buffer_sink.committer import Committer
-from buffer_sink.messages import Group, Upload
+from buffer_sink.committer import WriteCommitter
+from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.transactions import TransactionFilter
@@ -117,12 +117,12 @@ class World:
         for part in range(2):
             key = batch_key("p", self.runtime.ulid(), txn)
             self.store.put(key, encode_batch([f"{batch}.{part}".encode()]))
-            uploads.append(Upload(key, 1, 0, ()))
-        driver = Committer(self.store, SinkOptions(queue=CONFIG), self.runtime)
+            uploads.append(UploadedBatch(key, 1, 0, ()))
+        driver = WriteCommitter(self.store, SinkOptions(queue=CONFIG), self.runtime)
         self.store.left = 1_000 if attempt.kill is None else attempt.kill
         self.store.after, self.store.losses = attempt.after, attempt.losses
         try:
-            driver.commit(Group(txn, Moment.now(self.runtime), tuple(uploads)))
+            driver.append(Group(Moment.now(self.runtime), tuple(uploads), txn))
         except (Killed, CommitStateUnknown):
             return False
         finally:

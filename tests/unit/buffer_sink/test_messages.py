@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from buffer_sink.messages import Group, SinkCommit, Upload, collect
+from buffer_sink.messages import Group, TaskUploads, UploadedBatch, WriteTask, collect
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Metadata, NewEntry
@@ -14,12 +14,12 @@ TXN = Transaction("q", 4)
 EARLY, LATE = Moment(1_000, 10.0), Moment(2_000, 11.0)
 
 
-def upload(name: str, records: int = 2) -> Upload:
-    return Upload(name, records, 100, (Metadata(0, 5, b"m"),))
+def upload(name: str, records: int = 2) -> UploadedBatch:
+    return UploadedBatch(name, records, 100, (Metadata(0, 5, b"m"),))
 
 
-def message(partition: int, *uploads: Upload, txn: Transaction | None = TXN) -> SinkCommit:
-    return SinkCommit(partition, txn, EARLY, uploads)
+def message(partition: int, *uploads: UploadedBatch, txn: Transaction | None = TXN) -> TaskUploads:
+    return TaskUploads(WriteTask(partition, EARLY, txn), uploads)
 
 
 def test_uploads_are_ordered_by_partition_and_then_as_written() -> None:
@@ -45,8 +45,8 @@ def test_messages_of_two_writes_are_refused() -> None:
 
 
 def test_the_oldest_plan_counts() -> None:
-    late = SinkCommit(0, TXN, LATE, (upload("a"),))
-    early = SinkCommit(1, TXN, EARLY, (upload("b"),))
+    late = TaskUploads(WriteTask(0, LATE, TXN), (upload("a"),))
+    early = TaskUploads(WriteTask(1, EARLY, TXN), (upload("b"),))
     group = collect([late, early])
     assert isinstance(group, Group)
     assert group.planned == EARLY

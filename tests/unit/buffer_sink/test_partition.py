@@ -6,8 +6,9 @@ import pyarrow as pa
 import pytest
 
 from buffer_sink.blocks import Columns
+from buffer_sink.messages import WriteTask
 from buffer_sink.options import SinkOptions
-from buffer_sink.partition import write_partition
+from buffer_sink.partition import PartitionWriter
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, PermanentStorageError, TransientStorageError
 from opendata_buffer.formats.batch import Compression, decode_batch, parse_footer
@@ -26,23 +27,21 @@ def batch(*values: bytes) -> pa.RecordBatch:
 
 
 def write(store, *batches, transaction=TXN, **options):  # type: ignore[no-untyped-def]
-    return write_partition(
-        iter(batches),
-        columns=Columns(0, None),
-        options=SinkOptions(queue=QUEUE, **options),
-        transaction=transaction,
-        partition=2,
-        planned=MOMENT,
+    writer = PartitionWriter(
+        SinkOptions(queue=QUEUE, **options),
+        Columns(0, None),
+        WriteTask(2, MOMENT, transaction),
         store=store,
         runtime=ManualRuntime(),
     )
+    return writer.write(iter(batches))
 
 
 def test_uploads_lie_below_the_transaction_and_are_told_in_order() -> None:
     store = MemoryStore()
     values = [bytes([number]) * 10 for number in range(50)]
     commit = write(store, *(batch(value) for value in values), target_batch_bytes=30)
-    assert (commit.partition, commit.transaction, commit.planned) == (2, TXN, MOMENT)
+    assert (commit.task.partition, commit.task.transaction, commit.task.planned) == (2, TXN, MOMENT)
     read: list[bytes] = []
     for upload in commit.uploads:
         parsed = parse_location(upload.location, "p")
@@ -153,15 +152,13 @@ def test_memory_is_bounded_by_the_uploads_in_flight() -> None:
             assert taken <= len(store.list("").objects) + 3 + 1 + 1 + 1
             yield batch(b"x" * 10)
 
-    commit = write_partition(
-        endless(),
-        columns=Columns(0, None),
-        options=SinkOptions(queue=QUEUE, target_batch_bytes=14, upload_concurrency=3),
-        transaction=TXN,
-        partition=0,
-        planned=MOMENT,
+    writer = PartitionWriter(
+        SinkOptions(queue=QUEUE, target_batch_bytes=14, upload_concurrency=3),
+        Columns(0, None),
+        WriteTask(0, MOMENT, TXN),
         store=store,
         runtime=ManualRuntime(),
     )
+    commit = writer.write(endless())
     assert len(commit.uploads) == 30
     assert store.most == 3

@@ -8,11 +8,13 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
+from buffer_sink import plan as module
 from buffer_sink.options import SinkOptions
 from buffer_sink.plan import Plan, task_property
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, QueueReset
 from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.formats.manifest import Manifest
 
 SCHEMA = StructType([StructField("value", StringType())])
 
@@ -36,25 +38,37 @@ def test_a_plan_with_a_wrong_column() -> None:
 def test_a_write_is_visible_after_its_commit_only(tmp_path: Path) -> None:
     made = plan(tmp_path)
     rows = pa.record_batch([pa.array(["a", "b"])], names=["value"])
-    message = made.write(iter([rows]), Transaction("q", 0))
-    assert message.planned == made.made
+    message = made.upload(iter([rows]), Transaction("q", 0))
+    assert message.task.planned == made.made
     assert len(list(tmp_path.rglob("*.batch"))) == 1
     assert not (tmp_path / "ingest" / "manifest").exists()
-    plan(tmp_path).commit([message, None])
+    plan(tmp_path).append([message, None])
     before = (tmp_path / "ingest" / "manifest").read_bytes()
-    plan(tmp_path).commit([message])
+    plan(tmp_path).append([message])
     assert (tmp_path / "ingest" / "manifest").read_bytes() == before
 
 
 def test_a_queue_deleted_on_purpose_fails_one_commit_and_not_the_next(tmp_path: Path) -> None:
     rows = pa.record_batch([pa.array(["a"])], names=["value"])
-    plan(tmp_path).commit([plan(tmp_path).write(iter([rows]), None)])
+    plan(tmp_path).append([plan(tmp_path).upload(iter([rows]), None)])
     shutil.rmtree(tmp_path / "ingest")
-    message = plan(tmp_path).write(iter([rows]), None)
+    message = plan(tmp_path).upload(iter([rows]), None)
     with pytest.raises(QueueReset, match="vanished while in use"):
-        plan(tmp_path).commit([message])
-    plan(tmp_path).commit([message])
+        plan(tmp_path).append([message])
+    plan(tmp_path).append([message])
     assert (tmp_path / "ingest" / "manifest").exists()
+
+
+def test_a_thousand_micro_batches_of_foreach_batch_remember_one_manifest(tmp_path: Path) -> None:
+    module._committer.cache_clear()
+    for version in range(3):
+        options = SinkOptions(queue=QueueConfig(store=str(tmp_path)), app="job", version=version)
+        made = Plan.make(options, SCHEMA)
+        rows = pa.record_batch([pa.array(["a"])], names=["value"])
+        made.append([made.upload(iter([rows]), options.transaction)])
+    manifest = Manifest.parse((tmp_path / "ingest" / "manifest").read_bytes())
+    assert manifest.next_sequence == 3
+    assert module._committer.cache_info().currsize == 1
 
 
 def test_there_is_no_task_here() -> None:

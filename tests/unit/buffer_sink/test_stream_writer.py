@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
-from buffer_sink import stream_writer as module
-from buffer_sink.messages import SinkCommit, Upload
+from buffer_sink import plan
+from buffer_sink.messages import TaskUploads, UploadedBatch, WriteTask
 from buffer_sink.stream_writer import BufferStreamWriter, stream_writer
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import Transaction
@@ -23,7 +23,7 @@ def rows(*values: str) -> pa.RecordBatch:
 
 
 def in_a_task(monkeypatch: pytest.MonkeyPatch, properties: dict[str, str]) -> None:
-    monkeypatch.setattr(module, "task_property", properties.get)
+    monkeypatch.setattr(plan, "task_property", properties.get)
 
 
 def made(tmp_path: Path, **options: str) -> BufferStreamWriter:
@@ -37,15 +37,15 @@ def test_the_identity_is_the_query_and_its_batch(
 ) -> None:
     in_a_task(monkeypatch, PROPERTIES)
     message = made(tmp_path).write(iter([rows("a")]))
-    assert isinstance(message, SinkCommit)
-    assert message.transaction == Transaction("query-1", 7)
+    assert isinstance(message, TaskUploads)
+    assert message.task.transaction == Transaction("query-1", 7)
 
 
 def test_an_app_id_takes_the_query_s_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     in_a_task(monkeypatch, PROPERTIES)
     message = made(tmp_path, txnappid="mine").write(iter([rows("a")]))
-    assert isinstance(message, SinkCommit)
-    assert message.transaction == Transaction("mine", 7)
+    assert isinstance(message, TaskUploads)
+    assert message.task.transaction == Transaction("mine", 7)
 
 
 def test_outside_of_a_query_there_is_no_identity(tmp_path: Path) -> None:
@@ -54,8 +54,8 @@ def test_outside_of_a_query_there_is_no_identity(tmp_path: Path) -> None:
 
 
 def test_commit_of_another_batch_than_the_tasks_wrote(tmp_path: Path) -> None:
-    upload = Upload("ingest/x.batch", 1, 1, ())
-    message = SinkCommit(0, Transaction("q", 7), Moment(0, 0.0), (upload,))
+    upload = UploadedBatch("ingest/x.batch", 1, 1, ())
+    message = TaskUploads(WriteTask(0, Moment(0, 0.0), Transaction("q", 7)), (upload,))
     with pytest.raises(InvalidInput, match="wrote batch 7 and Spark commits batch 8"):
         made(tmp_path).commit([None, message], 8)
 
