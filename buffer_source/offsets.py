@@ -1,9 +1,13 @@
 """Positions of a stream, as Spark keeps them in its checkpoint.
 
+An offset maps each partition of the source to a position in that partition's queue; a source
+that reads one queue has the one partition :data:`ONLY`. Version 1 offsets, which were the
+position of one queue without the map, are still read.
+
 Spark compares offsets as JSON text, so the keys have one order and an idle source hands back
 the very offset it was given. The initial offset is a fixed sentinel: Spark asks for it twice
-and stores it nowhere, so whatever it resolves to must travel in the end offset of the first
-batch, the one thing that is on record before anything is read.
+and stores it nowhere, so what it resolves to travels in the end offset of the first
+micro-batch, which is on record before anything is read.
 """
 
 from __future__ import annotations
@@ -14,17 +18,21 @@ from typing import Any
 
 from opendata_buffer.errors import InvalidInput
 
-__all__ = ["INITIAL", "SourceOffset"]
+__all__ = ["INITIAL", "ONLY", "Position", "SourceOffset"]
 
-VERSION = 1
+VERSION = 2
+_READABLE = (1, 2)
+
+ONLY = "0"
+"""The partition of a source that reads one queue."""
 
 INITIAL: dict[str, Any] = {"v": VERSION, "at": "start"}
 """The offset of a query that has read nothing; means whatever ``startingOffsets`` says."""
 
 
 @dataclass(frozen=True, slots=True)
-class SourceOffset:
-    """Everything below sequence ``next`` has been read.
+class Position:
+    """How far one queue was read: everything below sequence ``next``.
 
     Attributes:
         next: First sequence that has not been read.
@@ -41,9 +49,8 @@ class SourceOffset:
     queue: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """The offset as Spark stores it: ``{"v":1,"queue":"01..","next":7,"base":0,"txn":{}}``."""
+        """``{"queue":"01..","next":7,"base":0,"txn":{}}``, keys in this order."""
         return {
-            "v": VERSION,
             "queue": self.queue,
             "next": self.next,
             "base": self.base,
@@ -51,8 +58,75 @@ class SourceOffset:
         }
 
     @classmethod
+    def from_json(cls, position: Mapping[str, Any]) -> Position:
+        """Read back what :meth:`to_json` wrote.
+
+        Raises:
+            InvalidInput: A value is missing or of another type.
+        """
+        following, base, transactions = (position.get(key) for key in ("next", "base", "txn"))
+        if not _is_sequence(following) or not _is_sequence(base):
+            raise InvalidInput(f"offset {position!r} is damaged: next and base must be sequences")
+        queue = position.get("queue", "")
+        if not isinstance(transactions, dict) or not isinstance(queue, str):
+            raise InvalidInput(
+                f"offset {position!r} is damaged: txn must be an object and queue a text"
+            )
+        return cls(following, base, transactions, queue)  # type: ignore[arg-type]
+
+    def begin_of(self, start: Position | None) -> int:
+        """First sequence of the micro-batch from ``start`` to this position.
+
+        A function of the two positions alone, so a replay in a new process agrees with the
+        first run.
+        """
+        if start is None or self.base != start.base or self.next < start.next:
+            return self.base
+        return start.next
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOffset:
+    """A position for each partition of the source.
+
+    Attributes:
+        partitions: Positions by the partition's name.
+    """
+
+    partitions: Mapping[str, Position]
+
+    @classmethod
+    def of(cls, position: Position) -> SourceOffset:
+        """The offset of a source that reads one queue."""
+        return cls({ONLY: position})
+
+    @property
+    def only(self) -> Position:
+        """The position of a source that reads one queue.
+
+        Raises:
+            InvalidInput: The offset is about other partitions.
+        """
+        if set(self.partitions) != {ONLY}:
+            raise InvalidInput(
+                f"the checkpoint is about partitions {sorted(self.partitions)}, and this source "
+                f"reads one queue, partition {ONLY!r}: the checkpoint belongs to another query. "
+                "Give this query a checkpointLocation of its own."
+            )
+        return self.partitions[ONLY]
+
+    def to_json(self) -> dict[str, Any]:
+        """The offset as Spark stores it: ``{"v":2,"partitions":{"0":{...}}}``, names in order."""
+        return {
+            "v": VERSION,
+            "partitions": {
+                name: self.partitions[name].to_json() for name in sorted(self.partitions)
+            },
+        }
+
+    @classmethod
     def from_json(cls, offset: Mapping[str, Any] | None) -> SourceOffset | None:
-        """Read an offset back; None stands for :data:`INITIAL`.
+        """Read an offset of version 1 or 2; None stands for :data:`INITIAL`.
 
         Raises:
             InvalidInput: Not an offset of this source, or of a newer version of it.
@@ -63,34 +137,28 @@ class SourceOffset:
                 "checkpoint belongs to another query. Give this query a checkpointLocation of "
                 "its own."
             )
-        if offset["v"] != VERSION:
+        version = offset["v"]
+        if version not in _READABLE or isinstance(version, bool):
             raise InvalidInput(
-                f"offset {offset!r} has version {offset['v']!r} and this release reads version "
-                f"{VERSION}: the checkpoint was written by a newer release. Upgrade "
+                f"offset {offset!r} has version {version!r} and this release reads versions "
+                f"up to {VERSION}: the checkpoint was written by a newer release. Upgrade "
                 "opendata-buffer."
             )
-        if dict(offset) == INITIAL:
+        if offset == {"v": version, "at": "start"}:
             return None
-        following, base, transactions = (offset.get(key) for key in ("next", "base", "txn"))
-        if not _is_position(following) or not _is_position(base):
-            raise InvalidInput(f"offset {offset!r} is damaged: next and base must be sequences")
-        queue = offset.get("queue", "")
-        if not isinstance(transactions, dict) or not isinstance(queue, str):
+        if version == 1:
+            return cls.of(Position.from_json(offset))
+        partitions = offset.get("partitions")
+        if (
+            not isinstance(partitions, Mapping)
+            or not partitions
+            or not all(isinstance(each, Mapping) for each in partitions.values())
+        ):
             raise InvalidInput(
-                f"offset {offset!r} is damaged: txn must be an object and queue a text"
+                f"offset {offset!r} is damaged: partitions must be an object of positions"
             )
-        return cls(following, base, transactions, queue)  # type: ignore[arg-type]
-
-    def begin_of(self, start: SourceOffset | None) -> int:
-        """First sequence of the micro-batch from ``start`` to this offset.
-
-        Needs no memory of how the offsets came about, so a replay in a new process agrees
-        with the first run.
-        """
-        if start is None or self.base != start.base or self.next < start.next:
-            return self.base
-        return start.next
+        return cls({name: Position.from_json(each) for name, each in partitions.items()})
 
 
-def _is_position(value: object) -> bool:
+def _is_sequence(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 64

@@ -88,7 +88,7 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the next micro-batch; ``start`` itself when nothing waits.
 
         Raises:
-            BufferError: See :meth:`buffer_source.stream.StreamDriver.latest`.
+            OpenDataBufferError: See :meth:`buffer_source.stream.StreamDriver.latest`.
         """
         with _explained():
             position = SourceOffset.from_json(start)
@@ -105,7 +105,7 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The tasks of a micro-batch; a replay gets the same ones.
 
         Raises:
-            BufferError: See :meth:`buffer_source.stream.StreamDriver.plan`.
+            OpenDataBufferError: See :meth:`buffer_source.stream.StreamDriver.plan`.
         """
         with _explained():
             until = SourceOffset.from_json(end)

@@ -202,7 +202,7 @@ def test_asynchronous_progress_tracking_is_safe(
         run.stop()
     logged = sorted(int(path.name) for path in (Path(checkpoint) / "offsets").glob("[0-9]*"))
     last = (Path(checkpoint) / "offsets" / str(logged[-1])).read_text().splitlines()[-1]
-    assert queued(store)[0] <= json.loads(last)["next"]
+    assert queued(store)[0] <= json.loads(last)["partitions"]["0"]["next"]
     # Restarted, as after a crash: everything since the log's last entry is there to be read.
     again = frame.writeStream.format("noop").option("checkpointLocation", checkpoint)
     run = again.trigger(availableNow=True).start()
@@ -213,7 +213,7 @@ def test_asynchronous_progress_tracking_is_safe(
 def read_through(run: Any) -> int:
     progress = run.lastProgress
     end = progress and progress["sources"][0]["endOffset"]
-    return int(json.loads(end)["next"]) if end else -1
+    return int(json.loads(end)["partitions"]["0"]["next"]) if end else -1
 
 
 def test_progress_shows_backlog_and_lag(query: Query, store: str) -> None:

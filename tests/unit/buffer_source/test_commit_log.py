@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 from buffer_source.commit_log import FIRST_BATCH_SETTLES_S, CommitLog, Tracking
-from buffer_source.offsets import SourceOffset
+from buffer_source.offsets import Position
 
-A, B, C, D = (SourceOffset(each, 0) for each in (1, 2, 3, 4))
+A, B, C, D = (Position(each, 0) for each in (1, 2, 3, 4))
 
 
-def run(log: CommitLog, *starts: SourceOffset) -> None:
+def run(log: CommitLog, *starts: Position) -> None:
     """Batches of a normal query."""
     for start in starts:
         log.handed(start, 0.0)

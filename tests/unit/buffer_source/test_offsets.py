@@ -5,30 +5,59 @@ from typing import Any
 
 import pytest
 
-from buffer_source.offsets import INITIAL, SourceOffset
+from buffer_source.offsets import INITIAL, Position, SourceOffset
 from opendata_buffer.errors import InvalidInput
 
 TRANSACTIONS = {"v": 1, "apps": {"a": 3}, "tail": None}
 
+RECORDED_V1 = (
+    '{"v":1,"queue":"01JZ8T2W5N0000000000000000","next":7,"base":2,'
+    '"txn":{"v":1,"apps":{"a":3},"tail":["a",6]}}'
+)
+"""An offset as release 0.1 left it in a checkpoint."""
+
 
 def test_the_json_is_golden_because_checkpoints_hold_it() -> None:
-    offset = SourceOffset(7, 2, TRANSACTIONS, "01J")
+    offset = SourceOffset.of(Position(7, 2, TRANSACTIONS, "01J"))
     text = json.dumps(offset.to_json())
     assert text == (
-        '{"v": 1, "queue": "01J", "next": 7, "base": 2, '
-        '"txn": {"v": 1, "apps": {"a": 3}, "tail": null}}'
+        '{"v": 2, "partitions": {"0": {"queue": "01J", "next": 7, "base": 2, '
+        '"txn": {"v": 1, "apps": {"a": 3}, "tail": null}}}}'
     )
     assert SourceOffset.from_json(json.loads(text)) == offset
-    assert json.dumps(INITIAL) == '{"v": 1, "at": "start"}'
+    assert json.dumps(INITIAL) == '{"v": 2, "at": "start"}'
     assert SourceOffset.from_json(dict(INITIAL)) is None
+
+
+def test_an_offset_of_version_1_is_the_position_of_the_one_queue() -> None:
+    offset = SourceOffset.from_json(json.loads(RECORDED_V1))
+    assert offset is not None
+    assert offset.only == Position(
+        7, 2, {"v": 1, "apps": {"a": 3}, "tail": ["a", 6]}, "01JZ8T2W5N0000000000000000"
+    )
+    assert SourceOffset.from_json({"v": 1, "at": "start"}) is None
+    # Before queues had ids.
+    old = SourceOffset.from_json({"v": 1, "next": 7, "base": 2, "txn": {}})
+    assert old is not None
+    assert old.only == Position(7, 2)
 
 
 def test_read_and_written_again_the_text_is_the_same() -> None:
     # Spark compares offsets as text; another order of keys would run empty batches for ever.
-    text = json.dumps(SourceOffset(1 << 40, 0, TRANSACTIONS).to_json())
+    text = json.dumps(
+        SourceOffset(
+            {"b": Position(1 << 40, 0, TRANSACTIONS), "a": Position(3, 1, {}, "01J")}
+        ).to_json()
+    )
     again = SourceOffset.from_json(json.loads(text))
     assert again is not None
     assert json.dumps(again.to_json()) == text
+    assert list(json.loads(text)["partitions"]) == ["a", "b"]
+
+
+def test_a_checkpoint_of_several_partitions_is_not_one_of_a_single_queue() -> None:
+    with pytest.raises(InvalidInput, match=r"about partitions \['a', 'b'\]"):
+        _ = SourceOffset({"a": Position(1, 0), "b": Position(1, 0)}).only
 
 
 @pytest.mark.parametrize(
@@ -36,13 +65,18 @@ def test_read_and_written_again_the_text_is_the_same() -> None:
     [
         (None, "checkpointLocation of its own"),
         ({"n": 3}, "checkpointLocation of its own"),
-        ({"v": 2, "next": 1}, "newer release"),
+        ({"v": 3, "next": 1}, "newer release"),
+        ({"v": True, "next": 1, "base": 0, "txn": {}}, "newer release"),
         ({"v": 1, "next": -1, "base": 0, "txn": {}}, "damaged"),
         ({"v": 1, "next": True, "base": 0, "txn": {}}, "damaged"),
         ({"v": 1, "next": 1, "base": "0", "txn": {}}, "damaged"),
         ({"v": 1, "next": 1, "base": 0}, "damaged"),
         ({"v": 1, "queue": 5, "next": 1, "base": 0, "txn": {}}, "damaged"),
         ({"v": 1, "at": "elsewhere"}, "damaged"),
+        ({"v": 2, "next": 1, "base": 0, "txn": {}}, "damaged"),
+        ({"v": 2, "partitions": {}}, "damaged"),
+        ({"v": 2, "partitions": {"0": 7}}, "damaged"),
+        ({"v": 2, "partitions": {"0": {"next": -1, "base": 0, "txn": {}}}}, "damaged"),
     ],
 )
 def test_a_foreign_offset_is_refused(offset: Any, message: str) -> None:
@@ -51,13 +85,13 @@ def test_a_foreign_offset_is_refused(offset: Any, message: str) -> None:
 
 
 def test_a_batch_begins_at_the_base_of_its_end_when_the_start_is_the_sentinel() -> None:
-    assert SourceOffset(9, 4).begin_of(None) == 4
+    assert Position(9, 4).begin_of(None) == 4
 
 
 def test_a_batch_begins_where_the_one_before_ended() -> None:
-    assert SourceOffset(9, 4).begin_of(SourceOffset(7, 4)) == 7
+    assert Position(9, 4).begin_of(Position(7, 4)) == 7
 
 
 def test_a_new_base_is_where_reading_continued_after_a_loss() -> None:
-    assert SourceOffset(20, 15).begin_of(SourceOffset(7, 4)) == 15
-    assert SourceOffset(3, 0).begin_of(SourceOffset(7, 0)) == 0
+    assert Position(20, 15).begin_of(Position(7, 4)) == 15
+    assert Position(3, 0).begin_of(Position(7, 0)) == 0

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from buffer_source.commit_log import FIRST_BATCH_SETTLES_S
-from buffer_source.offsets import SourceOffset
+from buffer_source.offsets import Position, SourceOffset
 from buffer_source.options import SourceOptions
 from buffer_source.stream import StreamDriver
-from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import (
     DataLoss,
@@ -23,66 +21,22 @@ from opendata_buffer.errors import (
     TransientStorageError,
     UnsafeStore,
 )
-from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.keys import Transaction, batch_key
-from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
-from opendata_buffer.queue.queue import Queue
+from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.stores import Blob, NotModified
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-
-
-class World:
-    """A queue, and as many runs of one query as a test wants."""
-
-    def __init__(self, runtime: ManualRuntime) -> None:
-        self.runtime = runtime
-        self.store = MemoryStore(now_ms=runtime.now_ms)
-        self._queue = self._new_queue()
-
-    def _new_queue(self) -> Queue:
-        config = QueueConfig(store="/world")
-        return Queue(self.store, config, runtime=self.runtime, role="producer")
-
-    def produce(
-        self, count: int = 1, *, records: Sequence[bytes] = (b"x",), txn: Transaction | None = None
-    ) -> None:
-        """Append ``count`` batches, each a group of its own, or one transaction."""
-        entries = []
-        for _ in range(count):
-            location = batch_key("ingest", self.runtime.ulid(), txn)
-            self.store.put(location, encode_batch(list(records)))
-            entries.append(NewEntry(location, (Metadata(0, self.runtime.now_ms(), b"m"),)))
-        self._queue.append(entries)
-
-    def replace_queue(self) -> None:
-        """Somebody deletes the manifest and the queue starts again at sequence 0."""
-        self.store.delete_many(["ingest/manifest"])
-        self._queue = self._new_queue()
-
-    def delete_everything(self) -> None:
-        """As :meth:`replace_queue`, with all that was in the directory."""
-        self.store.delete_many([each.key for each in self.store.list("").objects])
-        self._queue = self._new_queue()
-
-    def manifest(self) -> Manifest:
-        got = self.store.get("ingest/manifest")
-        assert isinstance(got, Blob)
-        return Manifest.parse(got.data)
-
-    @property
-    def queued(self) -> list[int]:
-        return [entry.sequence for entry in self.manifest().entries()]
-
-    def run(self, **options: str) -> StreamDriver:
-        """A new run of the query, as after a restart."""
-        given = {"path": "/world", "gcEnabled": "false", **options}
-        return StreamDriver(SourceOptions.from_spark(given), self.store, self.runtime)
+from tests.unit.buffer_source.world import World
 
 
 @pytest.fixture
 def world(runtime: ManualRuntime) -> World:
     return World(runtime)
+
+
+def offset(
+    following: int, base: int, transactions: dict[str, Any] | None = None, queue: str = ""
+) -> SourceOffset:
+    return SourceOffset.of(Position(following, base, transactions or {}, queue))
 
 
 def planned(driver: StreamDriver, start: SourceOffset | None, end: SourceOffset) -> list[int]:
@@ -113,7 +67,7 @@ def test_a_query_reads_everything_once_and_in_order(world: World) -> None:
     world.produce(2)
     second, read = batch(driver, first)
     assert read == [3, 4]
-    assert (second.next, second.base) == (5, 0)
+    assert (second.only.next, second.only.base) == (5, 0)
 
 
 def test_an_idle_queue_hands_back_the_start(world: World) -> None:
@@ -126,7 +80,7 @@ def test_an_idle_queue_hands_back_the_start(world: World) -> None:
 def test_an_empty_queue_is_created_and_read_later(world: World) -> None:
     driver = world.run()
     end, read = batch(driver, None)
-    assert (end.next, read) == (0, [])
+    assert (end.only.next, read) == (0, [])
     world.produce(1)
     assert batch(driver, end)[1] == [0]
 
@@ -185,7 +139,7 @@ def test_available_now_with_latest_reads_nothing_and_keeps_to_its_target(world: 
     driver.prepare_available_now()
     world.produce(1)
     end, read = batch(driver, None)
-    assert (end.next, read) == (2, [])
+    assert (end.only.next, read) == (2, [])
 
 
 def test_an_idle_query_acknowledges_its_last_batch(world: World) -> None:
@@ -243,7 +197,7 @@ def test_a_clean_restart_continues_and_acknowledges_what_the_log_holds(world: Wo
     after, read = batch(again, end)
     assert read == [2]
     assert world.queued == [2]
-    assert (after.next, after.base) == (3, 0)
+    assert (after.only.next, after.only.base) == (3, 0)
 
 
 def test_a_replay_needs_no_memory(world: World) -> None:
@@ -263,7 +217,7 @@ def test_a_replay_of_batch_0_takes_the_base_from_its_end(world: World) -> None:
     world.produce(3)
     driver = world.run(startingOffsets="latest")
     end = driver.latest(None)
-    assert (end.next, end.base) == (3, 3)
+    assert (end.only.next, end.only.base) == (3, 3)
     world.produce(2)
     second = driver.latest(end)
     # The option may even have changed: what is on record counts.
@@ -290,10 +244,10 @@ def test_starting_offsets_are_for_new_queries_only(world: World) -> None:
 def test_the_start_is_resolved_once(world: World) -> None:
     world.produce(1)
     driver = world.run(startingOffsets="latest")
-    assert driver.latest(None).base == 1
+    assert driver.latest(None).only.base == 1
     world.produce(1)
     # The second call sees the new end, and the third must not begin there.
-    assert [driver.latest(None).base for _ in range(2)] == [1, 1]
+    assert [driver.latest(None).only.base for _ in range(2)] == [1, 1]
 
 
 def test_a_start_beyond_the_end_is_refused(world: World) -> None:
@@ -348,7 +302,7 @@ def test_a_replay_of_sequences_that_are_gone_names_both_positions(world: World) 
     with pytest.raises(DataLoss, match="starts at 4"):
         world.run().plan(first, second)
     with pytest.raises(DataLoss, match=r"needs sequences 0 to 5 .* 2 are left"):
-        world.run().plan(None, SourceOffset(6, 0))
+        world.run().plan(None, offset(6, 0))
 
 
 def test_losses_can_be_passed_by(world: World, caplog: pytest.LogCaptureFixture) -> None:
@@ -363,7 +317,7 @@ def test_losses_can_be_passed_by(world: World, caplog: pytest.LogCaptureFixture)
         assert planned(again, first, planned_before) == [4, 5]
         fresh = world.run(failOnDataLoss="false")
         end = fresh.latest(first)
-    assert (end.next, end.base) == (6, 4)
+    assert (end.only.next, end.only.base) == (6, 4)
     assert planned(fresh, first, end) == [4, 5]
     # And so again in a replay, which knows only the offsets.
     assert planned(world.run(failOnDataLoss="false"), first, end) == [4, 5]
@@ -373,14 +327,14 @@ def test_losses_can_be_passed_by(world: World, caplog: pytest.LogCaptureFixture)
 def test_a_micro_batch_ends_at_a_loss_that_is_passed_by(world: World) -> None:
     world.produce(2)
     driver = world.run(failOnDataLoss="false")
-    assert driver.latest(None).next == 2
+    assert driver.latest(None).only.next == 2
     world.produce(4)
     # Somebody takes entries without becoming the consumer.
     world.store.put("ingest/manifest", world.manifest().drop_through(3).raw)
     first = driver.latest(None)
-    assert (first.next, planned(driver, None, first)) == (2, [0, 1])
+    assert (first.only.next, planned(driver, None, first)) == (2, [0, 1])
     second = driver.latest(first)
-    assert (second.next, second.base, planned(driver, first, second)) == (6, 4, [4, 5])
+    assert (second.only.next, second.only.base, planned(driver, first, second)) == (6, 4, [4, 5])
 
 
 def test_f4_a_queue_that_went_backwards_names_both_positions(world: World) -> None:
@@ -396,14 +350,14 @@ def test_f4_a_queue_that_went_backwards_names_both_positions(world: World) -> No
 def test_f4_a_position_of_another_queue_is_refused_and_drops_nothing(world: World) -> None:
     world.produce(2)
     end, _ = batch(world.run(), None)
-    after = SourceOffset(2, 0, {}, end.queue)
+    after = offset(2, 0, {}, end.only.queue)
     world.delete_everything()
     # Longer than the position: by sequences alone it looks like the same queue, gone on.
     world.produce(5)
     for call in ("latest", "commit"):
-        with pytest.raises(QueueReset, match=f"is about queue {end.queue}, and manifest"):
+        with pytest.raises(QueueReset, match=f"is about queue {end.only.queue}, and manifest"):
             getattr(world.run(), call)(end)
-    with pytest.raises(QueueReset, match=f"is about queue {end.queue}, and manifest"):
+    with pytest.raises(QueueReset, match=f"is about queue {end.only.queue}, and manifest"):
         world.run().plan(end, after)
     assert world.queued == [0, 1, 2, 3, 4]
     assert world.manifest().epoch == 0
@@ -416,7 +370,7 @@ def test_f4_a_lost_marker_is_mended_by_writing_the_id_back(world: World) -> None
     world.produce(1)
     with pytest.raises(QueueReset, match=r"only 'ingest/_owner\.json' was lost, write the old id"):
         world.run().latest(end)
-    marker = {"version": 1, "manifest": "manifest", "id": end.queue}
+    marker = {"version": 1, "manifest": "manifest", "id": end.only.queue}
     world.store.put("ingest/_owner.json", json.dumps(marker).encode())
     assert batch(world.run(), end)[1] == [2]
 
@@ -481,15 +435,41 @@ def test_f4_another_queue_has_transactions_of_its_own(world: World) -> None:
     for _ in range(2):
         position, part = batch(driver, position)
         # A commit of the old position that comes late drops nothing unread.
-        driver.commit(SourceOffset(1, 0, {}, "another"))
+        driver.commit(offset(1, 0, {}, "another"))
         read += part
     assert (read, world.queued) == ([0, 1], [0, 1])
+
+
+def test_a_checkpoint_of_version_1_goes_on_and_is_replayed_as_it_was(world: World) -> None:
+    txn = Transaction("app", 7)
+    world.produce(2, txn=txn)
+    driver = world.run(maxBatchesPerTrigger="3")
+    queue = driver.latest(None).only.queue
+    world.produce(1)
+    world.produce(2, txn=txn)
+    world.produce(2)
+    # As release 0.1 recorded them: batch 0 read the transaction, batch 1 the three after it.
+    first, second = (
+        SourceOffset.from_json(json.loads(text.replace("QUEUE", queue)))
+        for text in (
+            '{"v":1,"queue":"QUEUE","next":2,"base":0,'
+            '"txn":{"v":1,"apps":{"app":7},"tail":["app",1]}}',
+            '{"v":1,"queue":"QUEUE","next":5,"base":0,"txn":{"v":1,"apps":{"app":7},"tail":null}}',
+        )
+    )
+    assert first is not None
+    assert second is not None
+    assert planned(world.run(), None, first) == [0, 1]
+    again = world.run()
+    assert planned(again, first, second) == [2]
+    assert world.queued == [2, 3, 4, 5, 6]
+    assert batch(again, second)[1] == [5, 6]
 
 
 def test_a_checkpoint_from_before_queues_had_ids_goes_on(world: World) -> None:
     world.produce(3)
     world.run().latest(None)
-    assert batch(world.run(), SourceOffset(2, 0))[1] == [2]
+    assert batch(world.run(), offset(2, 0))[1] == [2]
 
 
 def test_f4_a_replay_on_a_queue_that_went_backwards(world: World) -> None:
@@ -509,11 +489,11 @@ def test_f4_a_replaced_queue_can_be_read_from_its_start(world: World) -> None:
     driver = world.run(failOnDataLoss="false")
     # First a micro-batch without rows: what follows it has a start in the new queue.
     start, read = batch(driver, old)
-    assert ((start.next, start.base), read) == ((0, 0), [])
+    assert ((start.only.next, start.only.base), read) == ((0, 0), [])
     # The old position must not acknowledge batches of the new queue that nobody read.
     assert world.queued == [0, 1]
     end, read = batch(driver, start)
-    assert ((end.next, end.base), read) == ((2, 0), [0, 1])
+    assert ((end.only.next, end.only.base), read) == ((2, 0), [0, 1])
     again = world.run(failOnDataLoss="false")
     assert planned(again, start, end) == [0, 1]
     assert world.queued == [0, 1]
@@ -521,7 +501,7 @@ def test_f4_a_replaced_queue_can_be_read_from_its_start(world: World) -> None:
     after, read = batch(again, end)
     assert read == list(range(2, 11))
     assert world.queued == read
-    assert after.next == 11
+    assert after.only.next == 11
 
 
 def test_f4_an_empty_new_queue_is_not_emptied_by_the_old_position(world: World) -> None:
@@ -530,7 +510,7 @@ def test_f4_an_empty_new_queue_is_not_emptied_by_the_old_position(world: World) 
     world.replace_queue()
     driver = world.run(failOnDataLoss="false")
     start, read = batch(driver, old)
-    assert ((start.next, start.base), read) == ((0, 0), [])
+    assert ((start.only.next, start.only.base), read) == ((0, 0), [])
     assert driver.latest(start) is start
     world.produce(5)
     assert world.queued == [0, 1, 2, 3, 4]
@@ -566,7 +546,7 @@ def test_f4_a_queue_that_replaced_another_is_read_whole(
         if step == 0 and later:
             world.produce(later)
     assert taken == list(range(new + later))
-    assert position.next == new + later
+    assert position.only.next == new + later
 
 
 def test_a_start_before_the_oldest_entry(world: World) -> None:
@@ -574,7 +554,7 @@ def test_a_start_before_the_oldest_entry(world: World) -> None:
     consume(world, 1)
     with pytest.raises(DataLoss, match=r"sequence 0 is needed but .* starts at 2"):
         world.run(startingOffsets="0").latest(None)
-    assert world.run(startingOffsets="0", failOnDataLoss="false").latest(None).base == 2
+    assert world.run(startingOffsets="0", failOnDataLoss="false").latest(None).only.base == 2
 
 
 # Limits
@@ -614,7 +594,7 @@ def test_a_batch_beyond_every_limit_is_still_read(world: World) -> None:
 def test_trigger_once_ignores_the_limits(world: World) -> None:
     world.produce(5)
     driver = world.run(maxBatchesPerTrigger="1")
-    assert driver.latest(None, unlimited=True).next == 5
+    assert driver.latest(None, unlimited=True).only.next == 5
 
 
 # Transactions
@@ -631,7 +611,7 @@ def test_a_repeated_transaction_is_read_once_over_restarts(world: World) -> None
     again = world.run()
     second, read = batch(again, first)
     assert read == [2, 5]
-    assert second.transactions["apps"] == {"app": 8}
+    assert second.only.transactions["apps"] == {"app": 8}
     replay = world.run()
     assert planned(replay, first, second) == [2, 5]
     replay.commit(second)
@@ -680,7 +660,7 @@ def test_an_answer_is_never_older_than_the_question(world: World) -> None:
     end, _ = batch(driver, None)
     assert driver.latest(end) is end
     world.produce(1)
-    assert driver.latest(end).next == 1
+    assert driver.latest(end).only.next == 1
 
 
 def test_progress_shows_backlog_and_lag(world: World) -> None:

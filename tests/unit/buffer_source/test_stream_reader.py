@@ -46,7 +46,7 @@ def test_from_offsets_to_rows_through_pickling(tmp_path: Path) -> None:
     produce(tmp_path, b"c")
     driver = reader(tmp_path, minPartitions="1")
     end = driver.latestOffset(driver.initialOffset(), ReadAllAvailable())
-    assert end["next"] == 2
+    assert end["partitions"]["0"]["next"] == 2
     (partition,) = driver.partitions(driver.initialOffset(), end)
     assert isinstance(partition, BatchPartition)
     assert repr(partition) == "BatchPartition(2 batches, 0 to 1)"

@@ -1,0 +1,245 @@
+"""One queue's claimed consumer, as a stream reads it. No Spark in it.
+
+A :class:`Cursor` exists only while its queue is claimed: :meth:`Cursor.claim` learns the queue's
+identity, takes the queue over and gives a cursor, or raises. The cursor then hands out entries,
+acknowledges positions, and knows where reading goes on after a loss that was allowed.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import Any
+
+from buffer_source.offsets import Position
+from buffer_source.options import EARLIEST, LATEST, SourceOptions
+from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.consumer.descriptors import BatchDescriptor
+from opendata_buffer.errors import (
+    Conflict,
+    DataLoss,
+    InvalidInput,
+    QueueReset,
+    TransientStorageError,
+)
+from opendata_buffer.queue.owner import claim_for_use, marker_key
+from opendata_buffer.runtime import Runtime
+from opendata_buffer.stores import Store
+
+__all__ = ["EVERYTHING", "Cursor"]
+
+log = logging.getLogger(__name__)
+
+EVERYTHING = 1 << 62
+"""A sequence that no queue reaches."""
+
+Patient = Callable[..., Any]
+"""Calls a function again while the store is unavailable for a time."""
+
+
+class Cursor:
+    """A claimed queue and the entries of it that were handed out and not acknowledged.
+
+    Not thread-safe: Spark makes one call at a time.
+
+    Args:
+        consumer: The claimed queue.
+        queue_id: Its identity; empty for a queue that has none.
+        options: What the query asked for.
+    """
+
+    def __init__(self, consumer: Consumer, queue_id: str, options: SourceOptions) -> None:
+        self._consumer = consumer
+        self._options = options
+        self._manifest_path = options.consumer.manifest_path
+        self.queue_id = queue_id
+        self._waiting: list[BatchDescriptor] = []
+        self._rebased: tuple[Position, int] | None = None
+
+    @classmethod
+    def claim(
+        cls,
+        options: SourceOptions,
+        store: Store,
+        runtime: Runtime,
+        patient: Patient,
+        start: Position | None,
+        queue_id: str,
+    ) -> Cursor:
+        """Become the queue's consumer, behind ``start``.
+
+        Args:
+            options: What the query asked for.
+            store: The opened store.
+            runtime: Clock and sleep.
+            patient: Repeats what fails for a time.
+            start: A position in the commit log: everything before it may leave the queue.
+            queue_id: The queue the checkpoint is about; empty when it does not say.
+
+        Raises:
+            QueueReset: The checkpoint is about another queue, unless a loss is allowed.
+            DataLoss: The queue begins behind ``start``, unless a loss is allowed.
+        """
+
+        def open_consumer(last_acked: int | None) -> Consumer:
+            return Consumer(
+                options.consumer,
+                last_acked,
+                store=store,
+                runtime=runtime,
+                allow_data_loss=not options.fail_on_data_loss,
+            )
+
+        found: str = patient(claim_for_use, store, options.consumer, runtime=runtime).queue_id
+        last = start.next - 1 if start is not None and start.next > 0 else None
+        try:
+            # Before anything is claimed or dropped (failure F4).
+            _check_identity(store, options, queue_id, found)
+            return cls(patient(open_consumer, last), found, options)
+        except QueueReset as error:
+            if options.fail_on_data_loss:
+                raise
+            log.warning("data loss allowed, reading from the start of another queue: %s", error)
+        cursor = cls(patient(open_consumer, None), found, options)
+        if start is not None:
+            cursor._rebased = (start, cursor.handed_out)
+        return cursor
+
+    @property
+    def handed_out(self) -> int:
+        """First sequence that was not handed out."""
+        last = self._consumer.last_handed_out_sequence
+        return 0 if last is None else last + 1
+
+    @property
+    def end(self) -> int:
+        """The queue's next sequence, as of the last look at the manifest."""
+        return self._consumer.next_sequence
+
+    def owns(self, position: Position) -> bool:
+        """Whether a position is about this queue, as far as ids tell."""
+        return position.queue in ("", self.queue_id) or not self.queue_id
+
+    def resume(self, start: Position) -> tuple[int, int]:
+        """Where reading goes on behind ``start``, and the base that goes with it.
+
+        That is ``start`` itself, unless ``start`` is a position of a queue that was replaced.
+        """
+        if start.next > self.end:
+            # A replay that was allowed to find less than `start` says has read all there was.
+            self._rebased = (start, self.handed_out)
+        if self._rebased is not None and self._rebased[0] == start:
+            return self._rebased[1], self._rebased[1]
+        # Spark is beyond it. A later position may be equal to it, and is then of this queue.
+        self._rebased = None
+        return start.next, start.base
+
+    def first(self, target: int | None) -> int:
+        """What ``startingOffsets`` means for a new query.
+
+        Args:
+            target: Where this run ends, if that is decided.
+
+        Raises:
+            InvalidInput, DataLoss: The wanted sequence is not queued.
+        """
+        first, end = self.handed_out, self.end
+        wanted = self._options.starting_offsets
+        if wanted == EARLIEST:
+            return first
+        if wanted == LATEST:
+            return end if target is None else max(first, min(end, target))
+        position = int(wanted)
+        if position > end:
+            raise InvalidInput(
+                f"option startingOffsets is {position} and manifest "
+                f"{self._manifest_path!r} ends at {end - 1}: use a sequence up to {end}, "
+                "'earliest' or 'latest'"
+            )
+        if position < first:
+            if self._options.fail_on_data_loss:
+                raise DataLoss(
+                    self._manifest_path,
+                    position,
+                    first,
+                    "Start at 'earliest' or at a sequence that is still queued.",
+                )
+            log.warning("data loss allowed: starting at %d, not at %d", first, position)
+            return first
+        return position
+
+    def hand_out(self, stop: int) -> None:
+        """Have entries below ``stop`` handed out, as far as the queue has them."""
+        if self.handed_out < stop:
+            wanted = min(stop - self.handed_out, EVERYTHING)
+            self._waiting.extend(self._consumer.next_descriptors(wanted))
+
+    def waiting(self, begin: int, stop: int = EVERYTHING) -> list[BatchDescriptor]:
+        """Entries in [begin, stop) that were handed out and not acknowledged."""
+        first = bisect_left(self._waiting, begin, key=_sequence)
+        return self._waiting[first : bisect_left(self._waiting, stop, key=_sequence)]
+
+    def between(self, begin: int, stop: int) -> list[BatchDescriptor]:
+        """Exactly the entries [begin, stop).
+
+        Raises:
+            DataLoss: They are gone, unless that is allowed.
+            QueueReset: The queue ends before them, unless that is allowed.
+        """
+        if begin >= stop:
+            return []
+        self.hand_out(stop)
+        found = self.waiting(begin, stop)
+        if len(found) < stop - begin:
+            end = self.end
+            message = (
+                f"the checkpoint needs sequences {begin} to {stop - 1} of manifest "
+                f"{self._manifest_path!r}, of which {len(found)} are left; it holds "
+                f"{self._waiting[0].sequence if self._waiting else end} to {end - 1}"
+            )
+            if self._options.fail_on_data_loss:
+                if end < stop:
+                    raise QueueReset(f"{message}. The queue was replaced or went backwards.")
+                oldest = found[0].sequence if found else stop
+                raise DataLoss(self._manifest_path, begin, oldest, f"So {message}.")
+            log.warning("data loss allowed: %s", message)
+        return found
+
+    def acknowledge(self, end: Position) -> bool:
+        """Let everything below ``end`` leave the queue; whether anything did.
+
+        Cumulative and repeatable: what was done before, and a position of a queue that was
+        replaced, does nothing. A store that does not answer is no failure either: the next
+        acknowledgement makes up for it.
+        """
+        acked = self._consumer.last_acked_sequence
+        done = 0 if acked is None else acked + 1
+        if not self.owns(end) or not done < end.next <= self.handed_out:
+            return False
+        try:
+            self._consumer.ack_through(end.next - 1)
+        except (TransientStorageError, Conflict) as error:
+            log.warning("acknowledging through %d is put off: %s", end.next - 1, error)
+            return False
+        self._waiting = self.waiting(end.next)
+        return True
+
+    def close(self) -> None:
+        """Stop the collector and let the queue go; acknowledges nothing."""
+        self._consumer.close()
+
+
+def _check_identity(store: Store, options: SourceOptions, expected: str, found: str) -> None:
+    if expected and found and found != expected:
+        config = options.consumer
+        raise QueueReset(
+            f"the checkpoint is about queue {expected}, and manifest "
+            f"{config.manifest_path!r} in {store.url} belongs to queue {found}: the "
+            "path or the prefix was changed, or the queue was deleted and made anew. If only "
+            f"{marker_key(config.data_path_prefix)!r} was lost, write the old id back into it."
+        )
+
+
+def _sequence(descriptor: BatchDescriptor) -> int:
+    return descriptor.sequence
