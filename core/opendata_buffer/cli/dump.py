@@ -13,7 +13,8 @@ from urllib.parse import unquote, urlsplit
 
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import CorruptData, InvalidInput, PermanentStorageError
-from opendata_buffer.formats.batch import VERSION, open_batch, split_records
+from opendata_buffer.formats import batch, manifest
+from opendata_buffer.formats.batch import open_batch, split_records
 from opendata_buffer.formats.manifest import Manifest, QueueEntry
 from opendata_buffer.stores import NotModified
 from opendata_buffer.stores.factory import open_store
@@ -53,14 +54,14 @@ def manifest_document(raw: bytes) -> Document:
     Raises:
         CorruptManifest: It breaks the v1 format anywhere.
     """
-    manifest = Manifest.parse(raw)
-    manifest.check()
+    parsed = Manifest.parse(raw)
+    parsed.check()
     head = {
-        "version": VERSION,
-        "epoch": manifest.epoch,
-        "next_sequence": manifest.next_sequence,
+        "version": manifest.VERSION,
+        "epoch": parsed.epoch,
+        "next_sequence": parsed.next_sequence,
     }
-    return Document(head, "entries", map(_entry, manifest.entries()))
+    return Document(head, "entries", map(_entry, parsed.entries()))
 
 
 def batch_document(raw: bytes, *, limit: int | None, max_bytes: int) -> Document:
@@ -72,7 +73,7 @@ def batch_document(raw: bytes, *, limit: int | None, max_bytes: int) -> Document
     footer, block = open_batch(raw, max_bytes)
     records = split_records(block, footer.record_count)
     head = {
-        "version": VERSION,
+        "version": batch.VERSION,
         "compression": footer.compression.name.lower(),
         "record_count": footer.record_count,
     }

@@ -24,6 +24,7 @@ from typing import IO, Any, NoReturn
 
 import click
 
+from opendata_buffer.cli.options import spelled
 from opendata_buffer.errors import OpenDataBufferError
 
 __all__ = ["Application", "Failure", "main_of"]
@@ -36,8 +37,14 @@ log = logging.getLogger("opendata_buffer.cli.commands")
 
 
 def one_line(text: object) -> str:
-    """The text without line breaks: names and messages of others may contain some."""
-    return re.sub(r"\s*[\r\n\v\f\x85\u2028\u2029]\s*", " ", str(text)).strip()
+    """The text without line breaks and secrets: names and messages of others may have some."""
+    return redacted(re.sub(r"\s*[\r\n\v\f\x85\u2028\u2029]\s*", " ", str(text)).strip())
+
+
+def redacted(text: str) -> str:
+    """The text with user information of all URLs, and queries of web addresses, starred out."""
+    text = re.sub(r"(?<=://)[^\s/@'\"]+@", "***@", text)
+    return re.sub(r"(https?://[^\s?'\"]*)\?[^\s'\"]*", r"\1?***", text)
 
 
 class Failure(click.ClickException):
@@ -70,7 +77,7 @@ class Application(click.Group):
             ctx.exit(READER_GONE)
         except OpenDataBufferError as error:
             log.debug("failed", exc_info=True)
-            raise Failure(str(error)) from error
+            raise Failure(spelled(ctx, str(error))) from error
         except OSError as error:
             log.debug("failed", exc_info=True)
             _give_up_stdout()
@@ -155,7 +162,7 @@ class _OneLine(logging.Formatter):
         text = f"{record.levelname.lower()}: {one_line(record.getMessage())}"
         if record.exc_info and record.exc_info[1] is not None:
             if record.levelno <= logging.DEBUG:
-                return f"{text}\n{self.formatException(record.exc_info)}"
+                return f"{text}\n{redacted(self.formatException(record.exc_info))}"
             text += f": {one_line(record.exc_info[1])}"
         return text
 

@@ -1,7 +1,13 @@
-"""Options that commands share, and the configuration they make."""
+"""Options that commands share, and the configuration they make.
+
+The library's errors name settings and calls, such as ``max_batch_bytes`` and ``skip(3)``. Who
+reads them in a shell is told the option and the command instead: see :func:`spelled`.
+"""
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -17,6 +23,7 @@ __all__ = [
     "max_batch_bytes_option",
     "queue_fields_of",
     "queue_options",
+    "spelled",
     "store_options",
     "store_options_of",
     "version_option",
@@ -100,6 +107,7 @@ def queue_fields_of(options: dict[str, Any]) -> dict[str, Any]:
     """Fields of a QueueConfig from the values of :data:`queue_options`."""
     from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX
 
+    _remember(options)
     prefix = options.pop("data_path_prefix")
     return {
         "store": options.pop("store"),
@@ -108,3 +116,42 @@ def queue_fields_of(options: dict[str, Any]) -> dict[str, Any]:
         "manifest_path": options.pop("manifest_path") or "",
         "store_options": store_options_of(options),
     }
+
+
+_FLAGS, _QUEUE = f"{__name__}.flags", f"{__name__}.queue"
+
+
+def _remember(options: dict[str, Any]) -> None:
+    """Note the running command's options, for an error that is told after it has ended."""
+    context = click.get_current_context()
+    flags = {
+        parameter.name: parameter.opts[0]
+        for parameter in context.command.params
+        if isinstance(parameter, click.Option) and parameter.name and "_" in parameter.name
+    }
+    context.meta[_FLAGS] = flags
+    given = [("--" + name.replace("_", "-"), options.get(name)) for name in _NAMES_A_QUEUE]
+    words = [each for flag, value in given if value is not None for each in (flag, str(value))]
+    context.meta[_QUEUE] = shlex.join([str(options["store"]), *words])
+
+
+_NAMES_A_QUEUE = ("data_path_prefix", "manifest_path", "endpoint_url", "region", "profile")
+
+
+def spelled(context: click.Context, message: str) -> str:
+    """An error of the library in the words of the command line.
+
+    ``max_batch_bytes`` becomes ``--max-batch-bytes`` where the command has that option, and
+    ``skip(3)`` the command that does it.
+    """
+    flags, queue = context.meta.get(_FLAGS), context.meta.get(_QUEUE)
+    if flags is None or queue is None:
+        return message
+    message = re.sub(
+        r"skip\((\d+)\); its records are then lost",
+        lambda found: (
+            f"'opendata-buffer skip {queue} {found[1]}', which copies it to the quarantine first"
+        ),
+        message,
+    )
+    return re.sub(r"\b[a-z]+(?:_[a-z]+)+\b", lambda name: flags.get(name[0], name[0]), message)

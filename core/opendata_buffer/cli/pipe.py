@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 from opendata_buffer.cli.lines import LineSplitter, join_lines
 from opendata_buffer.commit.durability import WriteHandle
 from opendata_buffer.config import ProducerConfig
+from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.descriptors import ArrowBatch, BatchDescriptor
+from opendata_buffer.consumer.fetch import FetchHandle
+from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.errors import DataLoss, QueueReset
+from opendata_buffer.formats import MIB
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.producer.producer import Producer
+from opendata_buffer.runtime import Runtime
 
-__all__ = ["Consumed", "Intake", "Peek", "Produced", "copy_out"]
+__all__ = [
+    "Consumed",
+    "Intake",
+    "LineWriter",
+    "ObservingReader",
+    "OwningReader",
+    "Produced",
+    "Reader",
+    "copy_out",
+]
 
-READ_BYTES = 1024 * 1024
+READ_BYTES = MIB
+READ_AHEAD_BYTES = 64 * MIB
+"""Decoded batches that are held while one is written out."""
 GROUP_BATCHES = 100
 """Batches per acknowledgement: one manifest write for all (OpenData RFC 0001, Consumer)."""
 
@@ -98,6 +116,11 @@ class Intake:
             self.durable.batches += done.sequence != self._last_sequence
             self._last_sequence = done.sequence
 
+    def durable_lines(self) -> str:
+        """Which lines of the input are durable, in words."""
+        done = self.durable.records
+        return f"lines 1 to {done} are durable" if done else "not one line is known to be durable"
+
     def _produce(self, lines: Sequence[bytes]) -> None:
         for group in _groups(lines, self._flush_size, self._max_call):
             handle = self._producer.produce(group, self._metadata)
@@ -135,23 +158,69 @@ class Consumed:
         return asdict(self)
 
 
-class Peek:
-    """Hands out queue entries without owning the queue: no epoch, nothing dequeued.
+class Reader(Protocol):
+    """Where :func:`copy_out` takes batches from."""
+
+    def take(self, limit: int) -> Sequence[BatchDescriptor]:
+        """The next entries, at most ``limit``; empty when there are none yet."""
+        ...
+
+    def fetch(self, group: Sequence[BatchDescriptor]) -> Iterable[ArrowBatch]:
+        """The batches of some entries, in order."""
+        ...
+
+    def acknowledge(self, sequence: int) -> None:
+        """Everything up to this sequence was written out."""
+        ...
+
+
+class OwningReader:
+    """Reads as the queue's consumer: what was written out leaves the queue."""
+
+    def __init__(self, consumer: Consumer, runtime: Runtime) -> None:
+        self._consumer = consumer
+        self._handle = consumer.fetch_handle()
+        self._runtime = runtime
+
+    def take(self, limit: int) -> Sequence[BatchDescriptor]:
+        """The consumer's next entries; raises as ``Consumer.next_descriptors``."""
+        return self._consumer.next_descriptors(limit)
+
+    def fetch(self, group: Sequence[BatchDescriptor]) -> Iterable[ArrowBatch]:
+        """As :func:`.fetch_many`."""
+        return _fetch(self._handle, group, self._runtime)
+
+    def acknowledge(self, sequence: int) -> None:
+        """Raises as ``Consumer.ack_through``."""
+        self._consumer.ack_through(sequence)
+
+
+class ObservingReader:
+    """Reads without owning the queue: takes no epoch over and acknowledges nothing.
 
     Args:
         read: The manifest as it is now.
         key: Its name, for messages.
+        handle: Fetches batches.
+        runtime: Threads of the read-ahead.
         last_acked_sequence: Start after it; None starts at the oldest entry.
     """
 
     def __init__(
-        self, read: Callable[[], Manifest], key: str, last_acked_sequence: int | None
+        self,
+        read: Callable[[], Manifest],
+        key: str,
+        handle: FetchHandle,
+        runtime: Runtime,
+        last_acked_sequence: int | None,
     ) -> None:
         self._read = read
         self._key = key
+        self._handle = handle
+        self._runtime = runtime
         self._next = None if last_acked_sequence is None else last_acked_sequence + 1
 
-    def take(self, limit: int) -> list[BatchDescriptor]:
+    def take(self, limit: int) -> Sequence[BatchDescriptor]:
         """The next entries, at most ``limit``; empty when there are none yet.
 
         Raises:
@@ -178,61 +247,107 @@ class Peek:
         self._next = start + len(entries)
         return [BatchDescriptor.of(entry) for entry in entries]
 
+    def fetch(self, group: Sequence[BatchDescriptor]) -> Iterable[ArrowBatch]:
+        """As :func:`.fetch_many`."""
+        return _fetch(self._handle, group, self._runtime)
+
+    def acknowledge(self, sequence: int) -> None:
+        """Does nothing: the batches stay in the queue."""
+
+
+def _fetch(
+    handle: FetchHandle, group: Sequence[BatchDescriptor], runtime: Runtime
+) -> Iterable[ArrowBatch]:
+    return fetch_many(
+        handle.fetch_arrow, group, max_in_flight_bytes=READ_AHEAD_BYTES, runtime=runtime
+    )
+
+
+class LineWriter:
+    """Writes batches to a stream as lines, and counts them.
+
+    Args:
+        stream: Where the lines go.
+        advance: Told the bytes and records of each batch.
+    """
+
+    def __init__(
+        self,
+        stream: BinaryIO,
+        advance: Callable[[int, int], None] = lambda size, records: None,
+    ) -> None:
+        self._stream = stream
+        self._advance = advance
+        self.total = Consumed()
+
+    def write(self, batch: ArrowBatch) -> None:
+        """Hand all lines of a batch to the stream's reader.
+
+        Raises:
+            BrokenPipeError: The reader is gone.
+            OSError: They were not, or not all, written.
+        """
+        lines = join_lines(batch.values)
+        self._stream.write(lines)
+        self._stream.flush()
+        total = self.total
+        total.batches += 1
+        total.records += len(batch.values)
+        total.bytes += len(lines)
+        total.last_sequence = batch.sequence
+        self._advance(len(lines), len(batch.values))
+
+    def persist(self) -> None:
+        """Make what was written survive a power cut, if it is a file; a pipe needs nothing."""
+        try:
+            fd = self._stream.fileno()
+        except OSError:
+            return
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            os.fsync(fd)
+
 
 def copy_out(
-    take: Callable[[int], Sequence[BatchDescriptor]],
-    fetch: Callable[[Sequence[BatchDescriptor]], Iterable[ArrowBatch]],
-    acknowledge: Callable[[int], object],
-    out: BinaryIO,
-    total: Consumed,
+    reader: Reader,
+    writer: LineWriter,
     *,
-    max_batches: int | None,
-    wait: Callable[[], None] | None,
-    persist: Callable[[], None] = lambda: None,
-    advance: Callable[[int, int], None] = lambda size, records: None,
+    max_batches: int | None = None,
+    wait: Callable[[], None] | None = None,
 ) -> None:
     """Write records as lines, then acknowledge them, group by group.
 
     A group is acknowledged in one manifest write after its last byte was written out. When
     something fails in the middle of one, its complete batches are acknowledged and the rest is
-    delivered again. When the reader of ``out`` is gone (BrokenPipeError), the group is not
-    acknowledged: what the reader got of it is not known.
+    delivered again. When the reader of the stream is gone (BrokenPipeError), the group is not
+    acknowledged: what that reader got of it is not known.
 
     Args:
-        take: Hands out up to a number of entries.
-        fetch: Fetches them, in order.
-        acknowledge: Called with the last sequence written out.
-        out: Where the lines go.
-        total: Counts what was written out.
+        reader: Where batches come from.
+        writer: Where their lines go; it counts them.
         max_batches: Stop after so many; None for no limit.
         wait: Called when the queue is empty; None ends then.
-        persist: Makes what was written survive, before it is acknowledged.
-        advance: Told the bytes and records written.
     """
-    while max_batches is None or total.batches < max_batches:
-        left = GROUP_BATCHES if max_batches is None else max_batches - total.batches
-        group = take(min(GROUP_BATCHES, left))
-        if not group:
-            if wait is None:
-                return
+    while max_batches is None or writer.total.batches < max_batches:
+        left = GROUP_BATCHES if max_batches is None else max_batches - writer.total.batches
+        group = reader.take(min(GROUP_BATCHES, left))
+        if group:
+            _copy_group(reader, writer, group)
+        elif wait is None:
+            return
+        else:
             wait()
-            continue
-        written: int | None = None
-        try:
-            for batch in fetch(group):
-                lines = join_lines(batch.values)
-                out.write(lines)
-                out.flush()
-                written = batch.sequence
-                total.batches += 1
-                total.records += len(batch.values)
-                total.bytes += len(lines)
-                total.last_sequence = written
-                advance(len(lines), len(batch.values))
-        except BrokenPipeError:
-            written = None
-            raise
-        finally:
-            if written is not None:
-                persist()
-                acknowledge(written)
+
+
+def _copy_group(reader: Reader, writer: LineWriter, group: Sequence[BatchDescriptor]) -> None:
+    written: int | None = None
+    try:
+        for batch in reader.fetch(group):
+            writer.write(batch)
+            written = batch.sequence
+    except BrokenPipeError:
+        written = None
+        raise
+    finally:
+        if written is not None:
+            writer.persist()
+            reader.acknowledge(written)

@@ -21,7 +21,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from opendata_buffer.cli.status import Status
+from opendata_buffer.admin.status import Status
 
 __all__ = ["counting", "format_age", "format_bytes", "status_table", "table", "track"]
 

@@ -9,13 +9,22 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from opendata_buffer.cli.pipe import Consumed, Intake, Peek, Produced, copy_out
+from opendata_buffer.cli.pipe import (
+    Consumed,
+    Intake,
+    LineWriter,
+    ObservingReader,
+    Produced,
+    copy_out,
+)
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.consumer.descriptors import ArrowBatch, BatchDescriptor
+from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.errors import BatchMissing, DataLoss, Fenced, InvalidInput, QueueReset
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.manifest import Manifest, NewEntry, QueueEntry
 from opendata_buffer.producer.producer import Producer
+from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores import Blob
 from opendata_buffer.stores.memory import MemoryStore
 
@@ -132,6 +141,17 @@ class Queue:
         self.log.append(("ack", sequence))
 
 
+class Lines(LineWriter):
+    """Notes the moment at which it was told to persist."""
+
+    def __init__(self, stream: Any, log: list[Any]) -> None:
+        super().__init__(stream)
+        self.log = log
+
+    def persist(self) -> None:
+        self.log.append("persist")
+
+
 def copy(
     queue: Queue,
     out: Any,
@@ -139,18 +159,9 @@ def copy(
     max_batches: int | None = None,
     wait: Callable[[], None] | None = None,
 ) -> Consumed:
-    total = Consumed()
-    copy_out(
-        queue.take,
-        queue.fetch,
-        queue.acknowledge,
-        out,
-        total,
-        max_batches=max_batches,
-        wait=wait,
-        persist=lambda: queue.log.append("persist"),
-    )
-    return total
+    writer = Lines(out, queue.log)
+    copy_out(queue, writer, max_batches=max_batches, wait=wait)
+    return writer.total
 
 
 class Out(io.BytesIO):
@@ -276,7 +287,7 @@ def test_f8_a_fenced_consumer_says_so() -> None:
         copy(Zombie([b"a"]), Out([]))
 
 
-# ---- peek
+# ---- looking without owning
 
 
 def manifest(first: int, last: int) -> Manifest:
@@ -284,26 +295,31 @@ def manifest(first: int, last: int) -> Manifest:
     return made.drop_through(first - 1) if first else made
 
 
-def sequences(peek: Peek, limit: int = 100) -> list[int]:
+def observing(read: Callable[[], Manifest], after: int | None = None) -> ObservingReader:
+    handle = FetchHandle(MemoryStore(), data_path_prefix="ingest")
+    return ObservingReader(read, "m", handle, SystemRuntime(), after)
+
+
+def sequences(peek: ObservingReader, limit: int = 100) -> list[int]:
     return [each.sequence for each in peek.take(limit)]
 
 
 def test_peek_walks_the_queue_once() -> None:
-    peek = Peek(lambda: manifest(2, 5), "ingest/manifest", None)
+    peek = observing(lambda: manifest(2, 5))
     assert sequences(peek, 3) == [2, 3, 4]
     assert sequences(peek, 3) == [5]
     assert sequences(peek, 3) == []
 
 
 def test_peek_starts_after_a_sequence() -> None:
-    assert sequences(Peek(lambda: manifest(2, 5), "m", 3)) == [4, 5]
-    assert sequences(Peek(lambda: manifest(2, 5), "m", 1)) == [2, 3, 4, 5]
-    assert sequences(Peek(lambda: manifest(2, 5), "m", 5)) == []
+    assert sequences(observing(lambda: manifest(2, 5), 3)) == [4, 5]
+    assert sequences(observing(lambda: manifest(2, 5), 1)) == [2, 3, 4, 5]
+    assert sequences(observing(lambda: manifest(2, 5), 5)) == []
 
 
 def test_peek_sees_what_is_appended_later() -> None:
     now = manifest(0, 1)
-    peek = Peek(lambda: now, "m", None)
+    peek = observing(lambda: now)
     assert sequences(peek) == [0, 1]
     now = manifest(0, 3)
     assert sequences(peek) == [2, 3]
@@ -311,7 +327,7 @@ def test_peek_sees_what_is_appended_later() -> None:
 
 def test_peek_at_an_empty_queue_that_had_entries() -> None:
     now = manifest(3, 2)
-    peek = Peek(lambda: now, "m", None)
+    peek = observing(lambda: now)
     assert sequences(peek) == []
     now = manifest(3, 4)
     assert sequences(peek) == [3, 4]
@@ -319,7 +335,7 @@ def test_peek_at_an_empty_queue_that_had_entries() -> None:
 
 def test_f28_entries_that_were_dequeued_under_a_peek_are_not_skipped_silently() -> None:
     now = manifest(0, 5)
-    peek = Peek(lambda: now, "m", None)
+    peek = observing(lambda: now)
     assert sequences(peek, 2) == [0, 1]
     now = manifest(4, 5)
     with pytest.raises(DataLoss, match="sequence 2 is needed but manifest 'm' starts at 4"):
@@ -328,4 +344,4 @@ def test_f28_entries_that_were_dequeued_under_a_peek_are_not_skipped_silently() 
 
 def test_f27_peek_after_a_sequence_the_queue_never_had() -> None:
     with pytest.raises(QueueReset, match="ends at 5"):
-        Peek(lambda: manifest(2, 5), "m", 6).take(1)
+        observing(lambda: manifest(2, 5), 6).take(1)

@@ -1,4 +1,4 @@
-"""What is in a queue, without touching it: no epoch, no marker, nothing dequeued."""
+"""What is in a queue: sums over its manifest and one listing."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from opendata_buffer.admin.observe import Observer
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import parse_location
 from opendata_buffer.formats.manifest import Manifest, QueueEntry
-from opendata_buffer.queue.queue import Queue
-from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores import Listing, Store
+from opendata_buffer.stores import Listing
 
-__all__ = ["Status", "open_queue", "read_manifest", "read_status", "summarise"]
+__all__ = ["Status", "read_status", "summarise"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,40 +59,21 @@ class Status:
         return asdict(self)
 
 
-def open_queue(store: Store, config: QueueConfig, runtime: Runtime) -> Queue:
-    """The queue of a configuration, to read it."""
-    return Queue(store, config, runtime=runtime, role="observer")
-
-
-def read_manifest(queue: Queue, store: Store, config: QueueConfig) -> Manifest:
-    """The manifest as it is now.
-
-    Raises:
-        InvalidInput: There is none.
-    """
-    manifest = queue.read()
-    if manifest is None:
-        raise InvalidInput(
-            f"there is no queue: no manifest {config.manifest_path!r} in {store.url}. Produce "
-            "into it first, or name the right queue with --data-path-prefix or --manifest-path."
-        )
-    return manifest
-
-
-def read_status(queue: Queue, store: Store, config: QueueConfig, runtime: Runtime) -> Status:
+def read_status(observer: Observer) -> Status:
     """Read the manifest and list the data prefix once.
 
     Raises:
         InvalidInput: There is no manifest.
+        TransientStorageError, PermanentStorageError: The store did not answer.
     """
-    before = read_manifest(queue, store, config)
+    store, config = observer.store, observer.config
+    before = observer.manifest()
     listing = store.list(config.data_path_prefix + "/")
     # Read again (not transferred when unchanged): a batch enqueued while the listing ran is no
     # orphan, and one dequeued and collected meanwhile is not missing.
-    after = read_manifest(queue, store, config)
-    return summarise(
-        before, after, listing, store=store.url, config=config, now_ms=runtime.now_ms()
-    )
+    after = observer.manifest()
+    now_ms = observer.runtime.now_ms()
+    return summarise(before, after, listing, store=store.url, config=config, now_ms=now_ms)
 
 
 def summarise(

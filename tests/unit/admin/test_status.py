@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from opendata_buffer.cli.status import Status, open_queue, read_manifest, read_status, summarise
+from opendata_buffer.admin.observe import Observer
+from opendata_buffer.admin.status import Status, read_status, summarise
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
-from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores import Listing, ObjectInfo
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -121,15 +120,6 @@ def test_reading_lists_once_and_writes_nothing() -> None:
     store.put(key, b"12345")
     store.put("ingest/manifest", Manifest.empty().append([NewEntry(key)]).raw)
     before = {each.key: each for each in store.list("").objects}
-    status = read_status(open_queue(store, CONFIG, RUNTIME), store, CONFIG, RUNTIME)
+    status = read_status(Observer(store, CONFIG, RUNTIME))
     assert (status.queue_length, status.bytes_queued, status.orphans) == (1, 5, 0)
     assert {each.key: each for each in store.list("").objects} == before
-
-
-def test_no_manifest_is_an_error_that_says_where_it_looked_and_how_to_fix_it() -> None:
-    store = MemoryStore("nowhere")
-    config = QueueConfig(store="memory://nowhere", data_path_prefix="a/b")
-    with pytest.raises(InvalidInput) as raised:
-        read_manifest(open_queue(store, config, SystemRuntime()), store, config)
-    for part in ("'a/b/manifest'", "memory://nowhere", "--data-path-prefix", "--manifest-path"):
-        assert part in str(raised.value)

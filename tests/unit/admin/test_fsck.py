@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opendata_buffer.cli.fsck import Finding, Report, check_queue
+from opendata_buffer.admin.fsck import Finding, Report, check_queue
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.batch import Compression, encode_batch

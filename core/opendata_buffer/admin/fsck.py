@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from opendata_buffer.cli.status import open_queue, read_manifest
+from opendata_buffer.admin.observe import Observer
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.descriptors import BatchDescriptor
 from opendata_buffer.consumer.fetch import FetchHandle
@@ -100,9 +100,9 @@ def check_queue(
             said about the queue then.
     """
     report = Report()
-    queue = open_queue(store, config, runtime)
+    observer = Observer(store, config, runtime)
     try:
-        manifest = read_manifest(queue, store, config)
+        manifest = observer.manifest()
         manifest.check()
     except CorruptManifest as error:
         report.problems.append(Finding(None, config.manifest_path, str(error)))
@@ -125,7 +125,7 @@ def check_queue(
         advance(report.batches, len(descriptors))
     if report.problems:
         # A consumer may have taken entries, and its collector their objects, while we looked.
-        first = read_manifest(queue, store, config).first_sequence
+        first = observer.manifest().first_sequence
         report.problems = [
             each for each in report.problems if each.sequence is None or each.sequence >= first
         ]

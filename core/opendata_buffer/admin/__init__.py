@@ -1,0 +1,1 @@
+"""What an operator does to a queue: look, check, repair. No flags, no terminal: see ``cli``."""

@@ -1,0 +1,46 @@
+"""Reading a queue without owning it: no epoch, no marker, nothing dequeued."""
+
+from __future__ import annotations
+
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.errors import InvalidInput
+from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.runtime import Runtime
+from opendata_buffer.stores import Store
+
+__all__ = ["Observer"]
+
+
+class Observer:
+    """Looks at the manifest of one queue, again and again.
+
+    Args:
+        store: Where the queue lives.
+        config: Its manifest and prefix; ``cas_deadline_ms`` bounds a look, retries included.
+        runtime: The clock of retries.
+    """
+
+    def __init__(self, store: Store, config: QueueConfig, runtime: Runtime) -> None:
+        self.store = store
+        self.config = config
+        self.runtime = runtime
+        self._queue = Queue(store, config, runtime=runtime, role="observer")
+
+    def manifest(self) -> Manifest:
+        """The manifest as it is now. An unchanged one is not transferred again.
+
+        Raises:
+            InvalidInput: There is none; nothing is created.
+            QueueReset: It vanished or went backwards since the last look.
+            CorruptManifest: It is no v1 manifest.
+            TransientStorageError, PermanentStorageError: The store did not answer.
+        """
+        manifest = self._queue.read()
+        if manifest is None:
+            raise InvalidInput(
+                f"there is no queue: no manifest {self.config.manifest_path!r} in "
+                f"{self.store.url}. Produce into it first, or name the right queue with "
+                "data_path_prefix or manifest_path."
+            )
+        return manifest

@@ -1,0 +1,36 @@
+"""A store in memory for each test, by its object and by its URL."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from opendata_buffer.stores.memory import MemoryStore
+
+_names = itertools.count()
+
+
+@pytest.fixture
+def name() -> str:
+    return f"cli-{next(_names)}"
+
+
+@pytest.fixture
+def url(name: str) -> str:
+    return f"memory://{name}"
+
+
+@pytest.fixture
+def store(name: str) -> MemoryStore:
+    return MemoryStore.named(name)
+
+
+@pytest.fixture(autouse=True)
+def _log_handlers() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers = list(root.handlers)
+    yield
+    root.handlers[:] = handlers

@@ -1,0 +1,73 @@
+"""Runs commands in this process, on stores in memory. Processes are in tests/process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from click.testing import CliRunner, Result
+
+from opendata_buffer import Producer, ProducerConfig
+from opendata_buffer.cli.commands import cli
+from opendata_buffer.formats.batch import decode_batch
+from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores import Blob
+from opendata_buffer.stores.memory import MemoryStore
+
+
+def run(*arguments: str, stdin: bytes = b"") -> Result:
+    return CliRunner().invoke(cli, arguments, input=stdin)
+
+
+def ok(*arguments: str, stdin: bytes = b"") -> Result:
+    result = run(*arguments, stdin=stdin)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def fails(*arguments: str, stdin: bytes = b"") -> str:
+    """The one line of an error."""
+    result = run(*arguments, stdin=stdin)
+    assert result.exit_code == 1, result.output
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+def fill(url: str, *batches: list[bytes], **settings: Any) -> None:
+    with Producer(ProducerConfig(store=url, **settings)) as producer:
+        for batch in batches:
+            producer.produce(batch)
+            producer.flush()
+
+
+def manifest_of(store: MemoryStore, key: str = "ingest/manifest") -> Manifest:
+    got = store.get(key)
+    assert isinstance(got, Blob)
+    return Manifest.parse(got.data)
+
+
+def records_of(store: MemoryStore, key: str = "ingest/manifest") -> list[bytes]:
+    found = []
+    for entry in manifest_of(store, key).entries():
+        got = store.get(entry.location)
+        assert isinstance(got, Blob)
+        found += decode_batch(got.data)
+    return found
+
+
+class Ticks:
+    """A runtime that is interrupted after some sleeps."""
+
+    def __init__(self, ticks: int) -> None:
+        self._real = SystemRuntime()
+        self.left = ticks
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(self._real, attribute)
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds == 0.25
+        if not self.left:
+            raise KeyboardInterrupt
+        self.left -= 1

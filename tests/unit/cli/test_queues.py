@@ -1,0 +1,137 @@
+"""``status``, ``gc`` and ``fsck``."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from opendata_buffer.cli.commands import cli
+from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores.memory import MemoryStore
+from tests.unit.cli.shell import Ticks, fails, fill, manifest_of, ok, records_of, run
+
+
+def test_status_json(url: str) -> None:
+    fill(url, [b"a"], [b"b"])
+    found = json.loads(ok("status", url, "--json").stdout)
+    assert found["queue_length"] == 2
+    assert (found["oldest_sequence"], found["newest_sequence"], found["next_sequence"]) == (0, 1, 2)
+    assert (found["epoch"], found["orphans"], found["missing"]) == (0, 0, 0)
+    assert found["bytes_queued"] == 2 * 12
+    assert 0 <= found["newest_age_seconds"] <= found["oldest_age_seconds"] < 600
+
+
+def test_status_for_a_person(url: str, store: MemoryStore) -> None:
+    fill(url, [b"a"], [b"b"])
+    ok("consume", url, "--max-batches", "1")
+    out = ok("status", url).stdout
+    for part in (url, "queue length", "1 batches, 12 B", "orphans", "1 objects, 12 B"):
+        assert part in out
+    assert "missing" not in out
+    store.delete_many([manifest_of(store).entries()[0].location])
+    assert "run fsck" in ok("status", url).stdout
+
+
+def test_status_changes_nothing(url: str, store: MemoryStore) -> None:
+    fill(url, [b"a"])
+    before = store.list("").objects
+    ok("status", url)
+    assert store.list("").objects == before
+
+
+def test_f15_status_of_a_corrupt_manifest(url: str, store: MemoryStore) -> None:
+    store.put("ingest/manifest", b"\xff" * 30)
+    assert fails("status", url)
+
+
+def test_status_watch_json_prints_a_line_per_look_until_interrupted(url: str) -> None:
+    fill(url, [b"a"])
+    result = CliRunner().invoke(
+        cli, ["status", url, "--watch", "--json", "--interval-ms", "250"], obj=Ticks(2)
+    )
+    assert result.exit_code == 130
+    assert [json.loads(line)["queue_length"] for line in result.stdout.splitlines()] == [1, 1, 1]
+
+
+def test_status_watch_shows_the_table_until_interrupted(url: str) -> None:
+    fill(url, [b"a"])
+    result = CliRunner().invoke(
+        cli, ["status", url, "--watch", "--interval-ms", "250"], obj=Ticks(2)
+    )
+    assert result.exit_code == 130
+    # No terminal: nothing to draw over, so each look is printed.
+    assert result.stdout.count("queue length") == 3
+
+
+def test_gc(url: str, store: MemoryStore) -> None:
+    # Collection needs objects older than the next batch and than the clock, in milliseconds.
+    for record in (b"a", b"b"):
+        fill(url, [record])
+        SystemRuntime().sleep(0.005)
+    gone = manifest_of(store).entries()[0].location
+    ok("consume", url, "--max-batches", "1")
+    dry = ["gc", url, "--grace-period-ms", "0", "--dry-run"]
+    before = store.list("").objects
+    assert f"would delete {gone}\n" in ok(*dry).stdout
+    found = json.loads(ok(*dry, "--json").stdout)
+    assert found["delete"] == [{"key": gone, "size": 12}]
+    assert (found["dry_run"], found["deleted"], found["referenced"]) == (True, 0, 1)
+    assert store.list("").objects == before
+    assert json.loads(ok("gc", url, "--json").stdout)["deleted"] == 0  # too young
+    found = json.loads(ok("gc", url, "--grace-period-ms", "0", "--json").stdout)
+    assert (found["deleted"], found["failed"], found["dry_run"]) == (1, [], False)
+    assert ok("fsck", url).exit_code == 0
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_f4_gc_without_a_manifest_deletes_nothing_and_claims_nothing(
+    url: str, store: MemoryStore, more: tuple[str, ...]
+) -> None:
+    location = "ingest/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch"
+    store.put(location, encode_batch([b"a"]))
+    line = fails("gc", url, "--manifest-path", "typo", "--grace-period-ms", "0", *more)
+    assert "'typo'" in line
+    assert [each.key for each in store.list("").objects] == [location]
+
+
+def test_f7_gc_refuses_the_prefix_of_another_queue(url: str, store: MemoryStore) -> None:
+    fill(url, [b"a"])
+    store.put("other/manifest", Manifest.empty().raw)
+    line = fails("gc", url, "--manifest-path", "other/manifest", "--grace-period-ms", "0")
+    assert "belongs to the queue with manifest 'ingest/manifest'" in line
+    assert records_of(store) == [b"a"]
+
+
+def test_fsck_of_a_sound_queue(url: str) -> None:
+    fill(url, [b"a"], [b"b"])
+    assert ok("fsck", url).stdout == "2 batches, 2 records, 24 B checked\n"
+    assert json.loads(ok("fsck", url, "--json").stdout) == {
+        "ok": True, "batches": 2, "records": 2, "bytes": 24, "problems": [], "notes": [],
+    }  # fmt: skip
+
+
+def test_fsck_lists_the_problems_and_exits_1(url: str, store: MemoryStore) -> None:
+    fill(url, [b"a"], [b"b"], [b"c"])
+    first, second, _ = manifest_of(store).entries()
+    store.delete_many([first.location])
+    store.put(second.location, b"garbage")
+    result = run("fsck", url)
+    assert result.exit_code == 1
+    problems = [line for line in result.stdout.splitlines() if line.startswith("problem: ")]
+    assert [first.location in problems[0], second.location in problems[1]] == [True, True]
+    assert result.stderr.startswith("error: 2 problems in the queue")
+    result = run("fsck", url, "--json")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert (found["ok"], [each["sequence"] for each in found["problems"]]) == (False, [0, 1])
+
+
+def test_fsck_of_a_manifest_of_garbage(url: str, store: MemoryStore) -> None:
+    store.put("ingest/manifest", Manifest.empty().append([NewEntry("x")]).raw[:-1] + b"\x07")
+    result = run("fsck", url)
+    assert result.exit_code == 1
+    assert "problem: manifest 'ingest/manifest'" in result.stdout

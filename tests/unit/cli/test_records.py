@@ -1,0 +1,163 @@
+"""``produce`` and ``consume``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from opendata_buffer import Consumer, ConsumerConfig
+from opendata_buffer.cli.commands import cli
+from opendata_buffer.errors import PermanentStorageError
+from opendata_buffer.stores import Blob
+from opendata_buffer.stores.memory import MemoryStore
+from tests.unit.cli.shell import Ticks, fails, fill, manifest_of, ok, records_of, run
+
+
+def test_produce(url: str, store: MemoryStore) -> None:
+    out = ok("produce", url, stdin=b"one\n\ntwo\r\n\xff\x00").stdout
+    assert json.loads(out.splitlines()[-1]) == {"records": 4, "batches": 1, "bytes": 9}
+    assert records_of(store) == [b"one", b"", b"two\r", b"\xff\x00"]
+
+
+def test_produce_nothing(url: str) -> None:
+    out = ok("produce", url).stdout
+    assert json.loads(out) == {"records": 0, "batches": 0, "bytes": 0}
+
+
+def test_produce_with_every_option(url: str, store: MemoryStore) -> None:
+    lines = b"".join(b"%09d\n" % n for n in range(1000))
+    out = ok(
+        "produce", url, "--data-path-prefix", "a/ü", "--manifest-path", "q/m", "--compression",
+        "zstd", "--metadata", "Käse", "--flush-size-bytes", "1000", "--flush-interval-ms", "60000",
+        stdin=lines,
+    ).stdout  # fmt: skip
+    assert json.loads(out) == {"records": 1000, "batches": 13, "bytes": 9000}
+    manifest = manifest_of(store, "q/m")
+    assert manifest.entry_count == 13
+    assert all(entry.location.startswith("a/ü/") for entry in manifest.entries())
+    payloads = {each.payload for entry in manifest.entries() for each in entry.metadata}
+    assert payloads == {"Käse".encode()}
+    assert records_of(store, "q/m") == lines.splitlines()
+    raw = store.get(manifest.entries()[0].location)
+    assert isinstance(raw, Blob)
+    assert raw.data[-7] == 1  # zstd
+
+
+def test_produce_tells_which_lines_are_durable_when_it_fails(url: str, store: MemoryStore) -> None:
+    line = fails("produce", url, "--max-batch-bytes", "12", stdin=b"1\n2\n123456789\n4\n")
+    assert "line 3 has more than 8 bytes" in line
+    assert line.endswith("Of the input, lines 1 to 2 are durable.")
+    assert records_of(store) == [b"1", b"2"]
+    line = fails("produce", url, "--max-batch-bytes", "12", stdin=b"123456789")
+    assert line.endswith("Of the input, not one line is known to be durable.")
+
+
+def test_f29_a_failed_batch_is_told_once(
+    url: str, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(key: str, data: bytes | memoryview) -> None:
+        raise PermanentStorageError(f"cannot write {key!r}: no space. Free some space.")
+
+    monkeypatch.setattr(store, "put", full)
+    # One line, checked there, although the handle, flush() and close() all say so.
+    line = fails("produce", url, stdin=b"1\n2\n")
+    assert "no space. Free some space. " in line
+    assert line.endswith("Of the input, not one line is known to be durable.")
+
+
+def test_f7_produce_into_a_prefix_of_another_queue(url: str) -> None:
+    ok("produce", url, stdin=b"a\n")
+    line = fails("produce", url, "--manifest-path", "other/manifest", stdin=b"b\n")
+    assert "'ingest/manifest'" in line
+    assert "'other/manifest'" in line
+
+
+def test_a_store_below_a_dangling_link_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    assert "cannot write" in fails("produce", str(tmp_path / "link"), stdin=b"a\n")
+
+
+def test_consume_writes_and_acknowledges_everything(url: str, store: MemoryStore) -> None:
+    fill(url, [b"a", b""], [b"\x00\xff"])
+    result = ok("consume", url)
+    assert result.stdout_bytes == b"a\n\n\x00\xff\n"
+    assert json.loads(result.stderr) == {
+        "records": 3, "batches": 2, "bytes": 6, "last_sequence": 1,
+    }  # fmt: skip
+    manifest = manifest_of(store)
+    assert (manifest.entry_count, manifest.next_sequence, manifest.epoch) == (0, 2, 1)
+
+
+def test_consume_no_more_than_asked_for(url: str, store: MemoryStore) -> None:
+    fill(url, [b"a"], [b"b"], [b"c"])
+    assert ok("consume", url, "--max-batches", "2").stdout == "a\nb\n"
+    assert manifest_of(store).first_sequence == 2
+    assert ok("consume", url, "--max-batches", "2").stdout == "c\n"
+
+
+def test_consume_no_ack_changes_nothing_at_all(url: str, store: MemoryStore) -> None:
+    fill(url, [b"a"], [b"b"])
+    before = store.list("").objects
+    assert ok("consume", url, "--no-ack").stdout == "a\nb\n"
+    assert ok("consume", url, "--no-ack", "--max-batches", "1").stdout == "a\n"
+    assert ok("consume", url, "--no-ack", "--last-acked-sequence", "0").stdout == "b\n"
+    assert store.list("").objects == before
+
+
+def test_consume_no_ack_does_not_disturb_the_consumer(url: str) -> None:
+    fill(url, [b"a"], [b"b"])
+    with Consumer(ConsumerConfig(store=url)) as consumer:
+        first = consumer.next_batch()
+        assert ok("consume", url, "--no-ack").stdout == "a\nb\n"
+        assert first is not None
+        consumer.ack(first.sequence)
+        consumer.flush()
+        assert ok("consume", url, "--no-ack").stdout == "b\n"
+
+
+def test_consume_after_a_sequence(url: str, store: MemoryStore) -> None:
+    fill(url, [b"a"], [b"b"], [b"c"])
+    assert ok("consume", url, "--last-acked-sequence", "1").stdout == "c\n"
+    assert manifest_of(store).entry_count == 0
+
+
+def test_f27_consume_after_a_sequence_the_queue_never_had(url: str, store: MemoryStore) -> None:
+    fill(url, [b"a"])
+    assert "ends at 0" in fails("consume", url, "--last-acked-sequence", "7")
+    assert "ends at 0" in fails("consume", url, "--last-acked-sequence", "7", "--no-ack")
+    assert manifest_of(store).entry_count == 1
+
+
+@pytest.mark.parametrize("more", [(), ("--no-ack",), ("--no-ack", "--follow")])
+def test_consume_from_no_queue_says_where_it_looked(
+    url: str, store: MemoryStore, more: tuple[str, ...]
+) -> None:
+    line = fails("consume", url, "--data-path-prefix", "x", *more)
+    assert "'x/manifest'" in line
+    assert "--data-path-prefix" in line
+    assert store.list("").objects == ()
+
+
+def test_f25_consume_stops_at_a_missing_batch_and_keeps_what_came_before(
+    url: str, store: MemoryStore
+) -> None:
+    fill(url, [b"a"], [b"b"], [b"c"])
+    store.delete_many([manifest_of(store).entries()[1].location])
+    result = run("consume", url)
+    assert (result.exit_code, result.stdout) == (1, "a\n")
+    assert "batch 1 at 'ingest/" in result.stderr
+    assert f"'opendata-buffer skip {url} 1', which copies it" in result.stderr
+    assert manifest_of(store).first_sequence == 1
+
+
+@pytest.mark.parametrize("more", [(), ("--no-ack",)])
+def test_consume_follow_polls_until_interrupted(url: str, more: tuple[str, ...]) -> None:
+    fill(url, [b"a"])
+    result = CliRunner().invoke(
+        cli, ["consume", url, "--follow", "--poll-interval-ms", "250", "--no-gc", *more],
+        obj=Ticks(2),
+    )  # fmt: skip
+    assert (result.exit_code, result.stdout) == (130, "a\n")
