@@ -1,0 +1,85 @@
+"""What a built package carries: license, types, and a description without dead links."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email.parser import HeaderParser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+_spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+assert _spec is not None
+assert _spec.loader is not None
+hatch_build = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(hatch_build)
+
+TEXT = """\
+![Data flow](docs/figures/data-flow.svg)
+
+Read the [options](docs/reference/options.md#sink), [below](#speed), [S3](https://example.com/s3).
+"""
+
+
+def test_without_a_repository_relative_links_are_text() -> None:
+    assert hatch_build.for_index(TEXT, None) == (
+        "Read the options, below, [S3](https://example.com/s3).\n"
+    )
+
+
+def test_with_a_repository_relative_links_are_absolute() -> None:
+    assert hatch_build.for_index(TEXT, "https://example.com/buffer/") == (
+        "![Data flow](https://example.com/buffer/raw/HEAD/docs/figures/data-flow.svg)\n"
+        "\n"
+        "Read the [options](https://example.com/buffer/blob/HEAD/docs/reference/options.md#sink), "
+        "[below](https://example.com/buffer#speed), [S3](https://example.com/s3).\n"
+    )
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with wheel and source distribution, as a release makes them."""
+    target = tmp_path_factory.mktemp("dist")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-d", str(target)],
+        cwd=ROOT, check=True, capture_output=True,
+    )  # fmt: skip
+    return target
+
+
+def test_the_wheel_has_license_types_and_all_packages(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    for package in ("opendata_buffer", "buffer_source", "buffer_sink"):
+        assert f"{package}/py.typed" in names
+    assert "pyspark_opendata_buffer.py" in names
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+    assert not [name for name in names if name.startswith(("tests/", "benchmarks/", "docs/"))]
+
+
+def test_the_source_distribution_has_the_license_and_what_builds_it(built: Path) -> None:
+    (archive,) = built.glob("*.tar.gz")
+    with tarfile.open(archive) as sdist:
+        names = {name.split("/", 1)[1] for name in sdist.getnames()}
+    assert {"LICENSE", "README.md", "CHANGELOG.md", "hatch_build.py", "pyproject.toml"} <= names
+
+
+def test_a_package_index_shows_the_readme_without_dead_links(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    archive = zipfile.ZipFile(wheel)
+    (name,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
+    metadata = HeaderParser().parsestr(archive.read(name).decode())
+    text = metadata.get_payload()
+    assert isinstance(text, str)
+    assert text.startswith("# opendata-buffer for Spark")
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert [link for link in links if not link.startswith("https://")] == []
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert "Programming Language :: Python :: 3.11" in metadata.get_all("Classifier", [])
