@@ -1,0 +1,317 @@
+"""Turns messages as they were written into messages as they were committed. Pure.
+
+What a producer writes may come twice (it repeats what it is not sure of), may be part of a
+transaction that is decided later, or of one that is rolled back. The sequencer sees every
+message once, in the order of the log, with its producer, clock and flags, and gives back those
+that count, each once:
+
+- a message whose clock is not beyond what its producer has committed is a **duplicate**;
+- CONTINUE_TXN messages wait in the producer's **span** until an ACK_TXN decides them: those up
+  to the acknowledgement's clock are committed, later ones dropped;
+- an ACK_TXN at or before the last committed clock **rolls back**: the span is dropped, and the
+  producer goes on from that clock.
+
+Producers do not wait for each other: a span that is never decided holds up nobody else's.
+
+Undecided messages are kept in a buffer of fixed size. Where the beginning of a span fell out of
+it, or was read before a restart, the outcome is ``ackCommitReplay``: the caller reads the range
+that :meth:`Sequencer.replay_range` names once more and hands it to
+:meth:`Sequencer.start_replay`. Outcomes, replay ranges and checkpoints agree with Gazette's
+sequencer, step by step.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import Enum
+from typing import Any
+
+from opendata_buffer.errors import InvalidInput
+from opendata_buffer.messages.uuids import ACK_TXN, CONTINUE_TXN
+
+__all__ = ["Message", "Outcome", "ProducerState", "Sequencer"]
+
+NONE = -1
+"""Stands for "no message" where a position is expected, as in checkpoints."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message as it lies in the log.
+
+    Attributes:
+        producer: Who wrote it; bytes of a producer id, or anything hashable.
+        clock: The producer's clock; 0 opts out of sequencing: the message always counts.
+        flags: OUTSIDE_TXN, CONTINUE_TXN or ACK_TXN. Other flags are read as OUTSIDE_TXN.
+        begin: Its position in the log.
+        end: The position after it.
+        value: Whatever the caller wants to get back with it.
+    """
+
+    producer: Hashable
+    clock: int
+    flags: int
+    begin: int
+    end: int
+    value: Any = field(default=None, compare=False)
+
+
+class Outcome(Enum):
+    """What :meth:`Sequencer.queue_uncommitted` made of a message."""
+
+    OUTSIDE_ALREADY_ACKED = "outsideAlreadyAcked"
+    """A duplicate outside of a transaction: ignored."""
+    OUTSIDE_COMMIT = "outsideCommit"
+    """Committed at once."""
+    CONTINUE_ALREADY_ACKED = "continueAlreadyAcked"
+    """A duplicate of a committed message: ignored."""
+    CONTINUE_CLOCK_LARGER = "continueRingClockLarger"
+    """A duplicate of a message of the open span: ignored."""
+    CONTINUE_BEGIN_SPAN = "continueBeginSpan"
+    """The first message of a transaction."""
+    CONTINUE_EXTEND_SPAN = "continueExtendSpan"
+    """A further message of a transaction."""
+    ACK_ROLLBACK = "ackRollback"
+    """The open span was dropped."""
+    ACK_EMPTY = "ackEmpty"
+    """An acknowledgement of nothing but itself."""
+    ACK_COMMIT_RING = "ackCommitRing"
+    """The span is committed, and all of it is in the buffer."""
+    ACK_COMMIT_REPLAY = "ackCommitReplay"
+    """The span is committed, and its beginning must be read again."""
+
+
+_COMMITS = frozenset(
+    {
+        Outcome.OUTSIDE_COMMIT,
+        Outcome.ACK_EMPTY,
+        Outcome.ACK_COMMIT_RING,
+        Outcome.ACK_COMMIT_REPLAY,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerState:
+    """One producer in a checkpoint.
+
+    Attributes:
+        producer: Who.
+        last_ack: Clock of its last committed message.
+        begin: Position of the first message of its open span; -1 where there is none.
+    """
+
+    producer: Hashable
+    last_ack: int
+    begin: int
+
+
+@dataclass(slots=True)
+class _Span:
+    """What a producer wrote since its last commit.
+
+    Attributes:
+        low: Clock of its last committed message; what is not beyond it is a duplicate.
+        high: Largest clock seen in the span; ``low`` where there is no span.
+        begin: Position of its first message, also where that is not buffered; -1 for none.
+        buffered: Its messages that are still in the buffer, oldest first.
+    """
+
+    low: int
+    high: int
+    begin: int = NONE
+    buffered: deque[Message] = field(default_factory=deque)
+
+    def reset(self, clock: int) -> None:
+        self.low = self.high = clock
+        self.begin = NONE
+        self.buffered.clear()
+
+
+class Sequencer:
+    """Queue uncommitted messages, dequeue committed ones. Not thread-safe.
+
+    Args:
+        states: A checkpoint to go on from; the next message queued is the first one that was
+            not queued before the checkpoint.
+        buffer: Messages that are kept for transactions that are not decided yet.
+
+    Raises:
+        InvalidInput: ``buffer`` is not positive.
+    """
+
+    def __init__(self, states: Iterable[ProducerState] = (), buffer: int = 4096) -> None:
+        if buffer < 1:
+            raise InvalidInput(f"buffer is {buffer}: use a whole number of at least 1")
+        self._size = buffer
+        self._buffer: deque[Message] = deque()
+        self._spans = {
+            state.producer: _Span(state.last_ack, state.last_ack, state.begin) for state in states
+        }
+        self._emitting: _Span | None = None
+        self._producer: Hashable = None
+        self._replay: Iterator[Message] | None = None
+        self._end: int | None = None
+        self._checkpointed: int | None = None
+
+    def queue_uncommitted(self, message: Message) -> Outcome:
+        """Take the next message of the log.
+
+        After an outcome that commits, call :meth:`dequeue_committed` and take all it gives.
+
+        Raises:
+            InvalidInput: Committed messages are still to be dequeued.
+        """
+        if self._emitting is not None:
+            raise InvalidInput("committed messages wait: take all of dequeue_committed() first")
+        if len(self._buffer) == self._size:
+            self._evict()
+        if self._checkpointed is None:
+            self._checkpointed = message.begin
+        self._end = message.end
+        span, outcome = self._judge(message)
+        if outcome is Outcome.ACK_ROLLBACK:
+            span.reset(message.clock)
+        elif outcome in (Outcome.CONTINUE_BEGIN_SPAN, Outcome.CONTINUE_EXTEND_SPAN):
+            if outcome is Outcome.CONTINUE_BEGIN_SPAN:
+                span.begin = message.begin
+            self._keep(message, span)
+            span.high = message.clock
+        elif outcome in _COMMITS:
+            if outcome is Outcome.OUTSIDE_COMMIT:
+                # A producer that mixes both kinds gives up its open transaction.
+                span.buffered.clear()
+            if outcome in (Outcome.OUTSIDE_COMMIT, Outcome.ACK_EMPTY):
+                span.begin = message.begin
+            self._keep(message, span)
+            # It may be before messages of the span: those are not committed, and dropped.
+            span.high = message.clock
+            self._emitting, self._producer = span, message.producer
+        return outcome
+
+    def replay_range(self) -> tuple[int, int]:
+        """Positions from, and up to, which the log must be read again.
+
+        Raises:
+            InvalidInput: No committed messages wait.
+        """
+        span = self._committing("replay_range()")
+        return span.begin, span.buffered[0].begin
+
+    def start_replay(self, messages: Iterable[Message]) -> None:
+        """Hand over the messages of :meth:`replay_range`, of all producers, in order.
+
+        Raises:
+            InvalidInput: No committed messages wait.
+        """
+        self._committing("start_replay()")
+        self._replay = iter(messages)
+
+    def dequeue_committed(self) -> Iterator[Message]:
+        """The committed messages, in order, each once; none where none wait.
+
+        What was taken from the iterator counts as processed when the next one is asked for: a
+        checkpoint taken in between names the rest as still to be read.
+
+        Raises:
+            InvalidInput: A replay is needed and was not started, or is of another range.
+        """
+        span = self._emitting
+        if span is None:
+            return
+        if self._replay is None and span.begin != span.buffered[0].begin:
+            raise InvalidInput(
+                f"messages from position {span.begin} on are no longer buffered: read "
+                "replay_range() again and pass them to start_replay()"
+            )
+        for message in self._candidates(span):
+            if message.clock and not span.low < message.clock <= span.high:
+                continue  # Sent twice, or beyond what the acknowledgement commits.
+            span.begin = message.begin
+            yield message
+            if message.clock:
+                span.low = message.clock
+        span.reset(span.low)
+        self._emitting = None
+
+    def has_pending(self) -> bool:
+        """Whether a transaction was begun since the last checkpoint and is not decided yet."""
+        since = self._checkpointed if self._checkpointed is not None else 0
+        return any(span.begin >= since for span in self._spans.values())
+
+    def checkpoint(self, prune_horizon: timedelta | None = None) -> list[ProducerState]:
+        """What a new sequencer needs to go on behind the last message queued.
+
+        Args:
+            prune_horizon: Forget producers whose clock is further than this behind the latest
+                one. A producer that comes back after that is taken for a new one, and what it
+                repeats of old messages counts again. None forgets nobody.
+        """
+        oldest = 0
+        if prune_horizon is not None and self._spans:
+            ticks = prune_horizon // timedelta(microseconds=1) * 10
+            oldest = max(span.low for span in self._spans.values()) - (ticks << 4)
+        self._spans = {who: span for who, span in self._spans.items() if span.high >= oldest}
+        if self._end is not None:
+            self._checkpointed = self._end
+        return [ProducerState(who, span.low, span.begin) for who, span in self._spans.items()]
+
+    def _judge(self, message: Message) -> tuple[_Span, Outcome]:
+        clock = message.clock
+        if clock == 0:
+            # Without a clock there is nothing to tell a repeat by, so nothing is remembered.
+            return _Span(0, 0), Outcome.OUTSIDE_COMMIT
+        span = self._spans.get(message.producer)
+        if span is None:
+            span = self._spans[message.producer] = _Span(clock - 1, clock - 1)
+        if message.flags == CONTINUE_TXN:
+            if clock <= span.low:
+                return span, Outcome.CONTINUE_ALREADY_ACKED
+            if clock <= span.high:
+                return span, Outcome.CONTINUE_CLOCK_LARGER
+            begins = span.begin == NONE
+            return span, Outcome.CONTINUE_BEGIN_SPAN if begins else Outcome.CONTINUE_EXTEND_SPAN
+        if message.flags == ACK_TXN:
+            if clock <= span.low:
+                return span, Outcome.ACK_ROLLBACK
+            if span.begin == NONE:
+                return span, Outcome.ACK_EMPTY
+            whole = bool(span.buffered) and span.buffered[0].begin == span.begin
+            return span, Outcome.ACK_COMMIT_RING if whole else Outcome.ACK_COMMIT_REPLAY
+        duplicate = clock <= span.low
+        return span, Outcome.OUTSIDE_ALREADY_ACKED if duplicate else Outcome.OUTSIDE_COMMIT
+
+    def _keep(self, message: Message, span: _Span) -> None:
+        self._buffer.append(message)
+        span.buffered.append(message)
+
+    def _evict(self) -> None:
+        oldest = self._buffer.popleft()
+        span = self._spans.get(oldest.producer)
+        # Committed and dropped messages stay in the buffer and are in no span any more.
+        if span is not None and span.buffered and span.buffered[0] is oldest:
+            span.buffered.popleft()
+
+    def _committing(self, call: str) -> _Span:
+        if self._emitting is None:
+            raise InvalidInput(f"{call} without committed messages: it follows ackCommitReplay")
+        return self._emitting
+
+    def _candidates(self, span: _Span) -> Iterator[Message]:
+        """Messages of the committed span: first those of a replay, then those in the buffer."""
+        if self._replay is not None:
+            stop = span.buffered[0].begin
+            for message in self._replay:
+                if message.begin < span.begin or message.end > stop:
+                    raise InvalidInput(
+                        f"the replay has a message from {message.begin} to {message.end} and "
+                        f"must be of positions {span.begin} to {stop}"
+                    )
+                if message.producer == self._producer:
+                    yield message
+            self._replay = None
+        while span.buffered:
+            yield span.buffered.popleft()

@@ -1,0 +1,139 @@
+"""The sequencer: every trace of Gazette's, and the rules a caller meets."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opendata_buffer.errors import InvalidInput
+from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN
+from opendata_buffer.messages.sequencer import Message, Outcome, ProducerState, Sequencer
+
+VECTORS = Path(__file__).parents[2] / "golden" / "gazette" / "vectors.json.gz"
+TRACES = json.loads(gzip.decompress(VECTORS.read_bytes()))["sequencer"]
+
+
+def message(clock: int, flags: int, begin: int, producer: object = "a") -> Message:
+    return Message(producer, clock, flags, begin, begin + 10)
+
+
+def drained(sequencer: Sequencer) -> list[int]:
+    return [each.begin for each in sequencer.dequeue_committed()]
+
+
+@pytest.mark.parametrize("number", range(len(TRACES)))
+def test_every_step_of_a_trace_is_answered_as_gazette_does(number: int) -> None:
+    trace = TRACES[number]
+    sequencer = Sequencer(buffer=trace["ring"])
+    log: list[Message] = []
+    for step in trace["steps"]:
+        each = message(step["clock"], step["flags"], step["begin"], step["producer"])
+        log.append(each)
+        assert sequencer.queue_uncommitted(each).value == step["outcome"]
+        if step["outcome"] == Outcome.ACK_COMMIT_REPLAY.value:
+            begin, end = sequencer.replay_range()
+            assert [begin, end] == step["replay"]
+            sequencer.start_replay([old for old in log if begin <= old.begin and old.end <= end])
+        else:
+            assert "replay" not in step
+        assert drained(sequencer) == step["committed_begins"]
+        assert sequencer.has_pending() == step["has_pending"]
+        if "checkpoint_then_restart" in step:
+            states = sequencer.checkpoint()
+            expected = [ProducerState(**each) for each in step["checkpoint_then_restart"]]
+            assert set(states) == set(expected)
+            assert len(states) == len(expected)
+            sequencer = Sequencer(states, trace["ring"])
+
+
+def test_the_traces_have_every_outcome_and_restarts() -> None:
+    steps = [step for trace in TRACES for step in trace["steps"]]
+    assert {step["outcome"] for step in steps} == {each.value for each in Outcome}
+    assert any("checkpoint_then_restart" in step for step in steps)
+
+
+def test_a_message_without_a_clock_always_counts() -> None:
+    sequencer = Sequencer()
+    for begin in (0, 10):
+        assert sequencer.queue_uncommitted(message(0, OUTSIDE_TXN, begin)) is Outcome.OUTSIDE_COMMIT
+        assert drained(sequencer) == [begin]
+    assert sequencer.checkpoint() == []
+
+
+def test_unknown_flags_are_read_as_outside_of_a_transaction() -> None:
+    sequencer = Sequencer()
+    assert sequencer.queue_uncommitted(message(7, 0x3F0, 0)) is Outcome.OUTSIDE_COMMIT
+    assert drained(sequencer) == [0]
+
+
+def test_a_transaction_that_is_never_decided_holds_up_nobody_else() -> None:
+    sequencer = Sequencer(buffer=2)
+    sequencer.queue_uncommitted(message(5, CONTINUE_TXN, 0, "hangs"))
+    seen = []
+    for number in range(100):
+        sequencer.queue_uncommitted(message(9 + number, OUTSIDE_TXN, 10 + 10 * number, "runs"))
+        seen += drained(sequencer)
+    assert seen == [10 + 10 * number for number in range(100)]
+    assert sequencer.has_pending()
+
+
+def test_nothing_is_queued_while_committed_messages_wait() -> None:
+    sequencer = Sequencer()
+    sequencer.queue_uncommitted(message(5, OUTSIDE_TXN, 0))
+    with pytest.raises(InvalidInput, match=r"dequeue_committed\(\) first"):
+        sequencer.queue_uncommitted(message(6, OUTSIDE_TXN, 10))
+    assert drained(sequencer) == [0]
+    assert drained(sequencer) == []
+
+
+def test_a_checkpoint_in_the_middle_names_the_rest_as_still_to_be_read() -> None:
+    sequencer = Sequencer()
+    sequencer.queue_uncommitted(message(5, CONTINUE_TXN, 0))
+    sequencer.queue_uncommitted(message(6, CONTINUE_TXN, 10))
+    sequencer.queue_uncommitted(message(7, ACK_TXN, 20))
+    committed = sequencer.dequeue_committed()
+    assert next(committed).begin == 0
+    assert next(committed).begin == 10
+    assert sequencer.checkpoint() == [ProducerState("a", 5, 10)]
+    assert [each.begin for each in committed] == [20]
+    assert sequencer.checkpoint() == [ProducerState("a", 7, -1)]
+
+
+def test_a_replay_that_is_needed_must_be_started_and_be_of_the_range() -> None:
+    sequencer = Sequencer([ProducerState("a", 4, 0)])
+    assert sequencer.queue_uncommitted(message(7, ACK_TXN, 20)) is Outcome.ACK_COMMIT_REPLAY
+    with pytest.raises(InvalidInput, match=r"from position 0 .* start_replay\(\)"):
+        drained(sequencer)
+    sequencer.start_replay([message(5, CONTINUE_TXN, 15)])
+    with pytest.raises(InvalidInput, match="positions 0 to 20"):
+        drained(sequencer)
+    sequencer.start_replay([message(5, CONTINUE_TXN, 0), message(6, CONTINUE_TXN, 10, "b")])
+    assert drained(sequencer) == [0, 20]
+
+
+@pytest.mark.parametrize("call", [Sequencer.replay_range, lambda each: each.start_replay([])])
+def test_a_replay_without_committed_messages_is_refused(call: Any) -> None:
+    with pytest.raises(InvalidInput, match="without committed messages"):
+        call(Sequencer())
+
+
+def test_a_buffer_without_room_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="buffer is 0"):
+        Sequencer(buffer=0)
+
+
+def test_producers_further_behind_than_the_horizon_are_forgotten() -> None:
+    second = 10_000_000 << 4
+    sequencer = Sequencer()
+    sequencer.queue_uncommitted(message(100 * second, OUTSIDE_TXN, 0, "old"))
+    drained(sequencer)
+    sequencer.queue_uncommitted(message(160 * second, OUTSIDE_TXN, 10, "new"))
+    drained(sequencer)
+    assert len(sequencer.checkpoint(timedelta(seconds=60))) == 2
+    assert [each.producer for each in sequencer.checkpoint(timedelta(seconds=59))] == ["new"]
+    assert [each.producer for each in sequencer.checkpoint()] == ["new"]

@@ -1,0 +1,105 @@
+"""Keys to partitions: as Gazette maps them, column by column."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opendata_buffer.errors import InvalidInput
+from opendata_buffer.mapping import Mapping, fnv1a, modulo, random, rendezvous
+
+VECTORS = Path(__file__).parents[1] / "golden" / "gazette" / "vectors.json.gz"
+TOPICS = json.loads(gzip.decompress(VECTORS.read_bytes()))["mapping"]
+
+
+@pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: f"{len(topic['partitions'])}")
+@pytest.mark.parametrize("mapping", [modulo, rendezvous])
+def test_every_key_goes_where_gazette_sends_it(mapping: Mapping, topic: dict) -> None:  # type: ignore[type-arg]
+    names = topic["partitions"]
+    keys = [bytes.fromhex(each["key_hex"]) for each in topic["keys"]]
+    chosen = [names[index] for index in mapping(keys, names)]
+    assert chosen == [each[mapping.__name__] for each in topic["keys"]]
+
+
+@given(st.lists(st.binary(max_size=40)), st.integers(0, 3))
+def test_a_column_of_any_kind_is_hashed_key_by_key(keys: list[bytes], skip: int) -> None:
+    expected = [fnv1a(key) % 7 for key in keys]
+    names = [f"p{each}" for each in range(7)]
+    for kind in (pa.binary(), pa.large_binary(), pa.binary_view()):
+        column = pa.array(keys, kind)
+        assert modulo(column, names).tolist() == expected
+        assert modulo(column.slice(skip), names).tolist() == expected[skip:]
+    chunked = pa.chunked_array([pa.array(keys[:skip], pa.binary()), pa.array(keys, pa.binary())])
+    assert modulo(chunked, names).tolist() == expected[:skip] + expected
+
+
+def test_text_counts_as_its_utf_8_bytes() -> None:
+    texts = ["", "a", "Zürich", "東京"]
+    raw = [text.encode() for text in texts]
+    names = ["a", "b", "c"]
+    for keys in (texts, pa.array(texts), pa.array(texts, pa.large_string())):
+        assert modulo(keys, names).tolist() == modulo(raw, names).tolist()
+    dictionary = pa.array(texts * 3).dictionary_encode()
+    assert rendezvous(dictionary, names).tolist() == rendezvous(raw, names).tolist() * 3
+
+
+def test_keys_of_fixed_size_are_hashed_also_behind_an_offset() -> None:
+    raw = [bytes([a, b]) for a in range(40) for b in range(40)]
+    column = pa.array(raw, pa.binary(2))
+    names = ["a", "b", "c"]
+    assert modulo(column.slice(3), names).tolist() == modulo(raw, names).tolist()[3:]
+
+
+def test_more_keys_than_are_hashed_at_once_keep_their_order() -> None:
+    keys = [str(number).encode() for number in range(40_000)]
+    names = [f"p{each}" for each in range(16)]
+    assert modulo(keys, names).tolist() == [fnv1a(key) % 16 for key in keys]
+
+
+def test_a_new_partition_takes_its_share_and_moves_nothing_else() -> None:
+    keys = [str(number) for number in range(20_000)]
+    names = [f"part-{each:03}" for each in range(9)]
+    before, after = rendezvous(keys, names[:8]), rendezvous(keys, names)
+    moved = before != after
+    assert set(after[moved].tolist()) == {8}
+    assert 0 < moved.mean() < 0.3
+
+
+def test_random_spreads_evenly_and_follows_the_source() -> None:
+    keys, names = ["same"] * 10_000, ["a", "b", "c", "d"]
+    chosen = random(keys, names)
+    assert all(2_000 < (chosen == index).sum() < 3_000 for index in range(4))
+    again = [random(keys, names, source=lambda: 0.25).tolist() for _ in range(2)]
+    assert again[0] == again[1]
+    assert random(keys, names, source=lambda: 0.5).tolist() != again[0]
+
+
+@pytest.mark.parametrize("mapping", [modulo, rendezvous, random])
+def test_no_partitions_are_refused(mapping: Mapping) -> None:
+    with pytest.raises(InvalidInput, match="no partitions"):
+        mapping([b"key"], [])
+
+
+@pytest.mark.parametrize("mapping", [modulo, rendezvous, random])
+def test_no_keys_give_no_indices(mapping: Mapping) -> None:
+    assert mapping(pa.array([], pa.binary()), ["a"]).tolist() == []
+
+
+@pytest.mark.parametrize("mapping", [modulo, rendezvous])
+def test_a_null_key_is_named_with_its_place(mapping: Mapping) -> None:
+    column = pa.chunked_array([pa.array([b"a", b"b"]), pa.array([b"c", None])])
+    with pytest.raises(InvalidInput, match="key 3 is null"):
+        mapping(column, ["a"])
+
+
+def test_keys_of_another_type_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="type int64"):
+        modulo(pa.array([1, 2]), ["a"])
+    with pytest.raises(InvalidInput, match="key 1 is 7"):
+        modulo([b"a", 7], ["a"])  # type: ignore[list-item]
