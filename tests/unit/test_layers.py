@@ -18,7 +18,7 @@ LIBRARY = "opendata_buffer"
 # know each other. A room is a package of core or one of the modules that lie beside them.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"_public", "errors", "runtime"}),
-    frozenset({"metrics", "formats", "retry"}),
+    frozenset({"metrics", "formats", "framing", "mapping", "messages", "retry"}),
     frozenset({"config"}),
     frozenset({"option_reader", "stores"}),
     frozenset({"queue"}),
