@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator
 
@@ -39,14 +38,10 @@ def runtime() -> ManualRuntime:
 @pytest.fixture(scope="session")
 def moto_endpoint() -> Iterator[str]:
     """The URL of moto's S3 over real HTTP, in a thread of this process."""
-    from moto.server import ThreadedMotoServer
+    from opendata_buffer.testing.moto_server import MotoServer
 
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    with MotoServer() as endpoint:
+        yield endpoint
 
 
 @pytest.fixture

@@ -43,17 +43,11 @@ def local_s3() -> Iterator[str]:
 
 def serve() -> None:
     """Serve until standard input closes."""
-    import logging
+    from opendata_buffer.testing.moto_server import MotoServer
 
-    from moto.server import ThreadedMotoServer
-
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    print(f"http://{host}:{port}", flush=True)
-    sys.stdin.read()
-    server.stop()
+    with MotoServer() as endpoint:
+        print(endpoint, flush=True)
+        sys.stdin.read()
 
 
 if __name__ == "__main__":

@@ -81,6 +81,8 @@ class World:
             delete_errors=self.uniform(0, 0.3),
             stalls=self.uniform(0, 0.01),
             stall_ms=self.uniform(1_000, 60_000),
+            hangs=self.uniform(0, 0.003) if self.chance(0.5) else 0,
+            hang_ms=self.uniform(60_000, 600_000),
             get_ms=self.uniform(5, 100),
             put_ms=self.uniform(5, 200),
             cas_ms=self.uniform(5, 100),
