@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from buffer_source.filters import Predicate, push
 from buffer_source.measures import Measures
 from buffer_source.options import EARLIEST, LATEST, SourceOptions
 from buffer_source.planner import pack
@@ -31,6 +30,12 @@ __all__ = ["BufferBatchReader", "select"]
 class BufferBatchReader(DataSourceReader):
     """Reads what is queued; claims no epoch and acknowledges nothing.
 
+    A DataFrame is a snapshot: Spark plans it once, at its first action, and every later action
+    reads the same batches. Load it again to see what was queued since. For the same reason no
+    filter prunes batches here: Spark would plan with the filters of the first action, and use
+    that plan for every other action and branch of the DataFrame. It filters the rows itself;
+    ``startingOffsets`` and ``endingOffsets`` are what limits what is fetched.
+
     A consumer that acknowledges batches while the read runs lets the garbage collector delete
     them, ``gcGracePeriodMs`` later; the read then fails and names the batch.
 
@@ -44,19 +49,9 @@ class BufferBatchReader(DataSourceReader):
         check_schema(schema)
         self._options = options
         self._schema = schema
-        self._predicates: list[Predicate] = []
-
-    @property
-    def pushFilters(self) -> _WelcomeFilters:
-        """Take filters on ``sequence`` for good and those on ``ingestion_time`` as hints."""
-        return _WelcomeFilters(self._push_filters)
-
-    def _push_filters(self, filters: list[Filter]) -> Iterable[Filter]:
-        self._predicates, left = push(filters)
-        return left
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Tasks over the queued batches that may match.
+        """Tasks over the queued batches.
 
         Raises:
             InvalidInput: There is no queue, or ``endingOffsets`` is beyond its end.
@@ -72,7 +67,7 @@ class BufferBatchReader(DataSourceReader):
                 f"there is no queue with manifest {config.manifest_path!r} in {store.url}: check "
                 "the path and the options dataPathPrefix and manifestPath"
             )
-        entries = select(manifest, options, self._predicates)
+        entries = select(manifest, options)
         batches = [BatchDescriptor.of(entry) for entry in entries]
         measures = Measures(
             store,
@@ -91,31 +86,8 @@ class BufferBatchReader(DataSourceReader):
         descriptors = partition.descriptors if isinstance(partition, BatchPartition) else ()
         return read_batches(self._options, self._schema, descriptors)
 
-    def __getstate__(self) -> dict[str, object]:
-        # Predicates are closures and have done their work before a task runs.
-        return {**self.__dict__, "_predicates": []}
 
-
-class _WelcomeFilters:
-    """``pushFilters`` for a reader that can also do without.
-
-    Where pushing filters is off, which is Spark's default, Spark refuses to read at all from a
-    reader that overrides ``pushFilters``; it tells by the method's ``__func__``. There it
-    applies all filters itself, so being taken for a reader without the method is right.
-    """
-
-    __func__ = staticmethod(DataSourceReader.pushFilters)
-
-    def __init__(self, push_filters: Callable[[list[Filter]], Iterable[Filter]]) -> None:
-        self._push_filters = push_filters
-
-    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
-        return self._push_filters(filters)
-
-
-def select(
-    manifest: Manifest, options: SourceOptions, predicates: Sequence[Predicate] = ()
-) -> list[QueueEntry]:
+def select(manifest: Manifest, options: SourceOptions) -> list[QueueEntry]:
     """The entries a batch read wants, repeats of a transaction left out.
 
     Raises:
@@ -144,7 +116,5 @@ def select(
         entry
         for entry in manifest.entries()
         # Offered first, whatever else is asked: the filter must see every entry.
-        if transactions.offer(entry.sequence, entry.location)
-        and begin <= entry.sequence <= until
-        and all(predicate(entry) for predicate in predicates)
+        if transactions.offer(entry.sequence, entry.location) and begin <= entry.sequence <= until
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -55,22 +54,45 @@ def test_without_pushdown_spark_filters_by_itself(spark: SparkSession, store: st
 
 
 @pytest.mark.usefixtures("pushdown")
-def test_filters_on_sequence_and_time_fetch_nothing_else(spark: SparkSession, store: str) -> None:
-    produce(store, numbered(0, 6))
-    entries = manifest(store).entries()
-    # Batches outside the filter are gone: fetching one would fail.
-    for entry in entries:
-        if entry.sequence not in (2, 3):
-            (Path(store) / entry.location).unlink()
+def test_one_dataframe_filtered_in_several_ways_loses_no_row(
+    spark: SparkSession, store: str
+) -> None:
+    """Spark plans a DataFrame once, with the filters of its first scan."""
+    produce(store, [[b"r"] * 10 for _ in range(20)])
+
+    def frame() -> DataFrame:
+        return read(spark, store)
+
+    one = frame()
+    assert one.filter("sequence < 2").count() == 20
+    assert one.count() == 200
+    one = frame()
+    assert one.filter("sequence < 2").union(one).count() == 220
+    one = frame()
+    assert one.filter("sequence < 2").union(one.filter("sequence >= 5")).count() == 170
+    one = frame()
+    seen = one.filter("sequence < 2").select("sequence").distinct()
+    assert one.join(seen, "sequence", "left_anti").count() == 180
+    one = frame()
+    one.createOrReplaceTempView("everything")
+    assert spark.sql("select * from everything where sequence = 3").count() == 10
+    assert (
+        spark.sql(
+            "select * from everything where sequence = 3 or sequence = "
+            "(select max(sequence) from everything)"
+        ).count()
+        == 20
+    )
+
+
+@pytest.mark.usefixtures("pushdown")
+def test_a_dataframe_is_a_snapshot_of_its_first_action(spark: SparkSession, store: str) -> None:
+    produce(store, numbered(0, 2))
     frame = read(spark, store)
-    assert values(frame.where("sequence >= 2 and sequence < 4")) == [2, 3]
-    assert values(frame.where("sequence in (2, 3)")) == [2, 3]
-    assert values(frame.where("sequence = 3 and value is not null")) == [3]
-    third, fourth = (entries[index].metadata[0].ingestion_time_ms for index in (2, 3))
-    by_time = f"ingestion_time between timestamp_millis({third}) and timestamp_millis({fourth})"
-    assert values(frame.where(by_time)) == [2, 3]
-    with pytest.raises(Exception, match="its object does not exist"):
-        frame.where("value is not null").collect()
+    assert values(frame) == [0, 1]
+    produce(store, numbered(2, 3))
+    assert values(frame) == [0, 1]
+    assert values(read(spark, store)) == [0, 1, 2]
 
 
 @pytest.mark.usefixtures("pushdown")

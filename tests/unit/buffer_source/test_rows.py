@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from buffer_source.rows import MAX_TIME_MS, MIN_TIME_MS, RowBuilder, check_schema, default_schema
+from buffer_source.columns import MAX_TIME_MS, MIN_TIME_MS
+from buffer_source.rows import RowBuilder, check_schema, default_schema
 from opendata_buffer.consumer.descriptors import Records
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.manifest import Metadata
@@ -75,6 +76,12 @@ def test_any_subset_in_any_order() -> None:
         [("index", 0), ("value", "a"), ("location", LOCATION)],
         [("index", 1), ("value", "b"), ("location", LOCATION)],
     ]
+
+
+def test_the_index_has_a_name_that_python_rows_do_not_shadow() -> None:
+    got = rows(batch([b"a", b"b"]), schema("record_index INTEGER,index INTEGER"))
+    assert got == [{"record_index": 0, "index": 0}, {"record_index": 1, "index": 1}]
+    assert "record_index" not in default_schema(include_location=True).fieldNames()
 
 
 def test_metadata_as_text() -> None:

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from buffer_source.columns import COLUMNS, Piece
+from buffer_source.runs import Runs
+from opendata_buffer.consumer.descriptors import Records
+from opendata_buffer.formats.manifest import Metadata
+
+
+def piece(count: int, begin: int = 0, sequence: int = 5) -> Piece:
+    metadata = (Metadata(0, 1_000, b"m"),)
+    batch = Records(begin + count, iter(()), sequence, "ingest/a", metadata)
+    values = pa.array([b"x"] * count, pa.binary())
+    return Piece(batch, values, Runs.of(metadata, count), begin)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "expected"),
+    [
+        ("value", pa.binary(), b"x"),
+        ("value", pa.string(), "x"),
+        ("metadata", pa.binary(), b"m"),
+        ("metadata", pa.string(), "m"),
+        ("sequence", pa.int64(), 5),
+        ("index", pa.int32(), 7),
+        ("record_index", pa.int32(), 7),
+        ("ingestion_time", pa.int64(), 1_000_000),
+        ("location", pa.string(), "ingest/a"),
+    ],
+)
+def test_each_column_has_one_value_for_each_row(
+    name: str, dtype: pa.DataType, expected: object
+) -> None:
+    array = COLUMNS[name].builder(dtype).build(piece(2, begin=7))
+    assert (len(array), array.type, array[0].as_py()) == (2, dtype, expected)
+
+
+def test_arrays_that_are_kept_between_pieces_are_not_mixed_up() -> None:
+    sequences = COLUMNS["sequence"].builder(pa.int64())
+    got = [sequences.build(piece(count, sequence=of)).to_pylist() for count, of in [(3, 1), (2, 1)]]
+    got.append(sequences.build(piece(3, sequence=2)).to_pylist())
+    assert got == [[1, 1, 1], [1, 1], [2, 2, 2]]
+    indexes = COLUMNS["index"].builder(pa.int32())
+    assert indexes.build(piece(2, begin=5000)).to_pylist() == [5000, 5001]
+    assert indexes.build(piece(2, begin=1)).to_pylist() == [1, 2]
