@@ -75,6 +75,9 @@ class QueueConfig:
         cas_deadline_ms: How long one manifest change may retry. Default 60,000.
         backoff_base_ms: First step of the full-jitter backoff between attempts. Default 10.
         backoff_max_ms: Largest step. Default 2,000.
+        recreate: Start the queue over when its manifest is gone or was restored from an old
+            copy, instead of raising :class:`~opendata_buffer.errors.QueueReset`. Batches that
+            waited in the old one are not delivered. Default false.
         max_manifest_bytes: Appends that would grow the manifest past this raise
             :class:`~opendata_buffer.errors.QueueFull`. Every append rewrites the manifest, so
             its size is the cost of an append. Default 64 MiB.
@@ -88,6 +91,7 @@ class QueueConfig:
     backoff_base_ms: int = 10
     backoff_max_ms: int = 2_000
     max_manifest_bytes: int = 64 * MIB
+    recreate: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.store, str):

@@ -32,13 +32,12 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.keys import location_timestamp_ms, parse_location
 from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
-from opendata_buffer.queue.owner import MARKER_NAME, check_owner, claim_prefix
+from opendata_buffer.queue.cas import CasStore
+from opendata_buffer.queue.owner import MARKER_NAME, Claim, check_owner, claim_queue
 from opendata_buffer.runtime import Runtime, SystemRuntime, Task
 from opendata_buffer.stores import (
-    ConditionalPut,
     Delete,
     DeleteFailure,
-    Get,
     List,
     Listing,
     NotModified,
@@ -95,7 +94,7 @@ class GcReport:
     abandoned: int = 0
 
 
-class GcStore(Get, ConditionalPut, List, Delete, Protocol):
+class GcStore(CasStore, List, Delete, Protocol):
     """What the collector needs of a store."""
 
 
@@ -214,15 +213,18 @@ class GarbageCollector:
 
     def _cycle(self, dry_run: bool) -> GcReport:
         prefix, manifest_path = self._config.data_path_prefix, self._config.manifest_path
+        claim: Claim | None
         if dry_run:
-            check_owner(self._store, prefix, manifest_path)
+            claim = check_owner(self._store, self._config, runtime=self._runtime)
         else:
-            claim_prefix(self._store, prefix, manifest_path, runtime=self._runtime)
+            claim = claim_queue(self._store, self._config, runtime=self._runtime)
         # failure F5: the listing first. The other way round, a batch that is uploaded and enqueued
         # between the two is listed and in no manifest we know.
         listing = self._store.list(f"{prefix}/")
         read_at = self._runtime.monotonic()
         manifest = self._read_manifest()
+        if claim is not None:
+            claim.check(manifest)
         if manifest is None:
             held = f"manifest {manifest_path!r} does not exist: there is no queue to compare with"
             return GcReport(GcPlan(held=held))
@@ -236,6 +238,8 @@ class GarbageCollector:
                 f"{manifest.next_sequence}. It was recreated or restored; nothing is collected."
             )
         self._seen = manifest.next_sequence
+        if claim is not None and not dry_run:
+            claim.note(manifest, now=True)
         grace_ms = self._config.gc.grace_period_ms
         made = plan(manifest, listing, listing.now_ms, data_path_prefix=prefix, grace_ms=grace_ms)
         if made.held:

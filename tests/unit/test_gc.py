@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.errors import CorruptManifest, Fenced, PrefixConflict, TransientStorageError
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.gc import GarbageCollector, GcPlan, plan
-from opendata_buffer.queue.owner import check_owner, claim_prefix
+from opendata_buffer.queue.owner import check_owner, claim_queue
 from opendata_buffer.stores import DeleteFailure, Listing, ObjectInfo
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -267,7 +267,7 @@ def test_f6_a_fast_clock_of_the_collector_makes_nothing_old() -> None:
 
 def test_f7_two_queues_with_one_prefix_name_both_manifests_and_delete_nothing() -> None:
     queue = Fixture()
-    claim_prefix(queue.store, "ingest", "other/manifest")
+    claim_queue(queue.store, QueueConfig(store="memory://x", manifest_path="other/manifest"))
     before = queue.names()
     for dry_run in (False, True):
         with pytest.raises(PrefixConflict, match=r"'other/manifest'.*'ingest/manifest'"):
@@ -278,7 +278,7 @@ def test_f7_two_queues_with_one_prefix_name_both_manifests_and_delete_nothing() 
 def test_f7_the_first_cycle_claims_the_prefix() -> None:
     queue = Fixture()
     queue.collector().run_once()
-    assert check_owner(queue.store, "ingest", "ingest/manifest")
+    assert check_owner(queue.store, QueueConfig(store="memory://x"))
 
 
 def test_f9_a_fenced_collector_deletes_nothing() -> None:

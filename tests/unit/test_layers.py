@@ -34,6 +34,7 @@ EXCUSED = {
     ("opendata_buffer.commit.committer", "opendata_buffer.producer.batcher"),
     ("opendata_buffer.formats.arrow", "opendata_buffer.formats.batch"),
 }
+OWN_SWAP = {"buffer_sink.committer"}
 UNTESTED = {"buffer_source.task"}
 
 
@@ -192,3 +193,11 @@ def test_every_module_says_what_it_is_and_what_it_exports(module: str) -> None:
         if isinstance(target, ast.Name)
     }
     assert "__all__" in names
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_one_place_does_compare_and_swap(module: str) -> None:
+    """Stores offer it and fakes pass it on; whoever wants it uses a register."""
+    allowed = ("opendata_buffer.queue.cas", "opendata_buffer.stores", "opendata_buffer.testing")
+    if not module.startswith(allowed) and module not in OWN_SWAP:
+        assert ".put_if(" not in MODULES[module].read_text(), f"{module}: use queue/cas.py"

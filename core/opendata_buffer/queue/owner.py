@@ -1,44 +1,69 @@
-"""Which queue a data prefix belongs to: a marker object below the prefix (failure F7).
+"""Which queue a data prefix belongs to, and how far that queue was: the marker below the prefix.
 
 The garbage collector deletes what its manifest does not name. Two queues with one data prefix
 would therefore delete each other's batches, even though both manifests are sound. The marker
 ``<prefix>/_owner.json`` names the one manifest the prefix belongs to; whoever comes with
-another one is refused before it writes a batch or deletes one.
+another one is refused before it writes a batch or deletes one (failure F7)::
 
-The marker holds the manifest's path relative to itself, as a link would: the same queue opened
-as ``s3://bucket`` or as ``s3://bucket/root`` is the same owner. It also holds an id, drawn once:
+    {"version": 1, "manifest": "manifest", "id": "01J5...", "next_sequence": 42, "epoch": 3}
+
+``manifest`` is relative to the marker, as a link would be: the same queue opened as
+``s3://bucket`` or as ``s3://bucket/root`` is the same owner. ``id`` is a ULID, drawn once:
 positions in a queue are bare sequences, and only the id tells one queue's from another's, or
 from those of a queue that was deleted and made anew (failure F4).
+
+``next_sequence`` and ``epoch`` are the watermark, which the manifest has once reached. It lags,
+because it is written seldom (:meth:`Claim.note`), and never runs ahead. A manifest that is gone
+or behind it was lost or restored from an old copy: its unread batches are named by nothing any
+more, and the collector would delete them. Markers without a watermark are read as well; readers
+that do not know it ignore it. See the decision on the watermark.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import posixpath
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import (
     CorruptData,
+    CorruptManifest,
     ObjectNotFound,
+    OpenDataBufferError,
     PermanentStorageError,
     PrefixConflict,
+    QueueReset,
     TransientStorageError,
 )
+from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
+from opendata_buffer.queue.cas import CasStore, Done, Raced, Register
 from opendata_buffer.runtime import Runtime, SystemRuntime
-from opendata_buffer.stores import ABSENT, ConditionalPut, Get, NotModified, Unknown
+from opendata_buffer.stores import Blob
 
-__all__ = ["MARKER_NAME", "Claim", "check_owner", "claim_for_use", "claim_prefix", "marker_key"]
+__all__ = [
+    "MARKER_NAME",
+    "Claim",
+    "Marker",
+    "Watermark",
+    "check_owner",
+    "claim_for_use",
+    "claim_queue",
+    "marker_key",
+]
+
+log = logging.getLogger(__name__)
 
 MARKER_NAME = "_owner.json"
+NOTE_INTERVAL_S = 60.0
+"""Seconds between two notes of a watermark by one process, while it writes."""
+
 _VERSION = 1
 _MAX_BYTES = 64 * 1024
-_ATTEMPTS = 5
-
-
-class OwnerStore(Get, ConditionalPut, Protocol):
-    """What claiming needs of a store."""
+_NOTE_DEADLINE_MS = 5_000
 
 
 def marker_key(data_path_prefix: str) -> str:
@@ -47,110 +72,310 @@ def marker_key(data_path_prefix: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Watermark:
+    """What a manifest has reached; later ones are never below it."""
+
+    next_sequence: int
+    epoch: int
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Watermark:
+        """The watermark of a manifest."""
+        return cls(manifest.next_sequence, manifest.epoch)
+
+    def covers(self, other: Watermark) -> bool:
+        """Whether it is not below the other in anything."""
+        return self.next_sequence >= other.next_sequence and self.epoch >= other.epoch
+
+    def joined(self, other: Watermark) -> Watermark:
+        """The lowest one that covers both."""
+        return Watermark(max(self.next_sequence, other.next_sequence), max(self.epoch, other.epoch))
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """The marker of one data prefix.
+
+    Attributes:
+        manifest_path: Key of the manifest that the prefix belongs to.
+        queue_id: The queue's id; empty for a marker that has none.
+        watermark: None when none was noted yet.
+        others: Fields of later versions, kept when the marker is written again.
+    """
+
+    manifest_path: str
+    queue_id: str
+    watermark: Watermark | None
+    others: Mapping[str, Any]
+
+
 class Claim:
-    """The answer to :func:`claim_for_use`.
+    """A queue that was claimed for use, and what its marker remembers of it.
+
+    Not thread-safe: it belongs to the queue object that notes in it.
 
     Attributes:
         queue_id: The queue's id, a ULID; empty for a marker that has none.
     """
 
-    queue_id: str
+    def __init__(
+        self, store: CasStore, config: QueueConfig, runtime: Runtime, marker: Marker
+    ) -> None:
+        self._store = store
+        self._config = config
+        self._runtime = runtime
+        # A note is worth a short wait and no more: the next one says all that this one says.
+        quick = replace(config, cas_deadline_ms=min(_NOTE_DEADLINE_MS, config.cas_deadline_ms))
+        self._register = _register(store, quick, runtime)
+        self._seen = marker.watermark
+        self._noted_at = runtime.monotonic()
+        self.queue_id = marker.queue_id
+
+    @property
+    def watermark(self) -> Watermark | None:
+        """As last read or noted."""
+        return self._seen
+
+    def check(self, manifest: Manifest | None) -> None:
+        """Refuse a manifest that is gone or behind what the marker has seen (failure F4).
+
+        Raises:
+            QueueReset: With what to do about it.
+        """
+        seen = self._seen
+        if seen is None or (manifest is not None and Watermark.of(manifest).covers(seen)):
+            return
+        path, url = self._config.manifest_path, self._store.url
+        if manifest is None:
+            what = (
+                f"manifest {path!r} is gone from {url}: it had reached next sequence "
+                f"{seen.next_sequence} and epoch {seen.epoch}"
+            )
+        else:
+            what = (
+                f"manifest {path!r} in {url} went backwards: next sequence {seen.next_sequence} "
+                f"-> {manifest.next_sequence}, epoch {seen.epoch} -> {manifest.epoch}. It was "
+                "deleted and recreated, or restored from an old copy"
+            )
+        raise QueueReset(
+            f"{what}. Batches that wait to be read may be named by nothing now. Stop producers, "
+            f"consumers and collectors. Then 'opendata-buffer manifest rebuild {url}' enqueues "
+            "them again. To start over without them, use --recreate (in Python recreate=True)."
+        )
+
+    def note(self, manifest: Manifest, *, now: bool = False) -> None:
+        """Let the marker remember how far a manifest is, that was read or written just now.
+
+        Writes when the manifest is seen for the first time, when its epoch has risen, after
+        ``NOTE_INTERVAL_S``, or ``now``; and only what the marker does not know yet. Raises
+        nothing: a marker that lags is still right.
+        """
+        reached = Watermark.of(manifest)
+        seen = self._seen
+        if seen is not None:
+            waited_s = self._runtime.monotonic() - self._noted_at
+            due = now or reached.epoch > seen.epoch or waited_s >= NOTE_INTERVAL_S
+            if not due or seen.covers(reached):
+                return
+        self._noted_at = self._runtime.monotonic()
+
+        def raised(before: Marker | None) -> Marker | None:
+            # Deleted, or of a queue that was started over: not ours to write any more.
+            if before is None or before.queue_id != self.queue_id:
+                return before
+            known = before.watermark
+            if known is not None and known.covers(reached):
+                return before
+            return replace(before, watermark=known.joined(reached) if known else reached)
+
+        try:
+            outcome = self._register.update(raised)
+        except OpenDataBufferError as error:
+            log.warning("the queue's marker %s was not written: %s", self._register.key, error)
+            return
+        if isinstance(outcome, Done):
+            self._seen = reached if seen is None else seen.joined(reached)
+        else:
+            log.info("the queue's marker %s was not written: %s", self._register.key, outcome)
 
 
-def claim_for_use(store: OwnerStore, config: QueueConfig, *, runtime: Runtime) -> Claim:
-    """What whoever writes to a queue does before the first write; free to repeat.
+def claim_for_use(store: CasStore, config: QueueConfig, *, runtime: Runtime | None = None) -> Claim:
+    """What whoever writes to a queue does before its first write; free to repeat.
 
-    Makes sure that the store honours conditional writes (failure F12) and that the data prefix
-    belongs to this queue (failure F7).
+    Makes sure that the store honours conditional writes (failure F12), that the data prefix
+    belongs to this queue (failure F7), and that the manifest is not behind what the marker has
+    seen (failure F4); with ``config.recreate`` a queue whose manifest is gets a new identity
+    instead, and starts over.
 
     Raises:
         UnsafeStore: The store ignores or does not know conditional writes.
         PrefixConflict: The prefix belongs to the queue of another manifest.
-        CorruptData: The marker cannot be read.
+        QueueReset: The manifest is gone, or was restored from an old copy.
+        CorruptData: The marker or the manifest cannot be read.
         TransientStorageError, PermanentStorageError: The store did not answer.
     """
+    runtime = runtime if runtime is not None else SystemRuntime()
     store.check_conditional_writes(config.manifest_path)
-    prefix, manifest_path = config.data_path_prefix, config.manifest_path
-    return Claim(claim_prefix(store, prefix, manifest_path, runtime=runtime))
+    claim = claim_queue(store, config, runtime=runtime)
+    if claim.watermark is None:
+        return claim
+    manifest = _read_manifest(store, config)
+    try:
+        claim.check(manifest)
+    except QueueReset as error:
+        if not config.recreate:
+            raise
+        log.warning("the queue starts over, as asked: %s", error)
+        return _start_over(store, config, runtime, claim.queue_id, manifest)
+    return claim
 
 
-def claim_prefix(
-    store: OwnerStore, data_path_prefix: str, manifest_path: str, *, runtime: Runtime | None = None
-) -> str:
-    """Make the prefix belong to the queue of this manifest; free to repeat.
+def claim_queue(store: CasStore, config: QueueConfig, *, runtime: Runtime | None = None) -> Claim:
+    """Make the data prefix belong to the queue of this manifest; free to repeat.
 
-    Costs one read when it does already, one more write when it belongs to nobody yet. Returns
-    the queue's id; empty for a marker that has none.
+    Costs one read when it does already, one more write when it belongs to nobody yet.
 
     Raises:
         PrefixConflict: It belongs to the queue of another manifest; nothing was written.
         CorruptData: The marker cannot be read; nothing was written.
         TransientStorageError, PermanentStorageError: The store did not answer.
     """
-    reason = ""
     runtime = runtime if runtime is not None else SystemRuntime()
-    for _ in range(_ATTEMPTS):
-        queue_id = _read_marker(store, data_path_prefix, manifest_path)
-        if queue_id is not None:
-            return queue_id
-        marker = _encode(data_path_prefix, manifest_path, runtime.ulid())
-        outcome = store.put_if(marker_key(data_path_prefix), marker, ABSENT)
-        # Whatever the answer says, also when it was lost: what counts is what a read finds. The
-        # first marker stays, with its id, because nobody ever replaces one.
-        reason = outcome.reason if isinstance(outcome, Unknown) else type(outcome).__name__
-    queue_id = _read_marker(store, data_path_prefix, manifest_path)
-    if queue_id is not None:
-        return queue_id
-    raise TransientStorageError(
-        f"owner marker {marker_key(data_path_prefix)!r} could not be written in {_ATTEMPTS} "
-        f"attempts: {reason}. Try again."
-    )
+    fresh = _new_marker(config, runtime)
+
+    def claimed(before: Marker | None) -> Marker:
+        # The first marker stays, with its id. So a lost answer needs no proof: whoever wrote
+        # it, what counts is what the next read finds.
+        if before is None:
+            return fresh
+        _check_manifest_path(before, config)
+        return before
+
+    return Claim(store, config, runtime, _write(store, config, runtime, claimed))
 
 
-def check_owner(store: Get, data_path_prefix: str, manifest_path: str) -> bool:
-    """Whether the prefix belongs to the queue of this manifest; False when to nobody yet.
+def check_owner(
+    store: CasStore, config: QueueConfig, *, runtime: Runtime | None = None
+) -> Claim | None:
+    """The claim of whoever claimed the prefix for this queue; None when nobody did yet.
+
+    Writes nothing.
 
     Raises:
         PrefixConflict: It belongs to the queue of another manifest.
         CorruptData: The marker cannot be read.
         TransientStorageError, PermanentStorageError: The store did not answer.
     """
-    return _read_marker(store, data_path_prefix, manifest_path) is not None
+    runtime = runtime if runtime is not None else SystemRuntime()
+    found = _register(store, config, runtime).read()
+    if not isinstance(found, Done) or found.value is None:
+        return None
+    _check_manifest_path(found.value, config)
+    return Claim(store, config, runtime, found.value)
 
 
-def _read_marker(store: Get, data_path_prefix: str, manifest_path: str) -> str | None:
-    """The id of the queue of this manifest; None when the prefix belongs to nobody yet."""
-    key = marker_key(data_path_prefix)
+def _start_over(
+    store: CasStore, config: QueueConfig, runtime: Runtime, old_id: str, manifest: Manifest | None
+) -> Claim:
+    """A new id, so that positions of the queue before are not taken for positions of this one."""
+    fresh = _new_marker(config, runtime)
+    if manifest is not None:
+        fresh = replace(fresh, watermark=Watermark.of(manifest))
+
+    def renewed(before: Marker | None) -> Marker:
+        # Of two that start over at once the first one's id stays.
+        return fresh if before is None or before.queue_id == old_id else before
+
+    return Claim(store, config, runtime, _write(store, config, runtime, renewed))
+
+
+def _write(
+    store: CasStore,
+    config: QueueConfig,
+    runtime: Runtime,
+    decide: Callable[[Marker | None], Marker],
+) -> Marker:
+    outcome = _register(store, config, runtime).update(decide)
+    if isinstance(outcome, Done) and outcome.value is not None:
+        return outcome.value
+    why = "other writers were faster" if isinstance(outcome, Raced) else str(outcome)
+    raise TransientStorageError(
+        f"owner marker {marker_key(config.data_path_prefix)!r} in {store.url} could not be "
+        f"written within {config.cas_deadline_ms / 1000:.0f} s: {why}. Try again."
+    )
+
+
+def _register(store: CasStore, config: QueueConfig, runtime: Runtime) -> Register[Marker]:
+    prefix = config.data_path_prefix
+    return Register(
+        store,
+        marker_key(prefix),
+        decode=lambda data: _decode(prefix, data),
+        encode=lambda marker: _encode(prefix, marker),
+        runtime=runtime,
+        settings=config,
+        max_bytes=_MAX_BYTES,
+    )
+
+
+def _read_manifest(store: CasStore, config: QueueConfig) -> Manifest | None:
+    key = config.manifest_path
     try:
-        got = store.get(key, max_bytes=_MAX_BYTES)
+        got = store.get(key, max_bytes=MAX_MANIFEST_BYTES)
     except ObjectNotFound:
         return None
-    if isinstance(got, NotModified):
-        raise PermanentStorageError(f"store answered 'not modified' to a plain read of {key!r}")
-    owner, queue_id = _decode(key, data_path_prefix, got.data)
-    if owner != manifest_path:
-        raise PrefixConflict(data_path_prefix, manifest_path, owner)
-    return queue_id
-
-
-def _encode(data_path_prefix: str, manifest_path: str, queue_id: str) -> bytes:
-    relative = posixpath.relpath("/" + manifest_path, "/" + data_path_prefix)
-    marker = {"version": _VERSION, "manifest": relative, "id": queue_id}
-    return json.dumps(marker, ensure_ascii=False).encode() + b"\n"
-
-
-def _decode(key: str, data_path_prefix: str, data: bytes) -> tuple[str, str]:
+    if not isinstance(got, Blob):
+        raise PermanentStorageError(
+            f"store {store.url} answered 'not modified' to a plain read of {key!r}"
+        )
     try:
-        marker = json.loads(data.decode())
-    except ValueError:
-        marker = None
-    match marker:
+        return Manifest.parse(got.data)
+    except CorruptManifest as error:
+        raise CorruptManifest(f"{key!r} in {store.url}: {error}") from error
+
+
+def _check_manifest_path(marker: Marker, config: QueueConfig) -> None:
+    if marker.manifest_path != config.manifest_path:
+        raise PrefixConflict(config.data_path_prefix, config.manifest_path, marker.manifest_path)
+
+
+def _new_marker(config: QueueConfig, runtime: Runtime) -> Marker:
+    return Marker(config.manifest_path, runtime.ulid(), None, {})
+
+
+def _encode(data_path_prefix: str, marker: Marker) -> bytes:
+    fields: dict[str, Any] = {
+        "version": _VERSION,
+        "manifest": posixpath.relpath("/" + marker.manifest_path, "/" + data_path_prefix),
+        "id": marker.queue_id,
+    }
+    if marker.watermark is not None:
+        fields["next_sequence"] = marker.watermark.next_sequence
+        fields["epoch"] = marker.watermark.epoch
+    return json.dumps({**marker.others, **fields}, ensure_ascii=False).encode() + b"\n"
+
+
+def _decode(data_path_prefix: str, data: bytes) -> Marker:
+    try:
+        fields = json.loads(data.decode())
+    except (ValueError, RecursionError):
+        fields = None
+    match fields:
         case {"version": 1, "manifest": str(relative)} if relative:
             # No leading slash: '..' beyond the store's root stays visible and never matches.
             owner = posixpath.normpath(posixpath.join(data_path_prefix, relative))
-            return owner, str(marker.get("id", ""))
+            known = ("version", "manifest", "id", "next_sequence", "epoch")
+            others = {name: value for name, value in fields.items() if name not in known}
+            return Marker(owner, str(fields.get("id", "")), _watermark(fields), others)
     raise CorruptData(
-        f"owner marker {key!r} holds {data[:100]!r} and not "
+        f"owner marker holds {data[:100]!r} and not "
         f'{{"version": {_VERSION}, "manifest": "..."}}: a later version of this library or '
         "somebody else wrote it. If one queue alone uses this data prefix, delete the object."
     )
+
+
+def _watermark(fields: Mapping[str, Any]) -> Watermark | None:
+    match fields:
+        case {"next_sequence": int(next_sequence), "epoch": int(epoch)}:
+            return Watermark(next_sequence, epoch)
+    return None

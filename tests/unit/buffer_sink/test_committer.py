@@ -21,7 +21,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.batch import decode_batch, encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
-from opendata_buffer.queue.owner import claim_prefix
+from opendata_buffer.queue.owner import claim_queue
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment
 from opendata_buffer.stores import (
@@ -59,7 +59,7 @@ class World:
         self.taken: list[bytes] = []
         self.read: list[bytes] = []
         # Written now, so that a test's script meets the manifest only.
-        claim_prefix(self.store, PREFIX, CONFIG.manifest_path)
+        claim_queue(self.store, CONFIG)
 
     def driver(self) -> WriteCommitter:
         return WriteCommitter(self.store, OPTIONS, self.runtime)

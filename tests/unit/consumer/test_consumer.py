@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from opendata_buffer import metrics
-from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
+from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, QueueConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.errors import (
@@ -31,7 +31,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
-from opendata_buffer.queue.owner import claim_prefix
+from opendata_buffer.queue.owner import claim_queue
 from opendata_buffer.stores import Absent, Blob, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -187,7 +187,7 @@ def test_f12_a_store_without_compare_and_swap_is_refused(
 def test_f7_a_prefix_of_another_queue_is_refused_before_anybody_is_fenced(
     queue: Fixture,
 ) -> None:
-    claim_prefix(queue.store, "ingest", "other/manifest")
+    claim_queue(queue.store, QueueConfig(store="memory://x", manifest_path="other/manifest"))
     with pytest.raises(PrefixConflict, match=r"'other/manifest'.*'ingest/manifest'"):
         queue.consumer()
     assert queue.manifest() == Manifest.empty()

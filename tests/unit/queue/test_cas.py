@@ -1,0 +1,296 @@
+"""The register: what each outcome of a change means, and that it is true."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.errors import (
+    CorruptData,
+    Fenced,
+    InvalidInput,
+    PermanentStorageError,
+    TransientStorageError,
+)
+from opendata_buffer.queue.cas import Done, Doubtful, Gone, Raced, Register, Untraceable
+from opendata_buffer.stores import (
+    ABSENT,
+    Absent,
+    Applied,
+    Blob,
+    IfVersion,
+    PutOutcome,
+    VersionConflict,
+)
+from opendata_buffer.testing.runtime import ManualRuntime
+from tests.unit.scripted import (
+    ScriptedStore,
+    applied,
+    applied_answer_lost,
+    applied_then_412,
+    before,
+    not_applied_answer_lost,
+)
+
+KEY = "numbers"
+Numbers = tuple[int, ...]
+
+
+def decode(data: bytes) -> Numbers:
+    try:
+        return tuple(int(each) for each in data.split())
+    except ValueError as error:
+        raise CorruptData(f"not numbers: {error}") from error
+
+
+def encode(numbers: Numbers) -> bytes:
+    return b" ".join(b"%d" % each for each in numbers)
+
+
+def register(
+    store: ScriptedStore,
+    *,
+    check_read: Callable[[Numbers, Numbers], None] | None = None,
+    check_write: Callable[[Numbers | None, Numbers], None] | None = None,
+) -> Register[Numbers]:
+    return Register(
+        store,
+        KEY,
+        decode=decode,
+        encode=encode,
+        runtime=ManualRuntime(),
+        settings=QueueConfig(store="memory://x", cas_deadline_ms=1_000),
+        max_bytes=100,
+        check_read=check_read,
+        check_write=check_write,
+    )
+
+
+class Add:
+    """Adds a number behind the others, and knows it when it sees it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._place = -1
+
+    def decide(self, now: Numbers | None) -> Numbers:
+        self._place = len(now or ())
+        return (*(now or ()), self.number)
+
+    def mark(self) -> int:
+        return self._place
+
+    def find(self, now: Numbers | None, marks: Sequence[int]) -> bool:
+        if now is not None and 0 in now and any(marks):
+            raise Untraceable("somebody wiped it")
+        return now is not None and self.number in now
+
+
+def by_another(*numbers: int) -> Callable[[ScriptedStore], None]:
+    def write(store: ScriptedStore) -> None:
+        blob = store.get(KEY)
+        assert isinstance(blob, Blob)
+        outcome = store.really_put_if(KEY, encode(numbers), IfVersion(blob.version))
+        assert isinstance(outcome, Applied)
+
+    return write
+
+
+def conflict(*_: object) -> PutOutcome:
+    return VersionConflict()
+
+
+def stored(store: ScriptedStore) -> Numbers:
+    blob = store.get(KEY)
+    assert isinstance(blob, Blob)
+    return decode(blob.data)
+
+
+def test_a_change_creates_then_replaces_and_the_same_value_is_not_written() -> None:
+    store = ScriptedStore()
+    numbers = register(store)
+    assert numbers.read() == Done(None)
+    assert numbers.update(lambda now: (1,)) == Done((1,))
+    assert numbers.update(lambda now: (*(now or ()), 2)) == Done((1, 2))
+    assert numbers.update(lambda now: now) == Done((1, 2))
+    assert (stored(store), store.puts, numbers.attempts) == ((1, 2), 2, 2)
+
+
+def test_a_remembered_value_saves_the_read_but_refuses_nothing() -> None:
+    store = ScriptedStore()
+    numbers = register(store)
+    numbers.update(lambda now: (1,))
+    gets = store.gets
+    numbers.update(lambda now: (*(now or ()), 2), from_memory=True)
+    assert store.gets == gets
+    by_another(7)(store)
+
+    def refuse_two(now: Numbers | None) -> Numbers:
+        if now == (1, 2):
+            raise InvalidInput("two")
+        return (*(now or ()), 8)
+
+    assert numbers.update(refuse_two, from_memory=True) == Done((7, 8))
+    by_another(9)(store)
+    assert numbers.update(lambda now: now, from_memory=True) == Done((9,))
+
+
+def test_a_lost_race_is_decided_again_on_what_the_winner_wrote() -> None:
+    store = ScriptedStore(applied, before(applied, by_another(5)))
+    numbers = register(store)
+    numbers.update(lambda now: (1,))
+    add = Add(2)
+    assert numbers.update(add.decide, proof=add) == Done((5, 2))
+    assert (numbers.attempts, numbers.conflicts) == (3, 1)
+
+
+def test_races_lost_until_the_deadline_wrote_nothing() -> None:
+    store = ScriptedStore(applied, *[conflict] * 10_000)
+    numbers = register(store)
+    numbers.update(lambda now: (1,))
+    add = Add(2)
+    outcome = numbers.update(add.decide, proof=add)
+    assert isinstance(outcome, Raced)
+    assert outcome.attempts > 1
+    assert outcome.waited_s == pytest.approx(1.0)
+    assert stored(store) == (1,)
+
+
+def test_f1_a_conflict_at_the_deadline_may_be_our_own_write_and_is_looked_up() -> None:
+    class Slow(ScriptedStore):
+        """Each conditional write takes as long as the whole deadline."""
+
+        def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+            runtime.advance(2)
+            return super().put_if(key, data, condition)
+
+    store = Slow(applied_then_412)
+    numbers = register(store)
+    runtime = numbers._runtime
+    assert isinstance(runtime, ManualRuntime)
+    add = Add(1)
+    assert numbers.update(add.decide, proof=add) == Done((1,))
+    assert store.puts == 1
+
+
+def test_f1_a_conflict_that_cannot_be_looked_up_is_in_doubt() -> None:
+    class Silent(ScriptedStore):
+        silent = False
+
+        def get(self, key: str, **options: object) -> Blob:
+            if self.silent:
+                raise TransientStorageError("no answer")
+            blob = super().get(key, **options)
+            assert isinstance(blob, Blob)
+            return blob
+
+        def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+            outcome = super().put_if(key, data, condition)
+            self.silent = True
+            return outcome
+
+    store = Silent(applied_then_412)
+    add = Add(1)
+    outcome = register(store).update(add.decide, proof=add)
+    assert isinstance(outcome, Doubtful)
+    assert outcome.reason == "no answer"
+    store.silent = False
+    assert stored(store) == (1,)
+
+
+@pytest.mark.parametrize("step", [applied_answer_lost, applied_then_412])
+def test_f1_f2_a_write_whose_answer_was_lost_is_found_and_not_repeated(
+    step: Callable[..., PutOutcome],
+) -> None:
+    store = ScriptedStore(step)
+    add = Add(1)
+    assert register(store).update(add.decide, proof=add) == Done((1,))
+    assert store.puts == 1
+
+
+def test_f2_a_write_that_was_wiped_before_it_was_found_is_in_doubt() -> None:
+    def lose_and_wipe(
+        store: ScriptedStore, key: str, data: bytes, when: Absent | IfVersion
+    ) -> PutOutcome:
+        outcome = applied_answer_lost(store, key, data, when)
+        by_another(0)(store)
+        return outcome
+
+    store = ScriptedStore(applied, lose_and_wipe)
+    numbers = register(store)
+    numbers.update(lambda now: (1,))
+    add = Add(2)
+    outcome = numbers.update(add.decide, proof=add)
+    assert isinstance(outcome, Doubtful)
+    assert (outcome.reason, outcome.mark) == ("somebody wiped it", 1)
+
+
+def test_f2_answers_lost_until_the_deadline_are_in_doubt() -> None:
+    store = ScriptedStore(*[not_applied_answer_lost] * 10_000)
+    outcome = register(store).update(lambda now: (1,))
+    assert isinstance(outcome, Doubtful)
+    assert outcome.reason == "answers were lost: connection reset"
+
+
+def test_f4_a_vanished_object_is_never_recreated() -> None:
+    store = ScriptedStore()
+    numbers = register(store)
+    numbers.update(lambda now: (1,))
+    store.delete_many([KEY])
+    assert numbers.read() == Gone()
+    assert numbers.update(lambda now: (2,)) == Gone()
+    assert numbers.update(lambda now: (2,), from_memory=True) == Gone()
+    assert store.list("").objects == ()
+
+
+def test_an_error_of_the_change_is_the_callers_and_writes_nothing() -> None:
+    def fence(now: Numbers | None) -> Numbers:
+        raise Fenced(KEY, 1, 2)
+
+    store = ScriptedStore()
+    with pytest.raises(Fenced):
+        register(store).update(fence)
+    assert store.puts == 0
+
+
+def test_an_error_while_an_attempt_is_in_doubt_is_a_doubt() -> None:
+    store = ScriptedStore(not_applied_answer_lost)
+    add = Add(1)
+
+    def once(now: Numbers | None) -> Numbers:
+        if store.puts:
+            raise PermanentStorageError("access denied")
+        return add.decide(now)
+
+    outcome = register(store).update(once, proof=add)
+    assert isinstance(outcome, Doubtful)
+    assert isinstance(outcome.cause, PermanentStorageError)
+
+
+def test_checks_stand_before_what_is_believed_and_what_is_written() -> None:
+    def shorter(known: Numbers | None, now: Numbers) -> None:
+        if len(now) < len(known or ()):
+            raise InvalidInput("shorter")
+
+    store = ScriptedStore()
+    numbers = register(store, check_read=shorter, check_write=shorter)
+    numbers.update(lambda now: (1, 2))
+    with pytest.raises(InvalidInput, match="shorter"):
+        numbers.update(lambda now: ())
+    assert store.puts == 1
+    by_another(3)(store)
+    with pytest.raises(InvalidInput, match="shorter"):
+        numbers.read()
+
+
+def test_damage_names_the_store_and_the_key() -> None:
+    store = ScriptedStore()
+    store.really_put_if(KEY, b"1 x", ABSENT)
+    with pytest.raises(CorruptData, match=r"'numbers' in memory://scripted.*: not numbers"):
+        register(store).read()
+    large = ScriptedStore()
+    large.put(KEY, b"1" * 101)
+    with pytest.raises(CorruptData, match="more than the limit of 100"):
+        register(large).read()
