@@ -6,8 +6,10 @@
 2    wrong usage
 130  interrupted (Ctrl-C)
 141  the reader of stdout went away (as a shell reports SIGPIPE); silent
-143  terminated (SIGTERM), after an orderly end
+143  terminated (SIGTERM)
 ==== ===================================================================
+
+What a signal ends, it ends within five seconds: see :mod:`opendata_buffer.cli.ending`.
 """
 
 from __future__ import annotations
@@ -15,23 +17,20 @@ from __future__ import annotations
 import logging
 import os
 import re
-import signal
 import sys
 import threading
 from collections.abc import Callable
-from types import FrameType
 from typing import IO, Any, NoReturn
 
 import click
 
+from opendata_buffer.cli.ending import INTERRUPTED, end_on_signals
 from opendata_buffer.cli.options import spelled
 from opendata_buffer.errors import OpenDataBufferError
 
 __all__ = ["Application", "Failure", "main_of"]
 
-INTERRUPTED = 130
 READER_GONE = 141
-TERMINATED = 143
 
 log = logging.getLogger("opendata_buffer.cli.commands")
 
@@ -98,7 +97,7 @@ def main_of(cli: click.Group) -> Callable[[], NoReturn]:
 
     def main() -> NoReturn:
         """Run the command line and exit."""
-        signal.signal(signal.SIGTERM, _terminate)
+        end_on_signals()
         threading.excepthook = _log_thread_failure
         try:
             cli.main(prog_name="opendata-buffer")
@@ -107,11 +106,6 @@ def main_of(cli: click.Group) -> Callable[[], NoReturn]:
         sys.exit(0)
 
     return main
-
-
-def _terminate(number: int, frame: FrameType | None) -> None:
-    # As an exception, so that what was written is acknowledged and what was read is flushed.
-    sys.exit(TERMINATED)
 
 
 def _give_up_stdout() -> None:

@@ -17,11 +17,14 @@ from opendata_buffer.formats import MIB
 
 __all__ = [
     "NATURAL",
-    "OBSERVER_DEADLINE_MS",
+    "LONG_MS",
     "POSITIVE",
+    "SOON_MS",
+    "allow_foreign_option",
     "json_option",
     "max_batch_bytes_option",
     "queue_fields_of",
+    "patient_queue_options",
     "queue_options",
     "spelled",
     "store_options",
@@ -31,8 +34,10 @@ __all__ = [
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-OBSERVER_DEADLINE_MS = 5_000
+SOON_MS = 5_000
 """A person waits for the answer: a store that is down is reported soon."""
+LONG_MS = 120_000
+"""Records wait for a store that is down for a while."""
 POSITIVE = click.IntRange(min=1)
 NATURAL = click.IntRange(min=0)
 
@@ -46,13 +51,25 @@ def _options(*options: Callable[[Any], Any]) -> Callable[[F], F]:
     return decorate
 
 
-store_options = _options(
+def _timeout(default_ms: int) -> Callable[[Any], Any]:
+    return click.option(
+        "--timeout-ms",
+        type=POSITIVE,
+        default=default_ms,
+        show_default=True,
+        help="How long the store may fail to do one thing, retries included.",
+    )
+
+
+_reach_store = _options(
     click.option("--endpoint-url", metavar="URL", help="Another S3 endpoint than AWS's."),
     click.option("--region", metavar="NAME", help="AWS region. Default: the AWS chain's."),
     click.option("--profile", metavar="NAME", help="AWS profile. Default: the AWS chain's."),
 )
 
-queue_options = _options(
+store_options = _options(_reach_store, _timeout(SOON_MS))
+
+_queue = _options(
     click.argument("store"),
     click.option(
         "--data-path-prefix", metavar="PREFIX", help="Where the batches are. Default: ingest."
@@ -60,7 +77,16 @@ queue_options = _options(
     click.option(
         "--manifest-path", metavar="KEY", help="The manifest. Default: <data-path-prefix>/manifest."
     ),
-    store_options,
+    _reach_store,
+)
+queue_options = _options(_queue, _timeout(SOON_MS))
+patient_queue_options = _options(_queue, _timeout(LONG_MS))
+"""Those of commands that move records."""
+
+allow_foreign_option = click.option(
+    "--allow-foreign-locations",
+    is_flag=True,
+    help="Read batches that lie outside the data prefix, too.",
 )
 
 max_batch_bytes_option = click.option(
@@ -97,10 +123,22 @@ version_option = click.option(
 
 
 def store_options_of(store: dict[str, Any]) -> Any:
-    """StoreOptions from the values of :data:`store_options`."""
+    """StoreOptions from the values of :data:`store_options`.
+
+    The attempts of one request share the time: a store that accepts connections and never
+    answers is given up when it is over, and not after five times 30 seconds.
+    """
     from opendata_buffer.config import StoreOptions
 
-    return StoreOptions(**store)
+    timeout_ms = store.pop("timeout_ms")
+    attempts = 2 if timeout_ms < 30_000 else 3
+    share_ms = max(1, timeout_ms // attempts)
+    return StoreOptions(
+        **store,
+        connect_timeout_ms=min(share_ms, StoreOptions.connect_timeout_ms),
+        read_timeout_ms=min(share_ms, StoreOptions.read_timeout_ms),
+        max_attempts=attempts,
+    )
 
 
 def queue_fields_of(options: dict[str, Any]) -> dict[str, Any]:
@@ -114,6 +152,7 @@ def queue_fields_of(options: dict[str, Any]) -> dict[str, Any]:
         # An empty one is refused by the configuration, not taken for "not given".
         "data_path_prefix": DEFAULT_DATA_PATH_PREFIX if prefix is None else prefix,
         "manifest_path": options.pop("manifest_path") or "",
+        "cas_deadline_ms": options["timeout_ms"],
         "store_options": store_options_of(options),
     }
 
@@ -129,6 +168,8 @@ def _remember(options: dict[str, Any]) -> None:
         for parameter in context.command.params
         if isinstance(parameter, click.Option) and parameter.name and "_" in parameter.name
     }
+    for setting in ("cas_deadline_ms", "delivery_timeout_ms"):
+        flags[setting] = "--timeout-ms"
     context.meta[_FLAGS] = flags
     given = [("--" + name.replace("_", "-"), options.get(name)) for name in _NAMES_A_QUEUE]
     words = [each for flag, value in given if value is not None for each in (flag, str(value))]

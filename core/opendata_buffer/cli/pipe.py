@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, BinaryIO, Protocol
 
@@ -16,7 +18,7 @@ from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.descriptors import ArrowBatch, BatchDescriptor
 from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.consumer.read_ahead import fetch_many
-from opendata_buffer.errors import DataLoss, QueueReset
+from opendata_buffer.errors import DataLoss, OpenDataBufferError, QueueReset
 from opendata_buffer.formats import MIB
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.producer.producer import Producer
@@ -80,6 +82,7 @@ class Intake:
         self._advance = advance
         self._pending: deque[tuple[WriteHandle, int, int]] = deque()
         self._last_sequence: int | None = None
+        self._settling = threading.Lock()
         self.durable = Produced()
 
     def run(self, read: Callable[[int], bytes]) -> None:
@@ -99,11 +102,24 @@ class Intake:
         self._produce(splitter.finish())
 
     def settle(self) -> None:
-        """Count what has become durable.
+        """Count what has become durable; from any thread.
 
         Raises:
             OpenDataBufferError: A batch was given up.
         """
+        with self._settling:
+            self._settle()
+
+    def last_words(self) -> str:
+        """What became of the input when a signal ends the command."""
+        # With a timeout: the thread that was interrupted may hold the lock for ever.
+        if self._settling.acquire(timeout=0.5):
+            with suppress(OpenDataBufferError):
+                self._settle()
+            self._settling.release()
+        return f"ended by a signal: of the input, {self.durable_lines()}"
+
+    def _settle(self) -> None:
         while self._pending:
             handle, records, size = self._pending[0]
             done = handle.watcher.result()

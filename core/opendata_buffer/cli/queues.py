@@ -10,8 +10,8 @@ import click
 from opendata_buffer.cli.errors import Failure
 from opendata_buffer.cli.options import (
     NATURAL,
-    OBSERVER_DEADLINE_MS,
     POSITIVE,
+    allow_foreign_option,
     json_option,
     max_batch_bytes_option,
     queue_fields_of,
@@ -41,7 +41,7 @@ def status(runtime: Any, /, as_json: bool, watch: bool, interval_ms: int, **queu
     from opendata_buffer.config import QueueConfig
     from opendata_buffer.stores.factory import open_store
 
-    config = QueueConfig(**queue_fields_of(queue), cas_deadline_ms=OBSERVER_DEADLINE_MS)
+    config = QueueConfig(**queue_fields_of(queue))
     store = open_store(config.store, config.store_options)
     observer = Observer(store, config, runtime)
     console = Console()
@@ -89,7 +89,6 @@ def gc(runtime: Any, /, dry_run: bool, grace_period_ms: int, as_json: bool, **qu
 
     config = ConsumerConfig(
         **queue_fields_of(queue),
-        cas_deadline_ms=OBSERVER_DEADLINE_MS,
         gc=GarbageCollectorConfig(grace_period_ms=grace_period_ms),
     )
     store = open_store(config.store, config.store_options)
@@ -132,9 +131,17 @@ def gc(runtime: Any, /, dry_run: bool, grace_period_ms: int, as_json: bool, **qu
 @click.command()
 @queue_options
 @max_batch_bytes_option
+@allow_foreign_option
 @json_option
 @click.pass_obj
-def fsck(runtime: Any, /, max_batch_bytes: int, as_json: bool, **queue: Any) -> None:
+def fsck(
+    runtime: Any,
+    /,
+    max_batch_bytes: int,
+    allow_foreign_locations: bool,
+    as_json: bool,
+    **queue: Any,
+) -> None:
     """Check that every queued batch exists and decodes; exits 1 with a list if not."""
     from opendata_buffer.admin.fsck import check_queue
     from opendata_buffer.cli.terminal import format_bytes, track
@@ -143,8 +150,8 @@ def fsck(runtime: Any, /, max_batch_bytes: int, as_json: bool, **queue: Any) -> 
 
     config = ConsumerConfig(
         **queue_fields_of(queue),
-        cas_deadline_ms=OBSERVER_DEADLINE_MS,
         max_batch_bytes=max_batch_bytes,
+        allow_foreign_locations=allow_foreign_locations,
     )
     store = open_store(config.store, config.store_options)
     with track("checking") as advance:

@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from opendata_buffer.cli.ending import last_words
 from opendata_buffer.cli.errors import Failure
 from opendata_buffer.cli.options import (
     NATURAL,
-    OBSERVER_DEADLINE_MS,
     POSITIVE,
+    SOON_MS,
+    allow_foreign_option,
     max_batch_bytes_option,
+    patient_queue_options,
     queue_fields_of,
-    queue_options,
 )
 from opendata_buffer.formats import MIB
 
@@ -29,7 +31,7 @@ __all__ = ["consume", "produce"]
 
 
 @click.command()
-@queue_options
+@patient_queue_options
 @click.option(
     "--compression",
     type=click.Choice(["none", "zstd"], case_sensitive=False),
@@ -63,8 +65,10 @@ def produce(
     from opendata_buffer.formats.batch import Compression
     from opendata_buffer.producer.producer import Producer
 
+    timeout_ms = queue["timeout_ms"]
     config = ProducerConfig(
         **queue_fields_of(queue),
+        delivery_timeout_ms=timeout_ms,
         compression=Compression[compression.upper()],
         flush_interval_ms=flush_interval_ms,
         flush_size_bytes=flush_size_bytes,
@@ -77,7 +81,7 @@ def produce(
         producer = Producer(config, runtime=runtime)
         intake = Intake(producer, config, os.fsencode(metadata), advance)
         try:
-            with producer:
+            with last_words(intake.last_words), producer:
                 intake.run(stdin.read1)
             intake.settle()
         except OpenDataBufferError as error:
@@ -88,9 +92,14 @@ def produce(
 
 
 @click.command()
-@queue_options
+@patient_queue_options
 @click.option("--max-batches", type=NATURAL, metavar="N", help="Stop after N batches.")
 @click.option("--follow", is_flag=True, help="Wait for more when the queue is empty.")
+@click.option(
+    "--create-if-missing",
+    is_flag=True,
+    help="Make the queue if there is none: for a consumer that starts before its producers.",
+)
 @click.option("--no-ack", is_flag=True, help="Only look: take over nothing, acknowledge nothing.")
 @click.option(
     "--last-acked-sequence",
@@ -101,17 +110,20 @@ def produce(
 @click.option("--gc/--no-gc", default=True, show_default=True, help="Collect garbage meanwhile.")
 @click.option("--poll-interval-ms", type=POSITIVE, default=500, show_default=True)
 @max_batch_bytes_option
+@allow_foreign_option
 @click.pass_obj
 def consume(
     runtime: Any,
     /,
     max_batches: int | None,
     follow: bool,
+    create_if_missing: bool,
     no_ack: bool,
     last_acked_sequence: int | None,
     gc: bool,
     poll_interval_ms: int,
     max_batch_bytes: int,
+    allow_foreign_locations: bool,
     **queue: Any,
 ) -> None:
     """Write the records of the queue to stdout, one line each.
@@ -130,12 +142,13 @@ def consume(
         **queue_fields_of(queue),
         gc=GarbageCollectorConfig(enabled=gc),
         max_batch_bytes=max_batch_bytes,
+        allow_foreign_locations=allow_foreign_locations,
     )
     store = open_store(config.store, config.store_options)
-    if no_ack or not follow:
+    if no_ack or not create_if_missing:
         # A look with a short deadline first: a mistyped path or a store that is down is told of
-        # soon, and creates no queue.
-        soon = replace(config, cas_deadline_ms=OBSERVER_DEADLINE_MS)
+        # soon, and no queue is made there.
+        soon = replace(config, cas_deadline_ms=min(config.cas_deadline_ms, SOON_MS))
         Observer(store, soon, runtime).manifest()
 
     stdout = sys.stdout.buffer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -26,7 +27,20 @@ def config_of(*arguments: str) -> QueueConfig:
 
 
 def test_only_the_store_is_needed_and_the_rest_is_the_default() -> None:
-    assert config_of("memory://x") == QueueConfig(store="memory://x")
+    found = config_of("memory://x")
+    assert (found.store, found.cas_deadline_ms) == ("memory://x", 5_000)
+    neither = {"cas_deadline_ms": 1, "store_options": StoreOptions()}
+    assert replace(found, **neither) == replace(QueueConfig(store="memory://x"), **neither)
+
+
+@pytest.mark.parametrize("timeout_ms", [1, 5_000, 30_000, 120_000, 600_000])
+def test_the_attempts_of_a_request_share_the_timeout(timeout_ms: int) -> None:
+    config = config_of("memory://x", "--timeout-ms", str(timeout_ms))
+    assert config.cas_deadline_ms == timeout_ms
+    options = config.store_options
+    assert options.max_attempts >= 2
+    for each in (options.connect_timeout_ms, options.read_timeout_ms):
+        assert 1 <= each * options.max_attempts <= max(timeout_ms, options.max_attempts)
 
 
 def test_the_manifest_follows_the_prefix() -> None:
@@ -36,12 +50,16 @@ def test_the_manifest_follows_the_prefix() -> None:
 def test_every_option_has_its_field() -> None:
     assert config_of(
         "s3://bucket", "--data-path-prefix", "a", "--manifest-path", "b", "--endpoint-url",
-        "http://host", "--region", "r", "--profile", "p",
+        "http://host", "--region", "r", "--profile", "p", "--timeout-ms", "3000",
     ) == QueueConfig(
         store="s3://bucket",
         data_path_prefix="a",
         manifest_path="b",
-        store_options=StoreOptions(endpoint_url="http://host", region="r", profile="p"),
+        cas_deadline_ms=3_000,
+        store_options=StoreOptions(
+            endpoint_url="http://host", region="r", profile="p", connect_timeout_ms=1_500,
+            read_timeout_ms=1_500, max_attempts=2,
+        ),
     )  # fmt: skip
 
 

@@ -13,6 +13,8 @@ from opendata_buffer.cli.commands import cli
 from opendata_buffer.errors import PermanentStorageError
 from opendata_buffer.stores import Blob
 from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.manifest import Manifest, NewEntry
 from tests.unit.cli.shell import Ticks, fails, fill, manifest_of, ok, records_of, run
 
 
@@ -131,7 +133,9 @@ def test_f27_consume_after_a_sequence_the_queue_never_had(url: str, store: Memor
     assert manifest_of(store).entry_count == 1
 
 
-@pytest.mark.parametrize("more", [(), ("--no-ack",), ("--no-ack", "--follow")])
+@pytest.mark.parametrize(
+    "more", [(), ("--no-ack",), ("--no-ack", "--follow"), ("--follow",)], ids=" ".join
+)
 def test_consume_from_no_queue_says_where_it_looked(
     url: str, store: MemoryStore, more: tuple[str, ...]
 ) -> None:
@@ -161,3 +165,47 @@ def test_consume_follow_polls_until_interrupted(url: str, more: tuple[str, ...])
         obj=Ticks(2),
     )  # fmt: skip
     assert (result.exit_code, result.stdout) == (130, "a\n")
+
+
+def test_consume_makes_a_queue_only_when_it_is_told_to(url: str, store: MemoryStore) -> None:
+    assert ok("consume", url, "--create-if-missing").stdout == ""
+    assert manifest_of(store).epoch == 1
+
+
+def test_consume_of_a_mistyped_path_makes_no_directory(tmp_path: Path) -> None:
+    for command in ("consume", "status", "fsck", "gc"):
+        fails(command, str(tmp_path / "typo"))
+    fails("consume", str(tmp_path / "typo"), "--follow")
+    assert list(tmp_path.iterdir()) == []
+
+
+def go_queue(store: MemoryStore) -> list[str]:
+    """A queue as OpenData's Go producer writes it."""
+    run_of = "ingest/01J5T4R3KXBMZ7QV9N2WG8YDHP"
+    locations = [f"{run_of}/{n:016x}" for n in range(2)]
+    for n, location in enumerate(locations):
+        store.put(location, encode_batch([b"go %d" % n]))
+    entries = [NewEntry(location) for location in locations]
+    store.put("ingest/manifest", Manifest.empty().append(entries).raw)
+    return locations
+
+
+@pytest.mark.parametrize("more", [("--no-ack",), ()], ids=["looking", "owning"])
+def test_a_queue_with_the_names_of_the_go_producer_is_read(
+    url: str, store: MemoryStore, more: tuple[str, ...]
+) -> None:
+    go_queue(store)
+    assert ok("fsck", url).exit_code == 0
+    assert ok("consume", url, *more).stdout == "go 0\ngo 1\n"
+
+
+@pytest.mark.parametrize("more", [("--no-ack",), ()], ids=["looking", "owning"])
+def test_f23_batches_outside_the_prefix_are_read_when_that_is_allowed(
+    url: str, store: MemoryStore, more: tuple[str, ...]
+) -> None:
+    store.put("elsewhere/a.batch", encode_batch([b"a"]))
+    store.put("ingest/manifest", Manifest.empty().append([NewEntry("elsewhere/a.batch")]).raw)
+    assert "set --allow-foreign-locations" in fails("consume", url, *more)
+    assert run("fsck", url).exit_code == 1
+    assert ok("fsck", url, "--allow-foreign-locations").exit_code == 0
+    assert ok("consume", url, "--allow-foreign-locations", *more).stdout == "a\n"

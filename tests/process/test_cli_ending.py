@@ -1,0 +1,163 @@
+"""Commands end in time whatever the store does: it hangs, and signals arrive."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "opendata_buffer"]
+STARTING_S = 10  # what a slow machine may take to start Python
+PROMISE_S = 5  # from a signal to the end
+
+# Stands in for a store that hangs in one upload, in the process of the command.
+HANGING = """
+import sys, threading
+from opendata_buffer.stores.local import LocalStore
+put = LocalStore.put
+def hanging(self, key, data):
+    if b"hang" in bytes(data):
+        print("hanging", file=sys.stderr, flush=True)
+        threading.Event().wait()
+    put(self, key, data)
+LocalStore.put = hanging
+from opendata_buffer.cli import main
+main()
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[socket.socket]:
+    """Accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as server:
+        yield server
+
+
+@pytest.fixture
+def silent(server: socket.socket) -> str:
+    """The URL of that server."""
+    return f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def environment() -> dict[str, str]:
+    return {
+        **os.environ,
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_REGION": "us-east-1",
+    }
+
+
+COMMANDS = [
+    ("status", "s3://bucket"),
+    ("fsck", "s3://bucket"),
+    ("gc", "s3://bucket"),
+    ("manifest", "dump", "s3://bucket/ingest/manifest"),
+    ("batch", "dump", "s3://bucket/ingest/x.batch"),
+    ("consume", "s3://bucket"),
+    ("consume", "s3://bucket", "--follow"),
+    ("produce", "s3://bucket"),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_store_that_accepts_and_never_answers_is_given_up_in_time(
+    silent: str, command: tuple[str, ...]
+) -> None:
+    started = time.monotonic()
+    done = subprocess.run(
+        [*COMMAND, *command, "--endpoint-url", silent, "--timeout-ms", "2000"],
+        input=b"a\n",
+        capture_output=True,
+        env=environment(),
+        timeout=60,
+        check=False,
+    )
+    took_s = time.monotonic() - started
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.splitlines()[-1].startswith(b"error: "), done.stderr
+    assert took_s < 2 * 2 + 2 + STARTING_S  # the last attempt may begin at the deadline
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("command", [("status",), ("produce",), ("consume", "--follow")])
+def test_a_signal_ends_a_command_that_waits_for_a_silent_store(
+    server: socket.socket, silent: str, command: tuple[str, ...], number: int, code: int
+) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, *command, "s3://bucket", "--endpoint-url", silent, "--timeout-ms", "600000"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+    )
+    server.settimeout(60)
+    connection, _ = server.accept()
+    connection.recv(1)  # the request is on its way
+    process.send_signal(number)
+    started = time.monotonic()
+    process.communicate(timeout=60)
+    connection.close()
+    assert process.returncode == code
+    assert time.monotonic() - started < PROMISE_S
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_during_a_hanging_upload_tells_which_lines_are_durable(
+    tmp_path: Path, number: int, code: int
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HANGING, "produce", str(tmp_path), "--flush-interval-ms", "1"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stderr is not None
+    process.stdin.write(b"one\ntwo\n")
+    process.stdin.flush()
+    deadline = time.monotonic() + STARTING_S
+    while not (tmp_path / "ingest" / "manifest").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.stdin.write(b"hang\n")
+    process.stdin.flush()
+    assert process.stderr.readline() == b"hanging\n"
+    process.send_signal(number)
+    started = time.monotonic()
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (code, b"")
+    assert time.monotonic() - started < PROMISE_S
+    assert b"ended by a signal: of the input, lines 1 to 2 are durable\n" in err
+
+
+def test_an_orderly_end_tells_that_all_lines_are_durable(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "produce", str(tmp_path), "--flush-interval-ms", "1"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    process.stdin.write(b"one\ntwo\n")
+    process.stdin.flush()
+    deadline = time.monotonic() + STARTING_S
+    while not (tmp_path / "ingest" / "manifest").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.terminate()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert err == b"ended by a signal: of the input, lines 1 to 2 are durable\n"
+    done = subprocess.run(
+        [*COMMAND, "status", str(tmp_path), "--json"], capture_output=True, check=True
+    )
+    assert json.loads(done.stdout)["queue_length"] == 1
