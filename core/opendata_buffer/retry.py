@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import tenacity
 
 from opendata_buffer.errors import TransientStorageError
-from opendata_buffer.runtime import Runtime
+from opendata_buffer.runtime import Runtime, remaining
 
 __all__ = ["full_jitter", "queue_retry"]
 
@@ -41,7 +41,9 @@ class _Backoff:
             self._began[state] = self._runtime.monotonic()
 
     def _left_s(self, state: tenacity.RetryCallState) -> float:
-        return self._began[state] + self._deadline_s - self._runtime.monotonic()
+        own = self._began[state] + self._deadline_s - self._runtime.monotonic()
+        around = remaining()
+        return own if around is None else min(own, around)
 
     def wait(self, state: tenacity.RetryCallState) -> float:
         # The exponent is capped: 2.0**1024 overflows after some hours of retries.
@@ -73,7 +75,8 @@ def full_jitter(
         base_ms: First backoff step, milliseconds.
         max_ms: Largest backoff step, milliseconds.
         deadline_ms: Milliseconds after the first attempt began when no further one begins. A
-            sleep is cut at the deadline, so the last attempt is made about then.
+            sleep is cut at the deadline, so the last attempt is made about then. A nearer
+            :func:`~opendata_buffer.runtime.deadline` of the caller's counts instead.
         retry_on: Errors that are retried. Any other, and the last of these, is raised as it is.
     """
     backoff = _Backoff(runtime, base_ms, max_ms, deadline_ms)

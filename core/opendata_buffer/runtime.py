@@ -11,14 +11,24 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
 
 from ulid import ULID
 
-__all__ = ["Condition", "Moment", "Runtime", "SystemRuntime", "Task"]
+__all__ = [
+    "Condition",
+    "Moment",
+    "Runtime",
+    "SystemRuntime",
+    "Task",
+    "deadline",
+    "remaining",
+]
 
 
 class Condition(Protocol):
@@ -105,6 +115,43 @@ class Moment:
         taken to be old.
         """
         return max(float(now.wall_ms - self.wall_ms), (now.monotonic - self.monotonic) * 1000)
+
+
+_deadline: ContextVar[tuple[Runtime, float] | None] = ContextVar("_deadline", default=None)
+
+
+@contextmanager
+def deadline(runtime: Runtime, seconds: float) -> Iterator[None]:
+    """Let everything inside the block end within so many seconds, or by a nearer deadline around.
+
+    ::
+
+        with deadline(runtime, 5.0):
+            store.get(...)  # TransientStorageError after 5 s of silence
+
+    It is part of the context, not an argument, because between the public call that promises a
+    time and the request that could take longer there are retries and protocols that need not
+    know. It holds for the calling thread; a thread that is started inside begins without one.
+    Whatever waits inside asks :func:`remaining`; a block that only computes is not interrupted.
+    """
+    left = remaining()
+    if left is not None and left < seconds:
+        yield
+        return
+    token = _deadline.set((runtime, runtime.monotonic() + seconds))
+    try:
+        yield
+    finally:
+        _deadline.reset(token)
+
+
+def remaining() -> float | None:
+    """Seconds until the deadline, not above zero when it has passed; None without one."""
+    found = _deadline.get()
+    if found is None:
+        return None
+    runtime, at = found
+    return at - runtime.monotonic()
 
 
 class SystemRuntime:

@@ -4,7 +4,7 @@ import os
 import time
 
 from opendata_buffer.formats.keys import ulid_timestamp_ms
-from opendata_buffer.runtime import Moment, SystemRuntime
+from opendata_buffer.runtime import Moment, SystemRuntime, deadline, remaining
 from opendata_buffer.testing.runtime import ManualRuntime
 
 
@@ -81,3 +81,24 @@ def test_a_moment_does_not_precede_one_with_a_clock_that_was_set_back() -> None:
     runtime.set_wall_clock(900_000)
     assert not since.precedes(Moment.now(runtime))
     assert not Moment(0, 10.0).precedes(Moment(1_000, 2.0))
+
+
+def test_the_nearest_deadline_counts(runtime: ManualRuntime) -> None:
+    assert remaining() is None
+    with deadline(runtime, 10):
+        runtime.advance(2)
+        assert remaining() == 8
+        with deadline(runtime, 3):
+            assert remaining() == 3
+        with deadline(runtime, 300):
+            runtime.advance(9)
+            assert remaining() == -1
+        assert remaining() == -1
+    assert remaining() is None
+
+
+def test_a_thread_begins_without_a_deadline(runtime: ManualRuntime) -> None:
+    seen: list[float | None] = []
+    with deadline(runtime, 10):
+        SystemRuntime().spawn(lambda: seen.append(remaining()), "test").join(30)
+    assert seen == [None]

@@ -8,7 +8,7 @@ import threading
 import zlib
 from types import TracebackType
 
-from opendata_buffer.runtime import Runtime
+from opendata_buffer.runtime import Runtime, remaining
 
 __all__ = ["FileLock", "LockTimeout"]
 
@@ -39,7 +39,7 @@ class FileLock:
         path: The lock file; its directory must exist. It is never deleted: a process that
             locks a deleted file and one that locks its successor would both hold the lock.
         runtime: Where waiting comes from.
-        timeout_s: How long to wait before :class:`LockTimeout`.
+        timeout_s: How long to wait before :class:`LockTimeout`; less within a nearer deadline.
         create: Whether to make the file. Otherwise a missing file is no error and no lock.
 
     Raises:
@@ -52,7 +52,8 @@ class FileLock:
     ) -> None:
         self._path = path
         self._runtime = runtime
-        self._timeout_s = timeout_s
+        left = remaining()
+        self._timeout_s = timeout_s if left is None else min(timeout_s, max(left, 0.0))
         self._flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         self._thread_lock = _thread_locks[
             zlib.crc32(path.encode("utf-8", "surrogateescape")) % _STRIPES

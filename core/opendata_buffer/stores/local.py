@@ -443,6 +443,5 @@ def _info(entry: os.DirEntry[str], key: str) -> ObjectInfo | None:
 
 def _stuck_lock(path: str) -> str:
     return (
-        f"another process holds the lock {path!r} for more than 30 s: it may be stopped "
-        "(find it with lsof or fuser)"
+        f"another process holds the lock {path!r}: it may be stopped (find it with lsof or fuser)"
     )

@@ -8,14 +8,16 @@ from typing import Protocol
 from opendata_buffer.errors import TransientStorageError, UnsafeStore
 from opendata_buffer.formats.keys import MAX_KEY_BYTES
 from opendata_buffer.retry import full_jitter
-from opendata_buffer.runtime import Runtime
+from opendata_buffer.runtime import Runtime, deadline
 from opendata_buffer.stores import (
     ABSENT,
     Absent,
     Applied,
+    Blob,
     ConditionalPut,
     Delete,
     DeleteFailure,
+    Get,
     IfVersion,
     PutOutcome,
     Unknown,
@@ -28,17 +30,12 @@ __all__ = ["probe_conditional_writes"]
 log = logging.getLogger(__name__)
 
 _SUFFIX_BYTES = len(".probe-") + 26
+_CLEAN_UP_S = 2.0
+_PROBE = b"probe"
 _WRONG = IfVersion('"00000000000000000000000000000000"')
-_Step = tuple[str, Absent | IfVersion, tuple[type[PutOutcome], ...]]
-_STEPS: tuple[_Step, ...] = (
-    ("If-Match on a missing object", _WRONG, (Vanished, VersionConflict)),
-    ("If-None-Match: * on a missing object", ABSENT, (Applied,)),
-    ("If-None-Match: * on an existing object", ABSENT, (VersionConflict,)),
-    ("If-Match with another ETag", _WRONG, (VersionConflict,)),
-)
 
 
-class _Probed(ConditionalPut, Delete, Protocol):
+class _Probed(Get, ConditionalPut, Delete, Protocol):
     """What the probe needs of a store."""
 
 
@@ -53,37 +50,20 @@ def probe_conditional_writes(
         runtime: Backoff and the object's name.
         name: What to call the store in an error.
         room: Bytes of a key that the store's root takes.
-        deadline_ms: How long lost answers are tried again.
+        deadline_ms: How long lost answers are tried again. Removing the probe object may take
+            two seconds more.
 
     Raises:
-        UnsafeStore: The store ignores or refuses a condition.
+        UnsafeStore: The store ignores or refuses a condition, or has no versions to compare.
         TransientStorageError: No round was answered until the deadline.
         PermanentStorageError: The store refuses writes.
     """
     # Cut, so that the longest manifest path still leaves room for the suffix.
     stem = near.encode()[: MAX_KEY_BYTES - _SUFFIX_BYTES - room].decode(errors="ignore")
-
-    left: list[DeleteFailure] = []
+    made: list[str] = []
 
     def once() -> None:
-        key = f"{stem}.probe-{runtime.ulid()}"
-        answered = False
-        try:
-            for step, condition, right in _STEPS:
-                outcome = store.put_if(key, b"probe", condition)
-                answered = True
-                if isinstance(outcome, Unknown):
-                    raise TransientStorageError(outcome.reason)
-                if not isinstance(outcome, right):
-                    raise UnsafeStore(
-                        f"store {name} does not honour conditional writes: {step} was answered "
-                        f"as {type(outcome).__name__}. Writers of one manifest would overwrite "
-                        "each other. Use a store that has them (AWS S3, Cloudflare R2, a recent "
-                        "MinIO or Ceph) or a local directory."
-                    )
-        finally:
-            if answered:  # a put that raised wrote nothing
-                left.extend(store.delete_many([key]))
+        _ask(store, f"{stem}.probe-{runtime.ulid()}", name, made)
 
     policy = full_jitter(
         runtime,
@@ -92,7 +72,14 @@ def probe_conditional_writes(
         deadline_ms=deadline_ms,
         retry_on=(TransientStorageError,),
     )
-    policy(once)
+    left: tuple[DeleteFailure, ...] = ()
+    try:
+        with deadline(runtime, deadline_ms / 1000):
+            policy(once)
+    finally:
+        if made:
+            with deadline(runtime, _CLEAN_UP_S):
+                left = store.delete_many(made)
     # Not when it failed: a store that is not reached is told of once, by the error.
     if left:
         log.warning(
@@ -101,3 +88,38 @@ def probe_conditional_writes(
             left[0].key,
             left[0].reason,
         )
+
+
+def _ask(store: _Probed, key: str, name: str, made: list[str]) -> None:
+    """One round of questions; ``made`` takes the key once an object may exist."""
+
+    def put(step: str, condition: Absent | IfVersion, *right: type[PutOutcome]) -> PutOutcome:
+        outcome = store.put_if(key, _PROBE, condition)
+        if key not in made:
+            made.append(key)  # a put that raised wrote nothing
+        if isinstance(outcome, Unknown):
+            raise TransientStorageError(outcome.reason)
+        if not isinstance(outcome, right):
+            raise UnsafeStore(
+                f"store {name} does not honour conditional writes: {step} was answered as "
+                f"{type(outcome).__name__}. Writers of one manifest would overwrite each other, "
+                "or wait for each other for ever. Use a store that has them (AWS S3, Cloudflare "
+                "R2, a recent MinIO or Ceph) or a local directory."
+            )
+        return outcome
+
+    put("If-Match on a missing object", _WRONG, Vanished, VersionConflict)
+    created = put("If-None-Match: * on a missing object", ABSENT, Applied)
+    put("If-None-Match: * on an existing object", ABSENT, VersionConflict)
+    put("If-Match with another ETag", _WRONG, VersionConflict)
+    assert isinstance(created, Applied)
+    found = store.get(key)
+    if not isinstance(found, Blob) or found.version != created.version or found.data != _PROBE:
+        version = found.version if isinstance(found, Blob) else "none"
+        raise UnsafeStore(
+            f"store {name} gives an object the ETag {version} when it is read and "
+            f"{created.version} when it was written: no writer could tell whether the manifest is "
+            "still the one it has read. Take away what changes answers on their way (a proxy "
+            "that compresses them?), or use another store."
+        )
+    put("If-Match with the object's ETag", IfVersion(created.version), Applied)

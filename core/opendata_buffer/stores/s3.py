@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
+import builtins
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from email.utils import parsedate_to_datetime
-from itertools import islice
+from functools import partial
 from typing import Any, TypeVar
 
 import botocore.exceptions as boto
@@ -17,6 +18,8 @@ from opendata_buffer.errors import (
     InvalidInput,
     ObjectNotFound,
     PermanentStorageError,
+    StorageError,
+    TransientStorageError,
     UnsafeStore,
 )
 from opendata_buffer.formats.keys import MAX_KEY_BYTES, check_key
@@ -36,15 +39,15 @@ from opendata_buffer.stores import (
     Vanished,
     VersionConflict,
 )
+from opendata_buffer.stores import s3_answers as answers
+from opendata_buffer.stores.bounded import DeadlinePassed, bounded
 from opendata_buffer.stores.probe import probe_conditional_writes
-from opendata_buffer.stores.ranges import check_limit, check_range, check_size, cut
+from opendata_buffer.stores.ranges import check_limit, check_range
 from opendata_buffer.stores.s3_client import S3Clients
-from opendata_buffer.stores.s3_errors import code_of, status_of, storage_error
+from opendata_buffer.stores.s3_delete import chunks, delete_objects
+from opendata_buffer.stores.s3_errors import BUSY, code_of, no_answer, status_of, storage_error
 
 __all__ = ["S3Store"]
-
-_BULK = 1_000
-"""Most keys of one DeleteObjects request."""
 
 _PAGE = 1_000
 """Most keys of one page of a listing."""
@@ -64,6 +67,9 @@ class S3Store:
     Two clients, made when first used in a process: one repeats failed reads and unconditional
     writes; the other sends each conditional write once, because the repetition of a write that
     was applied and whose answer was lost fails on its own success (failure F1).
+
+    Every call ends within the caller's :func:`~opendata_buffer.runtime.deadline`, whatever the
+    store does. Without one, silence ends it after the timeouts of all its attempts.
 
     Args:
         bucket: Its name.
@@ -125,25 +131,28 @@ class S3Store:
                 if status == 404 and code != "NoSuchBucket":
                     raise ObjectNotFound(key, self.url) from None
                 raise
-            body = response["Body"]
-            try:
-                start, end = 0, response["ContentLength"]
-                if byte_range is not None and "ContentRange" not in response:
-                    start, end = cut(byte_range, end)  # a store that knows no ranges
-                check_size(key, end - start, max_bytes)
-                data = body.read()
-            finally:
-                body.close()
-            # A whole read is not copied: bytes sliced from 0 to their end are the same object.
-            return Blob(data[start:end], response["ETag"], _ms(response["LastModified"]))
+            data = answers.read_body(key, response, byte_range, max_bytes)
+            return Blob(data, self._etag(response, "a read"), answers.modified_ms(response))
 
         return self._retried(once, "read", full)
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         """See :meth:`opendata_buffer.stores.Put.put`."""
         full = self._full(key)
+        arguments = self._upload(full, bytes(data))
+
+        def once() -> None:
+            try:
+                self._clients.data.put_object(**arguments)
+            except boto.ClientError as error:
+                if code_of(error) in BUSY:
+                    raise _Busy(error) from error
+                raise
+
         try:
-            self._clients.data.put_object(**self._upload(full, bytes(data)))
+            self._ended(lambda: self._while_busy(once), "write", full)
+        except _Busy as busy:
+            raise self._error(busy.error, "write", full) from busy.error
         except _NETWORK as error:
             raise self._error(error, "write", full) from error
 
@@ -151,18 +160,19 @@ class S3Store:
         """See :meth:`opendata_buffer.stores.ConditionalPut.put_if`."""
         full = self._full(key)
         try:
-            outcome = self._put_if(full, data, condition)
+            return self._ended(lambda: self._put_if(key, full, data, condition), "write", full)
+        except TransientStorageError as error:
+            return Unknown(str(error))
         except _NETWORK as error:
             mapped = self._error(error, "write", full)
             if isinstance(mapped, PermanentStorageError):
                 raise mapped from error
             return Unknown(str(mapped))
-        return outcome
 
     def check_conditional_writes(self, near: str) -> None:
         """See :meth:`opendata_buffer.stores.ConditionalPut.check_conditional_writes`.
 
-        Four small writes to an object named ``near`` + ``.probe-<ULID>``, then its deletion.
+        Small writes to an object named ``near`` + ``.probe-<ULID>``, a read, and its deletion.
         """
         check_key("near", near)
         if (self._clients.endpoint, self._bucket) in _checked:
@@ -227,9 +237,19 @@ class S3Store:
                 failures.append(DeleteFailure(key, str(error)))
             else:
                 legal.append(key)
-        for chunk in _chunks(legal):
-            failures.extend(self._delete_bulk(chunk))
+        for chunk in chunks(legal):
+            try:
+                failures += self._ended(
+                    partial(self._delete, chunk), "delete", f"{len(chunk)} objects"
+                )
+            except TransientStorageError as error:
+                failures += [DeleteFailure(key, str(error)) for key in chunk]
         return tuple(failures)
+
+    def _delete(self, keys: Sequence[str]) -> builtins.list[DeleteFailure]:
+        return delete_objects(
+            self._clients.data, self._bucket, self._root, keys, partial(self._error, verb="delete")
+        )
 
     # ---- keys, clients, errors
 
@@ -243,10 +263,17 @@ class S3Store:
             )
         return full
 
-    def _error(self, error: Exception, verb: str, key: str) -> Exception:
+    def _error(self, error: Exception, verb: str, key: str) -> StorageError:
         return storage_error(
             error, verb=verb, key=key, bucket=self._bucket, endpoint=self._clients.endpoint
         )
+
+    def _ended(self, call: Callable[[], T], verb: str, key: str) -> T:
+        """What the call returns or raises, within the caller's deadline."""
+        try:
+            return bounded(self._runtime, call)
+        except DeadlinePassed:
+            raise no_answer(verb, key, self._bucket, self._clients.known_endpoint) from None
 
     def _retried(self, once: Callable[[], T], verb: str, key: str) -> T:
         """Run a read; repeat it when its body broke off, which boto3 does not."""
@@ -269,9 +296,38 @@ class S3Store:
             retry_on=(_BodyLost,),
         )
         try:
-            return policy(mapped)
+            return self._ended(lambda: policy(mapped), verb, key)
         except _BodyLost as lost:
             raise lost.error from lost.__cause__
+
+    def _while_busy(self, once: Callable[[], T]) -> T:
+        """Repeat a write that was answered with 409, which boto3 does not.
+
+        409 means that another operation was under way and this one was not applied: the same
+        put may simply be sent again (failure F3).
+        """
+        policy = full_jitter(
+            self._runtime, base_ms=20, max_ms=200, deadline_ms=2_000, retry_on=(_Busy,)
+        )
+        return policy(once)
+
+    def _etag(self, response: Mapping[str, Any], what: str) -> str:
+        """The version in an answer.
+
+        Raises:
+            UnsafeStore: There is none, or it is weak.
+        """
+        etag = answers.strong_etag(response)
+        if etag is None:
+            found = response.get("ETag")
+            raise UnsafeStore(
+                f"store {self.url!r} at {self._clients.endpoint} answers {what} with "
+                f"{f'the weak ETag {found}' if found else 'no ETag'}: nothing tells whether the "
+                "object is still the one that was read, and writers of one manifest would "
+                "overwrite each other. Use a store that has ETags (AWS S3, Cloudflare R2, a "
+                "recent MinIO or Ceph), take the proxy before it away, or use a local directory."
+            )
+        return etag
 
     # ---- reading and writing
 
@@ -283,7 +339,7 @@ class S3Store:
             if status_of(error) == 404:
                 raise ObjectNotFound(key, self.url) from None
             raise
-        return Blob(b"", response["ETag"], _ms(response["LastModified"]))
+        return Blob(b"", self._etag(response, "a read"), answers.modified_ms(response))
 
     def _upload(self, full: str, data: bytes) -> dict[str, Any]:
         # The checksum is a header and not left to boto3, which over https would send a trailer
@@ -296,7 +352,9 @@ class S3Store:
             "ChecksumCRC32": base64.b64encode(crc).decode(),
         }
 
-    def _put_if(self, full: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+    def _put_if(
+        self, key: str, full: str, data: bytes, condition: Absent | IfVersion
+    ) -> PutOutcome:
         arguments = self._upload(full, data)
         if isinstance(condition, IfVersion):
             arguments["IfMatch"] = condition.version
@@ -305,7 +363,7 @@ class S3Store:
 
         def once() -> PutOutcome:
             try:
-                return Applied(self._clients.conditional.put_object(**arguments)["ETag"])
+                response = self._clients.conditional.put_object(**arguments)
             except boto.ClientError as error:
                 status, code = status_of(error), code_of(error)
                 if status == 412:
@@ -319,50 +377,34 @@ class S3Store:
                         "Cloudflare R2, a recent MinIO or Ceph) or a local directory."
                     ) from error
                 if status == 409:
-                    raise _Busy from error
+                    raise _Busy(error) from error
                 raise
+            etag = answers.strong_etag(response)
+            return self._version_of(key, data) if etag is None else Applied(etag)
 
-        # 409 means that another write of the object was under way and this one was not applied:
-        # the same put may simply be sent again (failure F3).
-        policy = full_jitter(
-            self._runtime, base_ms=20, max_ms=200, deadline_ms=2_000, retry_on=(_Busy,)
-        )
         try:
-            return policy(once)
+            return self._while_busy(once)
         except _Busy:
             return VersionConflict()
 
-    def _delete_bulk(self, keys: Sequence[str]) -> Iterator[DeleteFailure]:
-        objects = [{"Key": self._root + key} for key in keys]
-        try:
-            answer = self._clients.data.delete_objects(
-                Bucket=self._bucket,
-                Delete={"Objects": objects, "Quiet": True},  # type: ignore[typeddict-item]
-            )
-        except _NETWORK as error:
-            if isinstance(error, boto.ClientError) and _no_bulk(error):
-                yield from self._delete_singly(keys)
-                return
-            reason = str(self._error(error, "delete", f"{len(keys)} objects"))
-            for key in keys:
-                yield DeleteFailure(key, reason)
-            return
-        for item in answer.get("Errors", ()):
-            if item.get("Code") not in ("NoSuchKey", "NoSuchVersion"):
-                key = item.get("Key", "")[len(self._root) :]
-                yield DeleteFailure(key, f"{item.get('Code')} {item.get('Message', '')}".strip())
+    def _version_of(self, key: str, written: bytes) -> PutOutcome:
+        """The outcome of a write whose answer carries no ETag, as that of some proxies.
 
-    def _delete_singly(self, keys: Iterable[str]) -> Iterator[DeleteFailure]:
-        for key in keys:
-            try:
-                self._clients.data.delete_object(Bucket=self._bucket, Key=self._root + key)
-            except _NETWORK as error:
-                if not isinstance(error, boto.ClientError) or code_of(error) != "NoSuchKey":
-                    yield DeleteFailure(key, str(self._error(error, "delete", key)))
+        If the object holds the bytes that were written, its version is a version of them,
+        whoever wrote it last.
+        """
+        found = self.get(key, max_bytes=len(written))
+        if isinstance(found, Blob) and found.data == written:
+            return Applied(found.version)
+        return Unknown("the store answered without an ETag, and the object has changed since")
 
 
 class _Busy(Exception):
     """409: not applied, another write was under way."""
+
+    def __init__(self, error: boto.ClientError) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class _BodyLost(Exception):
@@ -384,18 +426,3 @@ _BODY = (
 
 def _ms(when: Any) -> int:
     return int(when.timestamp() * 1000)
-
-
-def _no_bulk(error: boto.ClientError) -> bool:
-    return status_of(error) in (405, 501) or code_of(error) in (
-        "InvalidRequest",
-        "MalformedXML",
-        "MissingContentMD5",
-        "NotImplemented",
-    )
-
-
-def _chunks(keys: Sequence[str]) -> Iterator[Sequence[str]]:
-    iterator = iter(keys)
-    while chunk := list(islice(iterator, _BULK)):
-        yield chunk

@@ -12,6 +12,8 @@ from botocore.config import Config
 
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import PermanentStorageError
+from opendata_buffer.runtime import remaining
+from opendata_buffer.stores.bounded import DeadlinePassed
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -61,6 +63,13 @@ class S3Clients:
     def endpoint(self) -> str:
         """The endpoint's URL."""
         return self.data.meta.endpoint_url
+
+    @property
+    def known_endpoint(self) -> str:
+        """The same, but while no client could be made, what is known without one."""
+        if self._clients is not None:
+            return self._clients[0].meta.endpoint_url
+        return self._options.endpoint_url or "the endpoint of the AWS settings"
 
     def __getstate__(self) -> StoreOptions:
         return self._options  # sockets and locks belong to a process
@@ -146,4 +155,14 @@ def _client(
         "response_checksum_validation": "when_supported",
         "s3": {"addressing_style": style},
     }
-    return session.client("s3", endpoint_url=options.endpoint_url, config=Config(**settings))
+    client = session.client("s3", endpoint_url=options.endpoint_url, config=Config(**settings))
+    client.meta.events.register("before-send.s3", _refuse_late)
+    return client
+
+
+def _refuse_late(**_: object) -> None:
+    # boto3's retries know no deadline: of a call that was left behind they would go on for
+    # minutes, holding its thread and its bytes.
+    left = remaining()
+    if left is not None and left <= 0:
+        raise DeadlinePassed

@@ -6,7 +6,10 @@ import botocore.exceptions as boto
 
 from opendata_buffer.errors import PermanentStorageError, StorageError, TransientStorageError
 
-__all__ = ["code_of", "status_of", "storage_error"]
+__all__ = ["BUSY", "code_of", "no_answer", "status_of", "storage_error"]
+
+BUSY = {"ConditionalRequestConflict", "OperationAborted"}
+"""409: another operation on the object or bucket was under way, and this one was not applied."""
 
 _THROTTLED = {
     "RequestLimitExceeded",
@@ -50,6 +53,14 @@ def code_of(error: boto.ClientError) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
+def no_answer(verb: str, key: str, bucket: str, endpoint: str) -> TransientStorageError:
+    """The error for a request that was left behind at its deadline. Arguments as there."""
+    return TransientStorageError(
+        f"cannot {verb} {key!r} in bucket {bucket!r} at {endpoint}: no answer in time. Check the "
+        "endpoint and the network, or try again later."
+    )
+
+
 def storage_error(
     error: Exception, *, verb: str, key: str, bucket: str, endpoint: str
 ) -> StorageError:
@@ -91,6 +102,10 @@ def _answer(error: boto.ClientError, what: str, verb: str, bucket: str) -> Stora
         return TransientStorageError(f"{what}. The store failed; try again later.")
     if status in (408, 429) or code in _THROTTLED:
         return TransientStorageError(f"{what}. The store is overloaded; try again later.")
+    if code in BUSY:
+        return TransientStorageError(
+            f"{what}. Another operation is under way there and nothing was changed; try again."
+        )
     if code in _GARBLED:
         return TransientStorageError(f"{what}. The bytes were garbled on the way; try again.")
     if code == "NoSuchBucket":

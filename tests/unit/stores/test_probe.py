@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from opendata_buffer.errors import PermanentStorageError, TransientStorageError, UnsafeStore
+from opendata_buffer.runtime import remaining
 from opendata_buffer.stores import (
     ABSENT,
     Absent,
+    Blob,
     DeleteFailure,
     IfVersion,
+    NotModified,
     PutOutcome,
     Unknown,
+    VersionConflict,
 )
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.stores.probe import probe_conditional_writes
@@ -41,7 +47,10 @@ class Breaking(MemoryStore):
             "creates on If-Match": condition != ABSENT and not exists,
             "replaces on If-None-Match": condition == ABSENT and exists,
             "replaces on another ETag": condition != ABSENT and exists,
+            "has weak ETags": False,
         }[self.rule]
+        if self.rule == "has weak ETags" and condition != ABSENT and exists:
+            return VersionConflict()
         if ignored:
             self.delete_many([key])
             condition = ABSENT
@@ -56,7 +65,7 @@ def test_a_store_that_keeps_the_rules_passes(runtime: ManualRuntime) -> None:
     store = Breaking()
     probe(store, runtime)
     assert store.list("").objects == ()
-    assert len(store.probed) == 4
+    assert len(store.probed) == 5
 
 
 @pytest.mark.parametrize(
@@ -65,6 +74,7 @@ def test_a_store_that_keeps_the_rules_passes(runtime: ManualRuntime) -> None:
         ("creates on If-Match", "If-Match on a missing object was answered as Applied"),
         ("replaces on If-None-Match", r"If-None-Match: \* on an existing object was answered as"),
         ("replaces on another ETag", "If-Match with another ETag was answered as Applied"),
+        ("has weak ETags", "If-Match with the object's ETag was answered as VersionConflict"),
     ],
 )
 def test_each_broken_rule_is_named(runtime: ManualRuntime, rule: str, step: str) -> None:
@@ -74,11 +84,45 @@ def test_each_broken_rule_is_named(runtime: ManualRuntime, rule: str, step: str)
     assert store.list("").objects == ()
 
 
+def test_a_store_whose_reads_have_another_etag_than_its_writes_is_refused(
+    runtime: ManualRuntime,
+) -> None:
+    class Proxied(Breaking):
+        def get(self, key: str, **options: Any) -> Blob | NotModified:
+            found = super().get(key, **options)
+            assert isinstance(found, Blob)
+            return replace(found, version=f"{found.version}-gzip")
+
+    store = Proxied()
+    with pytest.raises(UnsafeStore, match=r"the ETag \d+-gzip when it is read and \d+ when it was"):
+        probe(store, runtime)
+    assert store.list("").objects == ()
+
+
+def test_a_silent_store_is_given_up_in_time_also_while_the_probe_is_removed(
+    runtime: ManualRuntime,
+) -> None:
+    class Silent(Breaking):
+        def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+            runtime.advance(remaining() or 0)
+            return Unknown("no answer in time")
+
+        def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
+            left = remaining()
+            assert left is not None, "cleaning up has a deadline"
+            runtime.advance(left)
+            return tuple(DeleteFailure(key, "no answer in time") for key in keys)
+
+    with pytest.raises(TransientStorageError, match="no answer in time"):
+        probe(Silent(), runtime)
+    assert 10 <= runtime.monotonic() <= 12.1
+
+
 def test_a_lost_answer_starts_another_round_with_another_name(runtime: ManualRuntime) -> None:
     store = Breaking()
     store.lost = 2
     probe(store, runtime)
-    assert len(store.probed) == 6
+    assert len(store.probed) == 2 + 5
     assert len(set(store.probed)) == 3
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Iterator
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
 from itertools import count, repeat
 from types import SimpleNamespace
+from typing import Any, TypeVar
 
 import botocore.endpoint
 import pytest
@@ -20,17 +24,21 @@ from opendata_buffer.errors import (
     TransientStorageError,
     UnsafeStore,
 )
+from opendata_buffer.runtime import SystemRuntime, deadline
 from opendata_buffer.stores import (
     ABSENT,
     Applied,
     Blob,
     IfVersion,
+    NotModified,
     Unknown,
     VersionConflict,
 )
 from opendata_buffer.stores.s3 import S3Store
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.testing.s3_server import Answer, Fault, S3Server
+from opendata_buffer.testing.s3_server import Answer, Fault, Request, S3Server
+
+T = TypeVar("T")
 
 
 def connect(
@@ -167,7 +175,123 @@ def test_a_missing_bucket_is_permanent_for_every_operation(s3_server: S3Server) 
     assert "NoSuchBucket" in failure.reason
 
 
+# ---- a store that accepts and never answers
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """An endpoint that accepts connections and says nothing, also not when they are closed."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_every_call_on_a_silent_store_ends_at_its_deadline(silent: str) -> None:
+    # The defaults: 30 s of silence for each of five attempts.
+    store = S3Store("bucket", options=StoreOptions(endpoint_url=silent))
+    runtime = SystemRuntime()
+
+    def timed(call: Callable[[], T]) -> T:
+        began = time.monotonic()
+        try:
+            with deadline(runtime, 0.3):
+                return call()
+        finally:
+            assert time.monotonic() - began < 5
+
+    for read in (
+        lambda: store.get("m"),
+        lambda: store.put("m", b"1"),
+        lambda: store.list(""),
+    ):
+        with pytest.raises(TransientStorageError, match=f"at {silent}: no answer in time"):
+            timed(read)
+    outcome = timed(lambda: store.put_if("m", b"1", ABSENT))
+    assert isinstance(outcome, Unknown)
+    assert "no answer in time" in outcome.reason
+    failures = timed(lambda: store.delete_many(f"{number}" for number in range(1_001)))
+    assert len(failures) == 1_001
+
+
+def test_the_check_of_a_silent_store_ends_at_the_callers_deadline(silent: str) -> None:
+    store = S3Store("bucket", options=StoreOptions(endpoint_url=silent))
+    began = time.monotonic()
+    with (
+        deadline(SystemRuntime(), 0.5),
+        pytest.raises(TransientStorageError, match="no answer in time"),
+    ):
+        store.check_conditional_writes("ingest/manifest")
+    assert time.monotonic() - began < 5
+
+
+def test_a_call_that_was_left_behind_sends_nothing_more(s3_server: S3Server) -> None:
+    options = StoreOptions(endpoint_url=s3_server.endpoint, read_timeout_ms=1_000)
+    store = S3Store(s3_server.bucket, options=options)
+    store.put("m", b"1")
+    s3_server.inject(Fault(Answer.HANG), method="GET", times=100)
+    with deadline(SystemRuntime(), 0.7), pytest.raises(TransientStorageError):
+        store.get("m")
+    # The first attempt ends by its timeout, and boto3 would begin the next.
+    while any(each.name == "opendata-buffer-store" for each in threading.enumerate()):
+        time.sleep(0.01)
+    assert s3_server.count("GET") == 1
+
+
 # ---- does the store honour conditions?
+
+
+def without(server: S3Server, *headers: str, method: str) -> None:
+    """Let the server leave headers out of its answers, or weaken its ETags."""
+    serve = server._serve
+
+    def altered(request: Request, bucket: str, body: bytes) -> Any:
+        reply = serve(request, bucket, body)
+        if request.method == method:
+            for header in headers:
+                if header != "weak":
+                    reply.headers.pop(header, None)
+                elif "ETag" in reply.headers:
+                    reply.headers["ETag"] = f"W/{reply.headers['ETag']}"
+        return reply
+
+    server._serve = altered  # type: ignore[method-assign]
+
+
+def test_a_store_that_answers_writes_without_an_etag_works(
+    s3_server: S3Server, store: S3Store
+) -> None:
+    without(s3_server, "ETag", method="PUT")
+    store.check_conditional_writes("ingest/manifest")
+    version = put_new(store, "m", b"1")
+    replaced = store.put_if("m", b"2", IfVersion(version))
+    assert isinstance(replaced, Applied)
+    assert store.get("m", if_changed=replaced.version) == NotModified()
+
+
+def test_a_write_without_an_etag_that_was_replaced_meanwhile_is_unknown(
+    s3_server: S3Server, store: S3Store
+) -> None:
+    without(s3_server, "ETag", method="PUT")
+    get = store.get
+
+    def overtaken(key: str, **options: Any) -> Blob | NotModified:
+        connect(s3_server).put(key, b"another's")
+        return get(key)
+
+    store.get = overtaken  # type: ignore[method-assign]
+    assert isinstance(store.put_if("m", b"1", ABSENT), Unknown)
+
+
+@pytest.mark.parametrize(
+    ("header", "found"), [("ETag", "no ETag"), ("weak", r'the weak ETag W/"[0-9a-f]+"')]
+)
+def test_f12_a_store_whose_reads_have_no_strong_etag_is_refused(
+    s3_server: S3Server, store: S3Store, header: str, found: str
+) -> None:
+    for method in ("PUT", "GET"):
+        without(s3_server, header, method=method)
+    with pytest.raises(UnsafeStore, match=f"'s3://bucket' at http://127.*a read with {found}"):
+        store.check_conditional_writes("ingest/manifest")
+    assert s3_server.objects() == {}
 
 
 @pytest.mark.parametrize(
@@ -227,6 +351,19 @@ def test_an_unconditional_put_is_repeated(
     s3_server.inject(fault, times=2)
     store.put("a", b"1")
     assert s3_server.count("PUT") == 3
+    assert s3_server.objects() == {"a": b"1"}
+
+
+@pytest.mark.parametrize("code", ["OperationAborted", "ConditionalRequestConflict"])
+def test_an_unconditional_put_is_repeated_after_a_409(
+    s3_server: S3Server, store: S3Store, code: str
+) -> None:
+    s3_server.inject(Fault(409, applied=False, code=code), times=2)
+    store.put("a", b"1")
+    assert s3_server.count("PUT") == 3
+    s3_server.inject(Fault(409, applied=False, code=code), times=1_000)
+    with pytest.raises(TransientStorageError, match=f"{code}.*nothing was changed; try again"):
+        store.put("a", b"2")
     assert s3_server.objects() == {"a": b"1"}
 
 

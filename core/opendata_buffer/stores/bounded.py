@@ -1,0 +1,63 @@
+"""Ends a call of a store at its deadline, also one that no timeout of its own ends.
+
+Resolving a name has no timeout, fetching credentials has others than ours, and a server that
+sends a byte now and then never exceeds the one between two bytes. So a call that has a deadline
+runs in a thread of its own, and its caller goes on without it when the time is up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import copy_context
+from typing import TypeVar
+
+from opendata_buffer.runtime import Runtime, remaining
+
+__all__ = ["DeadlinePassed", "bounded"]
+
+T = TypeVar("T")
+
+
+class DeadlinePassed(Exception):
+    """The call did not end in time; it may still be under way, and take effect."""
+
+
+def bounded(runtime: Runtime, call: Callable[[], T]) -> T:
+    """What ``call`` returns or raises, within the deadline of the calling thread.
+
+    The call sees the same deadline and can begin nothing more once it has passed; the request it
+    waits for then ends by its own timeout. Without a deadline it runs in the calling thread.
+
+    Raises:
+        DeadlinePassed: The call did not end in time, or was not begun: no time was left.
+    """
+    left = remaining()
+    if left is None:
+        return call()
+    if left <= 0:
+        raise DeadlinePassed
+    changed = runtime.condition()
+    ended: list[tuple[T | None, BaseException | None]] = []
+
+    def run() -> None:
+        outcome: tuple[T | None, BaseException | None]
+        try:
+            outcome = (call(), None)
+        except BaseException as error:  # raised again in the caller's thread
+            outcome = (None, error)
+        with changed:
+            ended.append(outcome)
+            changed.notify_all()
+
+    context = copy_context()
+    runtime.spawn(lambda: context.run(run), "opendata-buffer-store")
+    with changed:
+        while not ended:
+            left = remaining()
+            if left is None or left <= 0:
+                raise DeadlinePassed
+            changed.wait(left)
+    result, error = ended.pop()
+    if error is not None:
+        raise error
+    return result  # type: ignore[return-value]  # T may include None

@@ -1,0 +1,58 @@
+"""Calls that end in time, and calls that do not."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from opendata_buffer.runtime import SystemRuntime, deadline, remaining
+from opendata_buffer.stores.bounded import DeadlinePassed, bounded
+from opendata_buffer.testing.runtime import ManualRuntime
+
+SYSTEM = SystemRuntime()
+
+
+def test_without_a_deadline_a_call_runs_in_the_callers_thread() -> None:
+    assert bounded(SYSTEM, threading.get_ident) == threading.get_ident()
+
+
+def test_what_a_call_returns_or_raises_reaches_its_caller() -> None:
+    def fail() -> None:
+        raise KeyError("x")
+
+    with deadline(SYSTEM, 30):
+        assert bounded(SYSTEM, lambda: [1, 2]) == [1, 2]
+        assert bounded(SYSTEM, lambda: None) is None
+        with pytest.raises(KeyError):
+            bounded(SYSTEM, fail)
+
+
+def test_a_call_that_never_ends_is_left_behind_at_the_deadline() -> None:
+    never = threading.Event()
+    seen: list[float | None] = []
+
+    def hang() -> None:
+        never.wait(30)
+        seen.append(remaining())
+
+    started = time.monotonic()
+    with deadline(SYSTEM, 0.2), pytest.raises(DeadlinePassed):
+        bounded(SYSTEM, hang)
+    assert 0.2 <= time.monotonic() - started < 5
+    never.set()
+    while not seen:
+        time.sleep(0.01)
+    (left,) = seen
+    assert left is not None
+    assert left <= 0, "the call that was left behind sees that it was"
+
+
+def test_a_call_is_not_begun_when_no_time_is_left(runtime: ManualRuntime) -> None:
+    called: list[int] = []
+    with deadline(runtime, 1):
+        runtime.advance(1)
+        with pytest.raises(DeadlinePassed):
+            bounded(runtime, lambda: called.append(1))
+    assert called == []
