@@ -41,9 +41,7 @@ class _Backoff:
             self._began[state] = self._runtime.monotonic()
 
     def _left_s(self, state: tenacity.RetryCallState) -> float:
-        own = self._began[state] + self._deadline_s - self._runtime.monotonic()
-        around = remaining()
-        return own if around is None else min(own, around)
+        return self._began[state] + self._deadline_s - self._runtime.monotonic()
 
     def wait(self, state: tenacity.RetryCallState) -> float:
         # The exponent is capped: 2.0**1024 overflows after some hours of retries.
@@ -52,7 +50,11 @@ class _Backoff:
         return min(self._runtime.random() * step, max(0.0, self._left_s(state)))
 
     def stop(self, state: tenacity.RetryCallState) -> bool:
-        return self._left_s(state) <= 0
+        # At the caller's deadline nothing can be tried any more, and the error of the last
+        # attempt says more than that time is up.
+        around = remaining()
+        late = around is not None and state.upcoming_sleep >= around
+        return late or self._left_s(state) <= 0
 
 
 def full_jitter(
@@ -75,8 +77,9 @@ def full_jitter(
         base_ms: First backoff step, milliseconds.
         max_ms: Largest backoff step, milliseconds.
         deadline_ms: Milliseconds after the first attempt began when no further one begins. A
-            sleep is cut at the deadline, so the last attempt is made about then. A nearer
-            :func:`~opendata_buffer.runtime.deadline` of the caller's counts instead.
+            sleep is cut at the deadline, so the last attempt is made about then. No sleep
+            lasts until the caller's :func:`~opendata_buffer.runtime.deadline`: it ends the
+            retries at once.
         retry_on: Errors that are retried. Any other, and the last of these, is raised as it is.
     """
     backoff = _Backoff(runtime, base_ms, max_ms, deadline_ms)

@@ -11,6 +11,7 @@ import tenacity
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import TransientStorageError
 from opendata_buffer.retry import full_jitter, queue_retry
+from opendata_buffer.runtime import deadline
 from opendata_buffer.testing.runtime import ManualRuntime
 
 
@@ -145,3 +146,11 @@ def test_a_queues_settings_make_a_policy() -> None:
     with pytest.raises(OSError, match="call"):
         queue_retry(runtime, config, deadline_ms=200, retry_on=(OSError,))(Failing(1_000))
     assert runtime.monotonic() - began == pytest.approx(0.2)
+
+
+def test_no_pause_lasts_until_the_callers_deadline() -> None:
+    runtime = Always(0.5)
+    with deadline(runtime, 0.050), pytest.raises(OSError, match="call 4"):
+        policy(runtime)(Failing(1_000))
+    # The fourth pause would be 40 ms, and 15 are left.
+    assert runtime.slept == pytest.approx([0.005, 0.010, 0.020])

@@ -131,7 +131,8 @@ def test_answers_lost_until_the_deadline_are_transient(runtime: ManualRuntime) -
     store.lost = 10**9
     with pytest.raises(TransientStorageError, match="no answer"):
         probe(store, runtime)
-    assert runtime.monotonic() >= 10
+    # The longest pause between two rounds is 2 s, and none leads up to the deadline.
+    assert 8 <= runtime.monotonic() <= 10
 
 
 def test_the_longest_path_leaves_room_for_the_name(runtime: ManualRuntime) -> None:
