@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from itertools import repeat
 from typing import Any
 
 from opendata_buffer.admin.observe import Observer
@@ -96,15 +97,18 @@ def summarise(
         now_ms: Wall clock, for ages.
     """
     sizes = {found.key: found.size for found in listing.objects}
-    queued = after.entries()
-    locations = {entry.location for entry in queued}
-    known = {entry.location for entry in before.entries()}
+    # Metadata can be most of a manifest and is needed of two entries only.
+    locations = set(after.locations())
+    known = locations if after is before else set(before.locations())
     orphaned = [
         key
-        for key in sizes.keys() - known - locations
-        if parse_location(key, config.data_path_prefix) is not None
+        for key in sizes
+        if key not in locations
+        and key not in known
+        and parse_location(key, config.data_path_prefix) is not None
     ]
-    oldest, newest = (queued[0], queued[-1]) if queued else (None, None)
+    oldest = next(iter(after.entries(limit=1)), None)
+    newest = next(iter(after.entries(after.next_sequence - 1)), None)
     return Status(
         store=store,
         manifest=config.manifest_path,
@@ -118,14 +122,14 @@ def summarise(
         epoch=after.epoch,
         bytes_queued=_total(sizes, locations),
         manifest_bytes=after.size,
-        missing=len((locations & known) - sizes.keys()),
+        missing=sum(each in known and each not in sizes for each in locations),
         orphans=len(orphaned),
         orphan_bytes=_total(sizes, orphaned),
     )
 
 
 def _total(sizes: dict[str, int], locations: Iterable[str]) -> int:
-    return sum(sizes.get(location, 0) for location in locations)
+    return sum(map(sizes.get, locations, repeat(0)))
 
 
 def _age(entry: QueueEntry | None, config: QueueConfig, now_ms: int) -> float | None:

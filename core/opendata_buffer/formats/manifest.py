@@ -260,6 +260,35 @@ class Manifest:
             for index in range(skip, end)
         )
 
+    def locations(self) -> list[str]:
+        """Locations of all entries, in order; several times faster than :meth:`entries`.
+
+        Headers and locations are checked, metadata is not looked at.
+
+        Raises:
+            CorruptManifest: An entry's header or location breaks the format.
+        """
+        starts, raw = self._walk(self.entry_count), self.raw
+        body = len(raw) - FOOTER_SIZE
+        ends = (*starts[1:], body) if starts else ()
+        found: list[str] = []
+        head = _HEAD.size
+        try:
+            for start, end in zip(starts, ends, strict=True):
+                first = start + head + 2
+                # A u16, little-endian.
+                last = first + raw[start + head] + (raw[start + head + 1] << 8)
+                if last + 4 > end:
+                    break
+                found.append(str(raw[first:last], "utf-8"))
+        except UnicodeDecodeError:
+            pass
+        if len(found) < len(starts):  # decoding it strictly says what is wrong with it
+            at = len(found)
+            decode_entry(raw, starts[at], self.first_sequence + at, body)
+            raise AssertionError("a location that does not fit its entry was decoded")
+        return found
+
     def check(self) -> None:
         """Decode everything.
 

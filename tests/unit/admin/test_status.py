@@ -7,8 +7,9 @@ import pytest
 from opendata_buffer.admin.observe import Observer
 from opendata_buffer.admin.status import Status, read_status, summarise
 from opendata_buffer.config import QueueConfig
+from opendata_buffer.formats import manifest as manifest_module
 from opendata_buffer.formats.keys import Transaction, batch_key
-from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
+from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry, QueueEntry
 from opendata_buffer.stores import Listing, ObjectInfo
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -123,3 +124,18 @@ def test_reading_lists_once_and_writes_nothing() -> None:
     status = read_status(Observer(store, CONFIG, RUNTIME))
     assert (status.queue_length, status.bytes_queued, status.orphans) == (1, 5, 0)
     assert {each.key: each for each in store.list("").objects} == before
+
+
+def test_no_entry_but_the_first_and_the_last_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[int] = []
+    really = manifest_module.decode_entry
+
+    def counting(raw: bytes, at: int, expected: int, body: int) -> tuple[QueueEntry, int]:
+        decoded.append(expected)
+        return really(raw, at, expected, body)
+
+    entries = [NewEntry(location(), (Metadata(0, NOW, b""),)) for _ in range(500)]
+    manifest = Manifest.parse(Manifest.empty().append(entries).raw)
+    monkeypatch.setattr(manifest_module, "decode_entry", counting)
+    assert status_of(manifest, listing()).queue_length == 500
+    assert decoded == [0, 499]

@@ -456,3 +456,35 @@ def test_a_manifest_is_an_immutable_value() -> None:
     assert repr(manifest) == (
         "Manifest(entries=2, first_sequence=7, next_sequence=9, epoch=3, size=97)"
     )
+
+
+# ---- locations
+
+
+def test_locations_are_those_of_the_entries() -> None:
+    assert Manifest.parse(RAW).locations() == ["p/a", "é"]
+    assert Manifest.empty().locations() == []
+
+
+def test_locations_look_at_no_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = Manifest.parse(RAW)
+
+    def decoded(*_: Any) -> None:
+        raise AssertionError("an entry was decoded")
+
+    monkeypatch.setattr(module, "decode_entry", decoded)
+    assert manifest.locations() == ["p/a", "é"]
+
+
+@pytest.mark.parametrize("location", [b"\xff", b"a" * 3 + b"\xc3"])
+def test_a_location_that_is_no_utf_8_is_corrupt(location: bytes) -> None:
+    raw = entry(0) + entry(1, location) + footer(2, 2)
+    with pytest.raises(CorruptManifest, match="entry 1 has a location that is not UTF-8"):
+        Manifest.parse(raw).locations()
+
+
+def test_a_location_longer_than_its_entry_is_corrupt() -> None:
+    raw = bytearray(entry(0) + entry(1) + footer(2, 2))
+    raw[len(entry(0)) + 12] = 200
+    with pytest.raises(CorruptManifest, match="entry 1 has a location of 200 bytes"):
+        Manifest.parse(bytes(raw)).locations()
