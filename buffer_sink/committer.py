@@ -88,7 +88,11 @@ class WriteCommitter:
         if not self._checked:
             # First use in this process: a store without compare-and-swap (failure F12), or a
             # prefix of another queue whose collector would delete our batches (failure F7).
-            claim_for_use(self._store, self._options.queue, runtime=self._runtime)
+            queue = self._options.queue
+            claim = claim_for_use(self._store, queue, runtime=self._runtime)
+            self._queue = Queue(
+                self._store, queue, runtime=self._runtime, role="producer", claim=claim
+            )
             self._checked = True
         expiry = self._expiry(group)
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from opendata_buffer.config import (
     ConsumerConfig,
@@ -161,7 +161,8 @@ class SourceOptions:
     def consumer(self) -> ConsumerConfig:
         """The same settings as the core's consumer takes them."""
         return ConsumerConfig(
-            **queue_fields(self.queue),
+            # Who accepts lost data accepts that a lost queue starts over.
+            **queue_fields(replace(self.queue, recreate=not self.fail_on_data_loss)),
             gc=self.gc,
             max_batch_bytes=self.max_batch_bytes,
             allow_foreign_locations=self.allow_foreign_locations,

@@ -26,6 +26,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.producer.batcher import Batch
+from opendata_buffer.queue.owner import Claim
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime, Task
 from opendata_buffer.stores import Store
@@ -132,11 +133,16 @@ class Committer:
     """Appends the finished uploads of its lanes, in groups."""
 
     def __init__(
-        self, store: Store, config: QueueConfig, runtime: Runtime, on_idle: Callable[[], None]
+        self,
+        store: Store,
+        config: QueueConfig,
+        runtime: Runtime,
+        on_idle: Callable[[], None],
+        claim: Claim | None = None,
     ) -> None:
         self._runtime = runtime
         self._on_idle = on_idle
-        self._queue = Queue(store, config, runtime=runtime, role="producer")
+        self._queue = Queue(store, config, runtime=runtime, role="producer", claim=claim)
         self._condition = runtime.condition()
         self._lanes: list[Lane] = []
         self._task: Task | None = None
@@ -175,6 +181,7 @@ class Committer:
             task = self._task
         if task is not None:
             task.join()
+        self._queue.close()
 
     def enter(self, lane: Lane, upload: Upload) -> BaseException | None:
         """Give an upload its place in the lane, before its bytes are stored.
@@ -337,7 +344,14 @@ class Committer:
 _committers: dict[tuple[int, int, str], Committer] = {}
 
 
-def shared_committer(store: Store, config: QueueConfig, runtime: Runtime, lane: Lane) -> Committer:
+def shared_committer(
+    store: Store,
+    config: QueueConfig,
+    runtime: Runtime,
+    lane: Lane,
+    *,
+    claim: Claim | None = None,
+) -> Committer:
     """The process's committer for this manifest, with the lane open in it.
 
     Made for the first lane, with that one's settings. A simulated process has a runtime of its
@@ -352,7 +366,7 @@ def shared_committer(store: Store, config: QueueConfig, runtime: Runtime, lane: 
     while True:
         committer = _committers.get(key)
         if committer is None:
-            made = Committer(store, config, runtime, forget)
+            made = Committer(store, config, runtime, forget, claim)
             committer = _committers.setdefault(key, made)
         if committer.open_lane(lane):
             return committer

@@ -86,8 +86,8 @@ class Consumer:
         self._closed = False
 
         # Before the epoch: a consumer with the wrong configuration must not fence the right one.
-        claim_for_use(opened, config, runtime=self._runtime)
-        self._queue = Queue(opened, config, runtime=self._runtime, role="consumer")
+        claim = claim_for_use(opened, config, runtime=self._runtime)
+        self._queue = Queue(opened, config, runtime=self._runtime, role="consumer", claim=claim)
         manifest = self._queue.claim_epoch(last_acked_sequence, allow_data_loss=allow_data_loss)
         self._epoch = manifest.epoch
         self._next_sequence = manifest.next_sequence
@@ -307,6 +307,7 @@ class Consumer:
             # does not wait for ever.
             with self._lock:
                 self._acknowledge(self._frontier, self._frontier.undequeued > 0)
+                self._queue.close()
         finally:
             if self._gc is not None:
                 self._gc.stop()

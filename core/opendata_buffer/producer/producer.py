@@ -76,7 +76,7 @@ class Producer:
         self._config = config
         self._runtime = runtime or SystemRuntime()
         self._store = store or open_store(config.store, config.store_options)
-        claim_for_use(self._store, config, runtime=self._runtime)
+        claim = claim_for_use(self._store, config, runtime=self._runtime)
         self._batcher = Batcher(
             flush_interval=config.flush_interval_ms / 1000,
             flush_size=config.flush_size_bytes,
@@ -102,7 +102,9 @@ class Producer:
             settle=self._settle,
             repair=self._repair,
         )
-        self._committer = shared_committer(self._store, _patient(config), self._runtime, self._lane)
+        self._committer = shared_committer(
+            self._store, _patient(config), self._runtime, self._lane, claim=claim
+        )
         if isinstance(self._runtime, SystemRuntime):
             _open_producers.add(self)
 

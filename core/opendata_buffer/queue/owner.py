@@ -5,14 +5,15 @@ would therefore delete each other's batches, even though both manifests are soun
 ``<prefix>/_owner.json`` names the one manifest the prefix belongs to; whoever comes with
 another one is refused before it writes a batch or deletes one (failure F7)::
 
-    {"version": 1, "manifest": "manifest", "id": "01J5...", "next_sequence": 42, "epoch": 3}
+    {"version": 1, "manifest": "manifest", "id": "01J5...", "next_sequence": 42, "epoch": 3,
+     "acked": 39, "acked_location": "ingest/01J6....batch"}
 
 ``manifest`` is relative to the marker, as a link would be: the same queue opened as
 ``s3://bucket`` or as ``s3://bucket/root`` is the same owner. ``id`` is a ULID, drawn once:
 positions in a queue are bare sequences, and only the id tells one queue's from another's, or
 from those of a queue that was deleted and made anew (failure F4).
 
-``next_sequence`` and ``epoch`` are the watermark, which the manifest has once reached. It lags,
+The other four are the watermark, which the manifest has once reached. It lags,
 because it is written seldom (:meth:`Claim.note`), and never runs ahead. A manifest that is gone
 or behind it was lost or restored from an old copy: its unread batches are named by nothing any
 more, and the collector would delete them. Markers without a watermark are read as well; readers
@@ -62,6 +63,9 @@ NOTE_INTERVAL_S = 60.0
 """Seconds between two notes of a watermark by one process, while it writes."""
 
 _VERSION = 1
+_FIELDS = frozenset(
+    {"version", "manifest", "id", "next_sequence", "epoch", "acked", "acked_location"}
+)
 _MAX_BYTES = 64 * 1024
 _NOTE_DEADLINE_MS = 5_000
 
@@ -73,23 +77,43 @@ def marker_key(data_path_prefix: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """What a manifest has reached; later ones are never below it."""
+    """What a manifest has reached; later ones are never below it.
+
+    Attributes:
+        next_sequence: What the next appended batch got.
+        epoch: Of the last consumer.
+        acked: The highest sequence that a consumer took out of the manifest; None when none.
+        acked_location: Where that batch was; empty when that is not known.
+    """
 
     next_sequence: int
     epoch: int
+    acked: int | None = None
+    acked_location: str = ""
 
     @classmethod
-    def of(cls, manifest: Manifest) -> Watermark:
+    def of(cls, manifest: Manifest, acked_location: str = "") -> Watermark:
         """The watermark of a manifest."""
-        return cls(manifest.next_sequence, manifest.epoch)
+        acked = manifest.first_sequence - 1 if manifest.first_sequence else None
+        return cls(manifest.next_sequence, manifest.epoch, acked, acked_location)
 
     def covers(self, other: Watermark) -> bool:
         """Whether it is not below the other in anything."""
-        return self.next_sequence >= other.next_sequence and self.epoch >= other.epoch
+        return all(mine >= its for mine, its in zip(self._levels, other._levels, strict=True))
 
     def joined(self, other: Watermark) -> Watermark:
         """The lowest one that covers both."""
-        return Watermark(max(self.next_sequence, other.next_sequence), max(self.epoch, other.epoch))
+        further = max(self, other, key=lambda each: (each._levels[2], each.acked_location))
+        return Watermark(
+            max(self.next_sequence, other.next_sequence),
+            max(self.epoch, other.epoch),
+            further.acked,
+            further.acked_location,
+        )
+
+    @property
+    def _levels(self) -> tuple[int, int, int]:
+        return self.next_sequence, self.epoch, -1 if self.acked is None else self.acked
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +167,13 @@ class Claim:
             QueueReset: With what to do about it.
         """
         seen = self._seen
-        if seen is None or (manifest is not None and Watermark.of(manifest).covers(seen)):
+        if seen is None:
+            return
+        if (
+            manifest is not None
+            and manifest.next_sequence >= seen.next_sequence
+            and manifest.epoch >= seen.epoch
+        ):
             return
         path, url = self._config.manifest_path, self._store.url
         if manifest is None:
@@ -163,14 +193,19 @@ class Claim:
             "them again. To start over without them, use --recreate (in Python recreate=True)."
         )
 
-    def note(self, manifest: Manifest, *, now: bool = False) -> None:
+    def note(self, manifest: Manifest, *, now: bool = False, acked_location: str = "") -> None:
         """Let the marker remember how far a manifest is, that was read or written just now.
 
         Writes when the manifest is seen for the first time, when its epoch has risen, after
         ``NOTE_INTERVAL_S``, or ``now``; and only what the marker does not know yet. Raises
         nothing: a marker that lags is still right.
+
+        Args:
+            manifest: As it is on storage.
+            now: Write also when it is not time.
+            acked_location: Where the batch was that left the manifest last, if that is known.
         """
-        reached = Watermark.of(manifest)
+        reached = Watermark.of(manifest, acked_location)
         seen = self._seen
         if seen is not None:
             waited_s = self._runtime.monotonic() - self._noted_at
@@ -352,6 +387,9 @@ def _encode(data_path_prefix: str, marker: Marker) -> bytes:
     if marker.watermark is not None:
         fields["next_sequence"] = marker.watermark.next_sequence
         fields["epoch"] = marker.watermark.epoch
+        if marker.watermark.acked is not None:
+            fields["acked"] = marker.watermark.acked
+            fields["acked_location"] = marker.watermark.acked_location
     return json.dumps({**marker.others, **fields}, ensure_ascii=False).encode() + b"\n"
 
 
@@ -364,8 +402,7 @@ def _decode(data_path_prefix: str, data: bytes) -> Marker:
         case {"version": 1, "manifest": str(relative)} if relative:
             # No leading slash: '..' beyond the store's root stays visible and never matches.
             owner = posixpath.normpath(posixpath.join(data_path_prefix, relative))
-            known = ("version", "manifest", "id", "next_sequence", "epoch")
-            others = {name: value for name, value in fields.items() if name not in known}
+            others = {name: value for name, value in fields.items() if name not in _FIELDS}
             return Marker(owner, str(fields.get("id", "")), _watermark(fields), others)
     raise CorruptData(
         f"owner marker holds {data[:100]!r} and not "
@@ -377,5 +414,9 @@ def _decode(data_path_prefix: str, data: bytes) -> Marker:
 def _watermark(fields: Mapping[str, Any]) -> Watermark | None:
     match fields:
         case {"next_sequence": int(next_sequence), "epoch": int(epoch)}:
+            acked = fields.get("acked")
+            location = fields.get("acked_location", "")
+            if isinstance(acked, int) and isinstance(location, str):
+                return Watermark(next_sequence, epoch, acked, location)
             return Watermark(next_sequence, epoch)
     return None

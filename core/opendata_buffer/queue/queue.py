@@ -69,6 +69,7 @@ class Queue:
         self._config = config
         self._runtime = runtime
         self._claim = claim
+        self._acked_location = ""
         self._labels = {"role": role}
         self._key = config.manifest_path
         self._register = Register(
@@ -102,7 +103,7 @@ class Queue:
         """Let the marker remember how far the queue got. Free to repeat; raises nothing."""
         manifest = self._register.last_seen
         if self._claim is not None and manifest is not None:
-            self._claim.note(manifest, now=True)
+            self._claim.note(manifest, now=True, acked_location=self._acked_location)
 
     def read(self) -> Manifest | None:
         """The manifest as it is now, or None when the queue was never created.
@@ -230,6 +231,9 @@ class Queue:
                 self._claim.check(before)
             old = before if before is not None else Manifest.empty()
             new = change(old)
+            if old.first_sequence < new.first_sequence and old.entry_count:
+                dropped = old.entries(new.first_sequence - 1, limit=1)
+                self._acked_location = dropped[0].location
             return before if new is old else new
 
         try:
@@ -249,7 +253,7 @@ class Queue:
             raise self._vanished()
         manifest = outcome.value
         if self._claim is not None and manifest is not None:
-            self._claim.note(manifest)
+            self._claim.note(manifest, acked_location=self._acked_location)
         return manifest if manifest is not None else Manifest.empty()
 
     def _check_read(self, known: Manifest, now: Manifest) -> None:
