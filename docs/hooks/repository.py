@@ -1,0 +1,84 @@
+"""Pages of the site that lie elsewhere in the repository, and links that work in both places.
+
+Every page is also read where the repository is browsed, so its links are relative paths of files.
+On the site some of those files are pages, at another place; the others are not there, and a link
+to one becomes plain text.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[2]
+_LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
+_CODE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+
+
+def outside_pages() -> dict[str, str]:
+    """Path in the repository to path on the site, of pages that are not below ``docs/``."""
+    pages = {
+        "CHANGELOG.md": "changelog.md",
+        "CONTRIBUTING.md": "contributing.md",
+        "SECURITY.md": "security.md",
+        "core/failures.md": "explanation/failures.md",
+        "core/decisions/README.md": "explanation/decisions/index.md",
+    }
+    for decision in sorted((ROOT / "core" / "decisions").glob("0*.md")):
+        pages[f"core/decisions/{decision.name}"] = f"explanation/decisions/{decision.name}"
+    for example in sorted((ROOT / "examples").glob("*.py")):
+        pages[f"examples/{example.name}"] = f"how-to/examples/{example.stem}.md"
+    return pages
+
+
+def page_text(path: str) -> str:
+    """The Markdown of a page that lies at ``path``; a program is shown as it is."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    if path.endswith(".py"):
+        return f"# {path}\n\n```python\n{text}```\n"
+    return text
+
+
+def relinked(markdown: str, source: str, target: str) -> str:
+    """The Markdown of ``source`` (in the repository) with the links it has as page ``target``."""
+    pages = outside_pages()
+
+    def link(match: re.Match[str]) -> str:
+        text, (path, mark, anchor) = match[1], match[2].partition("#")
+        if not path or "://" in path or path.startswith("mailto:"):
+            return match[0]
+        found = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
+        page = pages.get(found)
+        if page is None and found.startswith("docs/") and (ROOT / found).is_file():
+            page = found.removeprefix("docs/")
+        if page is None:
+            return text
+        return (
+            f"[{text}]({posixpath.relpath(page, posixpath.dirname(target) or '.')}{mark}{anchor})"
+        )
+
+    parts = _CODE.split(markdown)  # the odd ones are code
+    return "".join(part if index % 2 else _LINK.sub(link, part) for index, part in enumerate(parts))
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the pages from outside of ``docs/``."""
+    from mkdocs.structure.files import File
+
+    for path, uri in outside_pages().items():
+        files.append(File.generated(config, uri, content=page_text(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Makes the links of a page those of the site."""
+    uri = page.file.src_uri
+    sources = {target: source for source, target in outside_pages().items()}
+    return relinked(markdown, sources.get(uri, f"docs/{uri}"), uri)

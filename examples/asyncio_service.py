@@ -1,0 +1,53 @@
+"""An asyncio service that answers a request once its record is durable.
+
+    python examples/asyncio_service.py s3://bucket/orders
+
+Ten clients place twenty orders each, at the same time. A client's next order waits for the answer
+to the one before, so no answer may be given before the order is safe; all clients share the batches
+and manifest writes of one producer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+
+from opendata_buffer import Producer, ProducerConfig
+
+CLIENTS = 10
+ORDERS = 20
+
+
+class OrderService:
+    """Takes orders and puts them into a queue."""
+
+    def __init__(self, producer: Producer) -> None:
+        self._producer = producer
+
+    async def place(self, order: dict[str, object]) -> int:
+        """Accept an order; the number of its batch, once it cannot get lost any more."""
+        record = json.dumps(order).encode()
+        # produce() blocks while the buffer is full, and the event loop must not.
+        handle = await asyncio.to_thread(self._producer.produce, [record])
+        durable = await handle
+        return durable.sequence
+
+
+async def client(number: int, service: OrderService) -> int:
+    """Places orders one after the other; how many were accepted."""
+    for order in range(ORDERS):
+        await service.place({"client": number, "order": order})
+    return ORDERS
+
+
+async def main(store: str) -> None:
+    """Serve all clients, then close the producer, which flushes what is left."""
+    with Producer(ProducerConfig(store=store, flush_interval_ms=20)) as producer:
+        service = OrderService(producer)
+        accepted = await asyncio.gather(*(client(n, service) for n in range(CLIENTS)))
+    print(f"{sum(accepted)} orders accepted")
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))

@@ -1,0 +1,48 @@
+"""One consumer that plans and acknowledges, and a pool of processes that fetch and count.
+
+    python examples/worker_pool.py s3://bucket/orders
+
+A queue has one consumer, but its batches may be fetched anywhere: descriptors and the fetch
+handle pickle. A batch is acknowledged when all of its run are processed, so whatever a crash
+interrupts comes again. Where that matters, let the workers write their results in one transaction
+with the sequence.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from functools import partial
+
+from opendata_buffer import BatchDescriptor, Consumer, ConsumerConfig, FetchHandle
+
+PROCESSES = 2
+RUN = 100
+"""Batches that are planned together and acknowledged with one write."""
+
+
+def count(fetch: FetchHandle, descriptor: BatchDescriptor) -> tuple[int, int]:
+    """In a worker: fetch one batch; its number and how many records it has."""
+    batch = fetch.fetch(descriptor)
+    return batch.sequence, len(batch.entries)
+
+
+def main(store: str) -> None:
+    """Process everything that is queued."""
+    records = 0
+    # "spawn": a forked worker would share the connections and threads of this process.
+    with (
+        Consumer(ConsumerConfig(store=store)) as consumer,
+        multiprocessing.get_context("spawn").Pool(PROCESSES) as pool,
+    ):
+        work = partial(count, consumer.fetch_handle())
+        while descriptors := consumer.next_descriptors(RUN):
+            for sequence, found in pool.imap(work, descriptors):
+                print(f"batch {sequence}: {found} records")
+                records += found
+            consumer.ack_through(descriptors[-1].sequence)
+    print(f"{records} records processed")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,59 @@
+"""The programs of ``examples/`` run as their headers say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from opendata_buffer import Consumer, ConsumerConfig, Producer, ProducerConfig
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def run(name: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / name), *arguments],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def batches_of(store: str) -> Iterator[list[bytes]]:
+    with Consumer(ConsumerConfig(store=store)) as consumer:
+        while batch := consumer.next_batch():
+            yield batch.entries
+            consumer.ack(batch.sequence)
+
+
+def test_an_asyncio_service_answers_when_orders_are_durable(tmp_path: Path) -> None:
+    assert run("asyncio_service.py", str(tmp_path)) == "200 orders accepted\n"
+    batches = list(batches_of(str(tmp_path)))
+    records = [record for batch in batches for record in batch]
+    assert len(set(records)) == len(records) == 200
+    # Clients share batches: that is what the example is about.
+    assert len(batches) < 200
+
+
+def test_a_pool_of_workers_fetches_and_one_consumer_acknowledges(tmp_path: Path) -> None:
+    store = str(tmp_path)
+    with Producer(ProducerConfig(store=store)) as producer:
+        for number in range(5):
+            producer.produce([b"%d" % number] * (number + 1))
+            producer.flush()
+    lines = run("worker_pool.py", store).splitlines()
+    assert lines == [f"batch {n}: {n + 1} records" for n in range(5)] + ["15 records processed"]
+    assert list(batches_of(store)) == []
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_says_how_to_run_it_and_is_tested(example: Path) -> None:
+    text = example.read_text(encoding="utf-8")
+    assert f"    python examples/{example.name} " in text.split('"""')[1]
+    tests = [Path(__file__), ROOT / "tests" / "spark" / "test_examples.py"]
+    assert any(f'"{example.name}"' in test.read_text(encoding="utf-8") for test in tests)

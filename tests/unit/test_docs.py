@@ -1,0 +1,259 @@
+"""What README and documentation say is so: examples run, options, errors and links exist."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from buffer_sink.options import SINK_OPTIONS
+from buffer_source.options import SOURCE_OPTIONS
+from opendata_buffer import errors
+from opendata_buffer.cli.commands import cli
+from opendata_buffer.metrics import TABLE
+from opendata_buffer.option_reader import STORAGE_OPTIONS
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "core").rglob("*.md")])
+
+
+def text_of(path: str) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+def section(page: str, title: str) -> str:
+    """The text below a heading, up to the next one."""
+    return re.split(r"^#+ ", text_of(page).split(f"# {title}\n")[1], flags=re.MULTILINE)[0]
+
+
+def blocks(page: str | Path, language: str) -> list[str]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def first_column(table: str) -> set[str]:
+    rows = re.findall(r"^\| (`.*?) \|", table, flags=re.MULTILINE)
+    return {name for row in rows for name in re.findall(r"`([\w.]+)`", row)}
+
+
+def id_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+# ---- options, errors, metrics
+
+
+OPTIONS = "docs/reference/options.md"
+
+
+def test_the_options_of_the_source_are_those_of_the_code() -> None:
+    stream = first_column(section(OPTIONS, "Streaming source"))
+    batch = section(OPTIONS, "Batch source")
+    assert "endingOffsets" not in stream
+    assert stream | first_column(batch) == set(SOURCE_OPTIONS) - {"path"}
+
+
+def test_the_options_of_the_sink_are_those_of_the_code() -> None:
+    assert first_column(section(OPTIONS, "Sink")) == set(SINK_OPTIONS) - {"path"}
+    assert set(STORAGE_OPTIONS) <= set(SINK_OPTIONS)
+
+
+def test_every_error_is_explained_and_no_other() -> None:
+    named = set(re.findall(r"`([A-Z][a-z]+[A-Za-z]+)`", text_of("docs/reference/errors.md")))
+    groups = {"OpenDataBufferError", "StorageError", "CorruptData", "PoisonBatch"}
+    assert named & set(errors.__all__) >= set(errors.__all__) - groups
+    assert named - set(errors.__all__) <= {"Transaction"}
+
+
+def test_every_metric_is_explained_with_its_kind_unit_and_attributes() -> None:
+    rows = re.findall(
+        r"^\| `(buffer\.\w+)` \| (\w+) \| (.*?) \| (.*?) \|",
+        text_of("docs/reference/metrics.md").split("## Where")[0],
+        flags=re.MULTILINE,
+    )
+    assert rows == [
+        (row.name, row.kind, row.unit.strip("{}"), ", ".join(f"`{name}`" for name in row.labels))
+        for row in TABLE
+    ]
+
+
+# ---- pages and links
+
+
+def test_the_readme_is_read_in_a_minute() -> None:
+    assert len(text_of("README.md").splitlines()) <= 200
+
+
+def slug_of(heading: str) -> str:
+    """A heading's anchor, as GitHub and the site make it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=id_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"https?:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in [slug_of(heading) for heading in headings], link
+
+
+def test_every_page_of_the_site_is_in_its_navigation() -> None:
+    navigation = text_of("mkdocs.yml").split("\nnav:\n")[1]
+    for page in (ROOT / "docs").rglob("*.md"):
+        name = page.relative_to(ROOT / "docs").as_posix()
+        assert re.search(rf"[ :]{re.escape(name)}$", navigation, re.MULTILINE), name
+
+
+def loaded(path: str) -> Any:
+    spec = importlib.util.spec_from_file_location("loaded", ROOT / path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_figure_is_what_its_script_draws() -> None:
+    drawing = loaded("docs/figures/data_flow.py").drawing()
+    assert text_of("docs/figures/data-flow.svg") == drawing, "run docs/figures/data_flow.py"
+
+
+def test_links_of_the_site_lead_to_pages_of_the_site() -> None:
+    hook = loaded("docs/hooks/repository.py")
+    text = "[failures](../../core/failures.md#lanes), [`x`](../../pyproject.toml), [b](costs.md)"
+    found = hook.relinked(text, "docs/explanation/guarantees.md", "explanation/guarantees.md")
+    assert found == "[failures](failures.md#lanes), `x`, [b](costs.md)"
+    text = "[0005](0005-transactions-in-locations.md), [options](../../docs/reference/options.md)"
+    found = hook.relinked(
+        text, "core/decisions/0008-the-sink-s-commit.md", "explanation/decisions/0008.md"
+    )
+    assert (
+        found == "[0005](0005-transactions-in-locations.md), [options](../../reference/options.md)"
+    )
+
+
+# ---- decisions
+
+
+DECISIONS = sorted((ROOT / "core" / "decisions").glob("0*.md"))
+
+
+def test_decisions_are_numbered_and_listed() -> None:
+    numbers = [page.name[:4] for page in DECISIONS]
+    assert numbers == [f"{number:04}" for number in range(1, len(numbers) + 1)]
+    index = text_of("core/decisions/README.md")
+    listed = re.findall(r"^\| \[(\d{4})\]\(([^)]+)\) \| (.*?) \|", index, re.MULTILINE)
+    titles = [page.read_text(encoding="utf-8").split("\n")[0] for page in DECISIONS]
+    assert [(number, name) for number, name, _ in listed] == [
+        (page.name[:4], page.name) for page in DECISIONS
+    ]
+    assert [f"# {number} {title}" for number, _, title in listed] == titles
+
+
+# ---- programs in the text
+
+
+PYTHON = [
+    pytest.param(page, block, id=f"{id_of(page)}-{number}")
+    for page in PAGES
+    for number, block in enumerate(blocks(page, "python"))
+]
+
+
+@pytest.mark.parametrize(("page", "block"), PYTHON)
+def test_python_compiles(page: Path, block: str) -> None:
+    compile(block.replace("%pip", "# %pip"), str(page), "exec")
+
+
+def run_here(code: str, tmp_path: Path, **names: Any) -> None:
+    for store in ("s3://bucket/orders", "/tmp/first-queue"):
+        code = code.replace(store, str(tmp_path))
+    exec(code, names)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/how-to/python-service.md"])
+def test_the_library_s_example_runs(page: str, tmp_path: Path) -> None:
+    produce, consume = (b for b in blocks(page, "python") if "from opendata_buffer import" in b)
+    saved: list[Any] = []
+    run_here(produce, tmp_path)
+    run_here(consume, tmp_path, save=lambda entries, sequence: saved.append((entries, sequence)))
+    assert saved == [([b'{"id": 1}', b'{"id": 2}'], 0)]
+
+
+def test_the_tutorial_s_first_half_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    produce, consume, _ = blocks("docs/tutorial/first-queue.md", "python")
+    run_here(produce, tmp_path)
+    assert capsys.readouterr().out.startswith("Durable(sequence=0, location='ingest/")
+    run_here(consume, tmp_path)
+    run_here(consume, tmp_path)  # again: nothing comes
+    assert capsys.readouterr().out == """0 [b'{"id": 1}', b'{"id": 2}']\n"""
+
+
+def test_the_example_of_a_test_runs(tmp_path: Path) -> None:
+    (block,) = blocks("docs/how-to/test-your-code.md", "python")
+    run_here(block, tmp_path)
+
+
+def test_the_policy_is_json() -> None:
+    (block,) = blocks("docs/operations/permissions.md", "json")
+    assert len(json.loads(block)["Statement"]) == 2
+
+
+def shell_lines() -> Iterator[tuple[Path, str]]:
+    for page in PAGES:
+        for block in blocks(page, "sh"):
+            for line in block.splitlines():
+                if "opendata-buffer " in line:
+                    yield page, line.split("   #")[0].strip()
+
+
+@pytest.mark.parametrize(
+    ("page", "line"), [pytest.param(page, line, id=line) for page, line in shell_lines()]
+)
+def test_commands_have_these_names_and_options(page: Path, line: str) -> None:
+    words = line.split("opendata-buffer", 1)[1].split()
+    options = [word for word in words if word.startswith("--")]
+    command: Any = cli
+    while hasattr(command, "commands"):
+        command = command.commands[words.pop(0)]
+    known = {option for parameter in command.params for option in parameter.opts}
+    assert set(options) <= known
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/how-to/command-line.md"])
+def test_the_shell_s_example_runs(page: str, tmp_path: Path) -> None:
+    def run(line: str, text: str = "") -> str:
+        words = line.replace("/tmp/queue", str(tmp_path)).split()[1:]
+        done = subprocess.run(
+            [sys.executable, "-m", "opendata_buffer", *words],
+            input=text, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        return done.stdout
+
+    numbers = "".join(f"{n}\n" for n in range(1, 1001))
+    lines = [
+        line
+        for path, line in shell_lines()
+        if path == ROOT / page and "/tmp/queue" in line and "batch dump" not in line
+    ]
+    assert '"records": 1000' in run(lines[0].split("| ")[1], numbers)
+    consumed = 0
+    for line in lines[1:]:
+        out = run(line)
+        if " consume " in line:
+            assert out == numbers
+            consumed += 1
+    assert consumed == 2
