@@ -1,7 +1,8 @@
 """A Delta table as the target: what the source hands over once is in the table once.
 
 A session of its own, with the released jars from Maven Central. Where there is no network, or
-no Delta for this Spark, the tests are skipped and say so.
+no Delta for this Spark, the tests are skipped and say so. ``OPENDATA_BUFFER_DELTA=required``
+makes that a failure; ``./run test`` sets it where it runs them, on the lowest Spark.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pyspark
 import pytest
@@ -121,12 +122,18 @@ spark.stop()
 """
 
 
+def skip_or_fail(reason: str) -> NoReturn:
+    if os.environ.get("OPENDATA_BUFFER_DELTA") == "required":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the script saw, and where."""
     spark = ".".join(pyspark.__version__.split(".")[:2])
     if spark not in SPARKS:
-        pytest.skip(
+        skip_or_fail(
             f"no released Delta runs on Spark {spark}: {DELTA} is built for up to {SPARKS[-1]}"
         )
     home = tmp_path_factory.mktemp("delta")
@@ -144,7 +151,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         timeout=900,
     )
     if "unresolved dependency" in done.stderr:
-        pytest.skip(f"{package} cannot be had from Maven Central here")
+        skip_or_fail(f"{package} cannot be had from Maven Central here")
     assert done.returncode == 0, done.stderr[-4000:]
     return {**json.loads(done.stdout.splitlines()[-1]), "home": str(home)}
 

@@ -13,7 +13,7 @@ from tests.spark.queues import manifest
 
 pytestmark = pytest.mark.slow
 
-KILLS = int(os.environ.get("CHAOS_CHAIN_KILLS", "4"))
+KILLS = max(4, int(os.environ.get("OPENDATA_BUFFER_KILLS", "16")) // 4)
 
 
 def test_every_record_once_at_the_end_of_a_chain(java: str, home: Path) -> None:

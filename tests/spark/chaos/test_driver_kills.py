@@ -1,4 +1,4 @@
-"""Drivers killed with kill -9 at random moments, 30 in a row: every record once in both sinks."""
+"""Drivers killed with kill -9 at random moments: every record once in both sinks."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-KILLS = int(os.environ.get("CHAOS_KILLS", "30"))
+KILLS = int(os.environ.get("OPENDATA_BUFFER_KILLS", "16"))
 
 
-def test_every_record_once_in_parquet_and_sqlite_after_30_kills(
+def test_every_record_once_in_parquet_and_sqlite_after_many_kills(
     spark: SparkSession, java: str, home: Path
 ) -> None:
     parquet = Stream.make(home, "files", "parquet", home / "queue-1")
@@ -46,7 +46,9 @@ def test_every_record_once_in_parquet_and_sqlite_after_30_kills(
                 driver = fleet.go()
                 if not hit:
                     await_first_commits(driver, streams)
-                moment.await_in(driver, rng.choice(streams), rng)
+                # One kill at least must come between the two commits: SQLite's leave time for it.
+                between = hit["in the sink, not committed"] == 0 and moment.name == "sink commit"
+                moment.await_in(driver, sqlite if between else rng.choice(streams), rng)
                 driver.kill()
                 hit["kill"] += 1
                 for stream in streams:
@@ -68,7 +70,7 @@ def test_every_record_once_in_parquet_and_sqlite_after_30_kills(
                 assert stream.planned() == stream.committed() == stream.sunk()
             # It is no proof if the kills never came between the steps of a micro-batch.
             assert hit["planned, not committed"] >= KILLS // 6
-            assert hit["in the sink, not committed"] >= KILLS // 30
+            assert hit["in the sink, not committed"] >= max(1, KILLS // 30)
             assert writer.kills >= KILLS // 8
     finally:
         fleet.end()
