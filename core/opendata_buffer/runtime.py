@@ -63,6 +63,10 @@ class Runtime(Protocol):
         """Seconds on a clock that never goes back. For intervals, ages and deadlines."""
         ...
 
+    def cpu_time(self) -> float:
+        """Seconds of processor time the calling thread has used: what it did not wait."""
+        ...
+
     def sleep(self, seconds: float) -> None:
         """Block the calling thread."""
         ...
@@ -162,6 +166,9 @@ class SystemRuntime:
 
     def monotonic(self) -> float:
         return time.monotonic()
+
+    def cpu_time(self) -> float:
+        return time.thread_time()
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)

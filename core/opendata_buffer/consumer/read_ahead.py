@@ -1,4 +1,9 @@
-"""Many fetches at once, within a budget, with their results in order."""
+"""Many fetches at once, within a budget, with their results in order.
+
+Threads hide the time a fetch waits for its store. Where there is none to hide (a directory whose
+files are in the page cache) they only cost: switches, a lock that one holds at a time, and memory
+for all that is fetched and not yet taken. There the caller's thread fetches, one after the other.
+"""
 
 from __future__ import annotations
 
@@ -19,29 +24,37 @@ DEFAULT_CONCURRENCY = 16
 DEFAULT_MAX_IN_FLIGHT_BYTES = 256 * 1024 * 1024
 
 NEAR_S, NEAR_BYTES_PER_S = 0.001, 1e9
-"""A fetch within this time came from a page cache, and not over a network."""
+"""A fetch that waited no longer than this came from a page cache, and not over a network."""
 
-FAR = 4
-"""So many times that time, and the store is not near any more; less may be a busy machine."""
+FAR, STRIKES = 4, 2
+"""Hysteresis: only so many times that wait, so often in a row, is not just a busy machine."""
 
 
 class Pace:
-    """Whether a store was quick so far; kept from one :func:`fetch_many` to the next.
+    """Whether fetches hardly wait for their store; may be kept from one read to the next.
 
-    Threads hide waiting. Where there is none to hide they only cost: switches, and memory that
-    is never twice the same.
+    Attributes:
+        near: They do not; None while nothing is known.
     """
 
     def __init__(self) -> None:
-        self.near = False
+        self.near: bool | None = None
+        self._strikes = 0
 
-    def saw(self, size: int, seconds: float) -> None:
-        """A fetch of so many bytes took so long."""
-        limit = NEAR_S + size / NEAR_BYTES_PER_S
-        if seconds <= limit:
+    def saw(self, size: int, waited: float, worked: float = 0.0) -> None:
+        """A fetch of so many bytes waited and used the processor for so many seconds.
+
+        A busy machine lets a fetch wait about as long as it works, however near its store is.
+        """
+        limit = max(NEAR_S + size / NEAR_BYTES_PER_S, worked)
+        if waited > FAR * limit:
+            self._strikes += 1
+            if self._strikes >= STRIKES:
+                self.near = False
+            return
+        self._strikes = 0
+        if waited <= limit:
             self.near = True
-        elif seconds > FAR * limit:
-            self.near = False
 
 
 def fetch_many(
@@ -59,7 +72,8 @@ def fetch_many(
     The bytes in flight are those of fetches under way and of results nobody took yet. A fetch
     begins while they are below the limit, and always when there are none: its own size is the
     descriptor's, or where that is unknown the largest result so far. Until a first result says
-    how large results are, a descriptor without a size is fetched alone.
+    how large results are, a descriptor without a size is fetched alone. Where fetches do not
+    wait for the store, nothing is in flight: see above.
 
     An error is raised at its place in the order, after everything before it; no fetch begins
     after it. Closing the iterator, or dropping it, ends the threads.
@@ -71,7 +85,7 @@ def fetch_many(
         max_in_flight_bytes: Default 256 MiB.
         runtime: Threads and clock.
         size_of: Bytes of a result. Default: its ``nbytes``, else the descriptor's size.
-        pace: Where the store proves near, the caller's thread fetches, one after the other.
+        pace: What an earlier call learnt about the store. Default: nothing is known yet.
 
     Raises:
         InvalidInput: ``concurrency`` or ``max_in_flight_bytes`` is not positive.
@@ -130,7 +144,7 @@ class _ReadAhead(Generic[T]):
         self._threads: list[Task] = []
         self._working = 0  # threads that have not ended
         self._idle = 0  # those of them that wait for room
-        self._pace = pace
+        self._pace = pace if pace is not None else Pace()
         self._stopped = False
 
     def results(self) -> Generator[T, None, None]:
@@ -152,7 +166,7 @@ class _ReadAhead(Generic[T]):
         cost = None
         with self._changed:
             while index not in self._done:
-                if index == self._next and self._is_near():
+                if index == self._next and (self._is_near()):
                     _, cost = self._begin()
                     break
                 self._staff()
@@ -210,22 +224,26 @@ class _ReadAhead(Generic[T]):
 
     def _run(self, index: int, cost: int) -> _Done[T]:
         item = self._items[index]
-        started = self._runtime.monotonic()
+        started, worked = self._runtime.monotonic(), self._runtime.cpu_time()
         try:
             result = self._fetch(item)
-            taken = self._runtime.monotonic() - started
+            worked = self._runtime.cpu_time() - worked
+            waited = self._runtime.monotonic() - started - worked
             if self._size_of is not None:
                 size = self._size_of(result)
             else:
                 size = getattr(result, "nbytes", item.size or 0)
         except BaseException as error:
             return _Done(cost, error=error)
-        if self._pace is not None:
-            self._pace.saw(size, taken)
+        self._pace.saw(size, waited, worked)
         return _Done(size, result)
 
     def _is_near(self) -> bool:
-        return self._pace is not None and self._pace.near
+        """Whether the caller's thread fetches the next item, and no other begins one."""
+        if self._pace.near is None:
+            # Without a size it would be fetched alone anyway.
+            return self._open == 0 and self._items[self._next].size is None
+        return self._pace.near
 
     def _may_begin(self) -> bool:
         """Whether a thread may begin the next item."""

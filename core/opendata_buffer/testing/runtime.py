@@ -50,6 +50,10 @@ class ManualRuntime:
         with self._lock:
             return self._elapsed_s
 
+    def cpu_time(self) -> float:
+        """Nothing: computing takes no time on this clock."""
+        return 0.0
+
     def sleep(self, seconds: float) -> None:
         """Move the clock; returns at once."""
         self.slept.append(seconds)

@@ -230,6 +230,10 @@ class SimRuntime:
         """Virtual seconds; they go on while a process is paused, not while it is suspended."""
         return self._simulation.now - self.suspended_s
 
+    def cpu_time(self) -> float:
+        """Nothing: computing takes no time on this clock."""
+        return 0.0
+
     def sleep(self, seconds: float) -> None:
         """Let virtual time pass."""
         self._simulation.block(_later(self._simulation.now, seconds), "a sleep to end")

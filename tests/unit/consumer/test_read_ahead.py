@@ -49,6 +49,17 @@ class Fetches:
             assert self.changed.wait_for(lambda: self.ended >= count, 30)
 
 
+class Far(Pace):
+    """A store that is far, however quick the fetches of a test are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.near = False
+
+    def saw(self, size: int, waited: float, worked: float = 0.0) -> None:
+        pass
+
+
 def _fetch_threads() -> int:
     return sum(thread.name == "opendata-buffer-fetch" for thread in threading.enumerate())
 
@@ -62,7 +73,7 @@ def _no_thread_leak() -> Iterator[None]:
 def test_results_come_in_order_whatever_ends_first() -> None:
     fetches = Fetches()
     results = fetch_many(
-        lambda each: (each.sequence, fetches(each)), _descriptors(4), concurrency=4
+        lambda each: (each.sequence, fetches(each)), _descriptors(4), concurrency=4, pace=Far()
     )
     taken: list[int] = []
 
@@ -83,7 +94,7 @@ def test_results_come_in_order_whatever_ends_first() -> None:
 
 def test_no_more_than_so_many_at_once() -> None:
     fetches = Fetches()
-    results = fetch_many(fetches, _descriptors(5), concurrency=2)
+    results = fetch_many(fetches, _descriptors(5), concurrency=2, pace=Far())
     reader = threading.Thread(target=lambda: list(results))
     reader.start()
     fetches.await_begun(2)
@@ -99,7 +110,9 @@ def test_no_more_than_so_many_at_once() -> None:
 def test_bytes_in_flight_count_what_nobody_took_yet() -> None:
     fetches = Fetches()
     fetches.allow(*range(6))
-    results = fetch_many(fetches, _descriptors(6, size=10), concurrency=6, max_in_flight_bytes=30)
+    results = fetch_many(
+        fetches, _descriptors(6, size=10), concurrency=6, max_in_flight_bytes=30, pace=Far()
+    )
     assert len(next(results)) == 10
     # One was taken, three may be open: the first four were begun, the fifth is not.
     fetches.await_ended(4)
@@ -113,7 +126,9 @@ def test_bytes_in_flight_count_what_nobody_took_yet() -> None:
 def test_a_batch_beyond_the_limit_is_fetched_alone() -> None:
     fetches = Fetches()
     fetches.allow(0)
-    results = fetch_many(fetches, _descriptors(3, size=100), concurrency=3, max_in_flight_bytes=30)
+    results = fetch_many(
+        fetches, _descriptors(3, size=100), concurrency=3, max_in_flight_bytes=30, pace=Far()
+    )
     next(results)
     fetches.await_begun(2)
     assert fetches.begun == [0, 1]
@@ -129,6 +144,7 @@ def test_unknown_sizes_begin_with_one_and_then_count_as_the_largest_so_far() -> 
         concurrency=9,
         max_in_flight_bytes=30,
         size_of=lambda _: 10,
+        pace=Far(),
     )
     fetches.allow(0)
     next(results)
@@ -148,25 +164,78 @@ class Clock(SystemRuntime):
 
 
 @pytest.mark.parametrize(
-    ("size", "seconds", "near"),
+    ("size", "waited", "worked", "near"),
     [
-        (0, 0.001, True),
-        (0, 0.0011, False),
-        (8_000_000, 0.009, True),
-        (8_000_000, 0.010, False),
+        (0, 0.001, 0.0, True),
+        (0, 0.0011, 0.0, None),
+        (8_000_000, 0.009, 0.0, True),
+        (8_000_000, 0.010, 0.0, None),
+        (0, 0.030, 0.030, True),
+        (0, 0.031, 0.030, None),
     ],
 )
-def test_a_page_cache_is_near_and_a_network_is_not(size: int, seconds: float, near: bool) -> None:
+def test_a_fetch_that_hardly_waits_shows_that_the_store_is_near(
+    size: int, waited: float, worked: float, near: bool | None
+) -> None:
     pace = Pace()
-    pace.saw(size, seconds)
+    pace.saw(size, waited, worked)
     assert pace.near is near
 
 
-def test_a_near_store_stays_near_until_a_fetch_takes_four_times_that() -> None:
+@pytest.mark.parametrize("known", [None, True])
+def test_two_long_waits_in_a_row_show_that_it_is_far(known: bool | None) -> None:
     pace = Pace()
-    for seconds, near in ((0.001, True), (0.004, True), (0.0041, False), (0.002, False)):
-        pace.saw(0, seconds)
+    pace.near = known
+    for waited, near in ((0.0041, known), (0.002, known), (0.0041, known), (0.06, False)):
+        pace.saw(0, waited)
         assert pace.near is near
+    pace.saw(0, 0.002)
+    assert pace.near is False
+    pace.saw(0, 0.001)
+    assert pace.near is True
+
+
+def test_without_latency_a_read_ahead_is_no_slower_and_holds_no_more_than_one_batch() -> None:
+    """By default, too: decoding used to count as waiting, and sixteen threads decoded at once."""
+
+    class Decoding(Clock):
+        worked = 0.0
+
+        def cpu_time(self) -> float:
+            return self.worked
+
+    clock = Decoding()
+    threads: set[int] = set()
+    held: list[int] = []
+
+    def fetch(descriptor: BatchDescriptor) -> bytes:
+        threads.add(threading.get_ident())
+        held.append(descriptor.sequence)
+        clock.now += 0.055
+        clock.worked += 0.050  # a large batch: 50 ms of decoding, 5 ms of reading
+        return b""
+
+    for number, _ in enumerate(fetch_many(fetch, _descriptors(50, None), runtime=clock), start=1):
+        assert len(held) == number, "nothing is fetched ahead"
+    assert threads == {threading.get_ident()}
+    assert len(held) == 50
+
+
+def test_with_latency_threads_read_ahead_from_the_third_batch_on() -> None:
+    clock = Clock()
+    callers: list[int] = []
+    turn = threading.Lock()
+
+    def fetch(descriptor: BatchDescriptor) -> int:
+        with turn:
+            if threading.current_thread() is threading.main_thread():
+                callers.append(descriptor.sequence)
+            clock.now += 0.060
+        return descriptor.sequence
+
+    results = fetch_many(fetch, _descriptors(20, None), runtime=clock)
+    assert list(results) == list(range(20))
+    assert callers == [0, 1]
 
 
 def test_where_the_store_is_near_the_caller_fetches() -> None:
@@ -203,8 +272,8 @@ def test_threads_take_over_when_a_near_store_gets_slow_and_leave_again() -> None
     # One at a time ahead, so that it is certain who fetches what.
     results = fetch_many(fetch, _descriptors(12), concurrency=1, runtime=clock, pace=pace)
     assert list(results) == list(range(12))
-    assert by_caller[:3] == [0, 1, 2]
-    assert not slow - {2} & set(by_caller)
+    assert by_caller[:4] == [0, 1, 2, 3]
+    assert not slow - {2, 3} & set(by_caller)
     assert by_caller[-1] == 11
     assert pace.near
 
@@ -235,7 +304,7 @@ def test_an_error_comes_at_its_place_and_begins_nothing_more() -> None:
             raise BatchMissing(2, "x2", "gone")
         return descriptor.sequence
 
-    results = fetch_many(fetch, _descriptors(100), concurrency=1)
+    results = fetch_many(fetch, _descriptors(100), concurrency=1, pace=Far())
     assert [next(results), next(results)] == [0, 1]
     with pytest.raises(BatchMissing, match="batch 2"):
         next(results)
@@ -245,7 +314,7 @@ def test_an_error_comes_at_its_place_and_begins_nothing_more() -> None:
 
 
 def test_closing_early_ends_the_threads() -> None:
-    results = fetch_many(lambda each: each.sequence, _descriptors(100), concurrency=4)
+    results = fetch_many(lambda each: each.sequence, _descriptors(100), concurrency=4, pace=Far())
     assert next(results) == 0
     results.close()
     assert _fetch_threads() == 0
@@ -264,7 +333,11 @@ def test_threads_that_started_end_when_one_does_not_start() -> None:
     # Two bytes fit: the threads would wait for room that nobody makes.
     descriptors = [BatchDescriptor(n, "x", size=1) for n in range(10)]
     results = fetch_many(
-        lambda each: each.sequence, descriptors, max_in_flight_bytes=2, runtime=FewThreads()
+        lambda each: each.sequence,
+        descriptors,
+        max_in_flight_bytes=2,
+        runtime=FewThreads(),
+        pace=Far(),
     )
     with pytest.raises(RuntimeError, match="new thread"):
         next(results)
