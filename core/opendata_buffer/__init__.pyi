@@ -42,6 +42,9 @@ from opendata_buffer.consumer.descriptors import (
 from opendata_buffer.consumer.fetch import (
     FetchHandle as FetchHandle,
 )
+from opendata_buffer.consumer.position import (
+    Position as Position,
+)
 from opendata_buffer.consumer.read_ahead import (
     fetch_many as fetch_many,
 )

@@ -24,6 +24,7 @@ DOCUMENTED: dict[str, list[str] | None] = {
     "consumer.consumer": ["Consumer"],
     "consumer.descriptors": ["ArrowBatch", "BatchDescriptor", "ConsumedBatch", "RawBatch"],
     "consumer.fetch": ["FetchHandle"],
+    "consumer.position": ["Position"],
     "consumer.read_ahead": ["fetch_many"],
     "consumer.transactions": None,
     "errors": None,

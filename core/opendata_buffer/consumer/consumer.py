@@ -2,10 +2,10 @@
 
 A queue has one consumer at a time. Starting one raises the manifest's epoch, which fences the
 one before: its next look at the manifest raises :class:`~.errors.Fenced`. Between two looks a
-fenced consumer may still deliver what it fetched (failure F8). So write each batch's sequence
-with its records, in one transaction of the target system, and pass the last one written as
-``last_acked_sequence`` at the next start; or guard the target's commit by :attr:`Consumer.epoch`
-and :meth:`Consumer.check_fence`.
+fenced consumer may still deliver what it fetched (failure F8). So write
+``str(consumer.position_of(batch.sequence))`` with each batch's records, in one transaction of the
+target system, and pass the last one written as ``last_acked_sequence`` at the next start; or guard
+the target's commit by :attr:`Consumer.epoch` and :meth:`Consumer.check_fence`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.descriptors import BatchDescriptor, ConsumedBatch
 from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.consumer.frontier import Frontier
-from opendata_buffer.errors import Closed, DataLoss, InvalidInput, OpenDataBufferError
+from opendata_buffer.consumer.position import Position
+from opendata_buffer.errors import Closed, DataLoss, InvalidInput, OpenDataBufferError, QueueReset
 from opendata_buffer.formats.keys import location_timestamp_ms
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.gc import GarbageCollector
-from opendata_buffer.queue.owner import claim_for_use
+from opendata_buffer.queue.owner import claim_for_use, marker_key
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores import Store
@@ -53,8 +54,9 @@ class Consumer:
 
     Args:
         config: Where the queue is, and how to read it.
-        last_acked_sequence: The last sequence that is surely processed; reading starts behind
-            it. None: at the oldest queued batch.
+        last_acked_sequence: The last batch that is surely processed; reading starts behind it.
+            A :class:`Position` or its string, or a bare sequence, which cannot tell this queue
+            from one that was deleted and made again. None: at the oldest queued batch.
         store: Instead of the one ``config.store`` names.
         runtime: Clock and threads.
         allow_data_loss: Go on behind a gap, with a warning, instead of raising ``DataLoss``.
@@ -62,8 +64,9 @@ class Consumer:
     Raises:
         UnsafeStore: The store has no compare-and-swap.
         PrefixConflict: The data prefix belongs to the queue of another manifest (failure F7).
-        QueueReset: A position was given, and the manifest is missing or ends before it
-            (failures F4, F27).
+        QueueReset: A position was given and is another queue's, or the manifest is missing or
+            ends before it (failures F4, F27); or the manifest was lost or restored from an old
+            copy, and ``config.recreate`` is off.
         DataLoss: A position was given, and later batches were dequeued by somebody else.
         CorruptManifest, StorageError, Conflict: The queue could not be taken over.
     """
@@ -71,7 +74,7 @@ class Consumer:
     def __init__(
         self,
         config: ConsumerConfig,
-        last_acked_sequence: int | None = None,
+        last_acked_sequence: Position | int | str | None = None,
         *,
         store: Store | None = None,
         runtime: Runtime | None = None,
@@ -84,18 +87,21 @@ class Consumer:
         self._allow_data_loss = allow_data_loss
         self._lock = self._runtime.condition()
         self._closed = False
+        start = None if last_acked_sequence is None else Position.of(last_acked_sequence)
 
         # Before the epoch: a consumer with the wrong configuration must not fence the right one.
         claim = claim_for_use(opened, config, runtime=self._runtime)
         self._queue = Queue(opened, config, runtime=self._runtime, role="consumer", claim=claim)
-        manifest = self._queue.claim_epoch(last_acked_sequence, allow_data_loss=allow_data_loss)
+        self._queue_id = claim.queue_id
+        last_acked = None if start is None else self._sequence_of(start, opened.url)
+        manifest = self._queue.claim_epoch(last_acked, allow_data_loss=allow_data_loss)
         self._epoch = manifest.epoch
         self._next_sequence = manifest.next_sequence
         # Also when nothing is queued the next sequence is known: whatever is missing between
         # here and the first batch handed out is a gap (failure F28).
         self._frontier = Frontier.at(manifest.first_sequence)
-        if last_acked_sequence is not None and manifest.first_sequence > last_acked_sequence + 1:
-            self._report_loss(last_acked_sequence + 1, manifest.first_sequence)
+        if last_acked is not None and manifest.first_sequence > last_acked + 1:
+            self._report_loss(last_acked + 1, manifest.first_sequence)
         first = manifest.first_sequence
         log.info("epoch %d owns %s, reads from %d", self._epoch, config.manifest_path, first)
 
@@ -113,8 +119,18 @@ class Consumer:
         return self._epoch
 
     @property
+    def position(self) -> Position | None:
+        """What to start the next consumer with; None before the queue's first batch."""
+        last_acked = self._frontier.last_acked
+        return None if last_acked is None else self.position_of(last_acked)
+
+    def position_of(self, sequence: int) -> Position:
+        """The position of a batch of this queue, to be saved beside its records."""
+        return Position(self._queue_id, sequence)
+
+    @property
     def last_acked_sequence(self) -> int | None:
-        """The position to start the next consumer with; None before the queue's first batch."""
+        """The sequence of :attr:`position`."""
         return self._frontier.last_acked
 
     @property
@@ -200,17 +216,22 @@ class Consumer:
         The read cursor advances past them at once. A descriptor that is lost is delivered again
         only by a new consumer.
 
+        Args:
+            max: Most descriptors returned; 0 looks at nothing.
+
         Raises:
-            InvalidInput: ``max`` is not positive.
+            InvalidInput: ``max`` is negative.
             Fenced: Another consumer owns the queue.
             DataLoss, QueueReset, CorruptManifest: The queue does not continue at the cursor.
             TransientStorageError, PermanentStorageError: The store did not answer.
             Closed: The consumer was closed. Nothing is changed by any of these.
         """
-        if max < 1:
-            raise InvalidInput(f"max is {max!r}: ask for at least one descriptor")
+        if max < 0:
+            raise InvalidInput(f"max is {max!r}: a number of descriptors is not negative")
         with self._lock:
             self._check_open()
+            if max == 0:
+                return []
             found = self._peek(max)
             if found:
                 self._hand_out(found)
@@ -329,6 +350,18 @@ class Consumer:
             # The caller's own error matters more, and often is the cause of this one.
             log.warning("closing after an error failed too: %s", error)
 
+    def _sequence_of(self, position: Position, url: str) -> int:
+        """The sequence of a position, if it is one of this queue."""
+        if position.queue_id and self._queue_id and position.queue_id != self._queue_id:
+            raise QueueReset(
+                f"cannot resume after {position}: manifest {self._queue.key!r} in {url} belongs to "
+                f"queue {self._queue_id}. The store or the prefix was changed, or the queue was "
+                "deleted and made again. Start without a position to read what is queued now. If "
+                f"only {marker_key(self._config.data_path_prefix)!r} was lost, write the old id "
+                "back into it."
+            )
+        return position.sequence
+
     def _acknowledge(self, moved: Frontier, write: bool) -> None:
         manifest = None
         if write:
@@ -400,7 +433,8 @@ class Consumer:
 
     def _check_open(self) -> None:
         if self._closed:
+            position = None if self.position is None else str(self.position)
             raise Closed(
                 f"the consumer of {self._queue.key!r} is closed: make a new one, with "
-                f"last_acked_sequence={self._frontier.last_acked}"
+                f"last_acked_sequence={position!r}"
             )

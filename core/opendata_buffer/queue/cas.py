@@ -187,6 +187,11 @@ class _Run(Generic[T]):
         self._tried = True
         self._mark = self.proof.mark() if self.proof is not None else 0
 
+    def settled(self) -> None:
+        """No attempt is in doubt any more."""
+        self._unseen = False
+        self._doubts.clear()
+
     def raced(self) -> None:
         """A conflict, which may be our own write's, until the object was read."""
         self._unseen = True
@@ -202,7 +207,7 @@ class _Run(Generic[T]):
         landed = self.proof is not None and self.proof.find(now, [mark for mark, _ in self._doubts])
         self._unseen = False
         if landed:
-            self._doubts.clear()
+            self.settled()
             return True
         self._doubts = [doubt for doubt in self._doubts if doubt[1] == version]
         return False
@@ -308,7 +313,9 @@ class Register(Generic[T]):
         try:
             try:
                 value: T | None = self._changing(self._attempt, run)
-                return Done(value)
+                if proof is None or not run.in_doubt:
+                    return Done(value)
+                reason = "nothing more was to be written, but an earlier attempt may still land"
             except _Conflict as error:
                 # The deadline has passed, but what the last attempt did must be known.
                 self._read_once()
@@ -362,6 +369,8 @@ class Register(Generic[T]):
         match outcome:
             case Applied(written):
                 self._value, self._version, self._fresh = after, written, True
+                # Earlier attempts were bound to the version this one replaced, or to older ones.
+                run.settled()
                 return after
             case VersionConflict():
                 self.conflicts += 1

@@ -13,6 +13,7 @@ import pytest
 from opendata_buffer import metrics
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, QueueConfig
 from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.consumer.position import Position
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.errors import (
     BatchMissing,
@@ -63,7 +64,7 @@ class Fixture:
         self.store = CountingStore()
         self._open: list[Consumer] = []
 
-    def consumer(self, last_acked: int | None = None, **settings: Any) -> Consumer:
+    def consumer(self, last_acked: Position | int | str | None = None, **settings: Any) -> Consumer:
         arguments = {name: settings.pop(name) for name in ("allow_data_loss",) if name in settings}
         settings.setdefault("gc", GarbageCollectorConfig(enabled=False))
         config = ConsumerConfig(store="memory://consumer", cas_deadline_ms=1, **settings)
@@ -314,8 +315,49 @@ def test_descriptors_come_in_order_from_one_look_and_fetch_nothing(queue: Fixtur
     assert [(each.sequence, each.location) for each in found] == list(enumerate(locations))
     assert consumer.next_descriptors(2) == []
     assert (consumer.last_handed_out_sequence, consumer.last_acked_sequence) == (2, None)
-    with pytest.raises(InvalidInput, match="max is 0"):
-        consumer.next_descriptors(0)
+    with pytest.raises(InvalidInput, match="max is -1"):
+        consumer.next_descriptors(-1)
+
+
+def test_no_descriptors_are_an_empty_list_and_cost_nothing(queue: Fixture) -> None:
+    queue.produce(b"a")
+    consumer = queue.consumer()
+    queue.store.fail_next = [TransientStorageError("asked")]
+    assert consumer.next_descriptors(0) == []
+    queue.store.fail_next = []
+    assert [each.sequence for each in consumer.next_descriptors(1)] == [0]
+
+
+def test_f4_a_position_of_a_queue_that_was_made_again_is_refused(queue: Fixture) -> None:
+    queue.produce(*[b"old"] * 10)
+    with queue.consumer() as consumer:
+        assert consumer.position is None
+        while (batch := consumer.next_batch()) is not None:
+            consumer.ack(batch.sequence)
+        saved = consumer.position
+        assert saved == consumer.position_of(9)
+    queue.store.delete_many([each.key for each in queue.store.list("").objects])
+    # Longer than the position: by sequences alone it looks like the same queue, gone on.
+    queue.produce(*[b"new"] * 12)
+    for position in (saved, str(saved)):
+        with pytest.raises(QueueReset, match=rf"cannot resume after {saved}: .* belongs to queue"):
+            queue.consumer(position)
+    assert queue.queued() == list(range(12))
+    with queue.consumer() as consumer:
+        assert consumer.next_descriptors(100)[0].sequence == 0
+
+
+@pytest.mark.parametrize("form", ["position", "text", "sequence"])
+def test_a_consumer_starts_behind_a_position_of_its_queue(queue: Fixture, form: str) -> None:
+    queue.produce(b"a", b"b", b"c")
+    with queue.consumer() as consumer:
+        position = consumer.position_of(1)
+    given = {"position": position, "text": str(position), "sequence": 1}[form]
+    with queue.consumer(given) as consumer:
+        assert consumer.position == position
+        batch = consumer.next_batch()
+    assert batch is not None
+    assert batch.entries == [b"c"]
 
 
 def test_next_batch_and_descriptors_share_one_cursor(queue: Fixture) -> None:
@@ -491,7 +533,7 @@ def test_closing_writes_what_is_acknowledged(queue: Fixture) -> None:
         lambda: len(consumer),
     ]
     for call in calls:
-        with pytest.raises(Closed, match="last_acked_sequence=0"):
+        with pytest.raises(Closed, match=r"last_acked_sequence='\w{26}:0'"):
             call()
 
 

@@ -269,6 +269,20 @@ def test_an_error_while_an_attempt_is_in_doubt_is_a_doubt() -> None:
     assert isinstance(outcome.cause, PermanentStorageError)
 
 
+def test_f2_a_change_withdrawn_while_an_attempt_may_still_land_is_in_doubt() -> None:
+    store = ScriptedStore(not_applied_answer_lost)
+    add = Add(1)
+
+    def once(now: Numbers | None) -> Numbers | None:
+        return now if store.puts else add.decide(now)
+
+    assert isinstance(register(store).update(once, proof=add), Doubtful)
+    # A write that was applied in place of the one in doubt ends the doubt.
+    store = ScriptedStore(not_applied_answer_lost)
+    add = Add(1)
+    assert register(store).update(add.decide, proof=add) == Done((1,))
+
+
 def test_checks_stand_before_what_is_believed_and_what_is_written() -> None:
     def shorter(known: Numbers | None, now: Numbers) -> None:
         if len(now) < len(known or ()):

@@ -236,6 +236,58 @@ def test_what_is_too_large_for_a_manifest_is_not_read(monkeypatch: pytest.Monkey
         make(store).read()
 
 
+def test_f1_a_conflict_at_the_deadline_is_looked_up_before_it_is_believed() -> None:
+    """A proxy repeats the request: the answer to our own write is a conflict, and too late."""
+
+    class Slow(ScriptedStore):
+        def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+            runtime.advance(2)
+            return super().put_if(key, data, condition)
+
+    runtime = ManualRuntime()
+    config = QueueConfig(store="memory://unused", cas_deadline_ms=1_000)
+    store = Slow(applied_then_412)
+    queue = Queue(store, config, runtime=runtime, role="producer")
+    assert queue.append([entry(0)]) == 0
+    assert (store.puts, locations(store)) == (1, [entry(0).location])
+
+
+def test_f1_a_conflict_at_the_deadline_that_cannot_be_looked_up_is_unknown() -> None:
+    class Silent(ScriptedStore):
+        silent = False
+
+        def get(self, key: str, **options: object) -> object:
+            if self.silent:
+                raise TransientStorageError("no answer")
+            return super().get(key, **options)
+
+    def win_and_fall_silent(
+        store: ScriptedStore, key: str, data: bytes, when: Absent | IfVersion
+    ) -> PutOutcome:
+        assert isinstance(store, Silent)
+        store.silent = True
+        return applied_then_412(store, key, data, when)
+
+    queue = make(Silent(win_and_fall_silent), cas_deadline_ms=1_000)
+    with pytest.raises(CommitStateUnknown, match="no answer"):
+        queue.append([entry(0)])
+
+
+def test_a_guard_stops_an_append_with_a_value_decided_on_what_storage_holds() -> None:
+    store = ScriptedStore()
+    queue = make(store)
+    queue.append([entry(0)])
+
+    def full(before: Manifest) -> str | None:
+        return "full" if before.entry_count else None
+
+    assert queue.append([entry(1)], guard=full) == "full"
+    assert len(locations(store)) == 1
+    dequeue_all(store)
+    # The remembered manifest would have stopped it.
+    assert queue.append([entry(1)], guard=full) == 1
+
+
 def test_a_doubt_ends_when_somebody_else_moved_the_manifest() -> None:
     def conflict(*_: object) -> PutOutcome:
         return VersionConflict()
