@@ -163,6 +163,19 @@ def test_decisions_are_numbered_and_listed() -> None:
     assert [f"# {number} {title}" for number, _, title in listed] == titles
 
 
+PARTS = ["Context", "Decision", "Alternatives considered", "Consequences", "Tested by"]
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=id_of)
+def test_a_decision_has_its_parts_and_names_tests_that_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == PARTS
+    named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", text.split("## Tested by")[1])
+    assert named
+    for path, test in named:
+        assert f"def {test}(" in text_of(path), f"{path}::{test}"
+
+
 # ---- programs in the text
 
 
