@@ -28,10 +28,11 @@ __all__ = ["FIRST_BATCH_SETTLES_S", "CommitLog", "Tracking"]
 FIRST_BATCH_SETTLES_S = 60.0
 """Idle seconds after which the first batch of a run counts as being on record."""
 
-
 PROOF = 2
-"""Commits in their place, in a row, that no asynchronous tracking makes: each would have to be
-written, by another thread, between two statements of Spark's main thread."""
+"""Commits in their place that prove synchronous tracking.
+
+Asynchronous tracking would have to win the same race as often: its log would have to be written,
+by another thread, between two statements of Spark's main thread."""
 
 
 class Tracking(Enum):
@@ -47,7 +48,8 @@ class CommitLog:
 
     def __init__(self) -> None:
         self.tracking = Tracking.UNKNOWN
-        self._planned = 0
+        self._planned = 0  # Micro-batches planned in this run.
+        self._planned_from: tuple[Position | None] | None = None  # Where the last one begins.
         self._in_place = 0
         self._handed: Position | None = None
         self._handed_at = 0.0
@@ -78,7 +80,14 @@ class CommitLog:
             self.tracking = Tracking.ASYNCHRONOUS
 
     def planned(self, start: Position | None) -> None:
-        """``partitions(start, end)`` was called."""
+        """``partitions(start, end)`` was called.
+
+        A query that scans the source in two places, as a union of a DataFrame with itself
+        does, calls it twice for each micro-batch; the second call proves nothing.
+        """
+        if self._planned_from == (start,):
+            return
+        self._planned_from = (start,)
         self._planned += 1
         if start is None or start != self._handed:
             return  # The first batch of a query, or a replay: not preceded by a commit.

@@ -36,6 +36,32 @@ def test_a_log_that_lags_and_was_quick_once_is_not_taken_for_one_that_does_not()
     assert log.tracking is Tracking.ASYNCHRONOUS
 
 
+def test_a_query_that_scans_the_source_twice_proves_no_more_by_it() -> None:
+    # df.union(df): Spark asks for the partitions of each micro-batch once for each scan.
+    log = CommitLog()
+    log.handed(None, 0.0)
+    log.planned(None)
+    log.planned(None)
+    log.handed(A, 0.1)
+    log.committed(A)  # The race, won once.
+    log.planned(A)
+    log.planned(A)
+    assert log.tracking is Tracking.UNKNOWN
+    assert not log.handed(B, 1000.0)
+    assert not log.handed(B, 2000.0)
+    log.planned(B)
+    log.planned(B)
+    assert log.tracking is Tracking.ASYNCHRONOUS
+
+
+def test_two_scans_do_not_hide_that_the_first_batch_is_on_record_after_a_while() -> None:
+    log = CommitLog()
+    log.planned(None)
+    log.planned(None)
+    assert not log.handed(A, 5.0)
+    assert log.handed(A, 5.0 + FIRST_BATCH_SETTLES_S)
+
+
 def test_a_restart_hands_over_what_the_log_holds() -> None:
     log = CommitLog()
     assert log.handed(B, 0.0)
