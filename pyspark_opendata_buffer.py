@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
 __all__ = ["DefaultSource"]
 
+_RESERVED = frozenset(
+    {"collation", "comment", "external", "is_managed_location", "location", "owner", "provider"}
+)
+"""Properties that Spark adds to the options of a table made by ``CREATE TABLE ... USING``."""
+
 
 class DefaultSource(DataSource):
     """Reads and writes buffers, in batches and in streams.
@@ -29,6 +34,12 @@ class DefaultSource(DataSource):
     Also registered by hand: ``spark.dataSource.register(DefaultSource)``. The options are those
     of :class:`buffer_source.options.SourceOptions` and :class:`buffer_sink.options.SinkOptions`.
     """
+
+    def __init__(self, options: dict[str, str]) -> None:
+        # A table's properties arrive among the options, and are none of this source's or sink's.
+        super().__init__(
+            {name: value for name, value in options.items() if name.lower() not in _RESERVED}
+        )
 
     @classmethod
     def name(cls) -> str:
@@ -46,7 +57,14 @@ class DefaultSource(DataSource):
         """For ``spark.read``."""
         from buffer_source.batch_reader import BufferBatchReader
         from buffer_source.options import SourceOptions
+        from opendata_buffer.errors import InvalidInput
 
+        if not self.options:
+            raise InvalidInput(
+                "Spark passed no options, as it does for a table made by CREATE TABLE ... USING. "
+                "Use CREATE TEMPORARY VIEW name USING `opendata-buffer` OPTIONS (path '...'), or "
+                "spark.read.format('opendata-buffer').load('...')"
+            )
         return BufferBatchReader(SourceOptions.from_spark(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:

@@ -23,7 +23,8 @@ from opendata_buffer.errors import (
     QueueReset,
     TransientStorageError,
 )
-from opendata_buffer.queue.owner import claim_for_use, marker_key
+from opendata_buffer.queue.owner import check_owner, claim_for_use, marker_key
+from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Store
 
@@ -78,9 +79,13 @@ class Cursor:
             queue_id: The queue the checkpoint is about; empty when it does not say.
 
         Raises:
-            QueueReset: The checkpoint is about another queue, unless a loss is allowed.
+            InvalidInput: There is no queue, and none is to be made.
+            QueueReset: The checkpoint is about another queue, unless a loss is allowed; or the
+                queue's manifest is gone or went backwards.
             DataLoss: The queue begins behind ``start``, unless a loss is allowed.
         """
+        if start is None and not options.create_if_missing:
+            _check_exists(store, options, runtime)
 
         def open_consumer(last_acked: int | None) -> Consumer:
             return Consumer(
@@ -180,6 +185,14 @@ class Cursor:
         first = bisect_left(self._waiting, begin, key=_sequence)
         return self._waiting[first : bisect_left(self._waiting, stop, key=_sequence)]
 
+    def behind_gap(self, begin: int) -> int:
+        """The first sequence from ``begin`` on that may be queued, as of the last look.
+
+        It is ``begin``, unless a loss was allowed and passed by.
+        """
+        waiting = self.waiting(begin)
+        return waiting[0].sequence if waiting else max(begin, self.handed_out)
+
     def between(self, begin: int, stop: int) -> list[BatchDescriptor]:
         """Exactly the entries [begin, stop).
 
@@ -228,6 +241,20 @@ class Cursor:
     def close(self) -> None:
         """Stop the collector and let the queue go; acknowledges nothing."""
         self._consumer.close()
+
+
+def _check_exists(store: Store, options: SourceOptions, runtime: Runtime) -> None:
+    """Refuse a path that no queue was ever made at; a manifest that was lost is not this."""
+    config = options.consumer
+    if Queue(store, config, runtime=runtime, role="reader").read() is not None:  # Retries.
+        return
+    claim = check_owner(store, config, runtime=runtime)
+    if claim is None or claim.watermark is None:
+        raise InvalidInput(
+            f"there is no queue with manifest {config.manifest_path!r} in {store.url}: check the "
+            "path and the options dataPathPrefix and manifestPath. For a query that starts before "
+            "its first producer, set the option createIfMissing to true"
+        )
 
 
 def _check_identity(store: Store, options: SourceOptions, expected: str, found: str) -> None:

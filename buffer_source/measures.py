@@ -7,7 +7,7 @@ from typing import Protocol
 
 from opendata_buffer.consumer.descriptors import BatchDescriptor
 from opendata_buffer.consumer.read_ahead import fetch_many
-from opendata_buffer.errors import CorruptBatch, ObjectNotFound
+from opendata_buffer.errors import CorruptBatch, CorruptData, InvalidInput, ObjectNotFound
 from opendata_buffer.formats.batch import FOOTER_SIZE, parse_footer
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Blob, Get, List
@@ -85,6 +85,18 @@ class Measures:
                 self._records[each.sequence] = count
         return [self._records[each.sequence] for each in batches]
 
+    def missing(self, batches: Sequence[BatchDescriptor]) -> list[BatchDescriptor]:
+        """Those whose object does not exist, by a request for each."""
+        there = fetch_many(
+            self._exists,
+            batches,
+            concurrency=self._concurrency,
+            max_in_flight_bytes=UNKNOWN_SIZE,
+            runtime=self._runtime,
+            size_of=lambda _: 1,
+        )
+        return [each for each, exists in zip(batches, there, strict=True) if not exists]
+
     def forget_before(self, sequence: int) -> None:
         """Drop what is known of batches that were read."""
         for known in [each for each in self._records if each < sequence]:
@@ -111,3 +123,12 @@ class Measures:
             return parse_footer(got.data).record_count if isinstance(got, Blob) else 0
         except (ObjectNotFound, CorruptBatch):
             return 0
+
+    def _exists(self, batch: BatchDescriptor) -> bool:
+        try:
+            self._store.get(batch.location, byte_range=(0, 1))
+        except ObjectNotFound:
+            return False
+        except (InvalidInput, CorruptData):
+            pass  # Foreign or damaged: the task that reads it says what is wrong.
+        return True

@@ -41,21 +41,31 @@ class Position:
         transactions: State of the transaction filter, small JSON.
         queue: Id of the queue; empty when it has none. A sequence of another queue, or of one
             that was deleted and made anew, means nothing in this one.
+        missing: Sequences of the micro-batch that ends here whose objects were found to be gone
+            when it was planned, and which it passes by (``failOnDataLoss`` is false). On
+            record, because a replay must not look again and find otherwise.
     """
 
     next: int
     base: int
     transactions: dict[str, Any] = field(default_factory=dict)
     queue: str = ""
+    missing: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """``{"queue":"01..","next":7,"base":0,"txn":{}}``, keys in this order."""
-        return {
+        """``{"queue":"01..","next":7,"base":0,"txn":{}}``, keys in this order.
+
+        Where batches were missing there is also ``"missing":[5]`` at the end.
+        """
+        position: dict[str, Any] = {
             "queue": self.queue,
             "next": self.next,
             "base": self.base,
             "txn": self.transactions,
         }
+        if self.missing:
+            position["missing"] = list(self.missing)
+        return position
 
     @classmethod
     def from_json(cls, position: Mapping[str, Any]) -> Position:
@@ -72,7 +82,10 @@ class Position:
             raise InvalidInput(
                 f"offset {position!r} is damaged: txn must be an object and queue a text"
             )
-        return cls(following, base, transactions, queue)  # type: ignore[arg-type]
+        missing = position.get("missing", [])
+        if not isinstance(missing, list) or not all(map(_is_sequence, missing)):
+            raise InvalidInput(f"offset {position!r} is damaged: missing must be sequences")
+        return cls(following, base, transactions, queue, tuple(missing))  # type: ignore[arg-type]
 
     def begin_of(self, start: Position | None) -> int:
         """First sequence of the micro-batch from ``start`` to this position.

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from buffer_source.bad_batches import Action, BadBatchPolicy
 from opendata_buffer.config import (
     ConsumerConfig,
     GarbageCollectorConfig,
@@ -25,11 +26,14 @@ __all__ = ["EARLIEST", "LATEST", "SOURCE_OPTIONS", "SourceOptions"]
 
 EARLIEST = "earliest"
 LATEST = "latest"
+FAIL = "fail"
+QUARANTINE = "quarantine"
 
 _SHARED = (
     *STORAGE_OPTIONS,
     "startingOffsets",
     "failOnDataLoss",
+    "corruptBatches",
     "minPartitions",
     "fetchConcurrency",
     "maxInFlightBytes",
@@ -38,6 +42,7 @@ _SHARED = (
     "includeLocation",
 )
 _STREAM_ONLY = (
+    "createIfMissing",
     "maxBatchesPerTrigger",
     "maxBytesPerTrigger",
     "maxRecordsPerTrigger",
@@ -62,6 +67,11 @@ class SourceOptions:
         ending_offsets: Batch reads: ``latest`` (default) or the last sequence to read.
         fail_on_data_loss: Whether positions or batch objects that are gone end the query.
             Default true.
+        corrupt_batches: What to do with a batch that does not decode: ``fail`` (default) ends
+            the query, ``quarantine`` copies it below ``<dataPathPrefix>/_quarantine/`` and goes
+            on behind it.
+        create_if_missing: Make the queue where there is none, for a query that starts before
+            its first producer. Default false: a wrong path is an error.
         max_batches: Batches per trigger. Default: no limit.
         max_bytes: Stored bytes per trigger; soft, at least one batch. Default: no limit.
         max_records: Records per trigger; soft, at least one batch. Default: no limit.
@@ -82,6 +92,8 @@ class SourceOptions:
     starting_offsets: str | int = EARLIEST
     ending_offsets: str | int = LATEST
     fail_on_data_loss: bool = True
+    corrupt_batches: str = FAIL
+    create_if_missing: bool = False
     max_batches: int | None = None
     max_bytes: int | None = None
     max_records: int | None = None
@@ -109,6 +121,8 @@ class SourceOptions:
             starting_offsets=_position(read, "startingOffsets", EARLIEST),
             ending_offsets=_position(read, "endingOffsets", LATEST),
             fail_on_data_loss=read.boolean("failOnDataLoss", True),
+            corrupt_batches=read.choice("corruptBatches", (FAIL, QUARANTINE), FAIL),
+            create_if_missing=read.boolean("createIfMissing", False),
             max_batches=read.integer("maxBatchesPerTrigger", None, least=1),
             max_bytes=read.integer("maxBytesPerTrigger", None, least=1),
             max_records=read.integer("maxRecordsPerTrigger", None, least=1),
@@ -166,6 +180,14 @@ class SourceOptions:
             gc=self.gc,
             max_batch_bytes=self.max_batch_bytes,
             allow_foreign_locations=self.allow_foreign_locations,
+        )
+
+    @property
+    def bad_batches(self) -> BadBatchPolicy:
+        """What to do with a batch that cannot be delivered."""
+        return BadBatchPolicy(
+            missing=Action.FAIL if self.fail_on_data_loss else Action.PASS_BY,
+            corrupt=Action.QUARANTINE if self.corrupt_batches == QUARANTINE else Action.FAIL,
         )
 
     @property

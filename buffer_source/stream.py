@@ -8,17 +8,21 @@ between calls only saves requests. So a replay after a crash, which calls
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from buffer_source.commit_log import CommitLog
 from buffer_source.cursor import EVERYTHING, Cursor
 from buffer_source.measures import Measures
 from buffer_source.offsets import Position, SourceOffset
-from buffer_source.options import SourceOptions
+from buffer_source.options import QUARANTINE, SourceOptions
 from buffer_source.planner import Limits, admit, pack
+from buffer_source.progress import Progress
 from opendata_buffer.consumer.descriptors import BatchDescriptor
 from opendata_buffer.consumer.transactions import TransactionFilter
-from opendata_buffer.formats.keys import location_timestamp_ms
+from opendata_buffer.errors import TransientStorageError
+from opendata_buffer.formats.keys import location_timestamp_ms, parse_location
+from opendata_buffer.quarantine import count_quarantine
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import Runtime
@@ -56,13 +60,16 @@ class StreamDriver:
             concurrency=options.fetch_concurrency,
         )
         # An error in any call ends the query, so what may pass is waited for.
-        self._patient = queue_retry(runtime, self._config)
+        self._progress = Progress()
+        self._patient = queue_retry(runtime, self._config).copy(before_sleep=self._progress.retried)
         self._log = CommitLog()
         self._cursor: Cursor | None = None
         self._base: int | None = None  # What startingOffsets meant, once it is resolved.
         self._target: int | None = None  # Where a run with AvailableNow ends.
         self._idle_at: float | None = None  # When nothing was found, monotonic seconds.
         self._next = 0  # Where the last answer of latest() ends.
+        self._counted: tuple[SourceOffset | None, SourceOffset] | None = None
+        self._quarantine_known = False  # Whether no task ran since the quarantine was looked at.
 
     def prepare_available_now(self) -> None:
         """Freeze the end of the run: what is queued now, and nothing later."""
@@ -86,6 +93,7 @@ class StreamDriver:
         cursor = self._claimed(before, "" if before is None else before.queue)
         if self._log.handed(before, self._runtime.monotonic()) and before is not None:
             self._acknowledge(cursor, before)
+        self._look_at_quarantine()
         end = self._next_position(cursor, before, unlimited)
         self._next = end.next
         return start if start is not None and end == before else SourceOffset.of(end)
@@ -110,10 +118,11 @@ class StreamDriver:
         count = self._patient(admit, waiting, limits, self._measures.sizes, self._measures.records)
         if count == 0 and start is not None:
             return start
-        transactions = self._filter(start)
-        for each in waiting[:count]:
-            transactions.offer(each.sequence, each.location)
-        return Position(begin + count, base, transactions.to_dict(), cursor.queue_id)
+        missing = self._missing(waiting[:count])
+        _, transactions = self._pass(start, waiting[:count], missing)
+        # Not in plan(), which must find for equal offsets what it found before.
+        transactions.prune(self._runtime.now_ms())
+        return Position(begin + count, base, transactions.to_dict(), cursor.queue_id, missing)
 
     def plan(
         self, start: SourceOffset | None, end: SourceOffset
@@ -136,16 +145,15 @@ class StreamDriver:
         same = before is not None and begin == before.next and before.queue == until.queue
         cursor = self._claimed(before if same else None, until.queue)
         batches = cursor.between(begin, until.next)
-        transactions = self._filter(before)
-        passed = [each for each in batches if transactions.offer(each.sequence, each.location)]
-        if len(passed) < len(batches):
-            log.info(
-                "left out %d of %d batches: a writer repeated a transaction that was read already",
-                len(batches) - len(passed),
-                len(batches),
-            )
-        options = self._options
+        passed, _ = self._pass(before, batches, until.missing)
         sizes = self._patient(self._measures.estimates, passed)
+        if (start, end) != self._counted:  # Spark plans once for each scan of the source.
+            self._counted = (start, end)
+            self._quarantine_known = False
+            known = {each.sequence for each in passed}.union(until.missing)
+            repeats = [each for each in batches if each.sequence not in known]
+            self._progress.planned(sizes, len(until.missing), repeats)
+        options = self._options
         return pack(passed, sizes, options.parallelism, options.min_partitions)
 
     def commit(self, end: SourceOffset) -> None:
@@ -162,16 +170,29 @@ class StreamDriver:
         self._acknowledge(self._claimed(position, position.queue), position)
 
     def report(self) -> dict[str, Any] | None:
-        """How far the queue reaches beyond what the last call returned; makes no request."""
+        """What the source is, how far the queue reaches, and what was read; makes no request.
+
+        Spark shows it as the ``latestOffset`` of the query's progress: a Python source has no
+        other place there, neither for metrics nor for a description. All counts are of this
+        run. ``{"v":1, "source": "<store>/<manifest>", "next": first sequence not queued yet,
+        "backlogBatches", "lagMs": age of the oldest of them, "batches" and "bytes" planned,
+        "droppedRepeats", "missing", "quarantined", "retries"}``; see
+        :class:`~buffer_source.progress.Progress`.
+        """
         if self._cursor is None:
             return None
         behind = self._cursor.waiting(self._next)
-        lag_ms = 0
-        if behind:
-            written = location_timestamp_ms(behind[0].location)
-            lag_ms = 0 if written is None else max(0, self._runtime.now_ms() - written)
+        written = _written_ms(behind[0]) if behind else None
+        lag_ms = 0 if written is None else max(0, self._runtime.now_ms() - written)
         end = max(self._next, self._cursor.end)
-        return {"v": 1, "next": end, "backlogBatches": end - self._next, "lagMs": lag_ms}
+        return {
+            "v": 1,
+            "source": f"{self._store.url}/{self._config.manifest_path}",
+            "next": end,
+            "backlogBatches": end - self._next,
+            "lagMs": lag_ms,
+            **self._progress.to_json(),
+        }
 
     def stop(self) -> None:
         """Stop the collector and let the queue go; acknowledges nothing."""
@@ -205,19 +226,74 @@ class StreamDriver:
             return TransactionFilter(prefix)
         return TransactionFilter.from_dict(start.transactions, prefix)
 
+    def _missing(self, batches: Sequence[BatchDescriptor]) -> tuple[int, ...]:
+        """Sequences of batches that are passed by because their objects are gone.
+
+        Only looked for where that is allowed, and only among batches of transactions: the
+        writer of one knows that it is gone and repeats it, and the filter lets the repeat
+        through only when it is told. Of other batches the task finds out by itself.
+        """
+        if self._options.fail_on_data_loss:
+            return ()
+        prefix = self._config.data_path_prefix
+        named = [
+            each
+            for each in batches
+            if (parsed := parse_location(each.location, prefix)) is not None and parsed.txn
+        ]
+        missing: list[BatchDescriptor] = self._patient(self._measures.missing, named)
+        for each in missing:
+            log.warning(
+                "data loss allowed: batch %d at %r is passed by, its object does not exist",
+                each.sequence,
+                each.location,
+            )
+        return tuple(each.sequence for each in missing)
+
+    def _pass(
+        self, start: Position | None, batches: Sequence[BatchDescriptor], missing: Sequence[int]
+    ) -> tuple[list[BatchDescriptor], TransactionFilter]:
+        """The batches behind ``start`` that are read, and the transactions known after them.
+
+        A function of its arguments alone: what :meth:`latest` puts on record :meth:`plan` finds
+        again.
+        """
+        transactions = self._filter(start)
+        gone = frozenset(missing)
+        passed = []
+        expected = None if start is None else start.next
+        for each in batches:
+            if expected is not None and each.sequence > expected:
+                transactions.lost(each.sequence - 1)
+            expected = each.sequence + 1
+            if each.sequence in gone:
+                transactions.skip(each.sequence, each.location)
+            elif transactions.offer(each.sequence, each.location):
+                passed.append(each)
+        return passed, transactions
+
+    def _look_at_quarantine(self) -> None:
+        """Count the batches in quarantine, once after each micro-batch that may have added one."""
+        if self._options.corrupt_batches != QUARANTINE or self._quarantine_known:
+            return
+        try:
+            reports = count_quarantine(self._store, self._config.data_path_prefix)
+        except TransientStorageError as error:
+            log.warning("the quarantine was not counted: %s", error)
+            return
+        self._progress.quarantined = reports
+        self._quarantine_known = True
+
     def _wait_for(self, cursor: Cursor, begin: int, limits: Limits) -> list[BatchDescriptor]:
         """Entries in a row from ``begin`` on that this trigger may read."""
-        stop = EVERYTHING if self._target is None else self._target
-        if limits.batches is not None:
-            stop = min(stop, begin + limits.batches)
-        elif limits.bytes is not None or limits.records is not None:
-            stop = min(stop, begin + READ_AHEAD)
+        stop = self._stop(cursor.behind_gap(begin), limits)
         if cursor.handed_out < stop:
             if self._target is None and not cursor.waiting(begin):
                 self._await_poll()
             # One more than is wanted: its age is the lag the progress shows.
             cursor.hand_out(stop + 1)
-        waiting = cursor.waiting(begin, stop)
+        # Counted anew: a gap that was passed by may be wider than all that a trigger reads.
+        waiting = cursor.waiting(begin, self._stop(cursor.behind_gap(begin), limits))
         self._idle_at = None if waiting else self._runtime.monotonic()
         if waiting and waiting[-1].sequence - waiting[0].sequence >= len(waiting):
             # A loss that was allowed, in the middle: a micro-batch ends at it.
@@ -228,6 +304,15 @@ class StreamDriver:
             )
             waiting = waiting[:gap]
         return waiting
+
+    def _stop(self, begin: int, limits: Limits) -> int:
+        """Where a trigger that reads from ``begin`` on ends at the latest."""
+        stop = EVERYTHING if self._target is None else self._target
+        if limits.batches is not None:
+            return min(stop, begin + limits.batches)
+        if limits.bytes is not None or limits.records is not None:
+            return min(stop, begin + READ_AHEAD)
+        return stop
 
     def _await_poll(self) -> None:
         """Let ``pollIntervalMs`` pass between two looks at an idle queue.
@@ -240,3 +325,12 @@ class StreamDriver:
             left = due - self._runtime.monotonic()
             if left > 0:
                 self._runtime.sleep(left)
+
+
+def _written_ms(batch: BatchDescriptor) -> int | None:
+    """When the oldest record of a batch was taken in, milliseconds since the Unix epoch.
+
+    A name may carry a time in the future, so it is asked only where the records have none.
+    """
+    times = [each.ingestion_time_ms for each in batch.metadata]
+    return min(times) if times else location_timestamp_ms(batch.location)

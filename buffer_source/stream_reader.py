@@ -1,7 +1,13 @@
 """The streaming source as Spark calls it: JSON offsets in, JSON offsets and partitions out.
 
-Spark makes one reader in a process beside the driver, which lives as long as the query runs,
-and another that it pickles into every task. Neither does anything when it is made.
+For each source of a query Spark makes one reader in a process of its own beside the driver,
+which lives as long as the query runs, and another that it pickles into every task. Neither does
+anything when it is made.
+
+A DataFrame that is used several times in a union is one source; one that is joined with itself
+is two, since Spark renames the columns of one side. Two sources are two processes, and Spark
+tells neither which query it belongs to: they cannot be told from two queries, so the queue, which
+has one consumer, fences the first.
 """
 
 from __future__ import annotations
@@ -153,9 +159,11 @@ def _explained() -> Iterator[None]:
         yield
     except Fenced as error:
         error.args = (
-            f"{error} Another streaming query or consumer reads this queue, or this query loads "
-            "it twice: use one query for each queue, and load() it once in it. The one DataFrame "
-            "may then be used twice, in a union or a join with itself.",
+            f"{error} Another streaming query or consumer reads this queue, or this query reads "
+            "it twice: it loads the queue twice, or joins a DataFrame with itself, which Spark "
+            "reads as two sources. Use one query for each queue and load() it once in it; that "
+            "DataFrame may be used several times in a union. Join within foreachBatch, where a "
+            "micro-batch can be joined with itself.",
         )
         raise
     except (DataLoss, QueueReset) as error:

@@ -24,6 +24,7 @@ __all__ = [
     "acks",
     "batches_collected",
     "batches_flushed",
+    "batches_quarantined",
     "bytes_collected",
     "bytes_flushed",
     "bytes_written",
@@ -39,6 +40,7 @@ __all__ = [
     "manifest_conflicts",
     "manifest_writes",
     "queue_length",
+    "repeats_dropped",
 ]
 
 METER_NAME = "opendata_buffer"
@@ -110,6 +112,20 @@ TABLE: tuple[Metric, ...] = (
         "Age of the oldest queued batch when the consumer last read the manifest; 0 if none.",
     ),
     _row("queue_length", "gauge", "{batch}", (), "Queued batches when the manifest was last read."),
+    _row(
+        "batches_quarantined",
+        "counter",
+        "{batch}",
+        (),
+        "Batches that could not be delivered and were copied to the quarantine.",
+    ),
+    _row(
+        "repeats_dropped",
+        "counter",
+        "{batch}",
+        (),
+        "Batches left out by a reader because their writer had repeated a transaction.",
+    ),
     # Garbage collector
     _row("gc_files_deleted", "counter", "{file}", (), "Batch objects the collector deleted."),
     _row(
@@ -158,6 +174,8 @@ descriptors_handed_out = _counter("descriptors_handed_out")
 acks = _counter("acks")
 consumer_lag_seconds = _gauge("consumer_lag_seconds")
 queue_length = _gauge("queue_length")
+batches_quarantined = _counter("batches_quarantined")
+repeats_dropped = _counter("repeats_dropped")
 gc_files_deleted = _counter("gc_files_deleted")
 gc_files_failed = _counter("gc_files_failed")
 gc_duration_seconds = _histogram("gc_duration_seconds")

@@ -31,6 +31,7 @@ from opendata_buffer.stores import Blob, Get, List, Put
 __all__ = [
     "FOLDER",
     "QuarantineReport",
+    "count_quarantine",
     "list_quarantine",
     "quarantine",
     "read_copy",
@@ -182,6 +183,16 @@ def list_quarantine(store: ReadList, data_path_prefix: str) -> list[QuarantineRe
         except ObjectNotFound:
             continue  # deleted between the listing and now
     return sorted(found, key=lambda each: (each.sequence, each.id))
+
+
+def count_quarantine(store: List, data_path_prefix: str) -> int:
+    """How many batches are in quarantine, by one listing; no report is read.
+
+    Raises:
+        TransientStorageError, PermanentStorageError: The store did not answer.
+    """
+    listing = store.list(f"{data_path_prefix}/{FOLDER}/")
+    return sum(1 for each in listing.objects if each.key.endswith(".json"))
 
 
 def read_report(store: Get, data_path_prefix: str, name: str) -> QuarantineReport:

@@ -41,8 +41,12 @@ class Crash(Exception):
 class World:
     """A queue with writers, some of which repeat themselves, and what is on record of a query."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, losses: bool = False) -> None:
+        """With ``losses`` some appends land after their objects were collected (failure F5)."""
         self.random = random.Random(seed)
+        self._losses = losses
+        self._late: list[int] = []
+        self.rewritten = 0
         self.runtime = ManualRuntime()
         self.store = MemoryStore(now_ms=self.runtime.now_ms)
         config = QueueConfig(store="/world")
@@ -60,8 +64,21 @@ class World:
     def produce(self, pauses: Iterable[float] = (0, 1, 90)) -> None:
         for _ in range(self.random.choice((0, 0, 1, 1, 2, 5))):
             kind = self.random.choice(("plain", "transaction", "repeat"))
+            if self._losses and self.random.random() < 0.3:
+                kind = self.random.choice(("late", "rewrite"))
+            if kind == "late":
+                self._late.append(len(self._transactions))
+                values = [b"late%d" % len(self._late)] * self.random.randint(1, 4)
+                self._append(values, Transaction("app", len(self._transactions)), gone=True)
+                self._transactions.append([])
+                continue
+            if kind == "rewrite":
+                self.rewrite()
+                continue
             if kind == "repeat" and self._transactions:
                 batch = self.random.randrange(len(self._transactions))
+                if not self._transactions[batch]:
+                    continue
                 self._append(self._new(1), None)  # A writer that repeats itself leaves a gap.
                 self._append(self._transactions[batch], Transaction("app", batch))
                 continue
@@ -73,21 +90,33 @@ class World:
                 self._transactions.append(values)
         self.runtime.advance(self.random.choice(tuple(pauses)))
 
+    def rewrite(self) -> None:
+        """The writer of a late append sees that its objects are gone, and writes them again."""
+        if self._late:
+            batch = self._late.pop(0)
+            self._append(self._new(1), None)
+            self._transactions[batch] = self._new(self.random.randint(1, 4))
+            self._append(self._transactions[batch], Transaction("app", batch))
+            self.rewritten += 1
+
     def _new(self, count: int) -> list[bytes]:
         values = [b"%d" % (len(self.written) + index) for index in range(count)]
         self.written += values
         return values
 
-    def _append(self, values: list[bytes], txn: Transaction | None) -> None:
+    def _append(self, values: list[bytes], txn: Transaction | None, *, gone: bool = False) -> None:
         entries = []
         for value in values:
             location = batch_key("ingest", self.runtime.ulid(), txn)
-            self.store.put(location, encode_batch([value]))
+            if not gone:
+                self.store.put(location, encode_batch([value]))
             entries.append(NewEntry(location, (Metadata(0, 0, value),)))
         self._queue.append(entries)
 
     def driver(self) -> StreamDriver:
-        options = {"path": "/world", "gcEnabled": "false"}
+        options = {"path": "/world", "gcEnabled": "false", "createIfMissing": "true"}
+        if self._losses:
+            options["failOnDataLoss"] = "false"
         for name, values in LIMITS.items():
             if self.random.random() < 0.3:
                 options[name] = str(self.random.choice(values))
@@ -160,6 +189,73 @@ def test_every_record_is_in_exactly_one_micro_batch(seed: int) -> None:
     world.run(None)
     assert [row for _, rows in sorted(world.output.items()) for row in rows] == world.written
     assert world.queued() == 0
+
+
+def test_what_was_gone_and_written_again_is_in_exactly_one_micro_batch() -> None:
+    rewritten = 0
+    for seed in range(60):
+        world = World(seed, losses=True)
+        for _ in range(world.random.randint(1, 6)):
+            with contextlib.suppress(Crash):
+                world.run(world.random.randint(1, 6))
+        while world._late:
+            world.rewrite()
+        world.run(None)
+        read = [row for _, rows in sorted(world.output.items()) for row in rows]
+        assert read == world.written, f"seed {seed}"
+        assert world.queued() == 0
+        rewritten += world.rewritten
+    assert rewritten > 60
+
+
+def losing_middles(seed: int) -> tuple[list[bytes], list[bytes], int]:
+    """What should be read and what was, where entries vanish from the head of the queue.
+
+    Each transaction is longer than a micro-batch, and somebody takes entries between two runs:
+    a gap inside a transaction.
+    """
+    world = World(seed)
+    expected: list[bytes] = []
+    read_rows: list[bytes] = []
+    torn = 0
+    position: SourceOffset | None = None
+    for batch in range(5):
+        values = [b"%d-%d" % (batch, index) for index in range(5)]
+        world._append(values, Transaction("app", batch))
+        options = {"path": "/world", "gcEnabled": "false", "failOnDataLoss": "false"}
+        options["maxBatchesPerTrigger"] = str(world.random.randint(1, 3))
+        driver = StreamDriver(SourceOptions.from_spark(options), world.store, world.runtime)
+        at = 0
+        for _ in range(world.random.randint(0, 2)):
+            end = driver.latest(recorded(position))
+            if end != position:
+                rows = read(driver, position, end)
+                read_rows += rows
+                position, at = end, at + len(rows)
+        expected += values[:at]
+        lost = world.random.randint(0, 5 - at) if at < 5 else 0
+        if lost:
+            got = world.store.get("ingest/manifest")
+            assert isinstance(got, Blob)
+            manifest = Manifest.parse(got.data)
+            through = batch * 5 + at + lost - 1
+            world.store.put("ingest/manifest", manifest.drop_through(through).raw)
+        torn += at > 0 and at + lost < 5 and lost > 0
+        expected += values[at + lost :]
+        driver = StreamDriver(SourceOptions.from_spark(options), world.store, world.runtime)
+        while (end := driver.latest(recorded(position))) != position:
+            read_rows += read(driver, position, end)
+            position = end
+    return expected, read_rows, torn
+
+
+def test_a_gap_inside_a_transaction_loses_nothing_that_is_behind_it() -> None:
+    torn = 0
+    for seed in range(40):
+        expected, got, gaps = losing_middles(seed)
+        assert got == expected, f"seed {seed}"
+        torn += gaps
+    assert torn > 10
 
 
 class LaggingLog:

@@ -13,9 +13,15 @@ import pytest
 from chispa import assert_df_equality
 from pyspark.errors import StreamingQueryException
 
-from opendata_buffer.config import ProducerConfig
-from opendata_buffer.formats.batch import Compression
+from opendata_buffer.config import ProducerConfig, QueueConfig
+from opendata_buffer.formats.batch import Compression, encode_batch
+from opendata_buffer.formats.keys import Transaction, batch_key
+from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.producer.producer import Producer
+from opendata_buffer.quarantine import list_quarantine, read_copy
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores.factory import open_store
 from tests.spark.queues import Query, consume, manifest, numbered, produce, queued
 
 if TYPE_CHECKING:
@@ -145,7 +151,7 @@ def test_available_now_with_limits_reads_all_in_several_batches_and_empties_the_
 
 
 def test_available_now_on_an_empty_queue_ends(query: Query, store: str) -> None:
-    query.available_now()
+    query.available_now(createIfMissing="true")
     assert query.sink.values == []
     produce(store, numbered(0, 1))
     query.available_now()
@@ -246,7 +252,7 @@ def test_a_second_query_fences_the_first(
         other = Query(spark, store, str(tmp_path / "other"))
         with other.running() as second:
             second.processAllAvailable()
-            with pytest.raises(StreamingQueryException, match=r"fenced by epoch 2.*loads it twice"):
+            with pytest.raises(StreamingQueryException, match=r"fenced by epoch 2.*queue twice"):
                 first.awaitTermination(60)
             produce(store, numbered(1, 2))
             second.processAllAvailable()
@@ -266,6 +272,119 @@ def test_reading_one_queue_twice_in_a_query_says_so(
             run.awaitTermination(60)
     finally:
         run.stop()
+
+
+def test_a_self_join_says_what_does_work_and_that_does(query: Query, store: str) -> None:
+    produce(store, numbered(0, 3))
+    once = stream(query.spark, store).load(store)
+    twice = once.alias("a").join(once.alias("b"), "sequence").select("a.value")
+    run = twice.writeStream.format("noop").start()
+    try:
+        with pytest.raises(
+            StreamingQueryException,
+            match=r"DataFrame with itself.*Join within foreachBatch",
+        ):
+            run.awaitTermination(60)
+    finally:
+        run.stop()
+    joined: list[int] = []
+
+    def join(batch: DataFrame, batch_id: int) -> None:
+        both = batch.alias("a").join(batch.alias("b"), "sequence")
+        joined.extend(sorted(row["sequence"] for row in both.collect()))
+
+    run = once.writeStream.foreachBatch(join).trigger(availableNow=True).start()
+    assert run.awaitTermination(120)
+    assert joined == [0, 1, 2]
+
+
+def test_one_dataframe_in_a_union_with_itself_is_read_on_while_the_query_runs(
+    query: Query, store: str
+) -> None:
+    produce(store, numbered(0, 2))
+    once = stream(query.spark, store).load(store)
+    run = once.union(once).writeStream.foreachBatch(query.sink).start()
+    try:
+        for number in range(2, 5):
+            run.processAllAvailable()
+            produce(store, numbered(number, number + 1))
+        run.processAllAvailable()
+    finally:
+        run.stop()
+    assert sorted(query.sink.values) == sorted([0, 1, 2, 3, 4] * 2)
+
+
+def test_a_path_without_a_queue_is_named_and_the_option_that_makes_one(
+    query: Query, store: str
+) -> None:
+    with pytest.raises(
+        StreamingQueryException,
+        match=f"no queue with manifest .* in file://{store}.*createIfMissing",
+    ):
+        query.available_now()
+    assert list(Path(store).iterdir()) == []
+    query.available_now(createIfMissing="true")
+    assert queued(store) == []
+
+
+def test_a_corrupt_batch_is_quarantined_and_the_query_goes_on(
+    query: Query, spark: SparkSession, store: str
+) -> None:
+    produce(store, numbered(0, 4))
+    victim = Path(store) / manifest(store).entries()[1].location
+    bad = b"not a batch" * 9
+    victim.write_bytes(bad)
+    with pytest.raises(StreamingQueryException, match=r"batch 1 at .* corruptBatches"):
+        query.available_now()
+    run = query.available_now(corruptBatches="quarantine")
+    assert query.sink.values == [0, 2, 3]
+    assert queued(store) == []
+    (report,) = list_quarantine(open_store(store), "ingest")
+    assert (report.sequence, report.query) == (1, str(run.id))
+    assert read_copy(open_store(store), "ingest", report) == bad
+    produce(store, numbered(4, 5))
+    run = query.available_now(corruptBatches="quarantine")
+    latest = json.loads(run.recentProgress[-1]["sources"][0]["latestOffset"])
+    assert latest["quarantined"] == 1
+    assert latest["source"] == f"file://{store}/ingest/manifest"
+
+
+def test_f5_the_repeat_of_a_batch_that_was_gone_is_read(query: Query, store: str) -> None:
+    runtime, opened = SystemRuntime(), open_store(store)
+    queue = Queue(opened, QueueConfig(store=store), runtime=runtime, role="test")
+
+    def append(value: bytes, txn: Transaction | None) -> str:
+        location = batch_key("ingest", runtime.ulid(), txn)
+        opened.put(location, encode_batch([value]))
+        queue.append([NewEntry(location)])
+        return location
+
+    produce(store, [])
+    append(b"0", Transaction("app", 0))
+    gone = append(b"1", Transaction("app", 1))
+    append(b"2", Transaction("app", 2))
+    opened.delete_many([gone])
+    query.available_now(failOnDataLoss="false")
+    assert query.sink.values == [0, 2]
+    append(b"3", None)
+    append(b"1", Transaction("app", 1))
+    append(b"2", Transaction("app", 2))
+    query.available_now(failOnDataLoss="false")
+    assert query.sink.values == [0, 2, 1, 3]
+
+
+def test_sql_reads_a_view_of_a_queue_and_says_so_where_a_table_is_read(
+    spark: SparkSession, store: str
+) -> None:
+    produce(store, numbered(0, 3))
+    spark.sql(f"CREATE TABLE queued USING `opendata-buffer` OPTIONS (path '{store}')")
+    try:
+        with pytest.raises(Exception, match=r"Use CREATE TEMPORARY VIEW name USING `opendata"):
+            spark.sql("SELECT count(*) FROM queued").collect()
+    finally:
+        spark.sql("DROP TABLE queued")
+    spark.sql(f"CREATE TEMPORARY VIEW seen USING `opendata-buffer` OPTIONS (path '{store}')")
+    assert spark.sql("SELECT max(sequence) FROM seen").first()[0] == 2  # type: ignore[index]
 
 
 def test_one_dataframe_may_be_used_twice(query: Query, spark: SparkSession, store: str) -> None:

@@ -23,6 +23,8 @@ EXPECTED = {
     "buffer.consumer_lag_seconds": ("gauge", ()),
     "buffer.queue_length": ("gauge", ()),
     "buffer.acks": ("counter", ()),
+    "buffer.batches_quarantined": ("counter", ()),
+    "buffer.repeats_dropped": ("counter", ()),
     "buffer.gc_files_deleted": ("counter", ()),
     "buffer.gc_files_failed": ("counter", ()),
     "buffer.gc_duration_seconds": ("histogram", ()),

@@ -178,19 +178,27 @@ class FetchHandle:
         _count(len(values))
         return ArrowBatch(values, raw.sequence, raw.location, raw.metadata)
 
-    def records(self, pooled: PooledBatch, array_bytes: int) -> Records:
+    def records(
+        self, pooled: PooledBatch, array_bytes: int, *, check_first: bool = False
+    ) -> Records:
         """Open what :meth:`fetch_pooled` returned, to decode it array by array.
 
         Args:
             pooled: A batch.
             array_bytes: About the size of an array, if records are alike.
+            check_first: Decode all of it once before the first array is handed out, so that a
+                batch which is unreadable in the middle is not read in part.
 
         Raises:
-            BatchUnreadable: As :meth:`decode`; also by the arrays, maybe after good ones.
+            BatchUnreadable: As :meth:`decode`. Without ``check_first`` also by the arrays,
+                maybe after good ones.
         """
         sequence, location = pooled.sequence, pooled.location
         try:
             block = open_arrow(pooled.data, self._max_batch_bytes)
+            if check_first:
+                for _ in block.pieces(array_bytes):
+                    pass
         except CorruptBatch as error:
             raise BatchUnreadable(sequence, location, _plain(error)) from error
         count = block.footer.record_count

@@ -108,3 +108,11 @@ def test_a_start_that_is_not_queued_is_an_error(world: World) -> None:
         claim(world, Position(1, 0), startingOffsets="0").first(None)
     with pytest.raises(InvalidInput, match="use a sequence up to 4"):
         claim(world, startingOffsets="5").first(None)
+
+
+def test_a_queue_that_does_not_exist_is_made_only_when_asked(world: World) -> None:
+    with pytest.raises(InvalidInput, match=r"there is no queue .* createIfMissing to true"):
+        claim(world)
+    assert world.store.list("").objects == ()
+    assert claim(world, createIfMissing="true").end == 0
+    assert claim(world).end == 0

@@ -55,6 +55,15 @@ def test_read_and_written_again_the_text_is_the_same() -> None:
     assert list(json.loads(text)["partitions"]) == ["a", "b"]
 
 
+def test_missing_batches_are_on_record_only_where_there_are_any() -> None:
+    position = Position(7, 2, {}, "01J", (3, 5))
+    text = json.dumps(SourceOffset.of(position).to_json())
+    assert text.endswith('"base": 2, "txn": {}, "missing": [3, 5]}}}')
+    read = SourceOffset.from_json(json.loads(text))
+    assert read is not None
+    assert read.only == position
+
+
 def test_a_checkpoint_of_several_partitions_is_not_one_of_a_single_queue() -> None:
     with pytest.raises(InvalidInput, match=r"about partitions \['a', 'b'\]"):
         _ = SourceOffset({"a": Position(1, 0), "b": Position(1, 0)}).only
@@ -76,6 +85,8 @@ def test_a_checkpoint_of_several_partitions_is_not_one_of_a_single_queue() -> No
         ({"v": 2, "next": 1, "base": 0, "txn": {}}, "damaged"),
         ({"v": 2, "partitions": {}}, "damaged"),
         ({"v": 2, "partitions": {"0": 7}}, "damaged"),
+        ({"v": 1, "next": 1, "base": 0, "txn": {}, "missing": 5}, "damaged"),
+        ({"v": 1, "next": 1, "base": 0, "txn": {}, "missing": ["5"]}, "damaged"),
         ({"v": 2, "partitions": {"0": {"next": -1, "base": 0, "txn": {}}}}, "damaged"),
     ],
 )

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 from buffer_source.commit_log import FIRST_BATCH_SETTLES_S
+from buffer_source.measures import UNKNOWN_SIZE
 from buffer_source.offsets import Position, SourceOffset
 from buffer_source.options import SourceOptions
 from buffer_source.stream import StreamDriver
+from opendata_buffer import metrics
 from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.consumer.transactions import HORIZON_DAYS
 from opendata_buffer.errors import (
     DataLoss,
     Fenced,
@@ -21,7 +24,9 @@ from opendata_buffer.errors import (
     TransientStorageError,
     UnsafeStore,
 )
+from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.quarantine import quarantine
 from opendata_buffer.stores import Blob, NotModified
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -77,8 +82,20 @@ def test_an_idle_queue_hands_back_the_start(world: World) -> None:
     assert driver.latest(end) is end
 
 
+def test_a_queue_that_does_not_exist_is_named_and_not_made(world: World) -> None:
+    for available_now in (False, True):
+        driver = world.run()
+        if available_now:
+            driver.prepare_available_now()
+        with pytest.raises(
+            InvalidInput, match=r"no queue with manifest 'ingest/manifest' in .*createIfMissing"
+        ):
+            driver.latest(None)
+    assert world.store.list("").objects == ()
+
+
 def test_an_empty_queue_is_created_and_read_later(world: World) -> None:
-    driver = world.run()
+    driver = world.run(createIfMissing="true")
     end, read = batch(driver, None)
     assert (end.only.next, read) == (0, [])
     world.produce(1)
@@ -420,7 +437,7 @@ def test_f12_an_unsafe_store_is_refused_before_anything_is_written(
 
     monkeypatch.setattr(world.store, "check_conditional_writes", refuse)
     with pytest.raises(UnsafeStore):
-        world.run().latest(None)
+        world.run(createIfMissing="true").latest(None)
     assert world.store.list("").objects == ()
 
 
@@ -633,6 +650,101 @@ def test_a_transaction_cut_by_a_limit_is_not_taken_for_a_repeat(world: World) ->
     assert batch(world.run(), second)[1] == [4]
 
 
+def gone(world: World, sequence: int) -> None:
+    """Somebody deletes a batch's object; its entry stays."""
+    (entry,) = world.manifest().entries(start=sequence, limit=1)
+    world.store.delete_many([entry.location])
+
+
+def test_f5_the_repeat_of_a_transaction_that_was_gone_is_read(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.produce(1)
+    world.produce(1, txn=Transaction("app", 1))  # An append that landed too late: 1 is gone.
+    world.produce(1, txn=Transaction("app", 2))
+    gone(world, 1)
+    driver = world.run(failOnDataLoss="false")
+    first, read = batch(driver, None)
+    assert read == [0, 2]
+    assert first.only.missing == (1,)
+    assert "batch 1 at 'ingest/app=app/batch=1/" in caplog.text
+    # A replay reads what the first run read, also when the object is back.
+    (entry,) = world.manifest().entries(start=1, limit=1)
+    world.store.put(entry.location, encode_batch([b"x"]))
+    driver = world.run(failOnDataLoss="false")
+    assert planned(driver, None, first) == [0, 2]
+    # The writer knows, and writes it again; and 2 again, because it may be gone, too.
+    world.produce(1)
+    world.produce(1, txn=Transaction("app", 1))
+    world.produce(1, txn=Transaction("app", 2))
+    second, read = batch(driver, first)
+    assert read == [3, 4]
+    assert planned(world.run(failOnDataLoss="false"), first, second) == [3, 4]
+
+
+def test_a_batch_that_is_gone_is_looked_for_only_where_a_loss_is_allowed(world: World) -> None:
+    world.produce(1, txn=Transaction("app", 1))
+    gone(world, 0)
+    end, read = batch(world.run(), None)
+    assert (read, end.only.missing) == ([0], ())  # Its task ends the query.
+
+
+def test_a_gap_inside_a_transaction_does_not_drop_the_batches_behind_it(world: World) -> None:
+    world.produce(5, txn=Transaction("app", 1))
+    driver = world.run(failOnDataLoss="false", maxBatchesPerTrigger="2")
+    first, read = batch(driver, None)
+    assert read == [0, 1]
+    world.store.put("ingest/manifest", world.manifest().drop_through(2).raw)
+    again = world.run(failOnDataLoss="false")
+    second, read = batch(again, first)
+    assert read == [3, 4]
+    again = world.run(failOnDataLoss="false")
+    assert planned(again, first, second) == [3, 4]
+    world.produce(1)
+    world.produce(5, txn=Transaction("app", 1))
+    assert batch(again, second)[1] == [5]
+
+
+@pytest.mark.parametrize("while_it_runs", [False, True])
+@pytest.mark.parametrize(
+    "limit", [{"maxBatchesPerTrigger": "1"}, {"maxRecordsPerTrigger": "1"}, {}]
+)
+def test_a_gap_wider_than_a_trigger_does_not_stop_the_query(
+    world: World, while_it_runs: bool, limit: dict[str, str]
+) -> None:
+    world.produce(2)
+    driver = world.run(failOnDataLoss="false", **limit)
+    position: SourceOffset | None = None
+    for _ in range(2):
+        position, _ = batch(driver, position)
+    assert position is not None
+    assert position.only.next == 2
+    world.produce(20)
+    world.store.put("ingest/manifest", world.manifest().drop_through(17).raw)
+    if not while_it_runs:
+        driver = world.run(failOnDataLoss="false", **limit)
+    read: list[int] = []
+    for _ in range(6):
+        position, part = batch(driver, position)
+        read += part
+    assert read == [18, 19, 20, 21]
+
+
+def test_apps_that_wrote_nothing_for_long_leave_the_offset(world: World) -> None:
+    driver = world.run()
+    position: SourceOffset | None = None
+    sizes = []
+    for number in range(100):
+        world.produce(1, txn=Transaction(f"run-{number}", 0))
+        position, read = batch(driver, position)
+        assert read == [number]
+        sizes.append(len(json.dumps(position.to_json())))
+        world.runtime.advance(24 * 3600)
+    assert position is not None
+    assert len(position.only.transactions["apps"]) == HORIZON_DAYS + 1
+    assert max(sizes[50:]) - min(sizes[50:]) < 10
+
+
 # Polling and progress
 
 
@@ -661,7 +773,7 @@ def test_an_idle_queue_is_polled_once_in_an_interval(
 
 def test_an_answer_is_never_older_than_the_question(world: World) -> None:
     # processAllAvailable() asks once and believes it.
-    driver = world.run(pollIntervalMs="60000")
+    driver = world.run(pollIntervalMs="60000", createIfMissing="true")
     end, _ = batch(driver, None)
     assert driver.latest(end) is end
     world.produce(1)
@@ -677,9 +789,70 @@ def test_progress_shows_backlog_and_lag(world: World) -> None:
     world.runtime.advance(2)
     world.produce(1)
     end, _ = batch(driver, None)
-    assert driver.report() == {"v": 1, "next": 4, "backlogBatches": 2, "lagMs": 2000}
+    assert driver.report() == {
+        "v": 1,
+        "source": "memory:///ingest/manifest",
+        "next": 4,
+        "backlogBatches": 2,
+        "lagMs": 2000,
+        "batches": 2,
+        "bytes": 2 * UNKNOWN_SIZE,
+        "droppedRepeats": 0,
+        "missing": 0,
+        "quarantined": 0,
+        "retries": 0,
+    }
     end, _ = batch(driver, end)
-    assert driver.report() == {"v": 1, "next": 4, "backlogBatches": 0, "lagMs": 0}
+    report = driver.report()
+    assert report is not None
+    assert (report["next"], report["backlogBatches"], report["lagMs"]) == (4, 0, 0)
+    assert report["batches"] == 4
+
+
+def test_dropped_repeats_are_a_warning_with_a_count_and_a_metric(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+    monkeypatch.setattr(metrics.repeats_dropped, "add", counted.append)
+    driver = world.run()
+    world.produce(2, txn=Transaction("app", 1))
+    world.produce(1)
+    world.produce(2, txn=Transaction("app", 1))
+    end = driver.latest(None)
+    for _ in range(2):  # Spark plans once for each scan of the source.
+        assert planned(driver, None, end) == [0, 1, 2]
+    report = driver.report()
+    assert report is not None
+    assert (report["droppedRepeats"], counted) == (2, [2])
+    (warning,) = [each for each in caplog.records if "repeated" in each.message]
+    assert warning.levelname == "WARNING"
+    assert "left out 2 of 5 batches, sequences 3 to 4" in warning.message
+
+
+def test_progress_counts_the_quarantine_once_after_each_micro_batch(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed: list[str] = []
+    list_objects = world.store.list
+    monkeypatch.setattr(
+        world.store,
+        "list",
+        lambda prefix, **options: (listed.append(prefix), list_objects(prefix, **options))[1],
+    )
+    driver = world.run(corruptBatches="quarantine", minPartitions="1")
+    position: SourceOffset | None = None
+    for _ in range(2):
+        world.produce(1)
+        position, _ = batch(driver, position)
+    (entry,) = world.manifest().entries(limit=1)
+    quarantine(world.store, "ingest", entry, "does not decode", runtime=world.runtime)
+    for _ in range(3):
+        assert position is not None
+        position = driver.latest(position)
+    report = driver.report()
+    assert report is not None
+    assert report["quarantined"] == 1
+    assert listed == ["ingest/_quarantine/"] * 3
 
 
 # A store that does not answer
@@ -709,6 +882,9 @@ def test_transient_errors_do_not_end_the_query(world: World, method: str) -> Non
     assert read == list(range(20))
     driver.commit(end)
     assert world.queued == []
+    report = driver.report()
+    assert report is not None
+    assert report["retries"] >= (6 if method == "list" else 0)
 
 
 def test_an_acknowledgement_that_fails_is_made_up_for(world: World) -> None:

@@ -100,7 +100,7 @@ def test_fenced_says_that_reading_a_queue_twice_does_this(tmp_path: Path) -> Non
     first, second = reader(tmp_path), reader(tmp_path)
     end = first.latestOffset(first.initialOffset(), ReadAllAvailable())
     second.latestOffset(second.initialOffset(), ReadAllAvailable())
-    with pytest.raises(Fenced, match=r"epoch 1 was fenced by epoch 2 .*loads it twice") as caught:
+    with pytest.raises(Fenced, match=r"epoch 1 was fenced by epoch 2 .*queue twice") as caught:
         first.latestOffset(end, ReadAllAvailable())
     assert (caught.value.epoch, caught.value.current_epoch) == (1, 2)
 

@@ -1,0 +1,75 @@
+"""What one run of a query has planned and passed by, for its progress and the metrics."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from opendata_buffer import metrics
+from opendata_buffer.consumer.descriptors import BatchDescriptor
+
+__all__ = ["Progress"]
+
+log = logging.getLogger(__name__)
+
+
+class Progress:
+    """Counts of one run. All start at 0 and only ``quarantined`` may fall.
+
+    Attributes:
+        batches: Batches given to tasks.
+        bytes: Their stored bytes; estimates where nothing told.
+        repeats: Batches left out because their writer had repeated a transaction.
+        missing: Batches passed by because their objects are gone.
+        quarantined: Batches in the queue's quarantine when it was last looked at.
+        retries: Requests of the driver that were made again.
+    """
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.bytes = 0
+        self.repeats = 0
+        self.missing = 0
+        self.quarantined = 0
+        self.retries = 0
+
+    def planned(
+        self, sizes: Sequence[int], missing: int, repeats: Sequence[BatchDescriptor]
+    ) -> None:
+        """A micro-batch of batches with these sizes was planned.
+
+        Args:
+            sizes: Bytes of each batch that is read.
+            missing: Batches passed by because they are gone.
+            repeats: Batches left out as repeats.
+        """
+        self.batches += len(sizes)
+        self.bytes += sum(sizes)
+        self.missing += missing
+        self.repeats += len(repeats)
+        if repeats:
+            metrics.repeats_dropped.add(len(repeats))
+            log.warning(
+                "left out %d of %d batches, sequences %d to %d: their writer repeated "
+                "transactions that were read already",
+                len(repeats),
+                len(sizes) + missing + len(repeats),
+                repeats[0].sequence,
+                repeats[-1].sequence,
+            )
+
+    def retried(self, *_: object) -> None:
+        """A request is about to be made again."""
+        self.retries += 1
+
+    def to_json(self) -> dict[str, Any]:
+        """The counts as Spark shows them."""
+        return {
+            "batches": self.batches,
+            "bytes": self.bytes,
+            "droppedRepeats": self.repeats,
+            "missing": self.missing,
+            "quarantined": self.quarantined,
+            "retries": self.retries,
+        }

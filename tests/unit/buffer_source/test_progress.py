@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from buffer_source.progress import Progress
+from opendata_buffer.consumer.descriptors import BatchDescriptor
+
+
+def test_counts_add_up_over_micro_batches(caplog: pytest.LogCaptureFixture) -> None:
+    progress = Progress()
+    with caplog.at_level(logging.WARNING):
+        progress.planned([10, 20], missing=0, repeats=[])
+    assert caplog.text == ""
+    progress.planned([5], missing=1, repeats=[BatchDescriptor(7, "a"), BatchDescriptor(9, "b")])
+    progress.retried("state")
+    assert progress.to_json() == {
+        "batches": 3,
+        "bytes": 35,
+        "droppedRepeats": 2,
+        "missing": 1,
+        "quarantined": 0,
+        "retries": 1,
+    }
+    assert "left out 2 of 4 batches, sequences 7 to 9" in caplog.text

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from buffer_source.options import SourceOptions
+from buffer_source.rows import default_schema
+from buffer_source.task import BatchPartition, read_batches
+from opendata_buffer import metrics
+from opendata_buffer.consumer.descriptors import BatchDescriptor
+from opendata_buffer.errors import BatchMissing, BatchUnreadable, ForeignLocation
+from opendata_buffer.formats.batch import Compression, encode_batch
+from opendata_buffer.formats.keys import batch_key
+from opendata_buffer.quarantine import list_quarantine, read_copy
+from opendata_buffer.stores import Store
+from opendata_buffer.stores.factory import open_store
+from opendata_buffer.testing.runtime import ManualRuntime
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(str(tmp_path))
+
+
+def options(tmp_path: Path, **given: str) -> SourceOptions:
+    return SourceOptions.from_spark({"path": str(tmp_path), **given})
+
+
+def put(store: Store, runtime: ManualRuntime, *batches: bytes) -> list[BatchDescriptor]:
+    descriptors = []
+    for sequence, data in enumerate(batches):
+        location = batch_key("ingest", runtime.ulid())
+        store.put(location, data)
+        descriptors.append(BatchDescriptor(sequence, location))
+    return descriptors
+
+
+def sequences(given: SourceOptions, descriptors: list[BatchDescriptor]) -> list[int]:
+    pieces = list(read_batches(given, default_schema(), descriptors))
+    return [row for piece in pieces for row in piece["sequence"].to_pylist()]
+
+
+def corrupt_behind_good_rows() -> bytes:
+    """A batch whose fault is in its last record, some arrays behind the first."""
+    good = encode_batch([b"x" * 1000] * 4000, Compression.NONE)
+    block = bytearray(good)
+    last = len(good) - 7 - 1004
+    block[last : last + 4] = (999).to_bytes(4, "little")
+    return bytes(block)
+
+
+def test_a_partition_says_what_is_in_it_and_pickles(runtime: ManualRuntime) -> None:
+    partition = BatchPartition((BatchDescriptor(3, "a"), BatchDescriptor(4, "b")))
+    assert repr(partition) == "BatchPartition(2 batches, 3 to 4)"
+    assert repr(BatchPartition(())) == "BatchPartition()"
+    assert pickle.loads(pickle.dumps(partition)).descriptors == partition.descriptors
+
+
+def test_batches_come_in_order(tmp_path: Path, store: Store, runtime: ManualRuntime) -> None:
+    descriptors = put(store, runtime, *(encode_batch([b"a"] * count) for count in (2, 0, 3)))
+    assert sequences(options(tmp_path), descriptors) == [0, 0, 2, 2, 2]
+
+
+@pytest.mark.parametrize("bad", [b"short", b"x" * 100, corrupt_behind_good_rows()])
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_corrupt_batch_is_quarantined_and_passed_by(
+    tmp_path: Path,
+    store: Store,
+    runtime: ManualRuntime,
+    monkeypatch: pytest.MonkeyPatch,
+    bad: bytes,
+    at: int,
+) -> None:
+    counted: list[int] = []
+    monkeypatch.setattr(metrics.batches_quarantined, "add", counted.append)
+    data = [encode_batch([b"a"])] * 2
+    data.insert(at, bad)
+    descriptors = put(store, runtime, *data)
+    given = options(tmp_path, corruptBatches="quarantine")
+    for _ in range(2):  # A task that is attempted again finds the copy and makes no other.
+        assert sequences(given, descriptors) == [each for each in range(3) if each != at]
+    (report,) = list_quarantine(store, "ingest")
+    assert (report.sequence, report.location) == (at, descriptors[at].location)
+    assert read_copy(store, "ingest", report) == bad
+    assert counted == [1, 1]
+    # The object stays where it is: an operator may still repair it.
+    assert store.get(descriptors[at].location) is not None
+
+
+def test_a_corrupt_batch_ends_the_query_by_default_and_names_the_option(
+    tmp_path: Path, store: Store, runtime: ManualRuntime
+) -> None:
+    descriptors = put(store, runtime, encode_batch([b"a"]), b"x" * 100)
+    with pytest.raises(BatchUnreadable, match=r"batch 1 at .* corruptBatches set to quarantine"):
+        sequences(options(tmp_path), descriptors)
+    assert list_quarantine(store, "ingest") == []
+
+
+def test_the_two_options_are_independent(
+    tmp_path: Path, store: Store, runtime: ManualRuntime
+) -> None:
+    descriptors = put(store, runtime, encode_batch([b"a"]), b"x" * 100, encode_batch([b"a"]))
+    store.delete_many([descriptors[2].location])
+    with pytest.raises(BatchMissing):
+        sequences(options(tmp_path, corruptBatches="quarantine"), descriptors)
+    with pytest.raises(BatchUnreadable):
+        sequences(options(tmp_path, failOnDataLoss="false"), descriptors)
+    both = options(tmp_path, corruptBatches="quarantine", failOnDataLoss="false")
+    assert sequences(both, descriptors) == [0]
+    assert [each.sequence for each in list_quarantine(store, "ingest")] == [1]
+
+
+def test_a_foreign_batch_is_neither_read_nor_copied(
+    tmp_path: Path, store: Store, runtime: ManualRuntime
+) -> None:
+    store.put("elsewhere/secret", b"secret")
+    foreign = [BatchDescriptor(0, "elsewhere/secret")]
+    given = options(tmp_path, corruptBatches="quarantine", failOnDataLoss="false")
+    with pytest.raises(ForeignLocation):
+        sequences(given, foreign)
+    assert list_quarantine(store, "ingest") == []
+
+
+def test_a_batch_without_rows_is_no_record_batch(
+    tmp_path: Path, store: Store, runtime: ManualRuntime
+) -> None:
+    descriptors = put(store, runtime, encode_batch([]))
+    pieces: list[pa.RecordBatch] = list(
+        read_batches(options(tmp_path), default_schema(), descriptors)
+    )
+    assert pieces == []
