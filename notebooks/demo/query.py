@@ -73,6 +73,7 @@ def start(spark: SparkSession, places: Places, on_batch: Callable[[int], None]) 
     records = (
         spark.readStream.format("opendata-buffer")
         .schema("value STRING")
+        .option("createIfMissing", "true")
         .option("maxRecordsPerTrigger", TRIGGER_ROWS)
         .load(places.store)
     )

@@ -73,6 +73,7 @@ class Stream:
         """A query in ``home``, with limits and a collector that has no time to lose."""
         store.mkdir(parents=True, exist_ok=True)
         options = {
+            "createIfMissing": "true",
             "maxBatchesPerTrigger": "8",
             "minPartitions": "2",
             "gcIntervalMs": "200",

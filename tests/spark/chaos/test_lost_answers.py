@@ -119,12 +119,13 @@ def test_f1_f2_every_record_once_over_a_store_that_loses_answers(
     def settings(prefix: str) -> dict[str, str]:
         return {"endpointUrl": s3_server.endpoint, "dataPathPrefix": prefix}
 
-    limited = {**settings("one"), "maxBatchesPerTrigger": "6"}
+    limited = {**settings("one"), "maxBatchesPerTrigger": "6", "createIfMissing": "true"}
     to_memory = Query(spark, s3_server.url, str(tmp_path / "one"), options=limited)
 
     def to_buffer() -> StreamingQuery:
         reader = spark.readStream.format("opendata-buffer").schema("value STRING")
-        frame = reader.options(**settings("two"), maxBatchesPerTrigger="6").load(s3_server.url)
+        reader = reader.options(**settings("two"), maxBatchesPerTrigger="6", createIfMissing="true")
+        frame = reader.load(s3_server.url)
         writer = frame.writeStream.format("opendata-buffer").options(**settings("out"))
         return writer.option("checkpointLocation", str(tmp_path / "two")).start(s3_server.url)
 
