@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spark.jvm import LATE, starting, warm_up
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -22,6 +24,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(ROOT / "core"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+# For every JVM that a test starts: in a run of a minute the optimising compiler only costs.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 _LOG4J = """\
 rootLogger.level = error
@@ -38,6 +42,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in Path(item.path).parents:
             item.add_marker(pytest.mark.spark)
+            # Chaos looks for itself: what its drivers log on the way is no reason for its end.
+            if "chaos" not in Path(item.path).parts:
+                item.add_marker(pytest.mark.flaky(reruns=3, only_rerun=[LATE]))
 
 
 @pytest.fixture(scope="session")
@@ -47,7 +54,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     home = tmp_path_factory.mktemp("spark")
     log4j = home / "log4j2.properties"
     log4j.write_text(_LOG4J)
-    session = (
+    builder = (
         SparkSession.builder.master("local[2]")
         .appName("opendata-buffer tests")
         .config(
@@ -60,8 +67,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.warehouse.dir", str(home / "warehouse"))
-        .getOrCreate()
     )
+    with starting():
+        session = builder.getOrCreate()
+        warm_up(session, home)
     yield session
     session.stop()
 

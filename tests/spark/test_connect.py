@@ -1,8 +1,8 @@
 """Source and sink over Spark Connect: what shared and serverless compute run.
 
-Processes of their own, because a session is either classic or remote; one after the other,
-because its server listens on one port, 15002. The session has nothing registered: the format
-is found as in any other.
+A process of its own, because a session is either classic or remote; one for all tests, because
+its server listens on one port, 15002. The session has nothing registered: the format is found as
+in any other.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ SOURCE = """
 import json, os, sys
 from pyspark.sql import SparkSession
 
-home = sys.argv[1]
-spark = SparkSession.builder.remote("local[2]").getOrCreate()
+from tests.spark.jvm import starting
+
+home, store = sys.argv[1:]
+with starting():
+    spark = SparkSession.builder.remote("local[2]").getOrCreate()
 result = {"remote": type(spark).__module__}
 
 def stream(name, **options):
@@ -60,17 +63,13 @@ def keep(batch, batch_id):
         file.write(json.dumps([batch_id, os.getpid(), values]) + "\\n")
 
 run("foreach", stream("three", maxBatchesPerTrigger="2").writeStream.foreachBatch(keep))
-print(json.dumps({**result, "pid": os.getpid()}))
+result["pid"] = os.getpid()
 """
 
 
 SINK = """
-import sys
-from pyspark.sql import SparkSession
 from buffer_sink import foreach_batch_writer
 
-store, home = sys.argv[1:]
-spark = SparkSession.builder.remote("local[2]").getOrCreate()
 frame = spark.range(0, 3, 1, 1).selectExpr("CAST(id AS STRING) AS value")
 frame.write.format("opendata-buffer").mode("append").save(store)
 
@@ -91,55 +90,68 @@ def beside(batch, batch_id):
         part(batch.selectExpr("upper(value) AS value"), batch_id)
 
 run(stream.writeStream.foreachBatch(beside), "three")
+print(json.dumps(result))
 """
 
 
-def run_script(source: str, *arguments: str) -> str:
+EXPECTED = {
+    name: [[n, i, f"{name}{n}{'ab'[i]}", "m"] for n in range(3) for i in range(2)]
+    for name in ("one", "two", "three")
+}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With three queues to read, a file to write from, and an empty queue."""
+    made = tmp_path_factory.mktemp("connect")
+    for name in EXPECTED:
+        records = [[f"{name}{n}{letter}".encode() for letter in "ab"] for n in range(3)]
+        produce(str(made / name), records)
+    (made / "in").mkdir()
+    (made / "in" / "0.txt").write_text("a\nb\n")
+    (made / "sink").mkdir()
+    return made
+
+
+@pytest.fixture(scope="module")
+def got(home: Path) -> dict[str, Any]:
+    """What the scripts saw, both in one session."""
     done = subprocess.run(
-        [sys.executable, "-c", source, *arguments],
+        [sys.executable, "-c", SOURCE + SINK, str(home), str(home / "sink")],
         capture_output=True,
         text=True,
         timeout=600,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 @pytest.mark.slow
-def test_source_of_streams_a_batch_read_and_foreach_batch(tmp_path: Path) -> None:
-    expected: dict[str, list[list[Any]]] = {}
-    for name in ("one", "two", "three"):
-        records = [[f"{name}{n}{letter}".encode() for letter in "ab"] for n in range(3)]
-        produce(str(tmp_path / name), records)
-        expected[name] = [[n, i, f"{name}{n}{'ab'[i]}", "m"] for n in range(3) for i in range(2)]
-
-    got = json.loads(run_script(SOURCE, str(tmp_path)).splitlines()[-1])
-
+def test_source_of_streams_a_batch_read_and_foreach_batch(home: Path, got: dict[str, Any]) -> None:
     assert got["remote"] == "pyspark.sql.connect.session"
     assert got["columns"] == (
         "struct<value:binary,metadata:binary,sequence:bigint,index:int,ingestion_time:timestamp>"
     )
-    assert got["batch"] == expected["one"]
-    assert got["filtered"] == expected["one"][2:4]
-    assert got["parquet"] == expected["one"]
-    assert got["memory"] == expected["two"]
-    calls = [json.loads(line) for line in (tmp_path / "foreach").read_text().splitlines()]
+    assert got["batch"] == EXPECTED["one"]
+    assert got["filtered"] == EXPECTED["one"][2:4]
+    assert got["parquet"] == EXPECTED["one"]
+    assert got["memory"] == EXPECTED["two"]
+    calls = [json.loads(line) for line in (home / "foreach").read_text().splitlines()]
     assert [(batch, values) for batch, _, values in calls] == [
         (0, ["three0a", "three0b", "three1a", "three1b"]),
         (1, ["three2a", "three2b"]),
     ]
     assert all(pid != got["pid"] for _, pid, _ in calls)
-    for name in ("one", "two", "three"):
+    for name in EXPECTED:
         # The batch read fenced nobody, each query acknowledged what it read.
-        assert (queued(str(tmp_path / name)), manifest(str(tmp_path / name)).epoch) == ([], 1)
+        assert (queued(str(home / name)), manifest(str(home / name)).epoch) == ([], 1)
 
 
 @pytest.mark.slow
-def test_sink_of_a_batch_a_stream_and_foreach_batch(store: str, tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "0.txt").write_text("a\nb\n")
-    run_script(SINK, store, str(tmp_path))
-    assert [(each.transaction, each.records) for each in written(store)] == [
+def test_sink_of_a_batch_a_stream_and_foreach_batch(home: Path, got: dict[str, Any]) -> None:
+    assert got["remote"] == "pyspark.sql.connect.session"
+    assert [(each.transaction, each.records) for each in written(str(home / "sink"))] == [
         (None, [b"0", b"1", b"2"]),
         (Transaction("stream", 0), [b"a", b"b"]),
         (Transaction("whole", 0), [b"a", b"b"]),

@@ -43,9 +43,10 @@ IVY_SETTINGS = """
 SCRIPT = """
 import json, pathlib, sys, time
 from pyspark.sql import SparkSession
+from tests.spark.jvm import starting
 
 home, package, settings = sys.argv[1:]
-spark = (
+builder = (
     SparkSession.builder.master("local[2]")
     .config("spark.jars.packages", package)
     .config("spark.jars.ivySettings", settings)
@@ -56,8 +57,9 @@ spark = (
     .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
     .config("spark.driver.host", "127.0.0.1")
     .config("spark.ui.enabled", "false")
-    .getOrCreate()
 )
+with starting():
+    spark = builder.getOrCreate()
 result = {}
 
 def start(store, name):

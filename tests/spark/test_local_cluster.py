@@ -20,10 +20,11 @@ from tests.spark.written import records
 SCRIPT = """
 import json, os, sys
 from pyspark.sql import SparkSession
+from tests.spark.jvm import starting
 from buffer_sink import foreach_batch_writer
 
 home = sys.argv[1]
-spark = (
+builder = (
     SparkSession.builder.master("local-cluster[2,1,1024]")
     .config("spark.executor.memory", "512m")
     .config("spark.driver.host", "127.0.0.1")
@@ -32,8 +33,9 @@ spark = (
     .config("spark.sql.python.filterPushdown.enabled", "true")
     .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
     .config("spark.executor.extraJavaOptions", "-XX:TieredStopAtLevel=1")
-    .getOrCreate()
 )
+with starting():
+    spark = builder.getOrCreate()
 
 def run(name, writer, *path):
     writer = writer.option("checkpointLocation", f"{home}/checkpoint-{name}")

@@ -24,8 +24,8 @@ from tests.spark.chaos.processes import (
     seeded,
     wait_for,
 )
-from tests.spark.chaos.worker_drive import LATE
 from tests.spark.chaos.worker_produce import values
+from tests.spark.jvm import LATE
 from tests.spark.queues import Query, Sink, manifest, numbered, produce, queued
 
 if TYPE_CHECKING:

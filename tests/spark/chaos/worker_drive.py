@@ -16,18 +16,21 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import udf
 
+from tests.spark.jvm import LATE, starting
+
 
 def main() -> None:
     job = json.loads(sys.argv[1])
-    spark = (
+    builder = (
         SparkSession.builder.master(job["master"])
         .config("spark.driver.extraJavaOptions", job["java"])
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.session.timeZone", "UTC")
-        .getOrCreate()
     )
+    with starting():
+        spark = builder.getOrCreate()
     print("ready", flush=True)
     word = sys.stdin.readline().strip()
     if word == "run":
@@ -37,9 +40,6 @@ def main() -> None:
             drain(spark, query, job["restarts"])
         spark.stop()
 
-
-LATE = "failed to connect back"
-"""What Spark says when a Python process takes more than ten seconds to start: a busy machine."""
 
 NOT_OURS = (LATE, "Task serialization failed: java.lang.IllegalStateException: Illegal size")
 """Ends that Spark brings about alone. The other one: two queries in one session change a

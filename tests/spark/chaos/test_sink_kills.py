@@ -18,13 +18,17 @@ SCRIPT = """
 import sys
 from pyspark.sql import SparkSession
 
-store, home = sys.argv[1:]
-spark = (
+from tests.spark.jvm import starting
+
+store, home, java = sys.argv[1:]
+builder = (
     SparkSession.builder.master("local[2]")
+    .config("spark.driver.extraJavaOptions", java)
     .config("spark.ui.enabled", "false")
     .config("spark.driver.host", "127.0.0.1")
-    .getOrCreate()
 )
+with starting():
+    spark = builder.getOrCreate()
 reader = spark.readStream.schema("value STRING").option("maxFilesPerTrigger", 1)
 query = (
     reader.text(home + "/in").repartition(2).writeStream.format("opendata-buffer")
@@ -36,12 +40,12 @@ query.awaitTermination()
 """
 FILES = 18
 LINES = 40
-KILLS = 3
+KILLS = max(3, int(os.environ.get("OPENDATA_BUFFER_KILLS", "16")) // 16)
 PATIENCE_S = 240.0
 
 
 @pytest.mark.slow
-def test_every_row_once_after_kills(store: str, tmp_path: Path) -> None:
+def test_every_row_once_after_kills(java: str, store: str, tmp_path: Path) -> None:
     seed = int(os.environ.get("SINK_KILL_SEED", random.randrange(10**6)))
     print(f"SINK_KILL_SEED={seed}")
     rng = random.Random(seed)
@@ -57,7 +61,7 @@ def test_every_row_once_after_kills(store: str, tmp_path: Path) -> None:
     for kill in range(KILLS + 1):
         # A session of its own: the JVM and the Python workers die with the driver.
         process = subprocess.Popen(
-            [sys.executable, str(script), store, str(tmp_path)],
+            [sys.executable, str(script), store, str(tmp_path), java],
             stdout=subprocess.DEVNULL,
             stderr=(tmp_path / f"log-{kill}").open("w"),
             start_new_session=True,

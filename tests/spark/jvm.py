@@ -1,0 +1,68 @@
+"""JVMs start one after the other, and have run a query of each kind before the first test.
+
+Spark gives a Python process ten seconds to connect back and fails the query otherwise; no setting
+changes that. Where two JVMs start at once on a busy machine, or where a process is the first to
+load pyspark, Arrow and this library from a cold disk, ten seconds are not enough.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LATE = "Python worker failed to connect back"
+"""What Spark says then. The one failure of a test in Spark that is tried again."""
+
+ATTEMPTS = 5
+
+
+@contextmanager
+def starting() -> Iterator[None]:
+    """Wait until no other JVM of this user's tests starts.
+
+    The lock is the kernel's: a process that is killed while it starts a JVM leaves none behind.
+    """
+    path = Path(tempfile.gettempdir()) / f"opendata-buffer-jvm-{os.getuid()}.lock"
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def patiently(call: Callable[[], object], attempts: int = ATTEMPTS) -> None:
+    """Call until it does not fail with LATE; any other error is the caller's."""
+    for left in reversed(range(attempts)):
+        try:
+            call()
+            return
+        except Exception as error:
+            if LATE not in str(error) or left == 0:
+                raise
+
+
+def warm_up(spark: SparkSession, home: Path) -> None:
+    """Let Spark start each kind of Python process once: planner, reader, source, writer, sink."""
+    from tests.spark.queues import produce
+
+    store = home / "warm"
+    store.mkdir()
+    produce(str(store), [[b"warm"]])
+
+    def read() -> None:
+        assert spark.read.format("opendata-buffer").load(str(store)).count() == 1
+
+    def copy() -> None:
+        frame = spark.readStream.format("opendata-buffer").option("gcEnabled", "false")
+        writer = frame.load(str(store)).select("value").writeStream.format("opendata-buffer")
+        writer = writer.option("checkpointLocation", str(home / "warm-checkpoint"))
+        writer.trigger(availableNow=True).start(str(home / "warm-copy")).awaitTermination()
+
+    patiently(read)
+    patiently(copy)
