@@ -14,6 +14,7 @@ from opendata_buffer.cli.objects import batch, manifest
 from opendata_buffer.cli.options import version_option
 from opendata_buffer.cli.queues import fsck, gc, status
 from opendata_buffer.cli.records import consume, produce
+from opendata_buffer.cli.repairs import quarantine, skip
 
 __all__ = ["cli", "main"]
 
@@ -23,7 +24,7 @@ __all__ = ["cli", "main"]
 @click.option("-v", "--verbose", count=True, help="Log more; twice for everything.")
 @click.pass_context
 def cli(context: click.Context, verbose: int) -> None:
-    """Look into and move records through a queue that lives in object storage.
+    """Look into, mend, and move records through a queue that lives in object storage.
 
     STORE is a directory, file:///dir, or s3://bucket[/root]. Credentials come from the standard
     AWS chain.
@@ -34,7 +35,7 @@ def cli(context: click.Context, verbose: int) -> None:
     context.obj = context.obj or SystemRuntime()
 
 
-for command in (produce, consume, status, fsck, gc, manifest, batch):
+for command in (produce, consume, status, fsck, gc, skip, quarantine, manifest, batch):
     cli.add_command(command)
 
 main = main_of(cli)

@@ -166,7 +166,7 @@ def _remember(options: dict[str, Any]) -> None:
     flags = {
         parameter.name: parameter.opts[0]
         for parameter in context.command.params
-        if isinstance(parameter, click.Option) and parameter.name and "_" in parameter.name
+        if isinstance(parameter, click.Option) and parameter.name
     }
     for setting in ("cas_deadline_ms", "delivery_timeout_ms"):
         flags[setting] = "--timeout-ms"
@@ -195,4 +195,8 @@ def spelled(context: click.Context, message: str) -> str:
         ),
         message,
     )
+    message = re.sub(
+        r"(?<!in Python )\b(\w+)=True\b", lambda name: flags.get(name[1], name[0]), message
+    )
+    # Settings of one word are words of the language, too.
     return re.sub(r"\b[a-z]+(?:_[a-z]+)+\b", lambda name: flags.get(name[0], name[0]), message)

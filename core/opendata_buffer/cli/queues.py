@@ -170,5 +170,6 @@ def fsck(
     if not report.ok:
         raise Failure(
             f"{len(report.problems)} problems in the queue with manifest {config.manifest_path!r}: "
-            "restore the objects, or skip their batches in the consumer"
+            "restore the objects, or pass a batch by with 'opendata-buffer skip', which copies it "
+            "first"
         )

@@ -124,6 +124,21 @@ class Manifest:
         return cls._make(_FOOTER.pack(0, 0, 0, VERSION), 0, 0, 0)
 
     @classmethod
+    def starting_at(cls, next_sequence: int, epoch: int) -> Manifest:
+        """An empty manifest of a queue that has been up to there.
+
+        Raises:
+            InvalidInput: A value does not fit its field.
+        """
+        if not 0 <= next_sequence <= _U64_MAX or not 0 <= epoch < _EPOCH_LIMIT:
+            raise InvalidInput(
+                f"next sequence {next_sequence} and epoch {epoch} must not be negative, nor above "
+                f"{_U64_MAX} and {_EPOCH_LIMIT - 1}"
+            )
+        raw = _FOOTER.pack(0, next_sequence, epoch, VERSION)
+        return cls._make(raw, 0, next_sequence, epoch)
+
+    @classmethod
     def parse(cls, raw: BytesLike) -> Manifest:
         """Read the footer and check it against the body's size and first entry.
 
@@ -211,6 +226,28 @@ class Manifest:
         footer = _FOOTER.pack(count, self.next_sequence, self.epoch, VERSION)
         raw = b"".join((memoryview(self.raw)[cut:-FOOTER_SIZE], footer))
         return self._make(raw, count, self.next_sequence, self.epoch)
+
+    def replace(self, sequence: int, entry: NewEntry) -> Manifest:
+        """A manifest with another entry at a sequence; everything else is copied as bytes.
+
+        Raises:
+            InvalidInput: ``sequence`` is not queued, or a value does not fit its field.
+            CorruptManifest: The entries break the format.
+        """
+        index = sequence - self.first_sequence
+        if not 0 <= index < self.entry_count:
+            raise InvalidInput(
+                f"sequence {sequence} is not queued: the queue holds {self.first_sequence} to "
+                f"{self.next_sequence - 1}"
+            )
+        starts = self._walk(self.entry_count)
+        start = starts[index]
+        end = start + 4 + _U32.unpack_from(self.raw, start)[0]
+        whole = memoryview(self.raw)
+        pieces: list[BytesLike] = [whole[:start]]
+        encode_entry(sequence, entry, pieces)
+        pieces.append(whole[end:])
+        return self._make(b"".join(pieces), self.entry_count, self.next_sequence, self.epoch)
 
     def with_epoch(self, epoch: int) -> Manifest:
         """The same entries under another consumer epoch.

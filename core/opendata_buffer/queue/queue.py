@@ -205,6 +205,35 @@ class Queue:
 
         return self._change(drop)
 
+    def replace(self, sequence: int, location: str, entry: NewEntry) -> Manifest:
+        """Put another entry in the place of one that is queued, and take the queue over.
+
+        The epoch is raised in the same write: a consumer that has the entry from before is
+        fenced, and cannot acknowledge past a batch that it knows nothing of.
+
+        Args:
+            sequence: Which one; the new entry has the same.
+            location: Of the entry to replace, so that no other is hit.
+            entry: What to put there; its location tells a repeated call from a first one.
+
+        Raises:
+            InvalidInput: ``sequence`` is not queued, or names another batch by now.
+            Conflict, QueueReset, CorruptManifest, StorageError: The manifest was not written.
+        """
+
+        def swap(before: Manifest) -> Manifest:
+            found = next(iter(before.entries(sequence, 1)), None)
+            if found is not None and found.location == entry.location:
+                return before
+            if found is not None and found.sequence == sequence and found.location != location:
+                raise InvalidInput(
+                    f"sequence {sequence} of manifest {self._key!r} names {found.location!r} by "
+                    f"now, and not {location!r}: look again"
+                )
+            return before.replace(sequence, entry).with_epoch(before.epoch + 1)
+
+        return self._change(swap)
+
     def check_epoch(self, manifest: Manifest, epoch: int) -> None:
         """Raise :class:`Fenced` unless ``epoch`` is the manifest's."""
         if manifest.epoch != epoch:

@@ -21,6 +21,9 @@ COMMANDS = [
     ("status",),
     ("gc",),
     ("fsck",),
+    ("skip",),
+    ("quarantine", "list"),
+    ("quarantine", "restore"),
 ]
 
 

@@ -488,3 +488,30 @@ def test_a_location_longer_than_its_entry_is_corrupt() -> None:
     raw[len(entry(0)) + 12] = 200
     with pytest.raises(CorruptManifest, match="entry 1 has a location of 200 bytes"):
         Manifest.parse(bytes(raw)).locations()
+
+
+# ---- replacing, and starting behind an older queue
+
+
+@pytest.mark.parametrize("sequence", [7, 8])
+def test_one_entry_is_replaced_and_every_other_byte_kept(sequence: int) -> None:
+    new = NewEntry("q/other", (Metadata(1, 2, b"x"),))
+    manifest = Manifest.parse(RAW).replace(sequence, new)
+    expected = list(ENTRIES)
+    expected[sequence - 7] = QueueEntry(sequence, new.location, new.metadata)
+    assert Manifest.parse(manifest.raw).entries() == tuple(expected)
+    assert (manifest.next_sequence, manifest.epoch) == (9, 3)
+
+
+@pytest.mark.parametrize("sequence", [6, 9])
+def test_what_is_not_queued_cannot_be_replaced(sequence: int) -> None:
+    with pytest.raises(InvalidInput, match="holds 7 to 8"):
+        Manifest.parse(RAW).replace(sequence, NewEntry("x"))
+
+
+def test_a_manifest_may_start_behind_an_older_one() -> None:
+    manifest = Manifest.starting_at(100, 4).append([NewEntry("x")])
+    assert Manifest.parse(manifest.raw).entries() == (QueueEntry(100, "x", ()),)
+    assert (manifest.next_sequence, manifest.epoch) == (101, 4)
+    with pytest.raises(InvalidInput):
+        Manifest.starting_at(-1, 0)

@@ -1,0 +1,249 @@
+"""One bad batch is passed by and every good one around it is delivered."""
+
+from __future__ import annotations
+
+import pytest
+
+from opendata_buffer.admin.fsck import check_queue
+from opendata_buffer.admin.skip import restore_batch, skip_batch
+from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
+from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.errors import (
+    CommitStateUnknown,
+    Fenced,
+    InvalidInput,
+    TransientStorageError,
+)
+from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.entries import Metadata
+from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
+from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.quarantine import list_quarantine, read_copy
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores import Absent, Blob, IfVersion, PutOutcome, Unknown
+from opendata_buffer.stores.memory import MemoryStore
+
+RUNTIME = SystemRuntime()
+CONFIG = ConsumerConfig(store="memory://skip", gc=GarbageCollectorConfig(enabled=False))
+METADATA = (Metadata(0, 17, b"payload"),)
+
+
+def queue_of(*batches: bytes | None, txn: Transaction | None = None) -> MemoryStore:
+    store = MemoryStore()
+    entries = []
+    for data in batches:
+        location = batch_key("ingest", RUNTIME.ulid(), txn)
+        if data is not None:
+            store.put(location, data)
+        entries.append(NewEntry(location, METADATA))
+    store.put("ingest/manifest", Manifest.empty().append(entries).raw)
+    return store
+
+
+def manifest_of(store: MemoryStore) -> Manifest:
+    got = store.get("ingest/manifest")
+    assert isinstance(got, Blob)
+    return Manifest.parse(got.data)
+
+
+def records(store: MemoryStore) -> list[bytes]:
+    found: list[bytes] = []
+    with Consumer(CONFIG, store=store) as consumer:
+        while (batch := consumer.next_batch()) is not None:
+            found += batch.entries
+    return found
+
+
+GOOD = [encode_batch([b"%d" % n]) for n in range(4)]
+
+
+@pytest.mark.parametrize("bad", [b"garbage", None], ids=["corrupt", "missing"])
+@pytest.mark.parametrize("at", range(4))
+def test_a_bad_batch_anywhere_is_skipped_and_no_other(at: int, bad: bytes | None) -> None:
+    store = queue_of(*GOOD[:at], bad, *GOOD[at + 1 :])
+    skipped = skip_batch(store, CONFIG, at, RUNTIME)
+    assert [each.sequence for each in manifest_of(store).entries()] == [0, 1, 2, 3]
+    assert records(store) == [b"%d" % n for n in range(4) if n != at]
+    assert list_quarantine(store, "ingest") == [skipped.report]
+    if bad is not None:
+        assert read_copy(store, "ingest", skipped.report) == bad
+
+
+def test_the_queue_is_sound_after_a_skip() -> None:
+    store = queue_of(GOOD[0], b"garbage", GOOD[2])
+    assert not check_queue(store, CONFIG, RUNTIME).ok
+    skip_batch(store, CONFIG, 1, RUNTIME)
+    assert check_queue(store, CONFIG, RUNTIME).ok
+
+
+def test_a_batch_outside_the_prefix_is_skipped_and_its_object_left_alone() -> None:
+    store = queue_of(GOOD[0])
+    store.put("elsewhere/x.batch", GOOD[1])
+    before = manifest_of(store).append([NewEntry("elsewhere/x.batch")])
+    store.put("ingest/manifest", before.raw)
+    skipped = skip_batch(store, CONFIG, 1, RUNTIME)
+    assert skipped.report.copied_bytes is None
+    assert records(store) == [b"0"]
+    got = store.get("elsewhere/x.batch")
+    assert isinstance(got, Blob)
+    assert got.data == GOOD[1]
+
+
+def test_the_rest_of_its_transaction_is_still_one_transaction() -> None:
+    txn = Transaction("app", 7)
+    store = queue_of(GOOD[0], b"garbage", GOOD[2], txn=txn)
+    skip_batch(store, CONFIG, 1, RUNTIME)
+    named = [parse_location(each, "ingest") for each in manifest_of(store).locations()]
+    assert [each.txn for each in named if each] == [txn] * 3
+
+
+def test_a_consumer_that_still_runs_is_fenced() -> None:
+    store = queue_of(GOOD[0], b"garbage")
+    with Consumer(CONFIG, store=store) as consumer:
+        assert consumer.next_batch() is not None
+        assert skip_batch(store, CONFIG, 1, RUNTIME).epoch == consumer.epoch + 1
+        with pytest.raises(Fenced):
+            consumer.next_batch()
+
+
+def test_a_good_batch_is_skipped_only_by_force() -> None:
+    store = queue_of(*GOOD[:2])
+    before = store.list("").objects
+    with pytest.raises(InvalidInput, match="can be read"):
+        skip_batch(store, CONFIG, 0, RUNTIME)
+    assert store.list("").objects == before
+    skip_batch(store, CONFIG, 0, RUNTIME, force=True)
+    assert records(store) == [b"1"]
+
+
+@pytest.mark.parametrize("sequence", [2, 99])
+def test_a_sequence_that_is_not_queued_is_refused_with_those_that_are(sequence: int) -> None:
+    store = queue_of(*GOOD[:2])
+    with pytest.raises(InvalidInput, match="it holds 0 to 1"):
+        skip_batch(store, CONFIG, sequence, RUNTIME)
+
+
+def test_a_store_that_is_down_makes_no_batch_bad() -> None:
+    class Down(MemoryStore):
+        def get(self, key: str, **options: object) -> Blob:  # type: ignore[override]
+            if key.endswith(".batch"):
+                raise TransientStorageError("down")
+            got = super().get(key)
+            assert isinstance(got, Blob)
+            return got
+
+    store = Down()
+    for info in (whole := queue_of(GOOD[0])).list("").objects:
+        got = whole.get(info.key)
+        assert isinstance(got, Blob)
+        store.put(info.key, got.data)
+    with pytest.raises(TransientStorageError):
+        skip_batch(store, CONFIG, 0, RUNTIME)
+    assert list_quarantine(store, "ingest") == []
+
+
+def test_f1_a_skip_whose_answer_was_lost_changes_one_entry_once() -> None:
+    class Lossy(MemoryStore):
+        lost = 0
+
+        def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+            outcome = super().put_if(key, data, condition)
+            if key == "ingest/manifest" and not self.lost:
+                self.lost += 1
+                return Unknown("lost")
+            return outcome
+
+    store = Lossy()
+    for info in (whole := queue_of(GOOD[0], b"garbage", GOOD[2])).list("").objects:
+        got = whole.get(info.key)
+        assert isinstance(got, Blob)
+        store.put(info.key, got.data)
+    assert skip_batch(store, CONFIG, 1, RUNTIME).epoch == 1
+    assert store.lost == 1
+    assert records(store) == [b"0", b"2"]
+
+
+# ---- restore
+
+
+def quarantined(data: bytes | None) -> tuple[MemoryStore, str]:
+    store = queue_of(data, GOOD[1])
+    return store, skip_batch(store, CONFIG, 0, RUNTIME, force=True).report.id
+
+
+def test_a_restored_batch_comes_behind_what_is_queued_with_its_metadata() -> None:
+    store, name = quarantined(GOOD[0])
+    report = restore_batch(store, CONFIG, name, RUNTIME)
+    assert report.restored_sequence == 2
+    assert manifest_of(store).entries()[2].metadata == METADATA
+    assert records(store) == [b"1", b"0"]
+
+
+def test_restoring_twice_produces_once() -> None:
+    store, name = quarantined(GOOD[0])
+    first = restore_batch(store, CONFIG, name, RUNTIME)
+    assert restore_batch(store, CONFIG, name, RUNTIME) == first
+    assert records(store) == [b"1", b"0"]
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def killed_before_it_is_noted(monkeypatch: pytest.MonkeyPatch, store: MemoryStore) -> None:
+    put = store.put
+
+    def dying(key: str, data: bytes | memoryview) -> None:
+        if key.endswith(".json") and b'"restored_sequence": 2' in bytes(data):
+            raise Killed
+        put(key, data)
+
+    monkeypatch.setattr(store, "put", dying)
+
+
+def test_a_restore_that_was_killed_after_its_append_produces_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, name = quarantined(GOOD[0])
+    with monkeypatch.context() as patch:
+        killed_before_it_is_noted(patch, store)
+        with pytest.raises(Killed):
+            restore_batch(store, CONFIG, name, RUNTIME)
+    assert restore_batch(store, CONFIG, name, RUNTIME).restored_sequence == 2
+    assert records(store) == [b"1", b"0"]
+
+
+def test_a_restore_that_was_killed_and_may_have_been_read_is_not_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, name = quarantined(GOOD[0])
+    with monkeypatch.context() as patch:
+        killed_before_it_is_noted(patch, store)
+        with pytest.raises(Killed):
+            restore_batch(store, CONFIG, name, RUNTIME)
+    with Consumer(CONFIG, store=store) as consumer:
+        while (batch := consumer.next_batch()) is not None:
+            consumer.ack(batch.sequence)
+    with pytest.raises(CommitStateUnknown, match="an earlier restore was interrupted"):
+        restore_batch(store, CONFIG, name, RUNTIME)
+
+
+def test_a_copy_that_cannot_be_read_is_restored_after_it_was_repaired() -> None:
+    store, name = quarantined(b"garbage")
+    with pytest.raises(InvalidInput, match=rf"_quarantine/{name}\.object"):
+        restore_batch(store, CONFIG, name, RUNTIME)
+    store.put(f"ingest/_quarantine/{name}.object", GOOD[0])
+    restore_batch(store, CONFIG, name, RUNTIME)
+    assert records(store) == [b"1", b"0"]
+
+
+def test_what_has_no_copy_cannot_be_restored() -> None:
+    store, name = quarantined(None)
+    with pytest.raises(InvalidInput, match="has no copy"):
+        restore_batch(store, CONFIG, name, RUNTIME)
+
+
+def test_an_unknown_id_is_refused() -> None:
+    store = queue_of(GOOD[0])
+    with pytest.raises(InvalidInput, match="no batch '9-x'"):
+        restore_batch(store, CONFIG, "9-x", RUNTIME)
