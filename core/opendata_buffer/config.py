@@ -72,7 +72,9 @@ class QueueConfig:
         data_path_prefix: Prefix of batch objects. Default ``ingest`` (OpenData RFC 0001, Producer).
         manifest_path: Key of the manifest. Default ``<data_path_prefix>/manifest``.
         store_options: How to reach an S3 store.
-        cas_deadline_ms: How long one manifest change may retry. Default 60,000.
+        cas_deadline_ms: How long one change or read of the manifest may take, with connects and
+            retries, and opening a queue for use; a change may take 5 s more, to look up what its
+            last attempt did. Default 60,000.
         backoff_base_ms: First step of the full-jitter backoff between attempts. Default 10.
         backoff_max_ms: Largest step. Default 2,000.
         recreate: Start the queue over when its manifest is gone or was restored from an old

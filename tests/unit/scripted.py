@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from opendata_buffer.errors import TransientStorageError
+from opendata_buffer.runtime import remaining
 from opendata_buffer.stores import Absent, IfVersion, PutOutcome, Unknown, VersionConflict
 from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
 
 Step = Callable[["ScriptedStore", str, bytes, Absent | IfVersion], PutOutcome]
 
@@ -31,6 +34,31 @@ class ScriptedStore(MemoryStore):
         return super().put_if(key, data, condition)
 
     def really_put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        return super().put_if(key, data, condition)
+
+
+class DeafStore(MemoryStore):
+    """Takes requests and never answers: each lasts until the caller's deadline, or an hour."""
+
+    def __init__(self, runtime: ManualRuntime) -> None:
+        super().__init__("deaf")
+        self._runtime = runtime
+        self.deaf = True
+
+    def _wait(self) -> bool:
+        if self.deaf:
+            left = remaining()
+            self._runtime.advance(3_600.0 if left is None else max(0.0, left))
+        return self.deaf
+
+    def get(self, key: str, **options: Any) -> Any:
+        if self._wait():
+            raise TransientStorageError("no answer in time")
+        return super().get(key, **options)
+
+    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        if self._wait():
+            return Unknown("no answer in time")
         return super().put_if(key, data, condition)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from contextlib import AbstractContextManager
 from types import TracebackType
 
 from opendata_buffer import metrics
@@ -24,9 +25,10 @@ from opendata_buffer.errors import Closed, DataLoss, InvalidInput, OpenDataBuffe
 from opendata_buffer.formats.keys import location_timestamp_ms
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.gc import GarbageCollector
+from opendata_buffer.queue.cas import LAST_LOOK_S
 from opendata_buffer.queue.owner import claim_for_use, marker_key
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.runtime import Runtime, SystemRuntime
+from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores import Store
 from opendata_buffer.stores.factory import open_store
 
@@ -89,12 +91,14 @@ class Consumer:
         self._closed = False
         start = None if last_acked_sequence is None else Position.of(last_acked_sequence)
 
-        # Before the epoch: a consumer with the wrong configuration must not fence the right one.
-        claim = claim_for_use(opened, config, runtime=self._runtime)
-        self._queue = Queue(opened, config, runtime=self._runtime, role="consumer", claim=claim)
-        self._queue_id = claim.queue_id
-        last_acked = None if start is None else self._sequence_of(start, opened.url)
-        manifest = self._queue.claim_epoch(last_acked, allow_data_loss=allow_data_loss)
+        with self._deadline():
+            # Before the epoch: a consumer with the wrong configuration must not fence the right
+            # one.
+            claim = claim_for_use(opened, config, runtime=self._runtime)
+            self._queue = Queue(opened, config, runtime=self._runtime, role="consumer", claim=claim)
+            self._queue_id = claim.queue_id
+            last_acked = None if start is None else self._sequence_of(start, opened.url)
+            manifest = self._queue.claim_epoch(last_acked, allow_data_loss=allow_data_loss)
         self._epoch = manifest.epoch
         self._next_sequence = manifest.next_sequence
         # Also when nothing is queued the next sequence is known: whatever is missing between
@@ -326,7 +330,7 @@ class Consumer:
         try:
             # First: the collector may be in a request for long, and whoever ends this process
             # does not wait for ever.
-            with self._lock:
+            with self._lock, self._deadline():
                 self._acknowledge(self._frontier, self._frontier.undequeued > 0)
                 self._queue.close()
         finally:
@@ -430,6 +434,10 @@ class Consumer:
                 lag_s = max(0, self._runtime.now_ms() - written_ms) / 1000
         metrics.queue_length.set(self._queued(manifest))
         metrics.consumer_lag_seconds.set(lag_s)
+
+    def _deadline(self) -> AbstractContextManager[None]:
+        """For several requests of one call: together they take no longer than one change may."""
+        return deadline(self._runtime, self._config.cas_deadline_ms / 1000 + LAST_LOOK_S)
 
     def _check_open(self) -> None:
         if self._closed:

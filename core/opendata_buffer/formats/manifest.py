@@ -151,14 +151,16 @@ class Manifest:
         data = raw if type(raw) is bytes else bytes(raw)
         body = len(data) - FOOTER_SIZE
         if body < 0:
-            raise CorruptManifest(
-                f"manifest has {len(data)} bytes, less than its {FOOTER_SIZE}-byte footer: it is "
-                "truncated or not a manifest"
-            )
+            raise _no_footer(data)
         count, next_sequence, epoch, version = _FOOTER.unpack_from(data, body)
         if version != VERSION:
+            # The version lies behind the entries, so of a damaged manifest it is any two bytes.
+            # Only a footer that is right in all else can be believed.
+            if count * LEAST_SIZE > body or count > next_sequence or (count == 0) != (body == 0):
+                raise _no_footer(data)
             raise CorruptManifest(
-                f"manifest has version {version}, this library reads version {VERSION}"
+                f"manifest has version {version}, this library reads version {VERSION}: a later "
+                "release wrote it. Upgrade here before you go on."
             )
         # failure F16: bytes without a count would be dropped unread; a count without bytes is
         # damage.
@@ -382,6 +384,43 @@ class Manifest:
         result = tuple(starts)
         object.__setattr__(self, "_starts", result)
         return result
+
+
+def _no_footer(data: bytes) -> CorruptManifest:
+    """What happened to bytes that do not end as a manifest."""
+    size = len(data)
+    mend = (
+        "Restore the object's latest version (bucket versioning), or stop producers, consumers "
+        "and collectors and run 'opendata-buffer manifest rebuild'."
+    )
+    if not size:
+        return CorruptManifest(f"manifest is empty: 0 bytes were written over it. {mend}")
+    if _begins_with_entry(data):
+        return CorruptManifest(
+            f"manifest is truncated: its {size} bytes begin with an entry and do not end with the "
+            f"{FOOTER_SIZE}-byte footer. {mend}"
+        )
+    return CorruptManifest(
+        f"manifest was overwritten: its {size} bytes begin with {data[:16]!r} and are no manifest. "
+        f"{mend}"
+    )
+
+
+def _begins_with_entry(data: bytes) -> bool:
+    """Whether the first bytes are an entry's header and location, as far as they are there."""
+    if len(data) < _HEAD.size + _U16.size:
+        return False
+    length, sequence = _HEAD.unpack_from(data, 0)
+    (location_size,) = _U16.unpack_from(data, _HEAD.size)
+    start = _HEAD.size + _U16.size
+    location = data[start : start + location_size]
+    return (
+        FIXED_SIZE + location_size <= length <= MAX_MANIFEST_BYTES
+        and sequence < 2**48  # text would make it larger
+        and bool(location)
+        and location.isascii()
+        and all(32 <= byte < 127 for byte in location)
+    )
 
 
 def _left_over(size: int, count: int) -> CorruptManifest:

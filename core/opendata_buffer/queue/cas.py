@@ -48,7 +48,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.retry import BackoffSettings, queue_retry
-from opendata_buffer.runtime import Runtime
+from opendata_buffer.runtime import Runtime, deadline, remaining
 from opendata_buffer.stores import (
     ABSENT,
     Applied,
@@ -61,6 +61,7 @@ from opendata_buffer.stores import (
 )
 
 __all__ = [
+    "LAST_LOOK_S",
     "CasStore",
     "Done",
     "Doubtful",
@@ -73,6 +74,9 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
+
+LAST_LOOK_S = 5.0
+"""Seconds beyond the deadline for an attempt that began at it, and to look up what it did."""
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -252,6 +256,7 @@ class Register(Generic[T]):
         self._check_read = check_read
         self._check_write = check_write
         self._reading = queue_retry(runtime, settings)
+        self._deadline_s = settings.cas_deadline_ms / 1000
         self._changing = queue_retry(runtime, settings, retry_on=(_Again, TransientStorageError))
         self._value: T | None = None
         self._version: str | None = None
@@ -285,7 +290,8 @@ class Register(Generic[T]):
             PermanentStorageError: It refused.
         """
         try:
-            value: T | None = self._reading(self._read_once)
+            with deadline(self._runtime, self._deadline_s):
+                value: T | None = self._reading(self._read_once)
         except _Missing:
             return Gone()
         return Done(value)
@@ -307,6 +313,15 @@ class Register(Generic[T]):
                 where nobody else writes and costs a lost race where somebody does. Nothing is
                 refused or left unwritten on the ground of a remembered value.
         """
+        with deadline(self._runtime, self._deadline_s + LAST_LOOK_S):
+            return self._update(decide, proof, from_memory)
+
+    def _update(
+        self,
+        decide: Callable[[T | None], T | None],
+        proof: Proof[T | None] | None,
+        from_memory: bool,
+    ) -> Outcome[T | None]:
         self._fresh = self._fresh and from_memory
         run = _Run(decide, proof)
         started, attempts = self._runtime.monotonic(), self.attempts
@@ -358,6 +373,10 @@ class Register(Generic[T]):
         return self._write(run, after)
 
     def _write(self, run: _Run[T], after: T) -> T:
+        left_s = remaining()
+        if left_s is not None and left_s <= 0:
+            # A store that is given no time answers "unknown" without having sent anything.
+            raise TransientStorageError(f"no time was left to write {self._key!r}")
         version = self._version
         condition = ABSENT if version is None else IfVersion(version)
         # Until the outcome says otherwise, what we know of the object is out of date; this also

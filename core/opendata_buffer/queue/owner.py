@@ -42,7 +42,7 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
 from opendata_buffer.queue.cas import CasStore, Done, Raced, Register
-from opendata_buffer.runtime import Runtime, SystemRuntime
+from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores import Blob
 
 __all__ = [
@@ -152,7 +152,7 @@ class Claim:
         quick = replace(config, cas_deadline_ms=min(_NOTE_DEADLINE_MS, config.cas_deadline_ms))
         self._register = _register(store, quick, runtime)
         self._seen = marker.watermark
-        self._noted_at = runtime.monotonic()
+        self._tried, self._tried_at = self._seen, runtime.monotonic()
         self.queue_id = marker.queue_id
 
     @property
@@ -206,13 +206,13 @@ class Claim:
             acked_location: Where the batch was that left the manifest last, if that is known.
         """
         reached = Watermark.of(manifest, acked_location)
-        seen = self._seen
-        if seen is not None:
-            waited_s = self._runtime.monotonic() - self._noted_at
-            due = now or reached.epoch > seen.epoch or waited_s >= NOTE_INTERVAL_S
-            if not due or seen.covers(reached):
-                return
-        self._noted_at = self._runtime.monotonic()
+        seen, tried = self._seen, self._tried
+        waited_s = self._runtime.monotonic() - self._tried_at
+        due = now or tried is None or reached.epoch > tried.epoch or waited_s >= NOTE_INTERVAL_S
+        if not due or (seen is not None and seen.covers(reached)):
+            return
+        # Also when it fails: a marker that cannot be written must not slow every append down.
+        self._tried, self._tried_at = reached, self._runtime.monotonic()
 
         def raised(before: Marker | None) -> Marker | None:
             # Deleted, or of a queue that was started over: not ours to write any more.
@@ -250,6 +250,11 @@ def claim_for_use(store: CasStore, config: QueueConfig, *, runtime: Runtime | No
         TransientStorageError, PermanentStorageError: The store did not answer.
     """
     runtime = runtime if runtime is not None else SystemRuntime()
+    with deadline(runtime, config.cas_deadline_ms / 1000):
+        return _claim_for_use(store, config, runtime)
+
+
+def _claim_for_use(store: CasStore, config: QueueConfig, runtime: Runtime) -> Claim:
     store.check_conditional_writes(config.manifest_path)
     claim = claim_queue(store, config, runtime=runtime)
     if claim.watermark is None:

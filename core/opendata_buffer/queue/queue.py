@@ -157,7 +157,7 @@ class Queue:
                 outcome.mark,
                 tuple(entry.location for entry in entries),
                 None if seen is None else seen.next_sequence,
-                outcome.reason,
+                outcome.reason.rstrip("."),
             ) from outcome.cause
         self._settled(outcome)
         return append.sequence if append.stopped is None else append.stopped

@@ -36,6 +36,7 @@ from opendata_buffer.queue.owner import claim_queue
 from opendata_buffer.stores import Absent, Blob, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
+from tests.unit.scripted import DeafStore
 
 
 class CountingStore(MemoryStore):
@@ -317,6 +318,33 @@ def test_descriptors_come_in_order_from_one_look_and_fetch_nothing(queue: Fixtur
     assert (consumer.last_handed_out_sequence, consumer.last_acked_sequence) == (2, None)
     with pytest.raises(InvalidInput, match="max is -1"):
         consumer.next_descriptors(-1)
+
+
+def test_a_store_that_never_answers_is_given_up_at_the_deadline() -> None:
+    runtime = ManualRuntime()
+    store = DeafStore(runtime)
+    config = ConsumerConfig(
+        store="memory://x", cas_deadline_ms=20_000, gc=GarbageCollectorConfig(enabled=False)
+    )
+    started = runtime.monotonic()
+    with pytest.raises(TransientStorageError):
+        Consumer(config, store=store, runtime=runtime)
+    assert runtime.monotonic() - started <= 25.0
+
+    store.deaf = False
+    consumer = Consumer(config, store=store, runtime=runtime)
+    location = batch_key("ingest", runtime.ulid())
+    store.put(location, encode_batch([b"a"]))
+    raw = store.get("ingest/manifest").data
+    store.put("ingest/manifest", Manifest.parse(raw).append([NewEntry(location)]).raw)
+    consumer.ack_through(consumer.next_descriptors(1)[0].sequence)
+    store.deaf = True
+    started = runtime.monotonic()
+    for call in (consumer.next_batch, consumer.check_fence, lambda: consumer.next_descriptors(1)):
+        with pytest.raises(TransientStorageError):
+            call()
+    consumer.close()
+    assert runtime.monotonic() - started <= 4 * 25.0
 
 
 def test_no_descriptors_are_an_empty_list_and_cost_nothing(queue: Fixture) -> None:

@@ -211,8 +211,10 @@ def test_a_note_into_the_marker_of_a_queue_that_started_over_writes_nothing() ->
 def test_a_marker_that_cannot_be_written_is_no_error_of_the_append() -> None:
     class ReadOnlyMarker(MemoryStore):
         broken = False
+        tried = 0
 
         def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+            self.tried += key == MARKER
             if self.broken and key == MARKER:
                 raise OpenDataBufferError("denied")
             return super().put_if(key, data, condition)
@@ -223,6 +225,14 @@ def test_a_marker_that_cannot_be_written_is_no_error_of_the_append() -> None:
     queue = Queue(store, PRODUCER, runtime=runtime, role="producer", claim=claim)
     assert queue.append([entry(0)]) == 0
     assert "next_sequence" not in marker(store)
+    # Nor does each append try again.
+    tried = store.tried
+    assert queue.append([entry(1)]) == 1
+    assert store.tried == tried
+    store.broken = False
+    runtime.advance(NOTE_INTERVAL_S)
+    assert queue.append([entry(2)]) == 2
+    assert marker(store)["next_sequence"] == 3
 
 
 def test_a_damaged_manifest_is_named_before_anything_is_uploaded() -> None:

@@ -31,6 +31,7 @@ from opendata_buffer.stores import (
 )
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.scripted import (
+    DeafStore,
     ScriptedStore,
     applied,
     applied_answer_lost,
@@ -286,6 +287,46 @@ def test_a_guard_stops_an_append_with_a_value_decided_on_what_storage_holds() ->
     dequeue_all(store)
     # The remembered manifest would have stopped it.
     assert queue.append([entry(1)], guard=full) == 1
+
+
+def test_a_bad_manifest_is_named_with_its_store_and_key() -> None:
+    store = ScriptedStore()
+    queue = make(store)
+    queue.append([entry(0), entry(1)])
+    good = stored(store).raw
+    store.put(KEY, good[:-3])
+    for call in (
+        queue.read,
+        lambda: queue.claim_epoch(None),
+        lambda: make(store).append([entry(2)]),
+    ):
+        with pytest.raises(
+            CorruptManifest, match=r"'ingest/manifest' in memory://\w*: manifest is truncated"
+        ):
+            call()
+
+
+@pytest.mark.parametrize("call", ["read", "append", "claim", "dequeue"])
+def test_a_store_that_never_answers_is_given_up_at_the_deadline(call: str) -> None:
+    runtime = ManualRuntime()
+    store = DeafStore(runtime)
+    config = QueueConfig(store="memory://unused", cas_deadline_ms=20_000)
+    queue = Queue(store, config, runtime=runtime, role="producer")
+    store.deaf = False
+    queue.append([entry(0)])
+    epoch = queue.claim_epoch(None).epoch
+    store.deaf = True
+    started = runtime.monotonic()
+    calls: dict[str, Callable[[], object]] = {
+        "read": queue.read,
+        "append": lambda: queue.append([entry(1)]),
+        "claim": lambda: queue.claim_epoch(None),
+        "dequeue": lambda: queue.dequeue(0, epoch),
+    }
+    # An append that was sent may have landed; of all else nothing was sent but a read.
+    with pytest.raises(CommitStateUnknown if call == "append" else TransientStorageError):
+        calls[call]()
+    assert runtime.monotonic() - started <= 25.0
 
 
 def test_a_doubt_ends_when_somebody_else_moved_the_manifest() -> None:
