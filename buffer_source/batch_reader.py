@@ -74,6 +74,7 @@ class BufferBatchReader(DataSourceReader):
             config.data_path_prefix,
             runtime=runtime,
             concurrency=options.fetch_concurrency,
+            allow_foreign=options.allow_foreign_locations,
         )
         tasks = pack(
             batches, measures.estimates(batches), options.parallelism, options.min_partitions

@@ -9,6 +9,7 @@ from opendata_buffer.consumer.descriptors import BatchDescriptor
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.errors import CorruptBatch, CorruptData, InvalidInput, ObjectNotFound
 from opendata_buffer.formats.batch import FOOTER_SIZE, parse_footer
+from opendata_buffer.formats.keys import is_confined
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Blob, Get, List
 
@@ -16,6 +17,12 @@ __all__ = ["Measures", "MeasuredStore"]
 
 LIST_INTERVAL_S = 30.0
 """Least time between two listings that are made for estimates only."""
+
+PAGE = 1000
+"""Objects asked for in one listing: what S3 gives in one answer."""
+
+KEEP = 50_000
+"""Sizes remembered of objects that a listing showed and nobody has asked for yet."""
 
 WORTH_LISTING = 16
 """Batches of unknown size that make a listing worth its price for packing tasks."""
@@ -29,34 +36,45 @@ class MeasuredStore(Get, List, Protocol):
 
 
 class Measures:
-    """Remembers what was listed, for batches that still wait.
+    """Cache of stored sizes (bytes) and record counts of batches that wait.
+
+    A size is listed once, from the first batch whose size is unknown to the last: what lies
+    before and behind them, which may be much, costs nothing.
 
     Args:
         store: Where the batches are.
-        prefix: The data prefix; one listing of it tells all sizes.
+        prefix: The data prefix.
         runtime: Clock.
         concurrency: Footers read at once.
+        allow_foreign: Measure batches outside the prefix, too; without it they are average.
     """
 
     def __init__(
-        self, store: MeasuredStore, prefix: str, *, runtime: Runtime, concurrency: int
+        self,
+        store: MeasuredStore,
+        prefix: str,
+        *,
+        runtime: Runtime,
+        concurrency: int,
+        allow_foreign: bool = False,
     ) -> None:
         self._store = store
         self._prefix = prefix
         self._runtime = runtime
         self._concurrency = concurrency
-        self._sizes: dict[str, int] = {}
+        self._allow_foreign = allow_foreign
+        self._sizes: dict[str, int | None] = {}  # By location; None: no listing shows it.
+        self._asked: dict[int, str] = {}  # Locations, by sequence, that somebody asked for.
         self._records: dict[int, int] = {}
         self._listed_at: float | None = None
         self._average = UNKNOWN_SIZE
 
     def sizes(self, batches: Sequence[BatchDescriptor]) -> list[int]:
-        """Stored bytes of each, from one listing when any is unknown.
+        """Stored bytes of each; lists those that are unknown.
 
-        A batch that a listing does not show (deleted, or outside the prefix) counts as average.
+        A batch that no listing shows, because it was deleted, counts as average.
         """
-        if any(each.location not in self._sizes for each in batches):
-            self._list()
+        self._measure(batches)
         return self._known(batches)
 
     def estimates(self, batches: Sequence[BatchDescriptor]) -> list[int]:
@@ -66,7 +84,8 @@ class Measures:
             self._listed_at is None
             or self._runtime.monotonic() - self._listed_at >= LIST_INTERVAL_S
         ):
-            self._list()
+            self._listed_at = self._runtime.monotonic()
+            self._measure(batches)
         return self._known(batches)
 
     def records(self, batches: Sequence[BatchDescriptor]) -> list[int]:
@@ -101,18 +120,55 @@ class Measures:
         """Drop what is known of batches that were read."""
         for known in [each for each in self._records if each < sequence]:
             del self._records[known]
+        for known in [each for each in self._asked if each < sequence]:
+            self._sizes.pop(self._asked.pop(known), None)
 
     def _known(self, batches: Sequence[BatchDescriptor]) -> list[int]:
-        return [self._sizes.get(each.location, self._average) for each in batches]
+        sizes = (self._sizes.get(each.location) for each in batches)
+        return [self._average if size is None else size for size in sizes]
 
-    def _list(self) -> None:
-        listing = self._store.list(f"{self._prefix}/")
-        self._listed_at = self._runtime.monotonic()
-        self._sizes = {
-            each.key: each.size for each in listing.objects if each.key.endswith(".batch")
-        }
-        if self._sizes:
-            self._average = sum(self._sizes.values()) // len(self._sizes)
+    def _measure(self, batches: Sequence[BatchDescriptor]) -> None:
+        """List the sizes of those batches that are unknown."""
+        self._asked.update((each.sequence, each.location) for each in batches)
+        unknown: dict[str, list[str]] = {}
+        for each in batches:
+            if each.location not in self._sizes:
+                folder = self._folder(each.location)
+                # Listing is reading: a manifest must not make us look elsewhere (failure F23).
+                if folder is not None:
+                    unknown.setdefault(folder, []).append(each.location)
+        for folder, locations in unknown.items():
+            self._list(folder, min(locations), max(locations))
+            for location in locations:
+                self._sizes.setdefault(location, None)
+        if unknown:
+            self._settle()
+
+    def _folder(self, location: str) -> str | None:
+        """What to list for a location: the data prefix, or one writer's folder below it."""
+        root = f"{self._prefix}/"
+        if is_confined(location, self._prefix):
+            inner, slash, _ = location[len(root) :].partition("/")
+            return f"{root}{inner}/" if slash else root
+        return f"{location.rpartition('/')[0]}/" if self._allow_foreign else None
+
+    def _list(self, folder: str, first: str, last: str) -> None:
+        after = first[:-1]  # Sorts before `first`, and behind all that is before it.
+        while True:
+            listing = self._store.list(folder, start_after=after, limit=PAGE)
+            self._sizes.update((each.key, each.size) for each in listing.objects)
+            if not listing.truncated or listing.objects[-1].key >= last:
+                return
+            after = listing.objects[-1].key
+
+    def _settle(self) -> None:
+        """The average of what is known now; and no more of it than is worth its memory."""
+        if len(self._sizes) > KEEP + len(self._asked):
+            kept = {location: self._sizes.get(location) for location in self._asked.values()}
+            self._sizes = kept
+        sizes = [size for size in self._sizes.values() if size is not None]
+        if sizes:
+            self._average = sum(sizes) // len(sizes)
 
     def _footer(self, batch: BatchDescriptor) -> int:
         size = self._sizes.get(batch.location)

@@ -58,6 +58,7 @@ class StreamDriver:
             self._config.data_path_prefix,
             runtime=runtime,
             concurrency=options.fetch_concurrency,
+            allow_foreign=options.allow_foreign_locations,
         )
         # An error in any call ends the query, so what may pass is waited for.
         self._progress = Progress()

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from buffer_source.measures import LIST_INTERVAL_S, UNKNOWN_SIZE, WORTH_LISTING, Measures
+from buffer_source.measures import LIST_INTERVAL_S, PAGE, UNKNOWN_SIZE, WORTH_LISTING, Measures
 from opendata_buffer.consumer.descriptors import BatchDescriptor
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.stores import Listing
@@ -16,10 +16,13 @@ class Counted(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self.lists = 0
+        self.listed = 0
 
     def list(self, prefix: str, **options: Any) -> Listing:
         self.lists += 1
-        return super().list(prefix, **options)
+        listing = super().list(prefix, **options)
+        self.listed += len(listing.objects)
+        return listing
 
 
 @pytest.fixture
@@ -51,6 +54,80 @@ def test_a_batch_no_listing_shows_counts_as_average(store: Counted, measures: Me
     assert measures.sizes([BatchDescriptor(0, "elsewhere/a.batch")]) == [UNKNOWN_SIZE]
     batches = [put(store, 0, b"x" * 10), put(store, 1, b"x" * 30)]
     assert measures.sizes([*batches, BatchDescriptor(2, "elsewhere/a.batch")]) == [10, 30, 20]
+
+
+def test_what_is_before_and_behind_the_batches_is_not_listed(
+    store: Counted, measures: Measures
+) -> None:
+    batches = [put(store, index, b"x" * index) for index in range(5 * PAGE)]
+    assert measures.sizes(batches[2100:2110]) == list(range(2100, 2110))
+    assert (store.lists, store.listed) == (1, PAGE)
+    # Once listed it is known, also when it was not asked for.
+    assert measures.sizes(batches[2110:3100]) == list(range(2110, 3100))
+    assert store.lists == 1
+
+
+def test_a_trigger_after_another_lists_each_object_about_once(
+    store: Counted, measures: Measures
+) -> None:
+    batches = [put(store, index, b"xy") for index in range(5 * PAGE)]
+    for begin in range(0, len(batches), 50):
+        assert measures.sizes(batches[begin : begin + 50]) == [2] * 50
+        measures.forget_before(begin + 50)
+    assert store.lists == 5
+
+
+def test_a_batch_that_is_gone_is_looked_for_once(store: Counted, measures: Measures) -> None:
+    batches = [put(store, index, b"xy") for index in range(3)]
+    store.delete_many([batches[1].location])
+    for _ in range(3):
+        assert measures.sizes(batches) == [2, 2, 2]
+    assert store.lists == 1
+
+
+@pytest.mark.parametrize("folder", ["ingest/app=a/batch=7", "ingest/01JZ0000000000000000000000"])
+def test_writers_with_folders_of_their_own_are_listed_there(
+    store: Counted, measures: Measures, folder: str
+) -> None:
+    for index in range(100):
+        put(store, index, b"x")
+    batches = []
+    for index in range(3):
+        location = f"{folder}/{index:016x}"
+        store.put(location, b"x" * (10 + index))
+        batches.append(BatchDescriptor(200 + index, location))
+    assert measures.sizes(batches) == [10, 11, 12]
+    assert (store.lists, store.listed) == (1, 3)
+
+
+def test_a_foreign_batch_is_measured_where_it_may_be_read(
+    store: Counted, measures: Measures, runtime: ManualRuntime
+) -> None:
+    store.put("elsewhere/a", encode_batch([b"r"] * 3))
+    foreign = [BatchDescriptor(0, "elsewhere/a")]
+    assert measures.sizes(foreign) == [UNKNOWN_SIZE]
+    assert (measures.records(foreign), store.lists) == ([0], 0)
+    allowed = Measures(store, "ingest", runtime=runtime, concurrency=4, allow_foreign=True)
+    assert allowed.sizes(foreign) == [len(encode_batch([b"r"] * 3))]
+    assert allowed.records(foreign) == [3]
+
+
+def test_sizes_that_nobody_asks_for_are_not_kept_for_ever(
+    store: Counted, measures: Measures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("buffer_source.measures.KEEP", 10)
+    batches = [put(store, index, b"x") for index in range(100)]
+    measures.sizes(batches[:3])
+    assert len(measures._sizes) == 3
+    assert measures.sizes(batches[:3]) == [1, 1, 1]
+    assert store.lists == 1
+
+
+def test_which_objects_are_missing(store: Counted, measures: Measures) -> None:
+    batches = [put(store, index, b"x" * index) for index in range(5)]
+    store.delete_many([batches[1].location, batches[4].location])
+    assert measures.missing(batches) == [batches[1], batches[4]]
+    assert measures.missing([]) == []
 
 
 def test_estimates_list_only_when_it_pays(
