@@ -132,7 +132,7 @@ def test_trigger_once_reads_all_in_one_batch(query: Query, store: str) -> None:
 
 
 def test_a_query_started_before_there_is_a_queue(query: Query, store: str) -> None:
-    with query.running() as run:
+    with query.running(createIfMissing="true") as run:
         run.processAllAvailable()
         produce(store, numbered(0, 2))
         run.processAllAvailable()

@@ -63,6 +63,15 @@ def test_from_offsets_to_rows_through_pickling(tmp_path: Path) -> None:
     driver.stop()
 
 
+def test_an_idle_query_gets_its_version_1_offset_back_as_it_is(tmp_path: Path) -> None:
+    # Another text for the same position would make Spark run an empty micro-batch.
+    produce(tmp_path, b"a")
+    driver = reader(tmp_path)
+    end = driver.latestOffset(driver.initialOffset(), ReadAllAvailable())
+    old = {"v": 1, **end["partitions"]["0"]}
+    assert reader(tmp_path).latestOffset(old, ReadAllAvailable()) is old
+
+
 def test_a_missing_batch_names_sequence_and_location(tmp_path: Path) -> None:
     produce(tmp_path, b"a")
     driver = reader(tmp_path)
