@@ -77,6 +77,16 @@ class Measures:
         self._measure(batches)
         return self._known(batches)
 
+    def total(self, batches: Sequence[BatchDescriptor]) -> int | None:
+        """Stored bytes of all, where the size of each is known; makes no request."""
+        total = 0
+        for each in batches:
+            size = self._sizes.get(each.location)
+            if size is None:
+                return None
+            total += size
+        return total
+
     def estimates(self, batches: Sequence[BatchDescriptor]) -> list[int]:
         """As :meth:`sizes`, but lists only when that is cheap beside reading the batches."""
         unknown = sum(1 for each in batches if each.location not in self._sizes)

@@ -19,7 +19,8 @@ class Progress:
 
     Attributes:
         batches: Batches given to tasks.
-        bytes: Their stored bytes; estimates where nothing told.
+        bytes: Their stored bytes; None once the size of one was not known. Sizes are looked up
+            for ``maxBytesPerTrigger`` and for large micro-batches, not for their own sake.
         repeats: Batches left out because their writer had repeated a transaction.
         missing: Batches passed by because their objects are gone.
         quarantined: Batches in the queue's quarantine when it was last looked at.
@@ -28,24 +29,25 @@ class Progress:
 
     def __init__(self) -> None:
         self.batches = 0
-        self.bytes = 0
+        self.bytes: int | None = 0
         self.repeats = 0
         self.missing = 0
         self.quarantined = 0
         self.retries = 0
 
     def planned(
-        self, sizes: Sequence[int], missing: int, repeats: Sequence[BatchDescriptor]
+        self, batches: int, size: int | None, missing: int, repeats: Sequence[BatchDescriptor]
     ) -> None:
-        """A micro-batch of batches with these sizes was planned.
+        """A micro-batch was planned.
 
         Args:
-            sizes: Bytes of each batch that is read.
+            batches: Batches that are read.
+            size: Stored bytes of them together, if known.
             missing: Batches passed by because they are gone.
             repeats: Batches left out as repeats.
         """
-        self.batches += len(sizes)
-        self.bytes += sum(sizes)
+        self.batches += batches
+        self.bytes = None if size is None or self.bytes is None else self.bytes + size
         self.missing += missing
         self.repeats += len(repeats)
         if repeats:
@@ -54,7 +56,7 @@ class Progress:
                 "left out %d of %d batches, sequences %d to %d: their writer repeated "
                 "transactions that were read already",
                 len(repeats),
-                len(sizes) + missing + len(repeats),
+                batches + missing + len(repeats),
                 repeats[0].sequence,
                 repeats[-1].sequence,
             )

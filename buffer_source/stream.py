@@ -153,7 +153,8 @@ class StreamDriver:
             self._quarantine_known = False
             known = {each.sequence for each in passed}.union(until.missing)
             repeats = [each for each in batches if each.sequence not in known]
-            self._progress.planned(sizes, len(until.missing), repeats)
+            size = self._measures.total(passed)
+            self._progress.planned(len(passed), size, len(until.missing), repeats)
         options = self._options
         return pack(passed, sizes, options.parallelism, options.min_partitions)
 

@@ -123,6 +123,15 @@ def test_sizes_that_nobody_asks_for_are_not_kept_for_ever(
     assert store.lists == 1
 
 
+def test_a_total_is_known_only_when_each_size_is(store: Counted, measures: Measures) -> None:
+    batches = [put(store, index, b"x" * 7) for index in range(3)]
+    assert measures.total(batches) is None
+    measures.sizes(batches[:2])
+    assert measures.total(batches[:2]) == 14
+    store.delete_many([batches[0].location])
+    assert store.lists == 1
+
+
 def test_which_objects_are_missing(store: Counted, measures: Measures) -> None:
     batches = [put(store, index, b"x" * index) for index in range(5)]
     store.delete_many([batches[1].location, batches[4].location])

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from buffer_source.commit_log import FIRST_BATCH_SETTLES_S
-from buffer_source.measures import UNKNOWN_SIZE
 from buffer_source.offsets import Position, SourceOffset
 from buffer_source.options import SourceOptions
 from buffer_source.stream import StreamDriver
@@ -592,6 +591,9 @@ def test_bytes_are_told_by_one_listing(world: World, monkeypatch: pytest.MonkeyP
     first, read = batch(driver, None)
     assert read == [0, 1]
     assert batch(driver, first)[1] == [2, 3]
+    report = driver.report()
+    assert report is not None
+    assert report["bytes"] == 4 * 111
     assert not [key for key in gets if key.endswith(".batch")]
 
 
@@ -796,7 +798,7 @@ def test_progress_shows_backlog_and_lag(world: World) -> None:
         "backlogBatches": 2,
         "lagMs": 2000,
         "batches": 2,
-        "bytes": 2 * UNKNOWN_SIZE,
+        "bytes": None,
         "droppedRepeats": 0,
         "missing": 0,
         "quarantined": 0,
