@@ -84,7 +84,9 @@ class Cursor:
                 queue's manifest is gone or went backwards.
             DataLoss: The queue begins behind ``start``, unless a loss is allowed.
         """
-        if start is None and not options.create_if_missing:
+        # A replay that may go on behind the loss of its whole queue has no queue to find.
+        loss_allowed = queue_id != "" and not options.fail_on_data_loss
+        if start is None and not loss_allowed and not options.create_if_missing:
             _check_exists(store, options, runtime)
 
         def open_consumer(last_acked: int | None) -> Consumer:

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 
 import pytest
 
+from buffer_source.commit_log import Tracking
 from buffer_source.offsets import SourceOffset
 from buffer_source.options import SourceOptions
 from buffer_source.stream import StreamDriver
@@ -47,6 +48,7 @@ class World:
         self._losses = losses
         self._late: list[int] = []
         self.rewritten = 0
+        self.crashes = 0
         self.runtime = ManualRuntime()
         self.store = MemoryStore(now_ms=self.runtime.now_ms)
         config = QueueConfig(store="/world")
@@ -59,6 +61,7 @@ class World:
 
     def maybe_crash(self) -> None:
         if self.random.random() < 0.1:
+            self.crashes += 1
             raise Crash
 
     def produce(self, pauses: Iterable[float] = (0, 1, 90)) -> None:
@@ -323,6 +326,26 @@ def run_asynchronously(world: World, triggers: int, seen: list[bytes]) -> None:
         if written:
             log.add(batch, None)
         first, start = False, end
+
+
+def test_the_lagging_log_does_lag_and_its_runs_do_crash(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drivers: list[StreamDriver] = []
+    make = World.driver
+    monkeypatch.setattr(
+        World, "driver", lambda world: (drivers.append(make(world)), drivers[-1])[1]
+    )
+    crashes = 0
+    for seed in range(40):
+        world = World(seed)
+        for _ in range(world.random.randint(2, 6)):
+            with contextlib.suppress(Crash):
+                run_asynchronously(world, world.random.randint(1, 12), [])
+        crashes += world.crashes
+    assert crashes > 40
+    lagging = [each for each in drivers if each._log.tracking is Tracking.ASYNCHRONOUS]
+    assert len(lagging) > 40
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -93,6 +93,16 @@ def test_a_queue_that_does_not_exist_is_named_and_not_made(world: World) -> None
     assert world.store.list("").objects == ()
 
 
+def test_a_replay_of_the_first_batch_makes_no_queue_where_it_was_deleted(world: World) -> None:
+    world.produce(2)
+    end = world.run().latest(None)
+    world.store.delete_many([each.key for each in world.store.list("").objects])
+    with pytest.raises(InvalidInput, match="there is no queue"):
+        world.run().plan(None, end)
+    assert world.store.list("").objects == ()
+    assert world.run(failOnDataLoss="false").plan(None, end) == []
+
+
 def test_an_empty_queue_is_created_and_read_later(world: World) -> None:
     driver = world.run(createIfMissing="true")
     end, read = batch(driver, None)
