@@ -32,7 +32,6 @@ LAYERS: tuple[frozenset[str], ...] = (
 # Imports that still point the wrong way. Nothing may be added here.
 EXCUSED = {
     ("opendata_buffer.commit.committer", "opendata_buffer.producer.batcher"),
-    ("opendata_buffer.formats.arrow", "opendata_buffer.formats.batch"),
 }
 OWN_SWAP = {"buffer_sink.committer"}
 UNTESTED: set[str] = set()

@@ -1,4 +1,13 @@
 """Layer 0: bytes to values and back. Nothing here reads a clock, a store or a setting."""
 
+from __future__ import annotations
+
+from typing import TypeAlias
+
+__all__ = ["MIB", "BytesLike"]
+
 MIB = 1024 * 1024
 """Bytes in a mebibyte."""
+
+BytesLike: TypeAlias = bytes | bytearray | memoryview
+"""What is taken where bytes are read."""

@@ -17,12 +17,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from opendata_buffer.errors import CorruptBatch, InvalidInput
-from opendata_buffer.formats import parquet_page, zstd
-from opendata_buffer.formats.batch import (
+from opendata_buffer.formats import BytesLike, parquet_page, zstd
+from opendata_buffer.formats.codec import (
     DEFAULT_MAX_BYTES,
     FOOTER_SIZE,
     BatchFooter,
-    BytesLike,
     Compression,
     check_block,
     join_records,

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from opendata_buffer.errors import CorruptManifest, InvalidInput
+from opendata_buffer.formats import BytesLike
 from opendata_buffer.formats.keys import MAX_LOCATION_BYTES
 
 __all__ = [
@@ -28,8 +28,6 @@ __all__ = [
     "decode_entry",
     "encode_entry",
 ]
-
-BytesLike: TypeAlias = bytes | bytearray | memoryview
 
 FIXED_SIZE = 8 + 2 + 4
 """``entry_len`` of an entry with an empty location and no metadata."""

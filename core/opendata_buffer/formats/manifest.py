@@ -16,11 +16,11 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from opendata_buffer.errors import CorruptManifest, InvalidInput
+from opendata_buffer.formats import BytesLike
 from opendata_buffer.formats.entries import (
     FIXED_SIZE,
     LEAST_SIZE,
     LOOK,
-    BytesLike,
     Metadata,
     NewEntry,
     QueueEntry,

@@ -3,7 +3,8 @@
 The library's own decoders trust the frame: a declared size is allocated whatever cap is given,
 a second frame is dropped, a truncated stream ends without an error. So the frames are walked
 here first: block headers are three bytes, each block yields at most 128 KiB, and the walk finds
-where every frame ends and the most it can hold.
+where every frame ends and the most it can hold. The walk itself is bounded: a frame can be nine
+bytes and hold nothing, so that an object within its size limit could be millions of them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import zstandard
 
 from opendata_buffer.errors import CorruptBatch
 
-__all__ = ["Frame", "compress", "decompress", "decompress_into", "plan_frames"]
+__all__ = ["MOST_FRAMES", "Frame", "compress", "decompress", "decompress_into", "plan_frames"]
 
 _FRAME_MAGIC = 0xFD2FB528
 _SKIPPABLE_MAGIC = 0x184D2A50  # the lowest four bits are free
@@ -23,14 +24,29 @@ _LEAST_WINDOW = 8 * 1024 * 1024  # what RFC 8878 tells decoders to support
 _MOST_WINDOW = 128 * 1024 * 1024  # windowLog 27, zstd's own default limit
 _RESERVED, _RLE = 3, 1
 
+MOST_FRAMES = 4_096
+"""Frames of one batch. Writers make one; one per input chunk of a parallel compressor is legal."""
+
+_LEAST_BLOCKS = 4_096
+_LEAST_BLOCK = 1_024
+"""A writer fills blocks of 128 KiB. Many that hold less than this on average are an attack."""
+
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame: its bytes, and the most bytes it can decompress to."""
+    """One frame.
+
+    Attributes:
+        data: Its bytes.
+        most: Bytes it can decompress to, at most.
+        declared: Whether that is the size its header declares.
+        blocks: Blocks in it.
+    """
 
     data: memoryview
     most: int
     declared: bool
+    blocks: int
 
 
 def compress(block: bytes | memoryview, level: int) -> bytes:
@@ -43,18 +59,26 @@ def plan_frames(data: memoryview, max_bytes: int) -> list[Frame]:
 
     Args:
         data: Frames back to back; skippable frames are passed over.
-        max_bytes: Cap on the decompressed size.
+        max_bytes: Cap on the decompressed size; it also bounds the number of blocks.
 
     Raises:
         CorruptBatch: Truncated or malformed frames, bytes that are no frame, a declared size
-            beyond the cap or beyond what the blocks can hold, or too large a window.
+            beyond the cap or beyond what the blocks can hold, too large a window, or more
+            frames or blocks than a writer makes of so many bytes.
     """
     frames: list[Frame] = []
     position, end = 0, len(data)
+    walked, blocks_left = 0, _LEAST_BLOCKS + max_bytes // _LEAST_BLOCK
     declared_total = 0
     if not end:
         raise CorruptBatch("zstd block is empty: not even a frame header")
     while position < end:
+        walked += 1
+        if walked > MOST_FRAMES:
+            raise CorruptBatch(
+                f"zstd block has more than {MOST_FRAMES} frames: a batch is one frame, and no "
+                "writer makes so many"
+            )
         magic = int.from_bytes(data[position : position + 4], "little")
         if magic & 0xFFFFFFF0 == _SKIPPABLE_MAGIC:
             size = int.from_bytes(data[position + 4 : position + 8], "little")
@@ -62,7 +86,8 @@ def plan_frames(data: memoryview, max_bytes: int) -> list[Frame]:
                 raise CorruptBatch(f"zstd skippable frame at byte {position} is truncated")
             position += 8 + size
             continue
-        frame = _plan_frame(data[position:], position, max_bytes)
+        frame = _plan_frame(data[position:], position, max_bytes, blocks_left)
+        blocks_left -= frame.blocks
         if frame.declared:
             declared_total += frame.most
             if declared_total > max_bytes:
@@ -76,7 +101,7 @@ def plan_frames(data: memoryview, max_bytes: int) -> list[Frame]:
     return frames
 
 
-def _plan_frame(data: memoryview, at: int, max_bytes: int) -> Frame:
+def _plan_frame(data: memoryview, at: int, max_bytes: int, blocks_left: int) -> Frame:
     if int.from_bytes(data[:4], "little") != _FRAME_MAGIC:
         raise CorruptBatch(f"zstd block has no frame at byte {at}: found {bytes(data[:4])!r}")
     try:
@@ -93,8 +118,14 @@ def _plan_frame(data: memoryview, at: int, max_bytes: int) -> Frame:
             f"the limit of {window_limit}"
         )
     end = len(data)
-    most, last = 0, False
+    most, blocks, last = 0, 0, False
     while not last:
+        blocks += 1
+        if blocks > blocks_left:
+            raise CorruptBatch(
+                f"zstd frame at byte {at} has more blocks than max_batch_bytes {max_bytes} "
+                f"allows, one for {_LEAST_BLOCK} bytes: no writer makes them so small"
+            )
         if end - position < 3:
             raise CorruptBatch(f"zstd frame at byte {at} is truncated at a block header")
         head = data[position] | data[position + 1] << 8 | data[position + 2] << 16
@@ -117,7 +148,7 @@ def _plan_frame(data: memoryview, at: int, max_bytes: int) -> Frame:
             f"zstd frame at byte {at} declares {header.content_size} bytes but its blocks hold "
             f"at most {most}"
         )
-    return Frame(data[:position], header.content_size if declared else most, declared)
+    return Frame(data[:position], header.content_size if declared else most, declared, blocks)
 
 
 def _reader(frame: Frame) -> zstandard.ZstdDecompressionReader:

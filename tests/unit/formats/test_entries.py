@@ -7,9 +7,9 @@ import pickle
 import pytest
 
 from opendata_buffer.errors import CorruptManifest, InvalidInput
+from opendata_buffer.formats import BytesLike
 from opendata_buffer.formats.entries import (
     LEAST_SIZE,
-    BytesLike,
     Metadata,
     NewEntry,
     QueueEntry,

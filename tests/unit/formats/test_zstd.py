@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import tracemalloc
 from itertools import accumulate
 
 import pytest
@@ -13,7 +14,13 @@ from opendata_buffer.errors import CorruptBatch
 from opendata_buffer.formats import zstd
 from opendata_buffer.formats.arrow import decode_arrow
 from opendata_buffer.formats.batch import decode_batch, join_records
-from opendata_buffer.formats.zstd import compress, decompress, decompress_into, plan_frames
+from opendata_buffer.formats.zstd import (
+    MOST_FRAMES,
+    compress,
+    decompress,
+    decompress_into,
+    plan_frames,
+)
 
 CAP = 1 << 20
 MAGIC = b"\x28\xb5\x2f\xfd"
@@ -177,3 +184,36 @@ def test_f36_a_flipped_bit_in_the_content_is_found() -> None:
     frame = bytearray(compress(b"stored raw, as it is too short", 3))
     frame[12] ^= 1
     refuse(bytes(frame), "damaged")
+
+
+EMPTY_FRAME = MAGIC + b"\x20\x00" + b"\x01\x00\x00"  # nine bytes that hold nothing
+EMPTY_BLOCK = b"\x00\x00\x00"
+
+
+def test_f21_an_object_of_millions_of_tiny_frames_is_refused_at_once() -> None:
+    frames = EMPTY_FRAME * ((16 << 20) // len(EMPTY_FRAME))  # took 104 s and 486 MiB
+    tracemalloc.start()
+    with pytest.raises(CorruptBatch, match="more than 4096 frames"):
+        decompress(memoryview(frames), 256 << 20)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8 << 20
+    refuse(frames, "more than 4096 frames", 256 << 20)
+
+
+def test_f21_an_object_of_millions_of_tiny_blocks_is_refused_at_once() -> None:
+    blocks = EMPTY_BLOCK * ((16 << 20) // len(EMPTY_BLOCK))
+    frame = MAGIC + b"\x00\x38" + blocks + b"\x01\x00\x00"
+    refuse(frame, "has more blocks than max_batch_bytes 1048576 allows, one for 1024 bytes")
+
+
+def test_blocks_of_all_frames_are_counted_together() -> None:
+    frame = MAGIC + b"\x00\x38" + EMPTY_BLOCK * 2_000 + b"\x01\x00\x00"
+    assert len(plan_frames(memoryview(frame * 2), 1)) == 2
+    refuse(frame * 3, "has more blocks", 1)
+
+
+def test_as_many_frames_as_a_parallel_compressor_makes_are_read() -> None:
+    part = compress(b"x" * 64, 3)
+    assert decompress(memoryview(part * MOST_FRAMES), CAP) == b"x" * 64 * MOST_FRAMES
+    refuse(part * MOST_FRAMES + SKIPPABLE, "frames")
