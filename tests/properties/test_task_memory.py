@@ -14,9 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from opendata_buffer.config import ProducerConfig
-from opendata_buffer.formats.batch import Compression
-from opendata_buffer.producer.producer import Producer
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.formats.batch import Compression, encode_batch
+from opendata_buffer.formats.keys import batch_key
+from opendata_buffer.formats.manifest import Metadata, NewEntry
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores.factory import open_store
 
 MIB = 1 << 20
 BATCHES = 24
@@ -62,15 +66,19 @@ print(json.dumps({"rows": rows, "bytes": size, "grown": peak() - before, "pool":
 """
 
 
-def queue_of(store: Path, batches: int, records: int, compression: Compression) -> str:
-    with Producer(ProducerConfig(store=str(store), compression=compression)) as producer:
-        for batch in range(batches):
-            # Half of it compresses, so that stored batches weigh, too.
-            noise = random.Random(batch).randbytes(RECORD // 2 * records)
-            halves = (noise[at : at + RECORD // 2] for at in range(0, len(noise), RECORD // 2))
-            producer.produce([half + bytes(RECORD // 2) for half in halves])
-            producer.flush()
-    return str(store)
+def queue_of(path: Path, batches: int, records: int, compression: Compression) -> str:
+    """A queue of equal batches: noise that is encoded once weighs as much as new one each time."""
+    # Half of it compresses, so that stored batches weigh, too.
+    noise = random.Random(records).randbytes(RECORD // 2 * records)
+    halves = (noise[at : at + RECORD // 2] for at in range(0, len(noise), RECORD // 2))
+    data = encode_batch([half + bytes(RECORD // 2) for half in halves], compression)
+    store, runtime = open_store(str(path)), SystemRuntime()
+    locations = [batch_key("ingest", runtime.ulid()) for _ in range(batches)]
+    for location in locations:
+        store.put(location, data)
+    queue = Queue(store, QueueConfig(store=str(path)), runtime=runtime, role="producer")
+    queue.append([NewEntry(location, (Metadata(0, 0, b""),)) for location in locations])
+    return str(path)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

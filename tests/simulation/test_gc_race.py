@@ -34,6 +34,10 @@ def race(world: World) -> None:
         world.supervise("cron", lambda node: collect_garbage(world, node), lambda: False)
     run_services(world, world.simulation.random.sample(actors, 2))
     world.finish()
+    if not world.model.counts["collected"]:
+        world.fail("nothing was collected: the scenario tests nothing")
+    if not sum(world.deeds.values()):
+        world.fail("no process was held up: the scenario tests nothing")
 
 
 def test_f5_collector_never_deletes_what_becomes_durable(seed: int) -> None:
