@@ -1,0 +1,70 @@
+"""What the documentation shows of Spark, run as it stands there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.spark.queues import produce, queued
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def block(page: str, language: str, number: int = 0) -> str:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)[number]
+
+
+def test_sql_reads_what_is_queued_through_a_temporary_view(spark: SparkSession, store: str) -> None:
+    produce(store, [[b"a", b"b"], [b"c"]])
+    create, select = (
+        block("how-to/sql.md", "sql").replace("s3://bucket/orders", store).split(";")[:2]
+    )
+    try:
+        spark.sql(create)
+        assert [tuple(row) for row in spark.sql(select).collect()] == [(0, 2), (1, 1)]
+        values = spark.sql("SELECT value FROM waiting WHERE sequence = 1").collect()
+        assert [tuple(row) for row in values] == [("c",)]
+    finally:
+        spark.catalog.dropTempView("waiting")
+    assert queued(store) == [0, 1]
+
+
+def test_one_dataframe_is_one_snapshot_and_its_index_column_needs_brackets(
+    spark: SparkSession, store: str
+) -> None:
+    def load() -> Any:
+        return spark.read.format("opendata-buffer").load(store)
+
+    produce(store, [[b"a", b"b"]])
+    frame = load()
+    assert frame.count() == 2
+    produce(store, [[b"c"]])
+    assert frame.count() == 2
+    assert load().count() == 3
+    row = frame.first()
+    assert row["index"] == 0
+    assert callable(row.index)
+
+
+def test_the_tutorial_s_second_half_runs(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = {
+        name: str(tmp_path / name) for name in ("first-queue", "first-checkpoint", "first-table")
+    }
+    produce(places["first-queue"], [[b'{"id": 1}'], [b'{"id": 2}']])
+    code = block("tutorial/first-queue.md", "python", 2)
+    for name, path in places.items():
+        code = code.replace(f"/tmp/{name}", path)
+    for _ in range(2):  # started again, it goes on where it was
+        exec(code, {})
+        shown = capsys.readouterr().out
+        assert shown.count('{"id": 1}') == shown.count('{"id": 2}') == 1
+    assert queued(places["first-queue"]) == []
