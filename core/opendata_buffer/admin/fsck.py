@@ -8,11 +8,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from opendata_buffer.admin.observe import Observer
+from opendata_buffer.admin.rebuild import RebuildPlan, plan_rebuild, read_raw
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.descriptors import BatchDescriptor
 from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.consumer.read_ahead import fetch_many
-from opendata_buffer.errors import CorruptManifest, PoisonBatch
+from opendata_buffer.errors import PoisonBatch
+from opendata_buffer.queue.owner import check_owner
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Store
 
@@ -23,20 +25,22 @@ CONCURRENCY = 8
 
 @dataclass(frozen=True)
 class Finding:
-    """Something worth telling about one entry, or about the manifest itself.
+    """Something worth telling about one entry, the manifest, or a batch that no entry names.
 
     Attributes:
-        sequence: The entry; None for the manifest.
+        sequence: The entry; None for the others.
         location: Its object; the manifest's key for the manifest.
         problem: What is wrong.
+        what: ``entry``, ``manifest``, or ``unread batch`` for one that no entry names.
     """
 
     sequence: int | None
     location: str
     problem: str
+    what: str = "entry"
 
     def __str__(self) -> str:
-        where = "manifest" if self.sequence is None else f"sequence {self.sequence}"
+        where = self.what if self.sequence is None else f"sequence {self.sequence}"
         return f"{where} {self.location!r}: {self.problem}"
 
 
@@ -86,7 +90,10 @@ def check_queue(
     *,
     advance: Callable[[int, int], None] = lambda done, total: None,
 ) -> Report:
-    """Check the manifest's structure, then fetch and decode every batch it names.
+    """Check the manifest, then fetch and decode every batch it names.
+
+    A manifest that is damaged, gone, or behind what the owner marker has seen is the one problem
+    told then; each batch that no entry names and no consumer is known to have read is a note.
 
     Args:
         store: Where the queue lives.
@@ -101,12 +108,17 @@ def check_queue(
     """
     report = Report()
     observer = Observer(store, config, runtime)
-    try:
-        manifest = observer.manifest()
-        manifest.check()
-    except CorruptManifest as error:
-        report.problems.append(Finding(None, config.manifest_path, str(error)))
+    claim = check_owner(store, config, runtime=runtime)
+    seen = None if claim is None else claim.watermark
+    # Before the manifest: what is enqueued between the two is named by it.
+    listing = store.list(f"{config.data_path_prefix}/")
+    raw = read_raw(store, config.manifest_path)
+    plan = plan_rebuild(raw, listing, seen, config=config)
+    # Where neither a manifest nor a marker was ever, there is no queue: the next read says so.
+    if plan.fault is not None and (raw is not None or seen is not None):
+        _add_lost(report, plan, config)
         return report
+    manifest = observer.manifest()
     handle = FetchHandle.of(config, store=store, runtime=runtime)
     descriptors = [BatchDescriptor.of(entry) for entry in manifest.entries()]
     times_queued = Counter(each.location for each in descriptors)
@@ -130,6 +142,15 @@ def check_queue(
             each for each in report.problems if each.sequence is None or each.sequence >= first
         ]
     return report
+
+
+def _add_lost(report: Report, plan: RebuildPlan, config: ConsumerConfig) -> None:
+    """A manifest that does not name what it should: nothing below it can be trusted."""
+    text = f"{plan.fault}. Stop everything and mend it with 'opendata-buffer manifest rebuild'"
+    report.problems.append(Finding(None, config.manifest_path, text, "manifest"))
+    for location in plan.found:
+        text = "no entry names it, and no consumer of this queue is known to have read it"
+        report.notes.append(Finding(None, location, text, "unread batch"))
 
 
 def _add(report: Report, outcome: _Outcome, times_queued: int) -> None:

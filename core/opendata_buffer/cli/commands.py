@@ -14,7 +14,7 @@ from opendata_buffer.cli.objects import batch, manifest
 from opendata_buffer.cli.options import version_option
 from opendata_buffer.cli.queues import fsck, gc, status
 from opendata_buffer.cli.records import consume, produce
-from opendata_buffer.cli.repairs import quarantine, skip
+from opendata_buffer.cli.repairs import quarantine, rebuild, skip
 
 __all__ = ["cli", "main"]
 
@@ -37,5 +37,7 @@ def cli(context: click.Context, verbose: int) -> None:
 
 for command in (produce, consume, status, fsck, gc, skip, quarantine, manifest, batch):
     cli.add_command(command)
+
+manifest.add_command(rebuild)
 
 main = main_of(cli)

@@ -22,7 +22,7 @@ __all__ = ["batch", "manifest"]
 
 @click.group()
 def manifest() -> None:
-    """Look at a manifest."""
+    """Look at a manifest, or make it again."""
 
 
 @click.group()

@@ -26,6 +26,7 @@ __all__ = [
     "queue_fields_of",
     "patient_queue_options",
     "queue_options",
+    "recreate_option",
     "spelled",
     "store_options",
     "store_options_of",
@@ -87,6 +88,12 @@ allow_foreign_option = click.option(
     "--allow-foreign-locations",
     is_flag=True,
     help="Read batches that lie outside the data prefix, too.",
+)
+
+recreate_option = click.option(
+    "--recreate",
+    is_flag=True,
+    help="Start the queue over if its manifest is gone or was restored. What waits is not read.",
 )
 
 max_batch_bytes_option = click.option(

@@ -21,6 +21,7 @@ from opendata_buffer.cli.options import (
     max_batch_bytes_option,
     patient_queue_options,
     queue_fields_of,
+    recreate_option,
 )
 from opendata_buffer.formats import MIB
 
@@ -41,6 +42,7 @@ __all__ = ["consume", "produce"]
 @click.option("--metadata", default="", metavar="TEXT", help="Goes with every record range.")
 @click.option("--flush-interval-ms", type=POSITIVE, default=100, show_default=True)
 @click.option("--flush-size-bytes", type=POSITIVE, default=64 * MIB, show_default=True)
+@recreate_option
 @max_batch_bytes_option
 @click.pass_obj
 def produce(
@@ -50,6 +52,7 @@ def produce(
     metadata: str,
     flush_interval_ms: int,
     flush_size_bytes: int,
+    recreate: bool,
     max_batch_bytes: int,
     **queue: Any,
 ) -> None:
@@ -72,6 +75,7 @@ def produce(
         compression=Compression[compression.upper()],
         flush_interval_ms=flush_interval_ms,
         flush_size_bytes=flush_size_bytes,
+        recreate=recreate,
         max_batch_bytes=max_batch_bytes,
     )
     if sys.stdin is None:
@@ -109,6 +113,7 @@ def produce(
 )
 @click.option("--gc/--no-gc", default=True, show_default=True, help="Collect garbage meanwhile.")
 @click.option("--poll-interval-ms", type=POSITIVE, default=500, show_default=True)
+@recreate_option
 @max_batch_bytes_option
 @allow_foreign_option
 @click.pass_obj
@@ -122,6 +127,7 @@ def consume(
     last_acked_sequence: int | None,
     gc: bool,
     poll_interval_ms: int,
+    recreate: bool,
     max_batch_bytes: int,
     allow_foreign_locations: bool,
     **queue: Any,
@@ -141,11 +147,12 @@ def consume(
     config = ConsumerConfig(
         **queue_fields_of(queue),
         gc=GarbageCollectorConfig(enabled=gc),
+        recreate=recreate,
         max_batch_bytes=max_batch_bytes,
         allow_foreign_locations=allow_foreign_locations,
     )
     store = open_store(config.store, config.store_options)
-    if no_ack or not create_if_missing:
+    if no_ack or not (create_if_missing or recreate):
         # A look with a short deadline first: a mistyped path or a store that is down is told of
         # soon, and no queue is made there.
         soon = replace(config, cas_deadline_ms=min(config.cas_deadline_ms, SOON_MS))

@@ -1,4 +1,4 @@
-"""Commands that mend a queue: ``skip``, ``quarantine list``, ``quarantine restore``."""
+"""Commands that mend a queue: ``skip``, ``quarantine`` and ``manifest rebuild``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from opendata_buffer.cli.options import (
     queue_options,
 )
 
-__all__ = ["quarantine", "skip"]
+__all__ = ["quarantine", "rebuild", "skip"]
 
 
 @click.command()
@@ -122,3 +122,59 @@ def quarantine_restore(runtime: Any, /, id_: str, max_batch_bytes: int, **queue:
     store = open_store(config.store, config.store_options)
     report = restore_batch(store, config, id_, runtime)
     click.echo(f"restored batch {report.id} as sequence {report.restored_sequence}")
+
+
+@click.command()
+@queue_options
+@click.option("--dry-run", is_flag=True, help="Only tell what would be done.")
+@json_option
+@click.pass_obj
+def rebuild(runtime: Any, /, dry_run: bool, as_json: bool, **queue: Any) -> None:
+    """Make a manifest again that is gone, damaged or restored from an old copy.
+
+    Stop producers, consumers and collectors first. Batches that no consumer is known to have
+    read are enqueued in the order of their names; none is lost, and some records may be
+    delivered twice. The old manifest's bytes are saved beside it. A sound manifest is left alone.
+    """
+    from opendata_buffer.admin.rebuild import rebuild as rebuild_manifest
+    from opendata_buffer.config import QueueConfig
+    from opendata_buffer.stores.factory import open_store
+
+    config = QueueConfig(**queue_fields_of(queue))
+    store = open_store(config.store, config.store_options)
+    plan, saved = rebuild_manifest(store, config, runtime, dry_run=dry_run)
+    first = plan.manifest.first_sequence
+    if as_json:
+        found = {
+            "dry_run": dry_run,
+            "fault": plan.fault,
+            "kept": plan.kept,
+            "found": plan.found,
+            "missing": plan.missing,
+            "read": plan.read,
+            "first_sequence": first,
+            "epoch": plan.manifest.epoch,
+            "saved": saved,
+        }
+        click.echo(json.dumps(found))
+        return
+    if plan.fault is None:
+        click.echo("nothing to do: the manifest is sound, and not behind what its marker has seen")
+        return
+    would = "would enqueue" if dry_run else "enqueued"
+    click.echo(f"manifest {config.manifest_path!r}: {plan.fault}")
+    for location in plan.found:
+        click.echo(f"{would} {location}")
+    for location in plan.missing:
+        click.echo(f"missing {location}: it was queued, and its object is gone")
+    click.echo(
+        f"{would} {plan.kept + len(plan.found):,} batches from sequence {first} on, {plan.kept:,} "
+        f"of them as the old manifest has them; {plan.read:,} were read before"
+    )
+    if saved is not None:
+        click.echo(f"the old manifest is saved as {saved}")
+    if not dry_run:
+        click.echo(
+            "Spark queries go on with failOnDataLoss=false once; a consumer that keeps its own "
+            f"position starts with {first - 1}"
+        )

@@ -27,6 +27,7 @@ __all__ = [
     "bad_header",
     "decode_entry",
     "encode_entry",
+    "salvage_entries",
 ]
 
 FIXED_SIZE = 8 + 2 + 4
@@ -40,6 +41,7 @@ LOOK = "Look at it with 'opendata-buffer manifest dump'"
 
 _HEAD = struct.Struct("<IQH")  # entry_len, sequence, location_len
 _META = struct.Struct("<IqI")
+_MOST_QUEUED = 2**48  # no queue gets there; text read as a sequence is larger
 _U32 = struct.Struct("<I")
 _U32_MAX = 2**32 - 1
 
@@ -195,3 +197,22 @@ def encode_entry(sequence: int, entry: NewEntry, pieces: list[BytesLike]) -> Non
     pieces.append(location)
     pieces.append(_U32.pack(len(entry.metadata)))
     pieces.extend(tail)
+
+
+def salvage_entries(raw: bytes) -> list[QueueEntry]:
+    """The entries at the front of a damaged manifest, up to the damage; none when it is there.
+
+    An entry counts only if it is whole and follows the one before by one.
+    """
+    found: list[QueueEntry] = []
+    at = 0
+    while len(raw) - at >= LEAST_SIZE:
+        expected = found[-1].sequence + 1 if found else _HEAD.unpack_from(raw)[1]
+        if expected >= _MOST_QUEUED:
+            break
+        try:
+            entry, at = decode_entry(raw, at, expected, len(raw))
+        except CorruptManifest:
+            break
+        found.append(entry)
+    return found

@@ -24,6 +24,7 @@ COMMANDS = [
     ("skip",),
     ("quarantine", "list"),
     ("quarantine", "restore"),
+    ("manifest", "rebuild"),
 ]
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
+from opendata_buffer.stores import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.cli.shell import fails, fill, manifest_of, ok, run
 
@@ -61,3 +64,52 @@ def test_what_was_skipped_is_listed_and_restored(url: str, store: MemoryStore) -
     assert "as sequence 3" in ok("quarantine", "restore", url, good).stdout
     assert "restored as 3" in ok("quarantine", "list", url).stdout
     assert ok("consume", url).stdout == "c\na\n"
+
+
+def lost(url: str, store: MemoryStore) -> None:
+    fill(url, [b"a"], [b"b"], [b"c"])
+    ok("consume", url, "--max-batches", "1")
+    store.delete_many(["ingest/manifest"])
+
+
+def test_f4_a_lost_manifest_is_told_by_every_command_and_rebuilt(
+    url: str, store: MemoryStore
+) -> None:
+    lost(url, store)
+    for command in ("produce", "consume"):
+        assert run(command, url, stdin=b"x\n").exit_code == 1
+    assert "manifest rebuild" in run("fsck", url).stdout
+    assert run("fsck", url).stdout.count("note: unread batch 'ingest/") == 3
+    dry = ok("manifest", "rebuild", url, "--dry-run").stdout
+    assert dry.count("would enqueue ingest/") == 3
+    assert run("fsck", url).exit_code == 1
+    assert ok("manifest", "rebuild", url).stdout.count("enqueued ingest/") == 3
+    # All were written within a millisecond or so: names do not tell their order.
+    assert sorted(ok("consume", url).stdout.split()) == ["a", "b", "c"]
+    assert ok("manifest", "rebuild", url).stdout.startswith("nothing to do")
+
+
+def test_rebuild_tells_what_it_did_as_json(url: str, store: MemoryStore) -> None:
+    fill(url, [b"a"], [b"b"])
+    store.put("ingest/manifest", b"garbage")
+    found = json.loads(ok("manifest", "rebuild", url, "--json").stdout)
+    assert (len(found["found"]), found["kept"], found["missing"]) == (2, 0, [])
+    got = store.get(found["saved"])
+    assert isinstance(got, Blob)
+    assert got.data == b"garbage"
+    assert manifest_of(store).first_sequence == found["first_sequence"]
+
+
+@pytest.mark.parametrize("command", ["produce", "consume"])
+def test_f4_a_queue_starts_over_only_when_it_is_told_to(
+    url: str, store: MemoryStore, command: str
+) -> None:
+    lost(url, store)
+    assert run(command, url, stdin=b"x\n").exit_code == 1
+    ok(command, url, "--recreate", stdin=b"x\n")
+    assert manifest_of(store).first_sequence == 0
+
+
+def test_rebuild_of_a_mistyped_path_makes_nothing(url: str, store: MemoryStore) -> None:
+    assert "there is no queue" in fails("manifest", "rebuild", url)
+    assert store.list("").objects == ()

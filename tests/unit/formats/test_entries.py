@@ -15,6 +15,7 @@ from opendata_buffer.formats.entries import (
     QueueEntry,
     decode_entry,
     encode_entry,
+    salvage_entries,
 )
 
 ENTRY = (
@@ -76,3 +77,14 @@ def test_values_pickle_compare_and_do_not_change() -> None:
     assert hash(VALUE) == hash(QueueEntry(513, "p/a", VALUE.metadata))
     with pytest.raises(AttributeError):
         VALUE.sequence = 1  # type: ignore[misc]
+
+
+def test_entries_in_front_of_a_damage_are_salvaged() -> None:
+    pieces: list[BytesLike] = []
+    for sequence in (7, 8, 9):
+        encode_entry(sequence, NewEntry(f"p/{sequence}"), pieces)
+    raw = b"".join(pieces)
+    assert [each.location for each in salvage_entries(raw)] == ["p/7", "p/8", "p/9"]
+    assert [each.sequence for each in salvage_entries(raw[:-1])] == [7, 8]
+    assert salvage_entries(raw[1:]) == []
+    assert salvage_entries(b"") == []

@@ -1,0 +1,288 @@
+"""A manifest that was lost, damaged or restored is made again from what lies on the store.
+
+:func:`plan_rebuild` decides and does no IO. Its rule: rather a record twice than a record lost.
+
+* What the damaged or old manifest still tells is kept: entries, their order and their metadata.
+* Every batch object that no entry names comes behind them, in the order of names. One that was
+  surely read is left out: see :func:`was_read`.
+* Sequences and epoch go on far above what the owner marker has seen. The marker lags behind the
+  manifest that was lost, and no position that a consumer saved may reach into the new entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.errors import (
+    Conflict,
+    CorruptManifest,
+    InvalidInput,
+    ObjectNotFound,
+    TransientStorageError,
+)
+from opendata_buffer.formats.entries import salvage_entries
+from opendata_buffer.formats.keys import BatchLocation, is_confined, parse_location
+from opendata_buffer.formats.manifest import (
+    MAX_MANIFEST_BYTES,
+    Manifest,
+    NewEntry,
+    QueueEntry,
+)
+from opendata_buffer.queue.cas import Done, Raced, Register
+from opendata_buffer.queue.owner import MARKER_NAME, Watermark, check_owner, claim_for_use
+from opendata_buffer.runtime import Runtime
+from opendata_buffer.stores import Blob, Listing, Store
+
+__all__ = ["RebuildPlan", "plan_rebuild", "read_raw", "rebuild", "was_read"]
+
+SEQUENCES_AHEAD = 1_000_000
+EPOCHS_AHEAD = 1_000
+GRACE_MS = 600_000
+"""The default grace period; a producer enqueues no batch that is older than half of it."""
+
+
+@dataclass(frozen=True)
+class RebuildPlan:
+    """What is wrong with a manifest, and the one to put in its place.
+
+    Attributes:
+        fault: What is wrong; None when nothing is to be done.
+        manifest: The manifest to write.
+        kept: Entries taken from the old manifest, with their metadata.
+        found: Locations of batches that no entry named, in the order they are enqueued.
+        missing: Locations of old entries whose object is gone.
+        read: Batch objects left out because a consumer has surely read them.
+        newest_ms: Time in the newest name of ``found``; milliseconds since the Unix epoch.
+    """
+
+    fault: str | None
+    manifest: Manifest
+    kept: int = 0
+    found: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    read: int = 0
+    newest_ms: int | None = None
+
+
+def plan_rebuild(
+    raw: bytes | None, listing: Listing, seen: Watermark | None, *, config: QueueConfig
+) -> RebuildPlan:
+    """Look at a manifest's bytes and at what lies below the data prefix.
+
+    Args:
+        raw: The manifest's bytes; None when there is no such object.
+        listing: The objects below the data prefix.
+        seen: What the owner marker remembers.
+        config: Prefix and manifest path.
+    """
+    fault, entries, reached = _examine(raw, seen)
+    if fault is None:
+        assert raw is not None
+        return RebuildPlan(None, Manifest.parse(raw))
+    prefix = config.data_path_prefix
+    objects = {info.key for info in listing.objects}
+    acked = -1 if seen is None or seen.acked is None else seen.acked
+    kept: list[NewEntry] = []
+    missing: list[str] = []
+    for entry in entries:
+        if entry.sequence <= acked:
+            continue
+        if entry.location not in objects and is_confined(entry.location, prefix):
+            missing.append(entry.location)
+        else:
+            kept.append(NewEntry(entry.location, entry.metadata))
+    found, read = _unnamed(listing, {entry.location for entry in entries}, seen, prefix)
+    manifest = Manifest.starting_at(
+        reached.next_sequence + SEQUENCES_AHEAD, reached.epoch + EPOCHS_AHEAD
+    ).append([*kept, *(NewEntry(location) for location, _ in found)])
+    newest_ms = max((parsed.timestamp_ms for _, parsed in found), default=None)
+    locations = tuple(location for location, _ in found)
+    return RebuildPlan(fault, manifest, len(kept), locations, tuple(missing), read, newest_ms)
+
+
+def was_read(parsed: BatchLocation, seen: Watermark | None, data_path_prefix: str) -> bool:
+    """Whether a batch surely left the queue before the last one that is known to have left.
+
+    A producer does not enqueue a batch that is older than half of the grace period. So a batch
+    named that much earlier than one that was read stood before it in the queue. Names of a
+    transaction are made ahead of time and prove nothing.
+    """
+    if seen is None or not seen.acked_location:
+        return False
+    acked = parse_location(seen.acked_location, data_path_prefix)
+    if acked is None or acked.txn is not None:
+        return False
+    # The ULID of a run of OpenData's Go producer is older than the run's batches.
+    if f"/{acked.ulid}/" in seen.acked_location:
+        return False
+    return parsed.timestamp_ms < acked.timestamp_ms - GRACE_MS // 2
+
+
+def _examine(
+    raw: bytes | None, seen: Watermark | None
+) -> tuple[str | None, Sequence[QueueEntry], Watermark]:
+    """What is wrong, the entries that can be read, and the highest that is known."""
+    reached = seen if seen is not None else Watermark(0, 0)
+    if raw is None:
+        return "it is gone", (), reached
+    try:
+        manifest = Manifest.parse(raw)
+        entries: Sequence[QueueEntry] = manifest.entries()
+    except CorruptManifest as error:
+        entries = salvage_entries(raw)
+        after = entries[-1].sequence + 1 if entries else 0
+        return f"it is damaged: {error}", entries, reached.joined(Watermark(after, 0))
+    if seen is None or Watermark.of(manifest).covers(seen):
+        return None, entries, reached
+    fault = (
+        f"it went backwards: next sequence {seen.next_sequence} -> {manifest.next_sequence}, "
+        f"epoch {seen.epoch} -> {manifest.epoch}"
+    )
+    return fault, entries, reached.joined(Watermark.of(manifest))
+
+
+def _unnamed(
+    listing: Listing, named: set[str], seen: Watermark | None, prefix: str
+) -> tuple[list[tuple[str, BatchLocation]], int]:
+    """Batches that no entry names, in the order to enqueue them; and how many were read."""
+    nested = tuple(
+        info.key.removesuffix(MARKER_NAME)
+        for info in listing.objects
+        if info.key.endswith(f"/{MARKER_NAME}") and info.key != f"{prefix}/{MARKER_NAME}"
+    )
+    read = 0
+    unread: list[tuple[str, BatchLocation]] = []
+    for info in listing.objects:
+        parsed = parse_location(info.key, prefix)
+        if parsed is None or info.key in named or info.key.startswith(nested):
+            continue
+        if was_read(parsed, seen, prefix):
+            read += 1
+        else:
+            unread.append((info.key, parsed))
+    return _ordered(unread), read
+
+
+_Found = tuple[str, BatchLocation]
+
+
+def _ordered(found: Sequence[_Found]) -> list[_Found]:
+    """By the ULIDs of their names; transactions in one piece, and by number within one app."""
+    groups: dict[object, list[_Found]] = {}
+    for each in sorted(found, key=lambda each: (each[1].ulid, each[0])):
+        txn = each[1].txn
+        groups.setdefault(each[0] if txn is None else txn, []).append(each)
+    # In insertion order, which is by each group's first ULID. An app's groups share out the
+    # places that they have among the others.
+    ordered = list(groups.values())
+    places: dict[str, list[int]] = {}
+    for place, group in enumerate(ordered):
+        if (txn := group[0][1].txn) is not None:
+            places.setdefault(txn.app, []).append(place)
+    for own in places.values():
+        by_number = sorted((ordered[place] for place in own), key=_number)
+        for place, group in zip(own, by_number, strict=True):
+            ordered[place] = group
+    return [each for group in ordered for each in group]
+
+
+def _number(group: Sequence[_Found]) -> int:
+    txn = group[0][1].txn
+    assert txn is not None
+    return txn.batch
+
+
+def read_raw(store: Store, key: str) -> bytes | None:
+    """A manifest's bytes, whatever they are; None when there is no such object.
+
+    Raises:
+        CorruptData: It is larger than any manifest; it was not read.
+        TransientStorageError, PermanentStorageError: The store did not answer.
+    """
+    try:
+        got = store.get(key, max_bytes=MAX_MANIFEST_BYTES)
+    except ObjectNotFound:
+        return None
+    assert isinstance(got, Blob)
+    return got.data
+
+
+def rebuild(
+    store: Store, config: QueueConfig, runtime: Runtime, *, dry_run: bool = False
+) -> tuple[RebuildPlan, str | None]:
+    """Put a sound manifest in the place of one that is gone, damaged or restored.
+
+    Stop producers, consumers and collectors first: what a producer uploads right now would be
+    enqueued twice. The bytes of the old manifest are kept beside it.
+
+    Args:
+        store: Where the queue lives.
+        config: Manifest and prefix.
+        runtime: Clock and names.
+        dry_run: Only read and plan.
+
+    Returns:
+        The plan, and where the old manifest's bytes were saved; None when nothing was.
+
+    Raises:
+        InvalidInput: There is neither a manifest, nor a marker, nor a batch: no queue.
+        PrefixConflict: The prefix belongs to the queue of another manifest.
+        Conflict: The manifest was written meanwhile; nothing was changed.
+        StorageError: The store did not answer. Call it again.
+    """
+    claim = check_owner(store, config, runtime=runtime)
+    seen = None if claim is None else claim.watermark
+    # The listing first: what is enqueued between the two is in the manifest.
+    listing = store.list(f"{config.data_path_prefix}/")
+    raw = read_raw(store, config.manifest_path)
+    plan = plan_rebuild(raw, listing, seen, config=config)
+    if raw is None and seen is None and not plan.found:
+        raise InvalidInput(
+            f"there is no queue: neither a manifest {config.manifest_path!r} nor a batch below "
+            f"{config.data_path_prefix!r} in {store.url}. Name the right queue with "
+            "data_path_prefix or manifest_path."
+        )
+    if plan.fault is None or dry_run:
+        return plan, None
+    store.check_conditional_writes(config.manifest_path)
+    saved = None
+    if raw is not None:
+        saved = f"{config.manifest_path}.broken-{runtime.ulid()}"
+        store.put(saved, raw)
+    _replace(store, config, runtime, raw, plan.manifest.raw)
+    claim_for_use(store, config, runtime=runtime).note(plan.manifest, now=True)
+    return plan, saved
+
+
+def _replace(
+    store: Store, config: QueueConfig, runtime: Runtime, old: bytes | None, new: bytes
+) -> None:
+    """Write the new bytes if the object still has the old ones."""
+    register = Register(
+        store,
+        config.manifest_path,
+        decode=bytes,
+        encode=bytes,
+        runtime=runtime,
+        settings=config,
+        max_bytes=MAX_MANIFEST_BYTES,
+    )
+
+    def decide(before: bytes | None) -> bytes | None:
+        if before == new:  # an attempt of this call whose answer was lost
+            return before
+        if before != old:
+            raise Conflict(config.manifest_path, 1, 0.0)
+        return new
+
+    outcome = register.update(decide)
+    if isinstance(outcome, Done):
+        return
+    if isinstance(outcome, Raced):
+        raise Conflict(config.manifest_path, outcome.attempts, outcome.waited_s)
+    raise TransientStorageError(
+        f"manifest {config.manifest_path!r} in {store.url} may or may not have been rebuilt: "
+        f"{outcome}. Run it again."
+    )

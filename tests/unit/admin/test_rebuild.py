@@ -1,0 +1,319 @@
+"""A manifest that was lost comes back with every batch that nobody has read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from opendata_buffer.admin.fsck import check_queue
+from opendata_buffer.admin.rebuild import GRACE_MS, RebuildPlan, plan_rebuild, rebuild
+from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, ProducerConfig
+from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.errors import Conflict, InvalidInput, QueueReset
+from opendata_buffer.formats.entries import Metadata
+from opendata_buffer.formats.keys import Transaction, batch_key
+from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.producer.producer import Producer
+from opendata_buffer.queue.owner import Watermark
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores import Absent, Blob, IfVersion, Listing, ObjectInfo, PutOutcome, Unknown
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
+
+CONFIG = ConsumerConfig(store="memory://rebuild", gc=GarbageCollectorConfig(enabled=False))
+RUNTIME = SystemRuntime()
+NAMES = ManualRuntime()
+NOW = NAMES.now_ms()
+KEY = "ingest/manifest"
+
+
+def location(at_ms: int, txn: Transaction | None = None) -> str:
+    return batch_key("ingest", NAMES.ulid_at(NOW + at_ms), txn)
+
+
+def listing(*keys: str) -> Listing:
+    return Listing(tuple(ObjectInfo(key, 7, NOW) for key in keys), NOW)
+
+
+SEEN = Watermark(5, 1)
+
+
+def plan_of(raw: bytes | None, found: Listing, seen: Watermark | None = SEEN) -> RebuildPlan:
+    return plan_rebuild(raw, found, seen, config=CONFIG)
+
+
+# ---- the plan
+
+
+def test_a_sound_manifest_is_left_alone() -> None:
+    manifest = Manifest.empty().append([NewEntry(location(0))])
+    plan = plan_of(manifest.raw, listing(location(1)), Watermark(1, 0))
+    assert (plan.fault, plan.manifest, plan.found) == (None, manifest, ())
+
+
+def test_batches_come_in_the_order_of_their_names() -> None:
+    names = [location(n) for n in range(5)]
+    plan = plan_of(None, listing(*reversed(names)))
+    assert plan.found == tuple(names) == tuple(plan.manifest.locations())
+
+
+def test_sequences_and_epoch_go_on_far_above_what_the_marker_has_seen() -> None:
+    manifest = plan_of(None, listing(location(0)), Watermark(42, 7)).manifest
+    assert manifest.first_sequence > 42
+    assert manifest.epoch > 7
+    assert Manifest.parse(manifest.raw) == manifest
+
+
+def test_what_is_no_batch_of_this_queue_is_left_out() -> None:
+    mine = location(0)
+    nested = location(1).replace("ingest/", "ingest/other/")
+    others = ["ingest/_owner.json", "ingest/manifest", "ingest/_quarantine/1-a.object", nested]
+    plan = plan_of(None, listing(mine, "ingest/other/_owner.json", *others))
+    assert plan.found == (mine,)
+
+
+def test_the_names_of_the_go_producer_are_batches_too() -> None:
+    run = NAMES.ulid_at(NOW)
+    names = [f"ingest/{run}/{n:016x}" for n in range(12)]
+    assert plan_of(None, listing(*reversed(names))).found == tuple(names)
+
+
+METADATA = (Metadata(0, 3, b"payload"),)
+
+
+def test_a_truncated_manifest_still_tells_order_and_metadata() -> None:
+    later, earlier, lost = location(9), location(1), location(5)
+    whole = Manifest.starting_at(7, 2).append(
+        [NewEntry(later, METADATA), NewEntry(earlier, METADATA), NewEntry(lost)]
+    )
+    cut = whole.raw[: -22 - 10]  # the footer is gone, and the end of the last entry
+    plan = plan_of(cut, listing(later, earlier, lost), Watermark(8, 2))
+    assert plan.manifest.locations() == [later, earlier, lost]
+    assert [each.metadata for each in plan.manifest.entries()] == [METADATA, METADATA, ()]
+    assert (plan.kept, plan.found) == (2, (lost,))
+    assert plan.manifest.first_sequence > 9
+
+
+@pytest.mark.parametrize("raw", [b"", b"\x00", b"<html>no manifest at all, but an error page"])
+def test_a_manifest_of_garbage_tells_nothing(raw: bytes) -> None:
+    plan = plan_of(raw, listing(mine := location(0)))
+    assert (plan.kept, plan.found) == (0, (mine,))
+    assert plan.fault is not None
+    assert plan.fault.startswith("it is damaged: ")
+
+
+def test_of_a_restored_manifest_what_was_read_and_what_is_gone_is_dropped() -> None:
+    read, gone, waits, newer = (location(n) for n in range(4))
+    old = Manifest.empty().append([NewEntry(each, METADATA) for each in (read, gone, waits)])
+    plan = plan_of(old.raw, listing(read, waits, newer), Watermark(4, 1, acked=0))
+    assert plan.manifest.locations() == [waits, newer]
+    assert plan.missing == (gone,)
+    assert plan.fault is not None
+    assert "went backwards" in plan.fault
+
+
+def test_a_batch_that_surely_left_the_queue_before_another_is_left_out() -> None:
+    old, border, acked, new = (location(at) for at in (-GRACE_MS, -GRACE_MS // 2, 0, 1))
+    seen = Watermark(9, 1, acked=3, acked_location=acked)
+    plan = plan_of(None, listing(old, border, new), seen)
+    # The one at the border may have been uploaded for half of the grace period.
+    assert (plan.found, plan.read) == ((border, new), 1)
+
+
+def test_a_name_made_ahead_of_time_proves_nothing_about_what_was_read() -> None:
+    ahead = location(10 * GRACE_MS, Transaction("app", 1))
+    seen = Watermark(9, 1, acked=3, acked_location=ahead)
+    assert plan_of(None, listing(waits := location(0)), seen).found == (waits,)
+
+
+def test_transactions_stay_in_one_piece_and_in_the_order_of_their_numbers() -> None:
+    first, second = Transaction("app", 9), Transaction("app", 10)
+    a1, b1, plain, b2, a2 = (
+        location(0, second), location(1, first), location(2), location(3, first),
+        location(4, second),
+    )  # fmt: skip
+    plan = plan_of(None, listing(a1, b1, plain, b2, a2))
+    assert plan.found == (b1, b2, a1, a2, plain)
+
+
+# ---- the rebuild
+
+
+def queue() -> MemoryStore:
+    """Five batches of which two were read."""
+    store = MemoryStore()
+    with Producer(ProducerConfig(store="memory://rebuild"), store=store) as producer:
+        for n in range(5):
+            producer.produce([b"%d" % n])
+            producer.flush()
+            RUNTIME.sleep(0.002)  # names tell an order in milliseconds
+    with Consumer(CONFIG, store=store) as consumer:
+        for _ in range(2):
+            batch = consumer.next_batch()
+            assert batch is not None
+            consumer.ack(batch.sequence)
+    return store
+
+
+def raw_of(store: MemoryStore) -> bytes:
+    got = store.get(KEY)
+    assert isinstance(got, Blob)
+    return got.data
+
+
+def remove(store: MemoryStore) -> None:
+    store.delete_many([KEY])
+
+
+def empty(store: MemoryStore) -> None:
+    store.put(KEY, b"")
+
+
+def truncate(store: MemoryStore) -> None:
+    store.put(KEY, raw_of(store)[:-30])
+
+
+def overwrite(store: MemoryStore) -> None:
+    store.put(KEY, b"\xff" * 100)
+
+
+def restore(store: MemoryStore) -> None:
+    store.put(KEY, Manifest.empty().raw)
+
+
+DAMAGE = [remove, empty, truncate, overwrite, restore]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_f4_after_a_rebuild_everything_unread_is_delivered(
+    damage: Callable[[MemoryStore], None],
+) -> None:
+    store = queue()
+    damage(store)
+    with pytest.raises(Exception):  # noqa: B017, PT011  QueueReset or CorruptManifest
+        Consumer(CONFIG, store=store)
+    rebuild(store, CONFIG, RUNTIME)
+    with Consumer(CONFIG, store=store) as consumer:
+        delivered = []
+        while (batch := consumer.next_batch()) is not None:
+            delivered += batch.entries
+    # What was read a moment ago may come again; nothing that was not is missing or out of order.
+    assert [each for each in delivered if each >= b"2"] == [b"2", b"3", b"4"]
+    assert len(delivered) == len(set(delivered))
+    with Producer(ProducerConfig(store="memory://rebuild"), store=store) as producer:
+        producer.produce([b"after"])
+    assert check_queue(store, CONFIG, RUNTIME).ok
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_dry_run_writes_nothing(damage: Callable[[MemoryStore], None]) -> None:
+    store = queue()
+    damage(store)
+    before = store.list("").objects
+    plan, saved = rebuild(store, CONFIG, RUNTIME, dry_run=True)
+    assert plan.manifest.entry_count >= 3
+    assert (store.list("").objects, saved) == (before, None)
+
+
+@pytest.mark.parametrize("damage", DAMAGE[1:])
+def test_the_old_bytes_are_saved_beside_the_manifest(
+    damage: Callable[[MemoryStore], None],
+) -> None:
+    store = queue()
+    damage(store)
+    old = raw_of(store)
+    _, saved = rebuild(store, CONFIG, RUNTIME)
+    assert saved is not None
+    assert saved.startswith(f"{KEY}.broken-")
+    got = store.get(saved)
+    assert isinstance(got, Blob)
+    assert got.data == old
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_fsck_names_the_batches_that_nobody_has_read(
+    damage: Callable[[MemoryStore], None],
+) -> None:
+    store = queue()
+    waiting = Manifest.parse(raw_of(store)).locations()
+    damage(store)
+    report = check_queue(store, CONFIG, RUNTIME)
+    assert not report.ok
+    assert "manifest rebuild" in report.problems[0].problem
+    plan, _ = rebuild(store, CONFIG, RUNTIME, dry_run=True)
+    named = {each.location for each in report.notes}
+    assert named == set(plan.found)
+    assert set(waiting) <= named | set(plan.manifest.locations())
+
+
+def test_a_second_rebuild_finds_nothing_to_do() -> None:
+    store = queue()
+    remove(store)
+    rebuild(store, CONFIG, RUNTIME)
+    before = store.list("").objects
+    assert rebuild(store, CONFIG, RUNTIME)[0].fault is None
+    assert store.list("").objects == before
+
+
+def test_a_saved_position_does_not_reach_into_the_rebuilt_queue() -> None:
+    store = queue()
+    remove(store)
+    rebuild(store, CONFIG, RUNTIME)
+    with pytest.raises(Exception, match="needed but manifest"):
+        Consumer(CONFIG, 4, store=store)
+
+
+class Lossy(MemoryStore):
+    """The first write of the manifest is applied, and its answer lost."""
+
+    armed = False
+
+    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        outcome = super().put_if(key, data, condition)
+        if self.armed and key == KEY:
+            self.armed = False
+            return Unknown("lost")
+        return outcome
+
+
+def test_f1_a_rebuild_whose_answer_was_lost_is_done_once() -> None:
+    whole, store = queue(), Lossy()
+    for info in whole.list("").objects:
+        got = whole.get(info.key)
+        assert isinstance(got, Blob)
+        store.put(info.key, got.data)
+    remove(store)
+    store.armed = True
+    plan, _ = rebuild(store, CONFIG, RUNTIME)
+    assert not store.armed
+    assert raw_of(store) == plan.manifest.raw
+
+
+def test_a_manifest_that_was_written_meanwhile_is_not_replaced() -> None:
+    store = queue()
+    empty(store)
+    put = store.put
+
+    def racing(key: str, data: bytes | memoryview) -> None:
+        put(key, data)
+        put(KEY, b"somebody else")
+
+    store.put = racing  # type: ignore[method-assign]
+    with pytest.raises(Conflict):
+        rebuild(store, CONFIG, RUNTIME)
+    assert raw_of(store) == b"somebody else"
+
+
+def test_where_nothing_is_no_queue_is_made() -> None:
+    store = MemoryStore()
+    with pytest.raises(InvalidInput, match="there is no queue"):
+        rebuild(store, CONFIG, RUNTIME)
+    assert store.list("").objects == ()
+
+
+def test_a_lost_manifest_stops_a_producer_until_it_is_rebuilt() -> None:
+    store = queue()
+    remove(store)
+    with pytest.raises(QueueReset, match="manifest rebuild"):
+        Producer(ProducerConfig(store="memory://rebuild"), store=store)
