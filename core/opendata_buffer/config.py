@@ -120,9 +120,9 @@ class ProducerConfig(QueueConfig):
         flush_interval_ms: Age at which a batch is flushed at the latest. Default 100.
         flush_size_bytes: Size beyond which a batch is flushed; a loose limit. Default 64 MiB.
         max_buffered_inputs: ``produce()`` calls that may wait for durability before the next
-            one blocks. Default 1,000.
-        max_buffered_bytes: Bytes that may wait, metadata and uploads in flight included. Default
-            256 MiB.
+            one blocks. Default None: only ``max_buffered_bytes`` counts.
+        max_buffered_bytes: Bytes that may wait for durability before ``produce()`` blocks,
+            metadata and uploads in flight included, and 256 bytes for each call. Default 256 MiB.
         compression: ``Compression.NONE`` (default) or ``Compression.ZSTD``.
         zstd_level: Default 3 (OpenData RFC 0001, Compression).
         max_batch_bytes: Largest record block written; readers refuse larger ones. One
@@ -137,7 +137,7 @@ class ProducerConfig(QueueConfig):
 
     flush_interval_ms: int = 100
     flush_size_bytes: int = 64 * MIB
-    max_buffered_inputs: int = 1_000
+    max_buffered_inputs: int | None = None
     max_buffered_bytes: int = 256 * MIB
     compression: Compression = Compression.NONE
     zstd_level: int = 3
@@ -151,7 +151,6 @@ class ProducerConfig(QueueConfig):
         for name in (
             "flush_interval_ms",
             "flush_size_bytes",
-            "max_buffered_inputs",
             "max_buffered_bytes",
             "max_batch_bytes",
             "upload_concurrency",
@@ -159,6 +158,8 @@ class ProducerConfig(QueueConfig):
             "gc_grace_period_ms",
         ):
             _at_least(name, getattr(self, name), 1)
+        if self.max_buffered_inputs is not None:
+            _at_least("max_buffered_inputs", self.max_buffered_inputs, 1)
         if not isinstance(self.compression, Compression):
             raise InvalidInput(
                 f"compression is {self.compression!r}: use Compression.NONE or Compression.ZSTD"

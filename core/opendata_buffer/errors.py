@@ -141,7 +141,8 @@ class CommitStateUnknown(OpenDataBufferError):
 
     Attributes:
         key: The manifest that was written.
-        sequence: First sequence the write would have taken, if it landed.
+        sequence: First sequence the write would have taken, if it landed; None when that is
+            not known either.
         locations: Batch locations the write carried.
         next_sequence: The manifest's next sequence when last read, if it could be read.
     """
@@ -149,16 +150,17 @@ class CommitStateUnknown(OpenDataBufferError):
     def __init__(
         self,
         key: str,
-        sequence: int,
+        sequence: int | None,
         locations: tuple[str, ...],
         next_sequence: int | None,
         reason: str,
     ) -> None:
         known = "unknown" if next_sequence is None else str(next_sequence)
+        at = "" if sequence is None else f" at sequence {sequence}"
         first = locations[0] if locations else ""
         super().__init__(
-            f"append of {len(locations)} batches (first {first!r}) to manifest {key!r} at "
-            f"sequence {sequence} may or may not have landed: {reason} (next sequence {known}). "
+            f"append of {len(locations)} batches (first {first!r}) to manifest {key!r}{at} "
+            f"may or may not have landed: {reason} (next sequence {known}). "
             "Do not delete the batches. Producing the records again may duplicate them; "
             "a transaction identity lets the reader drop the repeat."
         )

@@ -32,7 +32,7 @@ __all__ = [
 
 
 class Condition(Protocol):
-    """A lock with a waiting room; ``threading.Condition`` is one."""
+    """A lock with a waiting room: ``threading.Condition``, which also tells who holds it."""
 
     def __enter__(self) -> bool: ...
     def __exit__(
@@ -43,6 +43,9 @@ class Condition(Protocol):
     ) -> None: ...
     def wait(self, timeout: float | None = None) -> bool: ...
     def notify_all(self) -> None: ...
+    def held(self) -> bool:
+        """Whether the calling thread holds the lock."""
+        ...
 
 
 class Task(Protocol):
@@ -158,6 +161,14 @@ def remaining() -> float | None:
     return at - runtime.monotonic()
 
 
+class _SystemCondition(threading.Condition):
+    def __init__(self) -> None:
+        lock = threading.RLock()
+        super().__init__(lock)
+        # The lock's own function, not a method around it: produce() asks on every call.
+        self.held: Callable[[], bool] = lock._is_owned  # type: ignore[attr-defined]
+
+
 class SystemRuntime:
     """The real clock, real threads, real randomness."""
 
@@ -174,7 +185,7 @@ class SystemRuntime:
         time.sleep(seconds)
 
     def condition(self) -> Condition:
-        return threading.Condition()
+        return _SystemCondition()
 
     def spawn(self, target: Callable[[], None], name: str) -> Task:
         # Daemon: a service that exits without close() must not hang in interpreter shutdown.

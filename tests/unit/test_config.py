@@ -24,7 +24,7 @@ def test_defaults_are_the_rfcs() -> None:
     assert producer.manifest_path == "ingest/manifest"
     assert producer.flush_interval_ms == 100
     assert producer.flush_size_bytes == 64 * 1024 * 1024
-    assert producer.max_buffered_inputs == 1_000
+    assert producer.max_buffered_inputs is None
     assert producer.compression is Compression.NONE
     assert producer.zstd_level == 3
     consumer = ConsumerConfig(store="/data")

@@ -140,7 +140,7 @@ class _StderrHandler(logging.Handler):
 
     def shows(self, record: logging.LogRecord) -> bool:
         # The command itself tells of a batch that failed, in its one line.
-        return self.verbose or record.name != "opendata_buffer.producer.producer"
+        return self.verbose or record.name != "opendata_buffer.producer.pipeline"
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

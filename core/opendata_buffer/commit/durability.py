@@ -1,6 +1,7 @@
-"""What ``produce()`` returns: a promise that the entries are stored and queued (OpenData RFC 0001).
+"""What ``produce()`` returns: a handle that tells when the entries are durable.
 
-One :class:`Completion` is shared by all calls whose entries went into one batch.
+Durable means stored and queued (OpenData RFC 0001). All calls whose entries went into one batch
+share one :class:`Completion`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass
 
+from opendata_buffer.locks import locked
 from opendata_buffer.runtime import Runtime
 
 __all__ = ["Completion", "Durable", "DurabilityWatcher", "WriteHandle"]
@@ -27,7 +29,7 @@ class Durable:
 
 
 class Completion:
-    """Set once, to a success or a failure; many may wait."""
+    """Thread-safe one-shot result, shared by all ``produce()`` calls of a batch."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -35,29 +37,36 @@ class Completion:
         self._outcome: Durable | BaseException | None = None
         self._callbacks: list[Callable[[], None]] = []
 
+    @property
+    def is_set(self) -> bool:
+        """Whether the outcome is known."""
+        return self._outcome is not None
+
     def set(self, outcome: Durable | BaseException) -> None:
-        """Settle it; only the first call counts."""
-        with self._condition:
-            if self._outcome is not None:
-                return
-            self._outcome = outcome
-            callbacks, self._callbacks = self._callbacks, []
-            self._condition.notify_all()
-        for callback in callbacks:
-            try:
-                callback()
-            except Exception:
-                # It runs in the committer's thread: the other handles of the group are still
-                # to be told, and their outcome is not this caller's.
-                log.exception("a callback of a write handle failed")
+        """Tell the outcome to all that wait; only the first call counts."""
+        for callback in self._settle(outcome):
+            _call(callback)
+
+    @locked
+    def _settle(self, outcome: Durable | BaseException) -> list[Callable[[], None]]:
+        if self._outcome is not None:
+            return []
+        self._outcome = outcome
+        self._condition.notify_all()
+        callbacks, self._callbacks = self._callbacks, []
+        return callbacks
 
     def add_callback(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` when settled, at once if it is already. It must not block."""
-        with self._condition:
-            if self._outcome is None:
-                self._callbacks.append(callback)
-                return
-        callback()
+        if not self._keep(callback):
+            callback()
+
+    @locked
+    def _keep(self, callback: Callable[[], None]) -> bool:
+        if self._outcome is not None:
+            return False
+        self._callbacks.append(callback)
+        return True
 
     def result(self) -> Durable | None:
         """None while pending; the success; or raises the failure."""
@@ -67,19 +76,31 @@ class Completion:
         return outcome
 
     def wait(self, timeout: float | None) -> Durable:
-        """Block until settled."""
-        deadline = None if timeout is None else self._runtime.monotonic() + timeout
-        with self._condition:
-            while self._outcome is None:
-                left = None if deadline is None else deadline - self._runtime.monotonic()
-                if left is not None and left <= 0:
-                    raise TimeoutError(
-                        f"not durable after {timeout} s; the producer goes on trying: wait again"
-                    )
-                self._condition.wait(left)
+        """Block until settled; ``timeout`` in seconds."""
+        self._await_outcome(timeout)
         result = self.result()
         assert result is not None
         return result
+
+    @locked
+    def _await_outcome(self, timeout: float | None) -> None:
+        deadline = None if timeout is None else self._runtime.monotonic() + timeout
+        while self._outcome is None:
+            left = None if deadline is None else deadline - self._runtime.monotonic()
+            if left is not None and left <= 0:
+                raise TimeoutError(
+                    f"not durable after {timeout} s; the producer goes on trying: wait again"
+                )
+            self._condition.wait(left)
+
+
+def _call(callback: Callable[[], None]) -> None:
+    try:
+        callback()
+    except BaseException:
+        # It runs in a thread of the producer, where sys.exit() would end neither the process
+        # nor anything but that thread: every other handle would then wait for ever.
+        log.exception("a callback of a write handle failed")
 
 
 class DurabilityWatcher:

@@ -148,6 +148,9 @@ class _ManualCondition:
         self._notified += 1
         self._real.notify_all()
 
+    def held(self) -> bool:
+        return self._real.held()
+
     def wake(self) -> None:
         with self._real:
             self._real.notify_all()

@@ -175,6 +175,10 @@ class SimCondition:
         """Wake all that wait."""
         self.notify(len(self._waiting))
 
+    def held(self) -> bool:
+        """Whether the running thread holds the lock."""
+        return self._owner is self._simulation.current
+
     def _owned_by_current(self) -> SimTask:
         task = self._simulation.current
         if self._owner is not task:

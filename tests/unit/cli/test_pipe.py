@@ -79,10 +79,9 @@ def test_every_call_carries_the_metadata() -> None:
     store = MemoryStore()
     run(store, b"1\n2\n", b"3\n", metadata=b"topic")
     (entry,) = entries_of(store)
-    assert [(each.start_index, each.payload) for each in entry.metadata] == [
-        (0, b"topic"),
-        (2, b"topic"),
-    ]
+    # One range for both calls when they were made in one millisecond.
+    ranges = [(each.start_index, each.payload) for each in entry.metadata]
+    assert ranges in ([(0, b"topic")], [(0, b"topic"), (2, b"topic")])
 
 
 def test_the_flush_size_cuts_one_large_read_into_batches() -> None:

@@ -6,46 +6,75 @@ from opendata_buffer.commit.durability import Completion
 from opendata_buffer.formats.batch import Compression, decode_batch
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Metadata
-from opendata_buffer.producer.batcher import METADATA_FLUSH_BYTES, Batcher, Call
+from opendata_buffer.producer.batcher import (
+    CALL_BYTES,
+    METADATA_FLUSH_BYTES,
+    RANGE_BYTES,
+    Batch,
+    Batcher,
+    Call,
+)
 from opendata_buffer.testing.runtime import ManualRuntime
 
 
-def call(entry: bytes, metadata: bytes = b"", transaction: Transaction | None = None) -> Call:
-    return Call(len(entry).to_bytes(4, "little") + entry, 1, metadata, 1_700, transaction)
-
-
-def done() -> Completion:
-    return Completion(ManualRuntime())
+def call(
+    entry: bytes, metadata: bytes = b"", transaction: Transaction | None = None, at: int = 1_700
+) -> Call:
+    return Call(len(entry).to_bytes(4, "little") + entry, 1, metadata, at, transaction)
 
 
 def batcher(flush_size: int = 100, max_size: int = 1_000) -> Batcher:
-    return Batcher(flush_interval=0.1, flush_size=flush_size, max_size=max_size)
+    return Batcher(
+        flush_interval=0.1,
+        flush_size=flush_size,
+        max_size=max_size,
+        completion=lambda: Completion(ManualRuntime()),
+    )
+
+
+def sealed(b: Batcher) -> list[Batch]:
+    """The batches that are full; the open one stays, whatever its age."""
+    found = []
+    while (batch := b.take(0.0)) is not None:
+        found.append(batch)
+    return found
+
+
+def take(b: Batcher, now: float = 0.0) -> Batch | None:
+    b.seal(now)
+    return b.take(now)
 
 
 def test_calls_share_a_batch_and_its_completion() -> None:
     b = batcher()
-    first, full = b.add(call(b"a", b"m1"), done(), now=5.0)
-    second, _ = b.add(call(b"bc", b"m2"), done(), now=5.01)
+    first = b.add(call(b"a", b"m1"), now=5.0)
+    second = b.add(call(b"bc", b"m2"), now=5.01)
     assert second is first
-    assert full == []
-    batch = b.take()
+    assert sealed(b) == []
+    batch = take(b)
     assert batch is not None
+    assert batch.completion is first
     assert batch.metadata() == (Metadata(0, 1_700, b"m1"), Metadata(1, 1_700, b"m2"))
-    data = batch.encode(Compression.NONE, 3)
+    encoded = batch.encode(Compression.NONE, 3)
+    data = encoded.data
+    assert encoded.metadata == batch.metadata()
+    assert (encoded.count, encoded.size) == (2, 11)
     assert data == b"\x01\0\0\0a\x02\0\0\0bc" + b"\0" + b"\x02\0\0\0" + b"\x01\0"
     assert decode_batch(data) == [b"a", b"bc"]
-    assert b.take() is None
+    assert take(b) is None
 
 
 def test_due_when_the_interval_has_passed_since_the_first_call() -> None:
     b = batcher()
     assert b.due_at is None
-    assert not b.is_due(99.0)
-    b.add(call(b"a"), done(), now=5.0)
-    b.add(call(b"b"), done(), now=5.09)
+    assert b.take(99.0) is None
+    b.add(call(b"a"), now=5.0)
+    b.add(call(b"b"), now=5.09)
     assert b.due_at == 5.1
-    assert not b.is_due(5.0999)
-    assert b.is_due(5.1)
+    assert b.take(5.0999) is None
+    batch = b.take(5.1)
+    assert batch is not None
+    assert len(batch.calls) == 2
 
 
 def test_under_a_steady_load_a_batch_is_due_every_interval() -> None:
@@ -53,56 +82,83 @@ def test_under_a_steady_load_a_batch_is_due_every_interval() -> None:
     due = []
     # A call each 30 ms: the first one after 5.1 comes at 5.12, and does not shift the timer.
     for at in (5.0, 5.03, 5.06, 5.09, 5.12, 5.15, 5.18, 5.21, 5.24):
-        if b.is_due(at):
-            b.take()
-        b.add(call(b"a"), done(), now=at)
+        b.take(at)
+        b.add(call(b"a"), now=at)
         due.append(round(b.due_at or 0.0, 3))
     assert due == [5.1, 5.1, 5.1, 5.1, 5.2, 5.2, 5.2, 5.3, 5.3]
 
 
 def test_after_a_pause_or_an_early_flush_the_interval_begins_with_the_call() -> None:
     b = batcher()
-    b.add(call(b"a"), done(), now=5.0)
-    b.take()
-    b.add(call(b"a"), done(), now=5.05)  # before 5.1
+    b.add(call(b"a"), now=5.0)
+    take(b)
+    b.add(call(b"a"), now=5.05)  # before 5.1
     assert b.due_at == 5.05 + 0.1
-    b.take()
-    b.add(call(b"a"), done(), now=5.35)  # an interval and more after it
+    take(b)
+    b.add(call(b"a"), now=5.35)  # an interval and more after it
     assert b.due_at == 5.35 + 0.1
 
 
 def test_f32_a_call_that_finds_the_batch_due_takes_it_along() -> None:
     b = batcher()
-    b.add(call(b"a"), done(), now=5.0)
-    _, full = b.add(call(b"b"), done(), now=5.2)
-    assert [batch.count for batch in full] == [2]
-    assert b.take() is None
+    b.add(call(b"a"), now=5.0)
+    b.add(call(b"b"), now=5.2)
+    assert [batch.count for batch in sealed(b)] == [2]
+    assert take(b) is None
 
 
 def test_full_only_when_the_size_is_exceeded() -> None:
     b = batcher(flush_size=10)
-    _, full = b.add(call(b"x" * 6), done(), now=0.0)
-    assert full == []
-    _, full = b.add(call(b""), done(), now=0.0)
-    assert [batch.size for batch in full] == [14]
+    b.add(call(b"x" * 6), now=0.0)
+    assert sealed(b) == []
+    b.add(call(b""), now=0.0)
+    assert [batch.size for batch in sealed(b)] == [14]
 
 
 def test_f35_metadata_fills_a_batch_too() -> None:
     # It is one entry of the manifest, which every later append writes again.
     b = batcher()
     payload = bytes(METADATA_FLUSH_BYTES // 4)
-    for _ in range(4):
-        assert b.add(call(b"a", payload), done(), now=0.0)[1] == []
-    _, (full,) = b.add(call(b"a", payload), done(), now=0.0)
-    assert (len(full.calls), full.metadata_size) == (5, 5 * len(payload))
+    for n in range(3):
+        b.add(call(b"a", payload, at=n), now=0.0)
+    assert sealed(b) == []
+    b.add(call(b"a", payload, at=3), now=0.0)
+    (full,) = sealed(b)
+    assert (len(full.calls), full.metadata_size) == (4, 4 * (RANGE_BYTES + len(payload)))
+
+
+def test_f35_a_thousand_single_record_calls_make_a_range_for_each_millisecond() -> None:
+    # What the manifest carries for a batch is written again with each append.
+    b = batcher(flush_size=10**6, max_size=10**6)
+    for n in range(1_000):
+        b.add(call(b"x", b"topic", at=n // 100), now=0.0)
+    batch = take(b)
+    assert batch is not None
+    assert batch.metadata() == tuple(Metadata(n * 100, n, b"topic") for n in range(10))
+    assert batch.metadata_size == 10 * (RANGE_BYTES + len(b"topic"))
+
+
+def test_calls_that_differ_in_time_or_payload_keep_a_range_of_their_own() -> None:
+    b = batcher()
+    for payload, at in ((b"a", 1), (b"a", 1), (b"b", 1), (b"a", 1), (b"a", 2), (b"a", 1)):
+        b.add(call(b"", payload, at=at), now=0.0)
+    batch = take(b)
+    assert batch is not None
+    assert batch.metadata() == (
+        Metadata(0, 1, b"a"),
+        Metadata(2, 1, b"b"),
+        Metadata(3, 1, b"a"),
+        Metadata(4, 2, b"a"),
+        Metadata(5, 1, b"a"),
+    )
 
 
 def test_no_batch_exceeds_what_readers_accept() -> None:
     b = batcher(flush_size=100, max_size=50)
-    first, full = b.add(call(b"x" * 40), done(), now=0.0)
-    second, full = b.add(call(b"y" * 40), done(), now=0.0)
+    first = b.add(call(b"x" * 40), now=0.0)
+    second = b.add(call(b"y" * 40), now=0.0)
     assert second is not first
-    assert [batch.size for batch in full] == [44]
+    assert [batch.size for batch in sealed(b)] == [44]
 
 
 def test_f34_no_batch_has_more_records_than_its_footer_can_count(
@@ -110,20 +166,51 @@ def test_f34_no_batch_has_more_records_than_its_footer_can_count(
 ) -> None:
     monkeypatch.setattr("opendata_buffer.producer.batcher.MAX_RECORDS", 2)
     b = batcher()
-    added = [b.add(call(b"x"), done(), now=0.0)[1] for _ in range(3)]
+    added = []
+    for _ in range(3):
+        b.add(call(b"x"), now=0.0)
+        added.append(sealed(b))
     assert [[batch.count for batch in full] for full in added] == [[], [], [2]]
 
 
 def test_a_transaction_has_its_batch_to_itself() -> None:
     b = batcher()
-    b.add(call(b"a"), done(), now=0.0)
+    b.add(call(b"a"), now=0.0)
     txn = Transaction("app", 3)
-    _, full = b.add(call(b"t", transaction=txn), done(), now=0.0)
+    b.add(call(b"t", transaction=txn), now=0.0)
+    full = sealed(b)
     assert [(batch.count, batch.transaction) for batch in full] == [(1, None), (1, txn)]
-    assert b.take() is None
+    assert take(b) is None
 
 
 def test_f33_empty_records_count_by_their_prefix() -> None:
     b = batcher(flush_size=10)
-    fulls = [b.add(call(b""), done(), now=0.0)[1] for _ in range(3)]
-    assert [len(full) for full in fulls] == [0, 0, 1]
+    fulls = []
+    for _ in range(3):
+        b.add(call(b""), now=0.0)
+        fulls.append(len(sealed(b)))
+    assert fulls == [0, 0, 1]
+
+
+def test_f33_what_waits_is_counted_until_it_is_taken() -> None:
+    b = batcher()
+    assert b.held == 0
+    b.add(call(b"abc", b"m"), now=0.0)
+    assert b.held == 7 + 1 + CALL_BYTES
+    b.add(call(b"x", transaction=Transaction("a", 1)), now=0.0)
+    assert (b.held, b.calls) == (7 + 1 + 5 + 2 * CALL_BYTES, 2)
+    first = b.take(0.0)
+    assert first is not None
+    assert (b.held, b.calls) == (5 + CALL_BYTES, 1)
+    assert first.upload(1.0).held == 7 + 1 + CALL_BYTES
+    b.take(0.0)
+    assert (b.held, b.calls) == (0, 0)
+
+
+def test_a_separator_is_an_empty_ordered_batch_behind_what_was_accepted() -> None:
+    b = batcher()
+    b.add(call(b"a"), now=0.0)
+    b.separate(0.0)
+    first, separator = (batch.upload(1.0) for batch in sealed(b))
+    assert (first.calls, first.ordered) == (1, False)
+    assert (separator.calls, separator.ordered) == (0, True)

@@ -61,11 +61,11 @@ def test_an_interrupted_close_leaves_no_handle_without_an_outcome(
     producer = Producer(config(), store=store)
     handle = producer.produce([b"a"])
 
-    def interrupted(timeout: float | None = None) -> None:
+    def interrupted(seconds: float) -> bool:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(producer, "flush", interrupted)
+        patch.setattr(producer._pipeline, "_await_end", interrupted)
         with pytest.raises(KeyboardInterrupt):
             producer.close()
     with pytest.raises(Closed):
@@ -97,13 +97,16 @@ def test_one_worker_is_enough_when_no_more_threads_start() -> None:
     assert queued(store) == 50
 
 
-def test_a_call_is_not_accepted_when_no_thread_would_flush_it() -> None:
-    runtime = FewThreads(1)  # the committer
-    producer = Producer(config(), store=MemoryStore(), runtime=runtime)
+@pytest.mark.parametrize("threads", [0, 1])
+def test_a_producer_is_not_made_when_no_thread_would_flush_it(threads: int) -> None:
+    runtime, store = FewThreads(threads), MemoryStore()
     with pytest.raises(RuntimeError, match="new thread"):
+        Producer(config(), store=store, runtime=runtime)
+    # Nothing of it is left behind that would disturb the next one.
+    runtime.left = 10
+    with Producer(config(), store=store, runtime=runtime) as producer:
         producer.produce([b"a"])
-    producer.flush(WAIT_S)
-    producer.close()
+    assert queued(store) == 1
 
 
 def test_f30_exit_closes_every_forgotten_producer(
@@ -111,8 +114,9 @@ def test_f30_exit_closes_every_forgotten_producer(
 ) -> None:
     store, broken = MemoryStore(), MemoryStore()
     producers = [Producer(config(), store=broken), Producer(config(), store=store)]
-    monkeypatch.setattr(producer_module, "_open_producers", producers)
-    monkeypatch.setattr(producers[0], "flush", lambda: 1 / 0)
+    pipelines = [producer._pipeline for producer in producers]
+    monkeypatch.setattr(producer_module, "_open_pipelines", pipelines)
+    monkeypatch.setattr(pipelines[0], "_begin_closing", lambda: 1 / 0)
     producers[1].produce([b"a"])
     with caplog.at_level(logging.WARNING):
         producer_module._close_forgotten()
@@ -123,14 +127,14 @@ def test_f30_exit_closes_every_forgotten_producer(
 def test_an_interrupt_ends_the_closing_at_exit(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def interrupted() -> None:
+    def interrupted(seconds: float) -> bool:
         raise KeyboardInterrupt
 
     producer = Producer(config(), store=MemoryStore())
     producer.produce([b"a"])
     with monkeypatch.context() as patch:
-        patch.setattr(producer_module, "_open_producers", [producer])
-        patch.setattr(producer, "flush", interrupted)
+        patch.setattr(producer_module, "_open_pipelines", [producer._pipeline])
+        patch.setattr(producer._pipeline, "_await_end", interrupted)
         producer_module._close_forgotten()
     assert "interrupted: 1 produce() calls are not durable" in caplog.text
     producer.close()

@@ -1,0 +1,219 @@
+"""What every committer promises, whoever writes the manifest in the end.
+
+A committer is added by one more line in ``COMMITTERS``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from opendata_buffer.commit.committer import Committer, shared_committer
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.errors import (
+    CommitStateUnknown,
+    CorruptManifest,
+    QueueFull,
+    TransientStorageError,
+)
+from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores import Absent, Blob, IfVersion, NotModified, PutOutcome, Unknown
+from opendata_buffer.stores.memory import MemoryStore
+
+WAIT_S = 20.0
+RUNTIME = SystemRuntime()
+
+Make = Callable[..., Committer]
+
+
+class Store(MemoryStore):
+    """Loses answers of manifest writes, and stops answering reads, as told."""
+
+    lost_answers = 0
+    lost_requests = 0
+    silent = False
+    writes = 0
+
+    def get(self, key: str, **options: object) -> Blob | NotModified:
+        if self.silent:
+            raise TransientStorageError("no answer")
+        return super().get(key, **options)  # type: ignore[arg-type]
+
+    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        self.writes += 1
+        if self.lost_requests:
+            self.lost_requests -= 1
+            return Unknown("no answer")
+        outcome = super().put_if(key, data, condition)
+        if self.lost_answers:
+            self.lost_answers -= 1
+            return Unknown("no answer")
+        return outcome
+
+    def manifest(self) -> Manifest:
+        blob = MemoryStore.get(self, "ingest/manifest")
+        assert not isinstance(blob, NotModified)
+        return Manifest.parse(blob.data)
+
+    def locations(self) -> list[str]:
+        return [each.location for each in self.manifest().entries()]
+
+
+def group_committer(store: Store, config: QueueConfig) -> Committer:
+    return shared_committer(store, config, RUNTIME)
+
+
+COMMITTERS = [group_committer]
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+@pytest.fixture(params=COMMITTERS)
+def make(request: pytest.FixtureRequest, store: Store) -> Iterator[Make]:
+    made: list[Committer] = []
+
+    def committer(**settings: int) -> Committer:
+        settings = {"backoff_max_ms": 5, "cas_deadline_ms": 200, **settings}
+        config = QueueConfig(store="memory://unused", **settings)  # type: ignore[arg-type]
+        made.append(request.param(store, config))
+        return made[-1]
+
+    yield committer
+    for each in made:
+        each.close()
+
+
+def entries(*numbers: int) -> list[NewEntry]:
+    return [
+        NewEntry(f"ingest/01J5T4R3KXBMZ7QV9N2WG8Y{n:03d}.batch", (Metadata(0, n, b"%d" % n),))
+        for n in numbers
+    ]
+
+
+def locations(*numbers: int) -> list[str]:
+    return [each.location for each in entries(*numbers)]
+
+
+def append(committer: Committer, *numbers: int, within: float = WAIT_S) -> int:
+    return committer.append(entries(*numbers), begin_by=RUNTIME.monotonic() + within)
+
+
+def test_entries_land_in_order_and_the_first_sequence_is_told(make: Make, store: Store) -> None:
+    committer = make()
+    assert append(committer, 1, 2, 3) == 0
+    assert append(committer, 4, 5) == 3
+    found = store.manifest().entries()
+    assert [each.location for each in found] == locations(1, 2, 3, 4, 5)
+    assert [each.metadata for each in found] == [each.metadata for each in entries(1, 2, 3, 4, 5)]
+
+
+def test_an_append_is_one_write(make: Make, store: Store) -> None:
+    committer = make()
+    append(committer, *range(100))
+    assert store.writes == committer.attempts == 1
+
+
+def test_many_callers_lose_nothing_and_get_the_sequences_of_their_own(
+    make: Make, store: Store
+) -> None:
+    committers = [make() for _ in range(8)]
+    got: dict[int, int] = {}
+
+    def call(committer: Committer, caller: int) -> None:
+        for turn in range(10):
+            n = caller * 100 + turn * 2
+            got[n] = append(committer, n, n + 1)
+
+    threads = [threading.Thread(target=call, args=(each, n)) for n, each in enumerate(committers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    queued = store.locations()
+    assert len(queued) == 160
+    assert len(got) == 80
+    for n, sequence in got.items():
+        assert queued[sequence : sequence + 2] == locations(n, n + 1)
+    for caller in range(8):
+        sequences = [got[caller * 100 + turn * 2] for turn in range(10)]
+        assert sequences == sorted(sequences)
+
+
+@pytest.mark.parametrize("lost", [1, 3])
+def test_f2_a_lost_answer_is_looked_up_and_nothing_lands_twice(
+    make: Make, store: Store, lost: int
+) -> None:
+    committer = make()
+    store.lost_answers = lost
+    assert append(committer, 1, 2) == 0
+    assert append(committer, 3) == 2
+    assert store.locations() == locations(1, 2, 3)
+
+
+def test_f2_a_lost_request_is_made_again(make: Make, store: Store) -> None:
+    committer = make()
+    store.lost_requests = 2
+    assert append(committer, 1) == 0
+    assert store.locations() == locations(1)
+
+
+def test_an_append_whose_fate_cannot_be_told_says_so(make: Make, store: Store) -> None:
+    committer = make()
+    append(committer, 1)
+    store.lost_requests = 10**6
+    with pytest.raises(CommitStateUnknown) as caught:
+        append(committer, 2, 3)
+    assert set(locations(2, 3)) <= set(caught.value.locations)
+
+
+def test_a_store_that_does_not_answer_refuses_and_the_append_may_be_tried_again(
+    make: Make, store: Store
+) -> None:
+    committer = make()
+    store.silent = True
+    with pytest.raises(TransientStorageError):
+        append(committer, 1)
+    assert store.writes == 0
+    store.silent = False
+    assert append(committer, 1) == 0
+
+
+def test_f35_a_full_queue_refuses_all_of_an_append(make: Make, store: Store) -> None:
+    committer = make(max_manifest_bytes=400)
+    append(committer, 1, 2, 3)
+    before = store.locations()
+    with pytest.raises(QueueFull):
+        append(committer, *range(10, 20))
+    assert store.locations() == before
+    assert append(committer, 4) == 3
+
+
+def test_an_append_that_begins_too_late_is_refused(make: Make, store: Store) -> None:
+    committer = make()
+    with pytest.raises(TransientStorageError):
+        append(committer, 1, within=-0.001)
+    assert store.writes == 0
+
+
+def test_a_corrupt_manifest_is_never_written_over(make: Make, store: Store) -> None:
+    committer = make()
+    store.put("ingest/manifest", b"no manifest")
+    with pytest.raises(CorruptManifest):
+        append(committer, 1)
+    blob = MemoryStore.get(store, "ingest/manifest")
+    assert not isinstance(blob, NotModified)
+    assert blob.data == b"no manifest"
+
+
+def test_closing_one_of_several_users_leaves_the_others_at_work(make: Make, store: Store) -> None:
+    first = make()
+    second = group_committer(store, QueueConfig(store="memory://unused"))
+    second.close()
+    assert append(first, 1) == 0
+    assert store.locations() == locations(1)

@@ -1,0 +1,298 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from opendata_buffer.commit.durability import Completion, Durable
+from opendata_buffer.commit.upload import Lane, Stage, Upload
+from opendata_buffer.errors import (
+    Closed,
+    CommitStateUnknown,
+    PermanentStorageError,
+    TransientStorageError,
+)
+from opendata_buffer.runtime import Moment
+from opendata_buffer.testing.runtime import ManualRuntime
+
+DENIED = PermanentStorageError("denied")
+COMPLETION = Completion(ManualRuntime())
+
+
+def at(seconds: float, *, wall: float | None = None) -> Moment:
+    return Moment(int((seconds if wall is None else wall) * 1000), seconds)
+
+
+def lane(max_age: float = 300.0, append_limit: float = 120.0) -> Lane:
+    return Lane(manifest_path="q/manifest", max_age=max_age, append_limit=append_limit)
+
+
+def enter(
+    line: Lane, n: int, *, ordered: bool = False, deadline: float = 1e9, minted: float = 0.0
+) -> Upload:
+    upload = Upload(
+        completion=COMPLETION,
+        ordered=ordered,
+        calls=1,
+        deadline=deadline,
+        location=f"ingest/{n:03d}.batch",
+        data=b"bytes",
+        minted=at(minted),
+    )
+    line.enter(upload)
+    return upload
+
+
+def append(line: Lane, first: int, now: float = 0.0) -> list[str]:
+    """Append what is ready, and tell which batches that were."""
+    group, _ = line.take(at(now))
+    assert line.landed(first, at(now)) == []
+    return [upload.location for upload in group]
+
+
+def test_an_upload_waits_for_the_one_before_it() -> None:
+    line = lane()
+    first, second = enter(line, 1), enter(line, 2)
+    line.stored(second)
+    assert line.take(at(0)) == ([], [])
+    line.stored(first)
+    assert append(line, 7) == [first.location, second.location]
+    assert first.outcome == Durable(7, first.location)
+    assert second.outcome == Durable(8, second.location)
+    assert line.take_settled() == [first, second]
+    assert line.unsettled == 0
+
+
+def test_one_group_of_a_lane_is_appended_at_a_time() -> None:
+    line = lane()
+    first, second = enter(line, 1), enter(line, 2)
+    line.stored(first)
+    assert line.take(at(0)) == ([first], [])
+    line.stored(second)
+    assert line.take(at(0)) == ([], [])
+    line.landed(0, at(0))
+    assert line.take(at(0)) == ([second], [])
+
+
+def test_a_settled_upload_lets_go_of_its_bytes() -> None:
+    line = lane()
+    upload = enter(line, 1)
+    line.settle(upload, DENIED)
+    assert upload.data == b""
+
+
+def test_a_failed_upload_lets_those_behind_it_pass() -> None:
+    line = lane()
+    first, second = enter(line, 1), enter(line, 2)
+    line.stored(second)
+    line.settle(first, DENIED)
+    assert append(line, 0) == [second.location]
+    assert first.outcome is DENIED
+
+
+def test_a_failed_transaction_takes_later_ones_with_it_and_only_those() -> None:
+    line = lane()
+    before = enter(line, 0, ordered=True)
+    failed = enter(line, 1, ordered=True)
+    plain = enter(line, 2)
+    later = enter(line, 3, ordered=True)
+    line.settle(failed, DENIED)
+    for upload in (before, plain, later):
+        line.stored(upload)
+    assert later.stage is Stage.SETTLED
+    assert later.outcome is DENIED
+    assert append(line, 0) == [before.location, plain.location]
+
+
+def test_a_transaction_cannot_enter_behind_the_sweep_of_a_failed_one() -> None:
+    """produce() may have looked for failures just before there was one."""
+    line = lane()
+    line.settle(enter(line, 0, ordered=True), DENIED)
+    late = enter(line, 1, ordered=True)
+    assert late.outcome is DENIED
+    plain = enter(line, 2)
+    line.stored(plain)
+    assert append(line, 0) == [plain.location]
+    assert line.unsettled == 0
+
+
+def test_the_ordered_uploads_before_two_failures_are_swept_by_the_second() -> None:
+    line = lane()
+    first, middle, third = (enter(line, n, ordered=True) for n in range(3))
+    line.settle(third, DENIED)
+    line.settle(first, DENIED)
+    assert middle.outcome is DENIED
+
+
+def test_f5_old_uploads_go_back_together_and_hold_their_lane() -> None:
+    line = lane(max_age=300.0)
+    old, young, old_too = enter(line, 1), enter(line, 2, minted=301), enter(line, 3)
+    for upload in (old, young, old_too):
+        line.stored(upload)
+    assert line.take(at(301)) == ([], [old, old_too])
+    assert line.take(at(301)) == ([], [])
+    for upload in (old_too, old):
+        upload.minted = at(302)
+        line.stored(upload)
+    assert append(line, 0, now=302) == [old.location, young.location, old_too.location]
+
+
+def test_f5_an_upload_of_a_machine_that_was_suspended_goes_back() -> None:
+    """Linux stops the monotonic clock while the machine sleeps; the collector does not."""
+    line = lane(max_age=300.0)
+    upload = enter(line, 1)
+    line.stored(upload)
+    assert line.take(at(0, wall=301)) == ([], [upload])
+
+
+def test_f5_f6_a_wall_clock_that_was_set_back_does_not_make_an_upload_young() -> None:
+    line = lane(max_age=300.0)
+    upload = enter(line, 1, minted=1000)
+    line.stored(upload)
+    assert line.take(at(1301, wall=0)) == ([], [upload])
+
+
+def test_f5_an_upload_that_failed_is_not_uploaded_again() -> None:
+    line = lane(max_age=300.0)
+    old, young = enter(line, 1), enter(line, 2, minted=301)
+    line.stored(old)
+    line.stored(young)
+    line.settle(old, DENIED)
+    assert line.take(at(301)) == ([young], [])
+
+
+def test_f5_a_commit_that_slept_past_the_grace_period_is_not_settled_as_durable() -> None:
+    """The process freezes between the age check and the answer of its write."""
+    line = lane(max_age=300.0)
+    late, fresh = enter(line, 1), enter(line, 2, minted=299)
+    line.stored(late)
+    line.stored(fresh)
+    line.take(at(300))
+    (found,) = line.landed(7, at(601))
+    assert (found.upload, found.sequence, found.age) == (late, 7, 601.0)
+    assert late.outcome is None
+    assert fresh.outcome == Durable(8, fresh.location)
+    unknown = CommitStateUnknown("q/manifest", 7, (late.location,), 8, "late")
+    line.settle(late, unknown)
+    assert late.outcome is unknown
+    assert line.unsettled == 0
+
+
+def test_a_refused_append_leaves_its_uploads_in_front() -> None:
+    line = lane()
+    first, second, third = (enter(line, n) for n in range(3))
+    line.stored(first)
+    line.stored(second)
+    line.take(at(0))
+    line.stored(third)
+    line.refused(TransientStorageError("slow down"), at(0))
+    assert [upload.outcome for upload in (first, second)] == [None, None]
+    assert append(line, 0) == [first.location, second.location, third.location]
+
+
+def test_f35_a_part_of_what_is_ready_can_be_taken() -> None:
+    line = lane()
+    uploads = [enter(line, n) for n in range(5)]
+    for upload in uploads:
+        line.stored(upload)
+    assert line.take(at(0), 2) == (uploads[:2], [])
+    line.landed(0, at(0))
+    assert line.take(at(0)) == (uploads[2:], [])
+
+
+def test_a_deadline_is_kept_whatever_an_upload_waits_for() -> None:
+    line = lane()
+    hangs = enter(line, 1, deadline=10)
+    behind = enter(line, 2, deadline=11)
+    refused = TransientStorageError("slow down")
+    line.stored(behind)
+    assert line.next_deadline() == 10
+    line.expire(9.9)
+    assert line.unsettled == 2
+    line.expire(10)
+    assert isinstance(hangs.outcome, TransientStorageError)
+    assert "delivery_timeout_ms: its upload did not end" in str(hangs.outcome)
+    assert line.take(at(10)) == ([behind], [])
+    # While it is being appended, nobody knows whether it is queued.
+    line.expire(50)
+    assert behind.outcome is None
+    line.refused(refused, at(51))
+    assert behind.outcome is refused
+
+
+def test_uploads_that_always_grow_too_old_end_at_their_deadline() -> None:
+    line = lane(max_age=1.0)
+    upload = enter(line, 1, deadline=10)
+    rounds = 0
+    while upload.outcome is None:
+        line.stored(upload)
+        now = 2.0 * (rounds + 1)
+        _, again = line.take(at(now))
+        for each in again:
+            each.minted = at(now)
+        rounds += 1
+        assert rounds < 20
+    assert isinstance(upload.outcome, TransientStorageError)
+
+
+def test_an_append_without_an_answer_is_unknown_in_the_end() -> None:
+    line = lane(append_limit=120.0)
+    first, second = enter(line, 1, ordered=True), enter(line, 2, ordered=True)
+    behind = enter(line, 3, ordered=True)
+    line.stored(first)
+    line.stored(second)
+    line.take(at(5))
+    assert line.next_deadline() == 125
+    line.expire(125)
+    for upload in (first, second):
+        assert isinstance(upload.outcome, CommitStateUnknown)
+        assert upload.outcome.locations == (first.location, second.location)
+    assert behind.stage is Stage.SETTLED
+    # What becomes known later changes nothing.
+    line.landed(0, at(126))
+    assert isinstance(first.outcome, CommitStateUnknown)
+
+
+def test_an_abandoned_lane_has_no_upload_without_an_outcome() -> None:
+    line = lane()
+    appending, waiting = enter(line, 1), enter(line, 2)
+    line.stored(appending)
+    line.take(at(0))
+    closed = Closed("no time left")
+    line.abandon(closed)
+    assert isinstance(appending.outcome, CommitStateUnknown)
+    assert waiting.outcome is closed
+    assert line.unsettled == 0
+
+
+def test_an_append_must_begin_before_its_objects_are_old_and_its_deadlines_pass() -> None:
+    line = lane(max_age=300.0)
+    group = [enter(line, 1, minted=10), enter(line, 2, minted=20, deadline=315)]
+    assert line.begin_by(group) == 310
+    assert line.begin_by(group[1:]) == 315
+
+
+@pytest.mark.parametrize("outcome", ["landed", "failed", "refused", "expired"])
+def test_settling_a_long_lane_takes_time_in_proportion_to_its_length(outcome: str) -> None:
+    def seconds(count: int) -> float:
+        line = lane()
+        uploads = [enter(line, n, ordered=True, deadline=100) for n in range(count)]
+        for upload in uploads:
+            line.stored(upload)
+        began = time.perf_counter()
+        line.take(at(0))
+        if outcome == "landed":
+            line.landed(0, at(0))
+        elif outcome == "failed":
+            line.failed(DENIED)
+        else:
+            line.refused(TransientStorageError("slow down"), at(0))
+            line.expire(100 if outcome == "expired" else 0)
+        took = time.perf_counter() - began
+        assert (line.unsettled == 0) == (outcome != "refused")
+        return took
+
+    few = min(seconds(500) for _ in range(3))
+    many = min(seconds(8_000) for _ in range(3))
+    # 16 times as many: 256 times the time if each walked along the line.
+    assert many < 64 * few

@@ -1,0 +1,442 @@
+"""What a producer promises when its caller, its store or its callbacks misbehave."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import pytest
+
+from opendata_buffer.commit.durability import WriteHandle
+from opendata_buffer.config import ProducerConfig
+from opendata_buffer.errors import (
+    Closed,
+    CommitStateUnknown,
+    FlushFailed,
+    OpenDataBufferError,
+    TransientStorageError,
+)
+from opendata_buffer.formats.batch import decode_batch
+from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.producer.producer import Producer
+from opendata_buffer.stores import Absent, Blob, IfVersion, NotModified, PutOutcome
+from opendata_buffer.stores.memory import MemoryStore
+from tests.unit.interrupts import interrupted
+
+WAIT_S = 20.0
+"""Far beyond what any of these takes; reached only by a failure."""
+
+
+def config(**settings: Any) -> ProducerConfig:
+    settings.setdefault("flush_interval_ms", 5)
+    settings.setdefault("backoff_max_ms", 20)
+    return ProducerConfig(store="memory://unused", **settings)
+
+
+def records(store: MemoryStore) -> list[bytes]:
+    blob = MemoryStore.get(store, "ingest/manifest")
+    assert not isinstance(blob, NotModified)
+    found: list[bytes] = []
+    for entry in Manifest.parse(blob.data).entries():
+        data = MemoryStore.get(store, entry.location)
+        assert not isinstance(data, NotModified)
+        found += decode_batch(data.data)
+    return found
+
+
+def within(seconds: float, call: Callable[[], object]) -> BaseException | None:
+    """What the call raised; it must end in time."""
+    raised: list[BaseException | None] = []
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:
+            raised.append(error)
+        else:
+            raised.append(None)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert raised, f"{call} did not end in {seconds} s"
+    return raised[0]
+
+
+class Silent(MemoryStore):
+    """Accepts every request and, while it is silent, answers none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers = threading.Event()
+        self.answers.set()
+        self.only: Callable[[str], bool] = lambda key: True
+        self.asked = threading.Event()
+
+    def _answer(self, key: str) -> None:
+        if not self.answers.is_set() and self.only(key):
+            self.asked.set()
+            assert self.answers.wait(2 * WAIT_S)
+
+    def get(self, key: str, **options: Any) -> Blob | NotModified:
+        self._answer(key)
+        return super().get(key, **options)
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        self._answer(key)
+        super().put(key, data)
+
+    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        self._answer(key)
+        return super().put_if(key, data, condition)
+
+
+@pytest.fixture
+def silent() -> Iterator[Silent]:
+    store = Silent()
+    yield store
+    store.answers.set()  # lets the threads end
+
+
+# Interrupted callers.
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"flush_size_bytes": 1}, {"max_buffered_bytes": 1}],
+    ids=["into an open batch", "fills a batch", "waits for room"],
+)
+@pytest.mark.parametrize("transaction", [False, True], ids=["plain", "transaction"])
+def test_an_interrupt_anywhere_in_produce_leaves_nothing_stuck(
+    settings: dict[str, int], transaction: bool
+) -> None:
+    step, more = 0, True
+    while more:
+        step += 1
+        store = MemoryStore()
+        producer = Producer(config(flush_interval_ms=8, **settings), store=store)
+        before = producer.produce([b"before"])
+        identity = Transaction("a", 1) if transaction else None
+        hit = partial(producer.produce, [b"hit"], transaction=identity)
+        more = interrupted(hit, step)
+        after = producer.produce([b"after"])
+        began = time.monotonic()
+        for handle in (before, after):
+            # Not by the flush of close(): by the timer, which the interrupt must not stop.
+            handle.watcher.await_durable(WAIT_S)
+        producer.close(WAIT_S)
+        assert time.monotonic() - began < WAIT_S, f"step {step}"
+        assert records(store) in ([b"before", b"after"], [b"before", b"hit", b"after"])
+        assert producer.buffered_bytes == 0, f"step {step}"
+    assert step > 40
+
+
+@pytest.mark.parametrize("method", ["flush", "close"])
+def test_an_interrupt_anywhere_in_flush_and_close_lets_a_second_close_end(method: str) -> None:
+    step, more = 0, True
+    while more:
+        step += 1
+        store = MemoryStore()
+        producer = Producer(config(flush_interval_ms=60_000), store=store)
+        handle = producer.produce([b"a"])
+        more = interrupted(getattr(producer, method), step)
+        producer.close(WAIT_S)
+        assert handle.watcher.result() is not None, f"step {step}"
+        assert records(store) == [b"a"]
+    assert step > 20
+
+
+def test_an_interrupt_anywhere_in_await_durable_stops_nobody_else() -> None:
+    step, more = 0, True
+    while more:
+        step += 1
+        with Producer(config(flush_interval_ms=60_000), store=MemoryStore()) as producer:
+            handle = producer.produce([b"a"])
+            more = interrupted(partial(waits, handle), step)
+        assert handle.watcher.result() is not None
+    assert step > 10
+
+
+def waits(handle: WriteHandle) -> None:
+    with suppress(TimeoutError):
+        handle.watcher.await_durable(0.001)
+
+
+def test_threads_that_are_interrupted_while_they_produce_leave_nothing_stuck() -> None:
+    """By the interpreter itself, at whatever it is at that moment."""
+    raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    interruptions = 0
+    for _ in range(30):
+        store = MemoryStore()
+        producer = Producer(config(flush_size_bytes=100), store=store)
+        handles: list[WriteHandle] = []
+        begun = threading.Event()
+
+        def produce(
+            producer: Producer = producer,
+            handles: list[WriteHandle] = handles,
+            begun: threading.Event = begun,
+        ) -> None:
+            try:
+                while True:
+                    handles.append(producer.produce([b"x"]))
+                    begun.set()
+            except KeyboardInterrupt:
+                pass
+
+        thread = threading.Thread(target=produce)
+        thread.start()
+        assert begun.wait(WAIT_S)
+        assert thread.ident is not None
+        interruptions += raise_in(ctypes.c_ulong(thread.ident), ctypes.py_object(KeyboardInterrupt))
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+        assert within(WAIT_S, producer.close) is None
+        assert all(handle.watcher.result() is not None for handle in handles)
+        assert len(handles) <= len(records(store)) <= len(handles) + 1
+    assert interruptions == 30
+
+
+def test_a_signal_handler_that_calls_a_producer_inside_its_call_is_told() -> None:
+    producer = Producer(config(), store=MemoryStore())
+
+    def handler(*_: object) -> None:
+        producer.close()
+
+    original = producer._pipeline._batcher.add
+
+    def add(*args: Any) -> Any:
+        handler()
+        return original(*args)
+
+    producer._pipeline._batcher.add = add  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="by a signal handler: raise an exception"):
+        producer.produce([b"a"])
+    producer._pipeline._batcher.add = original  # type: ignore[method-assign]
+    producer.produce([b"b"]).watcher.await_durable(WAIT_S)
+    producer.close(WAIT_S)
+
+
+# Callbacks.
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), GeneratorExit()])
+def test_a_callback_that_ends_its_thread_stops_no_other_handle(error: BaseException) -> None:
+    store = MemoryStore()
+    with Producer(config(flush_interval_ms=60_000), store=store) as producer:
+
+        def callback() -> None:
+            if isinstance(error, SystemExit):
+                sys.exit(1)
+            raise error
+
+        producer.produce([b"a"]).watcher.add_done_callback(callback)
+        producer.flush(WAIT_S)
+        later = producer.produce([b"b"])
+        producer.flush(WAIT_S)
+        assert later.watcher.await_durable(WAIT_S).sequence == 1
+    assert records(store) == [b"a", b"b"]
+
+
+def test_a_callback_that_blocks_keeps_no_other_batch_from_being_uploaded() -> None:
+    store = MemoryStore()
+    producer = Producer(config(flush_size_bytes=1), store=store)
+    go_on, blocked = threading.Event(), threading.Event()
+
+    def callback() -> None:
+        blocked.set()
+        assert go_on.wait(WAIT_S)
+
+    producer.produce([b"a"]).watcher.add_done_callback(callback)
+    assert blocked.wait(WAIT_S)
+    producer.produce([b"b"])
+    try:
+        while sum(info.key.endswith(".batch") for info in store.list("ingest/").objects) < 2:
+            threading.Event().wait(0.001)
+    finally:
+        go_on.set()
+    producer.close(WAIT_S)
+    assert records(store) == [b"a", b"b"]
+
+
+# Stores that fail in ways of their own.
+
+
+@pytest.mark.parametrize("bug", [RuntimeError("a bug"), SystemExit(3)])
+@pytest.mark.parametrize("operation", ["put", "put_if"])
+def test_f29_an_unexpected_error_fails_its_group_and_not_the_thread(
+    operation: str, bug: BaseException
+) -> None:
+    class Buggy(MemoryStore):
+        bugs = 0
+
+        def put(self, key: str, data: bytes | memoryview) -> None:
+            self._maybe("put")
+            super().put(key, data)
+
+        def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+            self._maybe("put_if")
+            return super().put_if(key, data, condition)
+
+        def _maybe(self, asked: str) -> None:
+            if self.bugs and asked == operation:
+                self.bugs -= 1
+                raise bug
+
+    store = Buggy()
+    producer = Producer(config(), store=store)
+    store.bugs = 1
+    failed = producer.produce([b"a"])
+    # Nobody who asks for the outcome is ended by what ended a call of the store.
+    with pytest.raises(RuntimeError if isinstance(bug, RuntimeError) else OpenDataBufferError):
+        failed.watcher.await_durable(WAIT_S)
+    producer.produce([b"b"]).watcher.await_durable(WAIT_S)
+    with pytest.raises(FlushFailed):
+        producer.close(WAIT_S)
+    assert records(store) == [b"b"]
+
+
+def test_f35_a_line_that_does_not_fit_at_once_goes_in_by_parts(silent: Silent) -> None:
+    # A minute without the store leaves many uploads behind: all together they may be more than a
+    # manifest holds, and would be refused for ever although the queue is empty.
+    settings = config(flush_size_bytes=1, max_manifest_bytes=400, upload_concurrency=16)
+    producer = Producer(settings, store=silent)
+    silent.only = lambda key: key == "ingest/manifest"
+    silent.answers.clear()
+    handles = [producer.produce([b"%d" % n]) for n in range(10)]
+    while sum(info.key.endswith(".batch") for info in silent.list("ingest/").objects) < 10:
+        threading.Event().wait(0.001)
+    silent.answers.set()
+    # 22 bytes and 75 for each: five fit.
+    handles[4].watcher.await_durable(WAIT_S)
+    assert records(silent) == [b"%d" % n for n in range(5)]
+    assert handles[5].watcher.result() is None
+    blob = silent.get("ingest/manifest")
+    assert not isinstance(blob, NotModified)
+    silent.put("ingest/manifest", Manifest.parse(blob.data).drop_through(4).raw)
+    for n, handle in enumerate(handles):
+        assert handle.watcher.await_durable(WAIT_S).sequence == n
+    producer.close(WAIT_S)
+    assert records(silent) == [b"%d" % n for n in range(5, 10)]
+
+
+# Stores that do not answer.
+
+
+def test_a_producer_is_not_made_for_longer_than_its_deadline(silent: Silent) -> None:
+    silent.answers.clear()
+    error = within(5.0, lambda: Producer(config(cas_deadline_ms=100), store=silent))
+    assert isinstance(error, TransientStorageError)
+    assert "did not answer within 0.1 s (cas_deadline_ms)" in str(error)
+
+
+def test_flush_and_close_keep_their_deadlines_while_uploads_hang(silent: Silent) -> None:
+    producer = Producer(config(), store=silent)
+    silent.answers.clear()
+    handle = producer.produce([b"a"])
+    with pytest.raises(TimeoutError, match=r"1 batches not durable after 0.05 s"):
+        producer.flush(0.05)
+    error = within(5.0, lambda: producer.close(0.05))
+    assert isinstance(error, FlushFailed)
+    with pytest.raises(Closed, match=r"after 0.05 s: look at the store"):
+        handle.watcher.result()
+    with pytest.raises(Closed):
+        producer.produce([b"b"])
+
+
+def test_a_close_out_of_time_leaves_a_batch_unknown_whose_append_hangs(silent: Silent) -> None:
+    producer = Producer(config(), store=silent)
+    silent.only = lambda key: key == "ingest/manifest"
+    silent.answers.clear()
+    handle = producer.produce([b"a"])
+    assert silent.asked.wait(WAIT_S)
+    assert isinstance(within(5.0, lambda: producer.close(0.05)), FlushFailed)
+    with pytest.raises(CommitStateUnknown, match="may or may not have landed"):
+        handle.watcher.result()
+
+
+@pytest.mark.parametrize("upload_concurrency", [1, 8])
+def test_delivery_times_out_while_every_upload_hangs(
+    silent: Silent, upload_concurrency: int
+) -> None:
+    settings = config(
+        delivery_timeout_ms=100, flush_size_bytes=1, upload_concurrency=upload_concurrency
+    )
+    producer = Producer(settings, store=silent)
+    silent.answers.clear()
+    handles = [producer.produce([b"%d" % n]) for n in range(12)]
+    for handle in handles:
+        with pytest.raises(TransientStorageError, match="delivery_timeout_ms"):
+            handle.watcher.await_durable(WAIT_S)
+    assert producer.buffered_bytes == 0
+    # The time for close() with no other deadline follows from what a batch may take.
+    assert isinstance(within(5.0, producer.close), FlushFailed)
+
+
+def test_delivery_times_out_while_uploads_take_longer_than_half_the_grace_period() -> None:
+    class Slow(MemoryStore):
+        uploads = 0
+
+        def put(self, key: str, data: bytes | memoryview) -> None:
+            self.uploads += 1
+            threading.Event().wait(0.06)
+            super().put(key, data)
+
+    store = Slow()
+    settings = config(delivery_timeout_ms=300, gc_grace_period_ms=100)
+    producer = Producer(settings, store=store)
+    began = time.monotonic()
+    handle = producer.produce([b"a"])
+    with pytest.raises(OpenDataBufferError):
+        handle.watcher.await_durable(WAIT_S)
+    assert 0.25 < time.monotonic() - began < 10
+    with pytest.raises(FlushFailed):
+        producer.close(WAIT_S)
+    assert 2 <= store.uploads <= 6
+
+
+# The budget.
+
+
+def test_single_record_callers_are_not_held_at_a_number_of_calls(silent: Silent) -> None:
+    producer = Producer(config(flush_interval_ms=60_000), store=silent)
+    silent.answers.clear()
+
+    def produce() -> None:
+        for _ in range(20_000):
+            producer.produce([b"x"])
+
+    assert within(WAIT_S, produce) is None
+    silent.answers.set()
+    producer.close()
+    assert len(records(silent)) == 20_000
+
+
+def test_f33_each_call_takes_room_however_small_it_is(silent: Silent) -> None:
+    producer = Producer(config(max_buffered_bytes=10_000), store=silent)
+    silent.answers.clear()
+    calls = 0
+
+    def produce() -> None:
+        nonlocal calls
+        while True:
+            producer.produce([b""])
+            calls += 1
+
+    thread = threading.Thread(target=lambda: within(WAIT_S, produce), daemon=True)
+    thread.start()
+    assert silent.asked.wait(WAIT_S)
+    while producer.buffered_bytes <= 10_000 - 300:
+        threading.Event().wait(0.001)
+    assert calls < 40
+    assert producer.buffered_bytes <= 10_000
+    with pytest.raises(FlushFailed):
+        producer.close(0.01)
+    assert producer.buffered_bytes == 0
