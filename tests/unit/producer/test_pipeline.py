@@ -195,13 +195,15 @@ def test_threads_that_are_interrupted_while_they_produce_leave_nothing_stuck() -
         thread.start()
         assert begun.wait(WAIT_S)
         assert thread.ident is not None
-        interruptions += raise_in(ctypes.c_ulong(thread.ident), ctypes.py_object(KeyboardInterrupt))
-        thread.join(WAIT_S)
-        assert not thread.is_alive()
+        interrupt = ctypes.py_object(KeyboardInterrupt)
+        while thread.is_alive():
+            # Again, if it came out of a finalizer, where the interpreter only reports it.
+            interruptions += raise_in(ctypes.c_ulong(thread.ident), interrupt)
+            thread.join(1.0)
         assert within(WAIT_S, producer.close) is None
         assert all(handle.watcher.result() is not None for handle in handles)
         assert len(handles) <= len(records(store)) <= len(handles) + 1
-    assert interruptions == 30
+    assert interruptions >= 30
 
 
 def test_a_signal_handler_that_calls_a_producer_inside_its_call_is_told() -> None:
