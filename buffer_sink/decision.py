@@ -1,4 +1,4 @@
-"""What a commit has to do: pure decisions on a manifest and a commit record.
+"""What an append has to do: pure decisions on a manifest and a commit record.
 
 A write with an identity (app, batch) has to enter the queue once, however often Spark commits
 it. Where a repeat is recognised, in this order:
@@ -7,7 +7,7 @@ it. Where a repeat is recognised, in this order:
    known to be committed, and the queue's next sequence just after. It is written after the
    append, so it may lag; it never runs ahead.
 2. In the **manifest**: a queued entry of the app with this batch number or a higher one. This
-   is decided on the very manifest the compare-and-swap replaces, so of two drivers that commit
+   is decided on the very manifest the compare-and-swap replaces, so of two drivers that append
    the same batch at once one wins and the other finds it.
 3. What both cannot see is a commit whose record is missing (a crash in between) and whose
    entries a consumer has dequeued already. Such a batch is appended again, and the reader's
@@ -15,18 +15,24 @@ it. Where a repeat is recognised, in this order:
    batch are contiguous, so a second group of the same batch is a repeat.
 
 The filter tells two groups apart by the gap between them. There is none when the queue ran
-empty and nobody else appended; then the commit puts an empty batch in between (``Separate``).
-It is needed only if an entry of ours can have been dequeued unseen, that is if the manifest's
-first sequence is beyond the one in the record: every commit of a later batch came after that.
-An idle queue with one writer has first == next == the record's sequence, so it never pays.
+empty and nobody else appended; then an empty batch is put in between (``Separate``). It is
+needed only if an entry of ours can have been dequeued unseen, that is if the manifest's first
+sequence is beyond the one in the record: every commit of a later batch came after that. An idle
+queue with one writer has first == next == the record's sequence, so it never pays.
+
+All of that holds within one query. Another query counts its batches from 0 as well, and each of
+them would be taken for a repeat and be lost. So the record names the query that an app id
+belongs to, from before its first append, and any other one is refused.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from opendata_buffer.errors import CorruptData, QueueReset
+from opendata_buffer.errors import CorruptData, InvalidInput, QueueReset
 from opendata_buffer.formats.keys import Transaction, parse_location
 from opendata_buffer.formats.manifest import Manifest
 
@@ -38,7 +44,10 @@ __all__ = [
     "Append",
     "CommitRecord",
     "Decision",
+    "Expired",
+    "Kind",
     "Separate",
+    "claimed",
     "decide",
     "is_queued",
     "record_key",
@@ -53,40 +62,56 @@ class CommitRecord:
     """What is surely committed of one app.
 
     Attributes:
-        batch: Highest committed batch.
+        batch: Highest committed batch; -1 when the app id is only claimed.
         next_sequence: The queue's next sequence just after that batch.
+        query: Id of the streaming query the app id belongs to; None when no query was ever
+            known, as in records of versions that did not keep it.
+        others: Fields of later versions, kept when the record is written again.
     """
 
     batch: int
     next_sequence: int
+    query: str | None = None
+    others: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
-        """The object's bytes."""
-        return json.dumps({"version": _VERSION, **asdict(self)}).encode()
+        """The object's bytes; without the query if it has none, as version 1 began."""
+        fields: dict[str, Any] = {"version": _VERSION, "batch": self.batch}
+        fields["next_sequence"] = self.next_sequence
+        if self.query is not None:
+            fields["query"] = self.query
+        return json.dumps({**fields, **self.others}).encode()
 
     @classmethod
-    def from_json(cls, key: str, raw: bytes) -> CommitRecord:
-        """Read the object's bytes; ``key`` is for messages.
+    def from_json(cls, raw: bytes) -> CommitRecord:
+        """Read the object's bytes.
 
         Raises:
             CorruptData: They are no commit record of this version.
         """
         try:
             fields = json.loads(raw)
-            version, batch, next_sequence = (
-                fields[name] for name in ("version", "batch", "next_sequence")
-            )
-            if version == _VERSION and all(
-                type(each) is int and each >= 0 for each in (batch, next_sequence)
-            ):
-                return cls(batch, next_sequence)
-        except (ValueError, KeyError, TypeError):
-            pass
+        except ValueError:
+            fields = None
+        match fields:
+            case {"version": 1, "batch": int(batch), "next_sequence": int(next_sequence)}:
+                own = ("version", "batch", "next_sequence", "query")
+                others = {name: fields[name] for name in fields if name not in own}
+                query = fields.get("query")
+                numbers = type(batch) is type(next_sequence) is int  # a bool is an int, too
+                if numbers and batch >= -1 and next_sequence >= 0 and isinstance(query, str | None):
+                    return cls(batch, next_sequence, query, others)
         raise CorruptData(
-            f"commit record {key!r} is not readable: {raw[:100]!r}. It remembers which batch of "
-            "a query was written last. If you delete it, the manifest and the reader's filter "
+            f"the commit record is not readable: {raw[:100]!r}. It remembers which batch of a "
+            "query was written last. If you delete it, the manifest and the reader's filter "
             "still recognise repeats."
         )
+
+    def raised(self, batch: int, next_sequence: int, query: str | None) -> CommitRecord:
+        """The record after one more batch; unchanged by a late writer of an older one."""
+        if self.batch >= batch or (query is not None and self.query not in (None, query)):
+            return self
+        return replace(self, batch=batch, next_sequence=next_sequence, query=self.query or query)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +126,27 @@ class Separate:
 
 @dataclass(frozen=True, slots=True)
 class AlreadyDone:
-    """The batch is committed; there is nothing to append."""
+    """The batch is committed; there is nothing to append.
+
+    Attributes:
+        queued: Locations of the batch that the manifest shows; empty where the record tells,
+            or a later batch of the app.
+    """
+
+    queued: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """The uploads may be too old by now: look at them again before they are appended."""
 
 
 APPEND = Append()
 SEPARATE = Separate()
 ALREADY_DONE = AlreadyDone()
 
-Decision = Append | Separate | AlreadyDone
+Decision = Append | Separate | AlreadyDone | Expired
+Kind = type[Append] | type[Separate] | type[AlreadyDone] | type[Expired]
 
 
 def transaction_prefix(prefix: str, transaction: Transaction) -> str:
@@ -121,6 +159,34 @@ def record_key(prefix: str, app: str) -> str:
     return f"{prefix}/app={app}/_commit.json"
 
 
+def claimed(record: CommitRecord | None, app: str, query: str | None) -> CommitRecord | None:
+    """The record of an app once a query is about to write under its id.
+
+    Args:
+        record: As it is; None when there is none.
+        app: The app id.
+        query: The query's id; None where Spark does not tell it: such a writer is let through.
+
+    Raises:
+        InvalidInput: The app id belongs to another query.
+    """
+    if query is None or query == app:
+        return record  # an app id that is the query's own id cannot be taken by another one
+    if record is None:
+        return CommitRecord(-1, 0, query)
+    if record.query is None:
+        return replace(record, query=query)
+    if record.query != query:
+        done = f"its batches up to {record.batch}" if record.batch >= 0 else "nothing yet"
+        raise InvalidInput(
+            f"txnAppId {app!r} belongs to query {record.query}, which has written {done}; this is "
+            f"query {query}. Both count their batches from 0, so batches of one would be taken "
+            "for repeats of the other's and be lost. Give this query a txnAppId of its own. A "
+            "query whose checkpoint was deleted is a new query, and needs a new one, too."
+        )
+    return record
+
+
 def decide(
     manifest: Manifest,
     record: CommitRecord | None,
@@ -129,7 +195,7 @@ def decide(
     prefix: str,
     key: str,
 ) -> Decision:
-    """What a commit does to a manifest.
+    """What an append does to a manifest.
 
     Args:
         manifest: The manifest that the compare-and-swap will replace.
@@ -154,7 +220,9 @@ def decide(
             f"{record_key(prefix, transaction.app)!r} as well."
         )
     if is_queued(manifest, prefix, transaction):
-        return ALREADY_DONE
+        folder = transaction_prefix(prefix, transaction)
+        locations = (entry.location for entry in manifest.entries())
+        return AlreadyDone(tuple(each for each in locations if each.startswith(folder)))
     unseen = manifest.first_sequence > (record.next_sequence if record is not None else 0)
     if unseen and manifest.entry_count == 0:
         return SEPARATE
@@ -165,7 +233,7 @@ def is_queued(manifest: Manifest, prefix: str, transaction: Transaction) -> bool
     """Whether the queue has an entry of this batch, or of a later one, of the same app.
 
     Batches of an app enter in rising order, so its last entry tells. That is found from the end
-    as bytes: decoding 100,000 queued entries on each commit would dominate it.
+    as bytes: decoding 100,000 queued entries on each append would dominate it.
     """
     raw = manifest.raw
     start = f"{prefix}/app={transaction.app}/batch=".encode()

@@ -61,8 +61,9 @@ def foreach_batch_writer(store: str, *, txn_app_id: str, **options: Any) -> Fore
         store: The store's URL, as in ``save()``.
         txn_app_id: Names the stream of batches: letters, digits, ``.``, ``_``, ``-``. Give each
             call in one function, and each query, an id of its own: a second write of the same
-            id and batch is taken for a repeat and skipped. A query whose checkpoint was deleted
-            counts its batches from 0 again, and needs a new id.
+            id and batch is taken for a repeat and skipped. Another query under the id is refused,
+            also one whose checkpoint was deleted: it counts its batches from 0 again, and needs
+            a new id.
         **options: Options of the batch sink in snake case or as Spark writes them:
             ``data_path_prefix``, ``compression``, ``target_batch_bytes``, ...
 

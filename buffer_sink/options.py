@@ -30,6 +30,7 @@ SINK_OPTIONS = (
     "uploadConcurrency",
     "maxMetadataRanges",
     "gcGracePeriodMs",
+    "maxWriteDurationMs",
 )
 
 
@@ -51,9 +52,12 @@ class SinkOptions:
         upload_concurrency: Uploads at once of one task; they run beside encoding. Default 4.
         max_metadata_ranges: Runs of equal ``metadata`` that one task may write. Each costs
             bytes in the manifest, which every append rewrites (failure F35). Default 100,000.
-        gc_grace_period_ms: The grace period of the collector that reads this queue. A write
-            whose uploads are older than half of it when it commits is refused (failure F5).
-            Default 600,000.
+        gc_grace_period_ms: The grace period of the collector that reads this queue (failure
+            F5). Default 600,000.
+        max_write_duration_ms: How long a write may take, from its plan to its commit; a longer
+            one is refused. Batches are named so far ahead of time, and no collector deletes
+            them, used or not, before that and its grace period are over. Default 21,600,000,
+            six hours.
     """
 
     queue: QueueConfig
@@ -66,6 +70,7 @@ class SinkOptions:
     upload_concurrency: int = 4
     max_metadata_ranges: int = 100_000
     gc_grace_period_ms: int = 600_000
+    max_write_duration_ms: int = 21_600_000
 
     def __post_init__(self) -> None:
         if self.app is not None:
@@ -79,7 +84,7 @@ class SinkOptions:
                 "the queue is read"
             )
         if 2 * self.queue.cas_deadline_ms > self.gc_grace_period_ms:
-            # The commit checks ages once and may then race for cas_deadline_ms: both together
+            # The append checks ages once and may then race for cas_deadline_ms: both together
             # have to stay below the grace period, or the collector wins (failure F5).
             raise InvalidInput(
                 f"option gcGracePeriodMs is {self.gc_grace_period_ms}: use at least "
@@ -143,4 +148,5 @@ def _parse(options: Mapping[str, str], what: str) -> SinkOptions:
         upload_concurrency=reader.integer("uploadConcurrency", 4, least=1),
         max_metadata_ranges=reader.integer("maxMetadataRanges", 100_000, least=1),
         gc_grace_period_ms=reader.integer("gcGracePeriodMs", 600_000, least=1),
+        max_write_duration_ms=reader.integer("maxWriteDurationMs", 21_600_000, least=0),
     )

@@ -13,7 +13,7 @@ from buffer_sink.options import SinkOptions
 from buffer_sink.uploads import UploadWindow
 from opendata_buffer import metrics
 from opendata_buffer.formats.batch import seal_block
-from opendata_buffer.formats.keys import batch_key
+from opendata_buffer.formats.keys import batch_key, later_ulid
 from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Put
@@ -85,8 +85,9 @@ class PartitionWriter:
         )
 
     def _start(self, window: UploadWindow, block: Block) -> None:
-        prefix, name = self._options.queue.data_path_prefix, self._runtime.ulid()
-        key = batch_key(prefix, name, self._task.transaction)
+        # The name tells collectors how long the object may wait for the driver's append.
+        name = later_ulid(self._runtime.ulid(), self._options.max_write_duration_ms)
+        key = batch_key(self._options.queue.data_path_prefix, name, self._task.transaction)
         position, self._started = self._started, self._started + 1
         window.submit(partial(self._upload, position, key, block))
 

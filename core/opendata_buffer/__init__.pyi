@@ -129,14 +129,14 @@ from opendata_buffer.formats.keys import (
 from opendata_buffer.formats.manifest import (
     Metadata as Metadata,
 )
-from opendata_buffer.gc import (
+from opendata_buffer.gc.collector import (
     GarbageCollector as GarbageCollector,
 )
-from opendata_buffer.gc import (
-    GcPlan as GcPlan,
-)
-from opendata_buffer.gc import (
+from opendata_buffer.gc.collector import (
     GcReport as GcReport,
+)
+from opendata_buffer.gc.decision import (
+    GcPlan as GcPlan,
 )
 from opendata_buffer.producer.producer import (
     Producer as Producer,

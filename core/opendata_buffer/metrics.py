@@ -34,6 +34,8 @@ __all__ = [
     "entries_flushed",
     "fetch_duration_seconds",
     "flush_duration_seconds",
+    "gc_clock_difference_seconds",
+    "gc_cycles_held",
     "gc_duration_seconds",
     "gc_files_deleted",
     "gc_files_failed",
@@ -41,6 +43,7 @@ __all__ = [
     "manifest_writes",
     "queue_length",
     "repeats_dropped",
+    "write_repeats_dropped",
 ]
 
 METER_NAME = "opendata_buffer"
@@ -136,6 +139,28 @@ TABLE: tuple[Metric, ...] = (
         "Deletions that failed; the next cycle retries.",
     ),
     _row("gc_duration_seconds", "histogram", "s", (), "One cycle of the collector."),
+    _row(
+        "gc_cycles_held",
+        "counter",
+        "{cycle}",
+        (),
+        "Cycles that deleted nothing because it was not safe; a warning in the log says why.",
+    ),
+    _row(
+        "gc_clock_difference_seconds",
+        "gauge",
+        "s",
+        (),
+        "How far the store's clock is ahead of the collector's. Far apart, nothing is deleted.",
+    ),
+    # Sink
+    _row(
+        "write_repeats_dropped",
+        "counter",
+        "{batch}",
+        (),
+        "Batches not appended because the same transaction was committed before.",
+    ),
 )
 
 _meter = get_meter(METER_NAME)
@@ -179,3 +204,6 @@ repeats_dropped = _counter("repeats_dropped")
 gc_files_deleted = _counter("gc_files_deleted")
 gc_files_failed = _counter("gc_files_failed")
 gc_duration_seconds = _histogram("gc_duration_seconds")
+gc_cycles_held = _counter("gc_cycles_held")
+gc_clock_difference_seconds = _gauge("gc_clock_difference_seconds")
+write_repeats_dropped = _counter("write_repeats_dropped")

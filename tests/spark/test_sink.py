@@ -187,18 +187,21 @@ def test_two_queries_write_into_one_buffer(pipe: Pipe) -> None:
     assert len({each.transaction for each in batches}) == 2
 
 
-def test_a_deleted_checkpoint_needs_a_new_app_id(pipe: Pipe) -> None:
+def test_a_deleted_checkpoint_is_refused_under_the_same_app_id_and_loses_nothing(
+    pipe: Pipe,
+) -> None:
     pipe.options = {"txnAppId": "one"}
     pipe.feed("a")
     pipe.run()
     shutil.rmtree(pipe.checkpoint)
-    # Batch ids begin at 0 again, so the same id means the same batch.
-    pipe.run()
+    # Batch ids begin at 0 again, so all of them would be taken for repeats.
+    pipe.feed("b")
+    with pytest.raises(PySparkException, match=r"txnAppId 'one' belongs to query .* of its own"):
+        pipe.run()
     assert records(queued(pipe.store)) == [b"a"]
-    shutil.rmtree(pipe.checkpoint)
     pipe.options = {"txnAppId": "two"}
     pipe.run()
-    assert records(queued(pipe.store)) == [b"a", b"a"]
+    assert records(queued(pipe.store)) == [b"a", b"a", b"b"]
 
 
 def test_complete_mode_is_refused(pipe: Pipe) -> None:

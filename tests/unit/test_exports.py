@@ -31,7 +31,8 @@ DOCUMENTED: dict[str, list[str] | None] = {
     "formats.batch": ["Compression"],
     "formats.keys": ["Transaction"],
     "formats.manifest": ["Metadata"],
-    "gc": ["GarbageCollector", "GcPlan", "GcReport"],
+    "gc.collector": ["GarbageCollector", "GcReport"],
+    "gc.decision": ["GcPlan"],
     "producer.producer": ["Producer"],
     "stores.factory": ["open_store"],
 }

@@ -10,8 +10,7 @@ from opendata_buffer.consumer.descriptors import BatchDescriptor
 from opendata_buffer.errors import CorruptData, InvalidInput, ObjectNotFound, TransientStorageError
 from opendata_buffer.formats.entries import Metadata, QueueEntry
 from opendata_buffer.formats.keys import batch_key
-from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.gc import plan
+from opendata_buffer.gc.decision import Queued, plan
 from opendata_buffer.quarantine import (
     list_quarantine,
     quarantine,
@@ -19,7 +18,7 @@ from opendata_buffer.quarantine import (
     read_report,
     write_report,
 )
-from opendata_buffer.stores import Blob
+from opendata_buffer.stores import Blob, Listing
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 
@@ -147,7 +146,7 @@ def test_the_collector_leaves_the_quarantine_alone() -> None:
     store = MemoryStore("collected")
     store.put(LOCATION, b"no batch")
     quarantine(store, "ingest", ENTRY, "?", runtime=RUNTIME)
-    listing = store.list("ingest/")
-    much_later = listing.now_ms + 1_000 * HOUR
-    made = plan(Manifest.empty(), listing, much_later, data_path_prefix="ingest", grace_ms=1)
+    much_later = store.list("").now_ms + 1_000 * HOUR
+    listing = Listing(store.list("ingest/").objects, much_later)
+    made = plan(Queued(), listing, own_ms=much_later, data_path_prefix="ingest", grace_ms=1)
     assert [each.key for each in made.delete] == [LOCATION]

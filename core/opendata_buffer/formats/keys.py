@@ -22,6 +22,7 @@ __all__ = [
     "check_prefix",
     "is_confined",
     "is_ulid",
+    "later_ulid",
     "location_timestamp_ms",
     "parse_location",
     "ulid_timestamp_ms",
@@ -160,6 +161,17 @@ def ulid_timestamp_ms(ulid: str) -> int:
     for character in ulid[:10]:
         timestamp = timestamp * 32 + _DIGITS[character]
     return timestamp
+
+
+def later_ulid(ulid: str, milliseconds: int) -> str:
+    """The ULID of a later time, with the same random part.
+
+    Raises:
+        InvalidInput: ``ulid`` is not a ULID.
+    """
+    timestamp_ms = ulid_timestamp_ms(ulid) + milliseconds
+    time = "".join(_ALPHABET[timestamp_ms >> shift & 31] for shift in range(45, -1, -5))
+    return time + ulid[10:]
 
 
 def batch_key(prefix: str, ulid: str, txn: Transaction | None = None) -> str:

@@ -9,18 +9,20 @@ from buffer_sink.committer import WriteCommitter
 from buffer_sink.decision import CommitRecord, record_key
 from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
-from opendata_buffer.config import QueueConfig
+from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.consumer.transactions import TransactionFilter
 from opendata_buffer.errors import (
     CommitStateUnknown,
+    InvalidInput,
     PrefixConflict,
     QueueReset,
     TransientStorageError,
     UnsafeStore,
 )
 from opendata_buffer.formats.batch import decode_batch, encode_batch
-from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
+from opendata_buffer.formats.keys import Transaction, batch_key, later_ulid, parse_location
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
+from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.queue.owner import claim_queue
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment
@@ -71,16 +73,23 @@ class World:
     def manifest(self) -> Manifest:
         return self.queue().read() or Manifest.empty()
 
-    def group(self, batch: int | None, *values: bytes, app: str = "q") -> Group:
+    def group(
+        self,
+        batch: int | None,
+        *values: bytes,
+        app: str = "q",
+        query: str | None = None,
+        ahead_s: int = 0,
+    ) -> Group:
         """UploadedBatch one batch per value, as a first or another attempt of the tasks."""
         txn = None if batch is None else Transaction(app, batch)
         uploads = []
         for value in values:
-            key = batch_key(PREFIX, self.runtime.ulid(), txn)
+            key = batch_key(PREFIX, later_ulid(self.runtime.ulid(), ahead_s * 1000), txn)
             data = encode_batch([value])
             self.store.put(key, data)
             uploads.append(UploadedBatch(key, 1, len(data), (Metadata(0, 7, b""),)))
-        return Group(Moment.now(self.runtime), tuple(uploads), txn)
+        return Group(Moment.now(self.runtime), tuple(uploads), txn, query)
 
     def drain(self) -> None:
         """A consumer reads and acknowledges all there is, with and without the filter."""
@@ -110,7 +119,7 @@ def test_all_batches_enter_the_queue_in_one_write() -> None:
     assert [each.location for each in entries] == [each.location for each in group.uploads]
     assert [each.sequence for each in entries] == [0, 1, 2]
     assert entries[0].metadata == (Metadata(0, 7, b""),)
-    # The owner marker (by the test), the manifest, the marker's watermark, the record.
+    # The owner marker (by the test), the manifest, its watermark in the marker, the record.
     assert world.store.puts == 4
     assert world.store.get(RECORD).data == CommitRecord(0, 3).to_json()
 
@@ -214,7 +223,7 @@ def test_a_zombie_never_lowers_the_record() -> None:
     # Between the zombie's append and its record the other driver writes batch 1.
     world.store.script = [then(applied, others)]
     assert zombie.append(first)
-    assert CommitRecord.from_json(RECORD, world.store.get(RECORD).data).batch == 1
+    assert CommitRecord.from_json(world.store.get(RECORD).data).batch == 1
 
 
 @pytest.mark.parametrize("step", [applied_answer_lost, applied_then_412, not_applied_answer_lost])
@@ -278,7 +287,7 @@ def test_f4_a_queue_that_was_recreated_is_refused() -> None:
     world = World()
     world.driver().append(world.group(0, b"a"))
     world.store.delete_many([CONFIG.manifest_path])
-    with pytest.raises(QueueReset, match="is gone from"):
+    with pytest.raises(QueueReset, match="is gone"):
         world.driver().append(world.group(1, b"b"))
 
 
@@ -327,7 +336,7 @@ def test_f5_a_young_write_is_committed_without_a_listing() -> None:
     assert world.driver().append(group)
 
 
-def refuse_listing(prefix: str) -> Any:
+def refuse_listing(prefix: str, **options: Any) -> Any:
     raise AssertionError("listed")
 
 
@@ -344,7 +353,7 @@ def test_f5_old_uploads_are_not_appended(batch: int | None) -> None:
     world = World()
     group = world.group(batch, b"a")
     world.runtime.advance(301)
-    with pytest.raises(TransientStorageError, match=r"Nothing was appended.*gcGracePeriodMs"):
+    with pytest.raises(TransientStorageError, match=r"maxWriteDurationMs.*Nothing was appended"):
         world.driver().append(group)
     assert world.queue().read() is None
 
@@ -369,6 +378,7 @@ def test_f5_a_driver_paused_between_check_and_write_does_not_append() -> None:
             return super().get(key, **options)
 
     world = World(Pausing())
+    world.store._now_ms = world.runtime.now_ms
     with pytest.raises(TransientStorageError, match="Nothing was appended"):
         world.driver().append(world.group(0, b"a"))
     assert world.queue().read() is None
@@ -389,21 +399,45 @@ def suspend(runtime: ManualRuntime) -> None:
     runtime.set_wall_clock(runtime.now_ms() + 601_000)
 
 
+class Pausing(MemoryStore):
+    """Freezes the driver when it reads the manifest; the store's own clock goes on."""
+
+    def __init__(self, happens: Callable[[ManualRuntime], None], times: int = 100) -> None:
+        self.runtime = ManualRuntime()
+        self._happens = happens
+        self._times = times
+        self._clock_ms = self.runtime.now_ms()
+        super().__init__(now_ms=lambda: self._clock_ms)
+
+    def get(self, key: str, **options: Any) -> Any:
+        if key == CONFIG.manifest_path and self._times:
+            self._times -= 1
+            self._happens(self.runtime)
+            self._clock_ms += 601_000
+        return super().get(key, **options)
+
+
 @pytest.mark.parametrize("batch", [0, None])
 @pytest.mark.parametrize("happens", [pause, pause_and_set_the_clock_back, suspend])
 def test_f5_f6_a_driver_paused_between_read_and_write_does_not_append(
     happens: Callable[[ManualRuntime], None], batch: int | None
 ) -> None:
-    class Pausing(MemoryStore):
-        def get(self, key: str, **options: Any) -> Any:
-            if key == CONFIG.manifest_path:
-                happens(world.runtime)
-            return super().get(key, **options)
-
-    world = World(Pausing())
+    store = Pausing(happens)
+    world = World(store)
+    world.runtime = store.runtime
     with pytest.raises(TransientStorageError, match="Nothing was appended"):
         world.driver().append(world.group(batch, b"a"))
     assert not world.manifest.entry_count
+
+
+def test_f5_a_suspended_driver_appends_what_is_named_far_enough_ahead() -> None:
+    # The first time when the queue is claimed, the second between read and write.
+    store = Pausing(suspend, times=2)
+    world = World(store)
+    world.runtime = store.runtime
+    assert world.driver().append(world.group(0, b"a", ahead_s=6 * 3600))
+    world.drain()
+    assert world.read == [b"a"]
 
 
 class FrozenWrite(MemoryStore):
@@ -539,3 +573,73 @@ def test_a_commit_racing_with_other_writers_keeps_its_group_together() -> None:
 
 def key_of(world: World) -> str:
     return batch_key(PREFIX, world.runtime.ulid())
+
+
+# One query per app id.
+
+
+def test_a_deleted_checkpoint_with_the_same_app_id_is_refused_and_loses_nothing() -> None:
+    world = World()
+    for batch in range(3):
+        world.driver().append(world.group(batch, b"old", query="one"))
+    world.drain()
+    with pytest.raises(InvalidInput, match=r"belongs to query one.*this is query two"):
+        world.driver().append(world.group(0, b"new", query="two"))
+    # With an app id of its own it goes on, and every micro-batch arrives.
+    assert world.driver().append(world.group(0, b"new", app="q2", query="two"))
+    world.drain()
+    assert world.read == [b"old", b"old", b"old", b"new"]
+
+
+def test_a_query_is_refused_also_before_the_other_one_s_first_record() -> None:
+    world = World(ScriptedStore())
+    assert isinstance(world.store, ScriptedStore)
+    other = world.group(0, b"theirs", query="two")
+
+    def meanwhile(store: ScriptedStore) -> None:
+        with pytest.raises(InvalidInput, match="belongs to query one"):
+            world.driver().append(other)
+
+    # The claim has landed, the append of the first query has not.
+    world.store.script = [applied, then(applied, meanwhile)]
+    assert world.driver().append(world.group(0, b"mine", query="one"))
+    world.drain()
+    assert world.read == [b"mine"]
+
+
+def test_a_repeat_within_one_query_is_a_warning_with_a_count(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World()
+    world.driver().append(world.group(7, b"a", b"b", query="one"))
+    assert not world.driver().append(world.group(7, b"a", b"b", query="one"))
+    (warning,) = [each for each in caplog.records if each.levelname == "WARNING"]
+    assert "batch 7 of app q was committed before: 2 records in 2 batches" in warning.getMessage()
+
+
+# Writes that take longer than the grace period.
+
+
+@pytest.mark.parametrize("batch", [0, None])
+def test_f5_a_micro_batch_of_three_grace_periods_gets_through(batch: int | None) -> None:
+    world = World()
+    collector = GarbageCollector(
+        world.store, ConsumerConfig(store="memory://x", data_path_prefix=PREFIX),
+        runtime=world.runtime,
+    )  # fmt: skip
+    world.driver().append(world.group(None, b"before"))
+    planned = Moment.now(world.runtime)
+    uploads: tuple[UploadedBatch, ...] = ()
+    for minute in range(30):
+        part = world.group(batch, f"{minute}".encode(), ahead_s=6 * 3600)
+        uploads += part.uploads
+        world.runtime.advance(60)
+        collector.run_once()
+    txn = None if batch is None else Transaction("q", batch)
+    assert world.driver().append(Group(planned, uploads, txn))
+    world.drain()
+    assert world.read == [b"before", *(f"{minute}".encode() for minute in range(30))]
+    # Once it is over, nothing of it is kept for ever.
+    world.runtime.advance(6 * 3600 + 601)
+    collector.run_once()
+    assert not [each for each in world.store.list("").objects if is_batch(each.key)]

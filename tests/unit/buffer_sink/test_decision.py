@@ -6,15 +6,17 @@ from buffer_sink.decision import (
     ALREADY_DONE,
     APPEND,
     SEPARATE,
+    AlreadyDone,
     CommitRecord,
     Decision,
+    claimed,
     decide,
     is_queued,
     record_key,
     transaction_prefix,
 )
 from opendata_buffer.consumer.transactions import TransactionFilter
-from opendata_buffer.errors import CorruptData, QueueReset
+from opendata_buffer.errors import CorruptData, InvalidInput, QueueReset
 from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 
@@ -48,8 +50,8 @@ def test_an_older_batch_than_the_record_s_is_done_too() -> None:
 
 def test_a_queued_batch_is_done_although_no_record_was_written() -> None:
     manifest = Manifest.empty().append([entry(0, batch=3)])
-    assert decision(manifest, None, 3) == ALREADY_DONE
-    assert decision(manifest, None, 2) == ALREADY_DONE
+    assert decision(manifest, None, 3) == AlreadyDone((entry(0, batch=3).location,))
+    assert decision(manifest, None, 2) == ALREADY_DONE, "a later batch tells"
     assert decision(manifest, None, 4) == APPEND
 
 
@@ -62,7 +64,7 @@ def test_other_apps_and_plain_batches_do_not_count() -> None:
 
 def test_a_half_dequeued_batch_is_still_seen() -> None:
     manifest = Manifest.empty().append([entry(0, batch=3), entry(1, batch=3)]).drop_through(0)
-    assert decision(manifest, None, 3) == ALREADY_DONE
+    assert decision(manifest, None, 3) == AlreadyDone((entry(1, batch=3).location,))
 
 
 def test_a_separator_is_needed_only_when_our_entries_may_have_been_dequeued_unseen() -> None:
@@ -119,7 +121,7 @@ def test_whatever_was_dequeued_a_commit_repeated_without_record_reaches_the_read
 
     # The crash was before the record of batch 7 was written: the record is still batch 6's.
     match decision(manifest, before, 7):
-        case what if what == ALREADY_DONE:
+        case AlreadyDone():
             again: list[NewEntry] = []
         case what if what == SEPARATE:
             again = [entry(10), entry(11, batch=7), entry(12, batch=7)]
@@ -150,7 +152,7 @@ def test_names() -> None:
 def test_the_record_on_storage() -> None:
     record = CommitRecord(batch=3, next_sequence=7)
     assert record.to_json() == b'{"version": 1, "batch": 3, "next_sequence": 7}'
-    assert CommitRecord.from_json("k", record.to_json()) == record
+    assert CommitRecord.from_json(record.to_json()) == record
 
 
 @pytest.mark.parametrize(
@@ -162,11 +164,63 @@ def test_the_record_on_storage() -> None:
         b"{}",
         b"\xff",
         b'{"version": 2, "batch": 3, "next_sequence": 7}',
-        b'{"version": 1, "batch": -1, "next_sequence": 7}',
+        b'{"version": 1, "batch": -2, "next_sequence": 7}',
+        b'{"version": 1, "batch": 3, "next_sequence": -1}',
+        b'{"version": 1, "batch": 3, "next_sequence": 7, "query": 5}',
         b'{"version": 1, "batch": true, "next_sequence": 7}',
         b'{"version": 1, "batch": 3, "next_sequence": "7"}',
     ],
 )
 def test_an_unreadable_record_is_named(raw: bytes) -> None:
-    with pytest.raises(CorruptData, match="commit record 'k' is not readable"):
-        CommitRecord.from_json("k", raw)
+    with pytest.raises(CorruptData, match="the commit record is not readable"):
+        CommitRecord.from_json(raw)
+
+
+# Which query an app id belongs to.
+
+
+def test_the_record_of_an_older_version_has_no_query_and_is_read() -> None:
+    record = CommitRecord.from_json(b'{"version": 1, "batch": 3, "next_sequence": 7}')
+    assert record == CommitRecord(3, 7, None)
+    assert record.to_json() == b'{"version": 1, "batch": 3, "next_sequence": 7}'
+
+
+def test_the_query_and_fields_of_later_versions_survive_being_written_again() -> None:
+    raw = b'{"version": 1, "batch": 3, "next_sequence": 7, "query": "one", "later": [1]}'
+    record = CommitRecord.from_json(raw)
+    assert (record.query, record.others) == ("one", {"later": [1]})
+    assert CommitRecord.from_json(record.raised(4, 9, "one").to_json()) == CommitRecord(
+        4, 9, "one", {"later": [1]}
+    )
+
+
+def test_a_record_never_falls_and_is_not_raised_by_another_query() -> None:
+    record = CommitRecord(3, 7, "one")
+    assert record.raised(2, 9, "one") is record
+    assert record.raised(4, 9, "two") is record
+    assert record.raised(4, 9, None) == CommitRecord(4, 9, "one")
+
+
+def test_the_first_query_claims_an_app_id() -> None:
+    assert claimed(None, "job", "one") == CommitRecord(-1, 0, "one")
+    assert claimed(CommitRecord(3, 7), "job", "one") == CommitRecord(3, 7, "one")
+    mine = CommitRecord(3, 7, "one")
+    assert claimed(mine, "job", "one") is mine
+
+
+def test_a_claimed_app_id_without_batches_lets_batch_0_be_appended() -> None:
+    assert decision(Manifest.empty(), CommitRecord(-1, 0, "one"), 0) == APPEND
+
+
+def test_another_query_is_refused_naming_both_and_the_fix() -> None:
+    with pytest.raises(InvalidInput) as refused:
+        claimed(CommitRecord(3, 7, "one"), "job", "two")
+    for part in ("'job'", "query one", "up to 3", "query two", "txnAppId of its own"):
+        assert part in str(refused.value)
+
+
+def test_a_writer_without_a_query_and_one_named_after_its_query_claim_nothing() -> None:
+    theirs = CommitRecord(3, 7, "one")
+    assert claimed(theirs, "job", None) is theirs
+    assert claimed(None, "job", None) is None
+    assert claimed(None, "two", "two") is None

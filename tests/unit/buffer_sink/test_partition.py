@@ -12,7 +12,7 @@ from buffer_sink.partition import PartitionWriter
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, PermanentStorageError, TransientStorageError
 from opendata_buffer.formats.batch import Compression, decode_batch, parse_footer
-from opendata_buffer.formats.keys import Transaction, parse_location
+from opendata_buffer.formats.keys import Transaction, location_timestamp_ms, parse_location
 from opendata_buffer.runtime import Moment
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -53,6 +53,13 @@ def test_uploads_lie_below_the_transaction_and_are_told_in_order() -> None:
         read += decode_batch(data)
     assert read == values
     assert len(store.list("").objects) == 25
+
+
+def test_f5_names_are_ahead_of_time_by_the_longest_time_a_write_may_take() -> None:
+    for hours in (0, 6, 24):
+        commit = write(MemoryStore(), batch(b"a"), max_write_duration_ms=hours * 3_600_000)
+        named_ms = location_timestamp_ms(commit.uploads[0].location)
+        assert named_ms == ManualRuntime().now_ms() + hours * 3_600_000
 
 
 def test_without_identity_batches_lie_below_the_prefix() -> None:

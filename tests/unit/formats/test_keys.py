@@ -12,6 +12,7 @@ from opendata_buffer.formats.keys import (
     check_prefix,
     is_confined,
     is_ulid,
+    later_ulid,
     location_timestamp_ms,
     parse_location,
     ulid_timestamp_ms,
@@ -221,3 +222,14 @@ def test_locations_below_the_prefix_are_confined(location: str) -> None:
 )
 def test_f23_locations_outside_the_prefix_are_not_confined(location: str) -> None:
     assert not is_confined(location, "ingest")
+
+
+def test_a_later_ulid_differs_in_its_time_only() -> None:
+    ulid = "01JD0000000000000000000ABC"
+    later = later_ulid(ulid, 21_600_000)
+    assert is_ulid(later)
+    assert ulid_timestamp_ms(later) == ulid_timestamp_ms(ulid) + 21_600_000
+    assert later[10:] == ulid[10:]
+    assert later_ulid(ulid, 0) == ulid
+    with pytest.raises(InvalidInput, match="not a ULID"):
+        later_ulid("x", 1)

@@ -1,0 +1,353 @@
+"""Runs the collection, once or in the background: list a page, read the manifest, delete.
+
+:mod:`opendata_buffer.gc.decision` says what may be deleted. What this module adds to that:
+
+* Each page is listed *before* the manifest is read: what was enqueued in between is in the
+  manifest. A page gives up its remaining deletes when its manifest is older than a quarter of
+  the grace period (failure F5).
+* The prefix belongs to this queue (failure F7). A collector of a fenced consumer stops (failure
+  F9). A manifest that is not there proves nothing: nothing is deleted (failure F4).
+* A run may end at any moment. The place is saved after each page, so that many short runs
+  together see all objects.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from opendata_buffer import metrics
+from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.errors import (
+    Fenced,
+    ObjectNotFound,
+    OpenDataBufferError,
+    PrefixConflict,
+    QueueReset,
+)
+from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
+from opendata_buffer.gc.decision import (
+    GcPlan,
+    Queued,
+    clock_fault,
+    name_time_ms,
+    plan,
+    spare,
+    unknown_markers,
+)
+from opendata_buffer.gc.place import SavedPlace
+from opendata_buffer.queue.cas import CasStore
+from opendata_buffer.queue.owner import MARKER_NAME, Claim, check_owner, claim_queue
+from opendata_buffer.runtime import Runtime, SystemRuntime, Task
+from opendata_buffer.stores import (
+    Delete,
+    DeleteFailure,
+    List,
+    Listing,
+    NotModified,
+)
+
+__all__ = ["GarbageCollector", "GcReport"]
+
+log = logging.getLogger(__name__)
+
+_PAGE = 10_000  # objects listed, compared with one reading of the manifest, and deleted
+_BULK = 1_000  # the most keys one S3 bulk delete takes; the age of the manifest is checked between
+_LEAST_WINDOW_S = 1.0  # a collector told to wait for nothing may still delete
+_MAX_MARKER_BYTES = 64 * 1024
+_STOP_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class GcReport:
+    """What one cycle did.
+
+    Attributes:
+        plan: What it set out to do.
+        deleted: Objects deleted.
+        failed: Objects that could not be deleted; the next cycle tries again.
+        abandoned: Objects left because a page took too long or the collector was stopped.
+    """
+
+    plan: GcPlan = field(default_factory=GcPlan)
+    deleted: int = 0
+    failed: tuple[DeleteFailure, ...] = ()
+    abandoned: int = 0
+
+    def __add__(self, other: GcReport) -> GcReport:
+        """The report of two pages."""
+        return GcReport(
+            self.plan + other.plan,
+            self.deleted + other.deleted,
+            self.failed + other.failed,
+            self.abandoned + other.abandoned,
+        )
+
+
+class GcStore(CasStore, List, Delete, Protocol):
+    """What the collector needs of a store."""
+
+
+class GarbageCollector:
+    """Deletes the batches that were consumed, and those that nobody ever appended.
+
+    Args:
+        store: Where the queue lives.
+        config: Prefix, manifest and, in ``config.gc``, interval and grace period.
+        runtime: Clock and threads.
+        epoch: Of the consumer it runs beside; a manifest with another one ends it (failure
+            F9). None: whoever owns the queue.
+    """
+
+    def __init__(
+        self,
+        store: GcStore,
+        config: ConsumerConfig,
+        *,
+        runtime: Runtime | None = None,
+        epoch: int | None = None,
+    ) -> None:
+        self._store = store
+        self._config = config
+        self._prefix = config.data_path_prefix
+        self._grace_ms = config.gc.grace_period_ms
+        self._runtime = runtime if runtime is not None else SystemRuntime()
+        self._epoch = epoch
+        self._condition = self._runtime.condition()
+        self._stopping = False
+        self._task: Task | None = None
+        self._seen = 0  # highest next sequence of the manifest so far
+        self._place = SavedPlace(store, config, self._runtime)
+        self._manifest: tuple[str, Manifest] | None = None
+        self._queued: tuple[Manifest, Queued] | None = None
+
+    def run_once(self, *, dry_run: bool = False) -> GcReport:
+        """One cycle: all objects, page by page, from the saved place on and around to it.
+
+        Args:
+            dry_run: Only read and plan; nothing is written.
+
+        Raises:
+            PrefixConflict: The data prefix belongs to the queue of another manifest (failure
+                F7); nothing was deleted.
+            Fenced: Another consumer owns the queue; nothing was deleted since.
+            QueueReset: The manifest went backwards since it was last read; nothing was deleted
+                since.
+            CorruptData: The manifest or the owner marker cannot be read; nothing was deleted
+                since.
+            StorageError: The store did not answer; nothing was deleted since. A failed delete
+                does not raise: it is in the report.
+        """
+        report = GcReport()
+        for page in self._cycle(dry_run):
+            report += page
+        return report
+
+    def _cycle(self, dry_run: bool) -> Iterator[GcReport]:
+        """The reports of the pages, each as soon as it is done."""
+        started = self._runtime.monotonic()
+        deleted = abandoned = 0
+        try:
+            for report in self._round(dry_run):
+                deleted, abandoned = deleted + report.deleted, abandoned + report.abandoned
+                yield report
+        finally:
+            metrics.gc_duration_seconds.record(self._runtime.monotonic() - started)
+            if deleted:
+                log.info("deleted %d orphans below %s", deleted, self._prefix)
+            if abandoned and not self._stopping:
+                log.warning(
+                    "deleting below %s was too slow: %d orphans wait for the next cycle",
+                    self._prefix,
+                    abandoned,
+                )
+
+    def _round(self, dry_run: bool) -> Iterator[GcReport]:
+        claim: Claim | None
+        if dry_run:
+            claim = check_owner(self._store, self._config, runtime=self._runtime)
+            start = ""
+        else:
+            claim = claim_queue(self._store, self._config, runtime=self._runtime)
+            start = self._place.load()
+        for begin, end in ((start, ""), ("", start)) if start else (("", ""),):
+            after = begin
+            while not self._stopping:
+                own_ms = self._runtime.now_ms()
+                page = self._store.list(f"{self._prefix}/", start_after=after, limit=_PAGE)
+                page = _until(page, end) if end else page
+                report = self._page(page, own_ms, after, claim, dry_run)
+                yield report
+                if report.plan.held or report.abandoned:
+                    return  # the next cycle lists this page again
+                after = page.objects[-1].key if page.truncated else ""
+                if not dry_run:
+                    self._place.save(after)
+                if not after:
+                    break
+
+    def _page(
+        self, page: Listing, own_ms: int, start_after: str, claim: Claim | None, dry_run: bool
+    ) -> GcReport:
+        """Compare a page with a manifest that was read after it, and delete (failure F5)."""
+        metrics.gc_clock_difference_seconds.set((page.now_ms - own_ms) / 1000)
+        read_at = self._runtime.monotonic()
+        manifest = self._read_manifest()
+        if claim is not None:
+            claim.check(manifest)
+        held = self._why_held(manifest, page, own_ms)
+        if held is not None or manifest is None:
+            log.warning("nothing collected below %s: %s", self._prefix, held)
+            metrics.gc_cycles_held.add(1)
+            return GcReport(GcPlan(held=held))
+        if claim is not None and not dry_run:
+            claim.note(manifest, now=True)
+        made = plan(
+            self._what_is_queued(manifest),
+            page,
+            own_ms=own_ms,
+            data_path_prefix=self._prefix,
+            grace_ms=self._grace_ms,
+        )
+        markers = unknown_markers(made, page, start_after, self._prefix)
+        nested = [each.removesuffix(MARKER_NAME) for each in markers if self._exists(each)]
+        made = spare(made, nested)
+        return GcReport(made) if dry_run else self._delete(made, read_at)
+
+    def _why_held(self, manifest: Manifest | None, page: Listing, own_ms: int) -> str | None:
+        """Why nothing of this page may be deleted, whatever it shows.
+
+        Raises:
+            Fenced: Another consumer owns the queue.
+            QueueReset: The manifest went backwards.
+        """
+        path = self._config.manifest_path
+        if manifest is None:
+            return f"manifest {path!r} does not exist: there is no queue to compare with"
+        if self._epoch is not None and manifest.epoch != self._epoch:
+            raise Fenced(path, self._epoch, manifest.epoch)
+        # failure F4: a manifest that was recreated names nothing of what the old one had queued,
+        # and may carry the same epoch. Those batches may be all that is left of the old queue.
+        if manifest.next_sequence < self._seen:
+            raise QueueReset(
+                f"manifest {path!r} went backwards: next sequence {self._seen} -> "
+                f"{manifest.next_sequence}. It was recreated or restored; nothing is collected."
+            )
+        self._seen = manifest.next_sequence
+        fault = clock_fault(page.now_ms, own_ms, self._grace_ms)
+        if fault is not None:
+            return fault
+        if manifest.entry_count and self._what_is_queued(manifest).oldest_ms is None:
+            oldest = manifest.entries(limit=1)[0]
+            return (
+                f"the object of the oldest queued batch {oldest.sequence} at {oldest.location!r} "
+                "is gone, and its name does not tell what is older. Restore the object, or pass "
+                "the batch by."
+            )
+        return None
+
+    def _read_manifest(self) -> Manifest | None:
+        known = None if self._manifest is None else self._manifest[0]
+        try:
+            got = self._store.get(
+                self._config.manifest_path, if_changed=known, max_bytes=MAX_MANIFEST_BYTES
+            )
+        except ObjectNotFound:
+            self._manifest = None
+            return None
+        if not isinstance(got, NotModified):
+            self._manifest = (got.version, Manifest.parse(got.data))
+        assert self._manifest is not None  # "not modified" answers a version that we sent
+        return self._manifest[1]
+
+    def _what_is_queued(self, manifest: Manifest) -> Queued:
+        """Of this manifest; pages that meet the same one share it."""
+        if self._queued is None or self._queued[0] is not manifest:
+            oldest_ms = None
+            if manifest.entry_count:
+                location = manifest.entries(limit=1)[0].location
+                named_ms = name_time_ms(location)
+                oldest_ms = self._stored_ms(location) if named_ms is None else named_ms
+            self._queued = (manifest, Queued.of(manifest, oldest_ms))
+        return self._queued[1]
+
+    def _stored_ms(self, location: str) -> int | None:
+        """When the store wrote an object; None when it is not there."""
+        try:
+            got = self._store.get(location, byte_range=(0, 1))
+        except ObjectNotFound:
+            return None
+        assert not isinstance(got, NotModified)
+        return got.last_modified_ms
+
+    def _exists(self, key: str) -> bool:
+        try:
+            self._store.get(key, max_bytes=_MAX_MARKER_BYTES)
+        except ObjectNotFound:
+            return False
+        return True
+
+    def _delete(self, made: GcPlan, read_at: float) -> GcReport:
+        window_s = max(self._grace_ms / 4 / 1000, _LEAST_WINDOW_S)
+        failed: list[DeleteFailure] = []
+        tried = 0
+        while tried < len(made.delete):
+            if self._stopping or self._runtime.monotonic() - read_at > window_s:
+                break
+            chunk = made.delete[tried : tried + _BULK]
+            failed += self._store.delete_many([info.key for info in chunk])
+            tried += len(chunk)
+        deleted, abandoned = tried - len(failed), len(made.delete) - tried
+        metrics.gc_files_deleted.add(deleted)
+        metrics.gc_files_failed.add(len(failed))
+        for each in failed[:10]:
+            log.warning("could not delete %s, next cycle tries again: %s", each.key, each.reason)
+        return GcReport(made, deleted, tuple(failed), abandoned)
+
+    def start(self) -> None:
+        """Run a cycle now and then every interval, in a thread, until :meth:`stop`."""
+        if self._task is None:
+            self._task = self._runtime.spawn(self._loop, "opendata-buffer-gc")
+
+    def stop(self) -> None:
+        """End the thread; no delete begins after this returns. Free to repeat."""
+        with self._condition:
+            self._stopping = True
+            self._condition.notify_all()
+        if self._task is not None:
+            self._task.join(_STOP_TIMEOUT_S)
+            if self._task.is_alive():
+                log.warning("the store still holds a request of the stopped collector")
+
+    def abandon(self) -> None:
+        """End the thread when it next wakes; takes no lock and waits for nothing."""
+        self._stopping = True
+
+    def _loop(self) -> None:
+        interval_s = self._config.gc.interval_ms / 1000
+        while not self._stopping:
+            try:
+                for _ in self._cycle(dry_run=False):  # reports of long cycles add up to much
+                    pass
+            except Fenced as error:
+                log.info("collector ends: %s", error)
+                return
+            except (PrefixConflict, QueueReset) as error:
+                log.error("collector ends: %s", error)
+                return
+            except OpenDataBufferError as error:
+                log.warning("collection failed, next cycle tries again: %s", error)
+            except Exception:
+                # Whatever it is, the consumer beside must not die of it.
+                log.exception("collection failed unexpectedly, next cycle tries again")
+            with self._condition:
+                if not self._stopping:
+                    self._condition.wait(interval_s)
+
+
+def _until(page: Listing, last: str) -> Listing:
+    """The page without what comes after ``last``; complete if it reaches as far."""
+    kept = tuple(each for each in page.objects if each.key <= last)
+    return Listing(kept, page.now_ms, page.truncated and len(kept) == len(page.objects))

@@ -1,0 +1,103 @@
+"""How far the collector has come: a small object beside the manifest, so that runs can be short.
+
+A job that runs for a minute an hour cannot look at a large prefix in one go. It goes on where
+the run before it stopped, and after the last object begins again at the first. The place is a
+hint: a lost or a wrong one makes some objects wait for a round longer, and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.errors import CorruptData, StorageError
+from opendata_buffer.queue.cas import CasStore, Done, Register
+from opendata_buffer.runtime import Runtime
+
+__all__ = ["PLACE_NAME", "Place", "SavedPlace"]
+
+log = logging.getLogger(__name__)
+
+PLACE_NAME = "_gc.json"
+_VERSION = 1
+_MAX_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where to go on.
+
+    Attributes:
+        after: Key of the last object dealt with; empty for the beginning.
+    """
+
+    after: str = ""
+
+    def to_json(self) -> bytes:
+        """The object's bytes."""
+        return json.dumps({"version": _VERSION, "after": self.after}).encode()
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> Place:
+        """Read the object's bytes.
+
+        Raises:
+            CorruptData: They are no place of this version.
+        """
+        try:
+            fields = json.loads(raw)
+        except ValueError:
+            fields = None
+        match fields:
+            case {"version": 1, "after": str(after)}:
+                return cls(after)
+        raise CorruptData(f"{raw[:100]!r} is no place of the garbage collector")
+
+
+class SavedPlace:
+    """The place of the collectors of one queue, at ``<prefix>/_gc.json``.
+
+    Args:
+        store: Where the queue lives.
+        config: The queue's data prefix; backoff and deadline of a write.
+        runtime: Clock and jitter.
+    """
+
+    def __init__(self, store: CasStore, config: QueueConfig, runtime: Runtime) -> None:
+        self._prefix = config.data_path_prefix
+        self._register = Register(
+            store,
+            f"{self._prefix}/{PLACE_NAME}",
+            decode=Place.from_json,
+            encode=Place.to_json,
+            runtime=runtime,
+            settings=config,
+            max_bytes=_MAX_BYTES,
+        )
+        self._known = Place()
+
+    def load(self) -> str:
+        """Key after which to go on; empty for the beginning."""
+        try:
+            found = self._register.read()
+        except CorruptData as error:
+            log.warning("the collector begins at the first object: %s", error)
+            found = Done(None)
+        self._known = (found.value if isinstance(found, Done) else None) or Place()
+        # Another prefix's key would skip everything.
+        return self._known.after if self._known.after.startswith(f"{self._prefix}/") else ""
+
+    def save(self, after: str) -> None:
+        """Remember a key; whoever saves last wins, and a failure is only logged."""
+        place = Place(after)
+        if place == self._known:
+            return
+        try:
+            outcome = self._register.update(lambda _: place, from_memory=True)
+        except (CorruptData, StorageError) as error:
+            log.warning("the collector's place was not saved: %s", error)
+            return
+        if isinstance(outcome, Done):
+            self._known = place

@@ -1,0 +1,478 @@
+"""The collector's cycle: pages, the place between runs, fences, failures of the store."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from opendata_buffer.config import ConsumerConfig, QueueConfig
+from opendata_buffer.errors import CorruptManifest, Fenced, PrefixConflict, TransientStorageError
+from opendata_buffer.formats.keys import Transaction, batch_key
+from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.gc import collector as module
+from opendata_buffer.gc.collector import GarbageCollector
+from opendata_buffer.queue.owner import check_owner, claim_queue
+from opendata_buffer.stores import DeleteFailure, Listing
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
+
+MINUTE = 60_000
+NOW = 1_767_225_600_000
+
+
+class Fixture:
+    """A queue with one entry and orphans, and a collector for it."""
+
+    def __init__(self, store: MemoryStore | None = None, orphans: int = 2) -> None:
+        self.runtime = ManualRuntime(NOW - 60 * MINUTE)
+        self.store = store or MemoryStore(now_ms=self.runtime.now_ms)
+        self.store._now_ms = self.runtime.now_ms
+        self.config = ConsumerConfig(store="memory://gc")
+        self.orphans = sorted(batch_key("ingest", self.runtime.ulid()) for _ in range(orphans))
+        for key in self.orphans:
+            self.store.put(key, b"")
+        self.runtime.advance(3_600)
+        self.queued = batch_key("ingest", self.runtime.ulid())
+        self.store.put(self.queued, b"")
+        self.write(Manifest.empty().append([NewEntry(self.queued)]).with_epoch(3))
+
+    def write(self, manifest: Manifest) -> None:
+        self.store.put("ingest/manifest", manifest.raw)
+
+    def collector(self, epoch: int | None = None) -> GarbageCollector:
+        return GarbageCollector(self.store, self.config, runtime=self.runtime, epoch=epoch)
+
+    def names(self) -> set[str]:
+        return {info.key for info in self.store.list("").objects}
+
+
+def test_a_cycle_deletes_orphans_and_nothing_else() -> None:
+    queue = Fixture()
+    report = queue.collector().run_once()
+    assert (report.deleted, report.failed, report.abandoned) == (2, (), 0)
+    assert queue.names() == {queue.queued, "ingest/manifest", "ingest/_owner.json"}
+
+
+def test_a_dry_run_writes_nothing() -> None:
+    queue = Fixture()
+    before = queue.names()
+    report = queue.collector().run_once(dry_run=True)
+    assert {info.key for info in report.plan.delete} == set(queue.orphans)
+    assert (report.deleted, queue.names()) == (0, before)
+
+
+def test_f4_without_a_manifest_nothing_is_deleted() -> None:
+    queue = Fixture()
+    queue.store.delete_many(["ingest/manifest"])
+    report = queue.collector().run_once()
+    assert report.deleted == 0
+    assert report.plan.held is not None
+    assert "does not exist" in report.plan.held
+    assert queue.names() >= {*queue.orphans, queue.queued}
+
+
+def test_f4_a_manifest_that_went_backwards_deletes_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    queue = Fixture()
+    collector = queue.collector(epoch=3)
+    collector.start()
+    queue.runtime.await_waits(1)
+    for key in queue.orphans:
+        queue.store.put(key, b"")
+    queue.write(Manifest.empty().with_epoch(3))
+    queue.runtime.advance(3_600)
+    assert collector._task is not None
+    collector._task.join(30)
+    assert not collector._task.is_alive()
+    assert "went backwards: next sequence 1 -> 0" in caplog.text
+    assert queue.names() >= set(queue.orphans)
+
+
+def test_f5_a_batch_enqueued_between_listing_and_manifest_stays() -> None:
+    class Enqueues(MemoryStore):
+        late: Fixture | None = None
+
+        def list(self, prefix: str, **options: Any) -> Listing:
+            listing = super().list(prefix, **options)
+            if self.late is not None:
+                queue, self.late = self.late, None
+                new = [NewEntry(queue.orphans[0]), NewEntry(queue.queued)]
+                queue.write(Manifest.empty().append(new).with_epoch(3))
+            return listing
+
+    store = Enqueues()
+    queue = Fixture(store)
+    store.late = queue
+    queue.collector().run_once()
+    assert queue.orphans[0] in queue.names()
+
+
+def test_f5_a_slow_cycle_gives_up_its_remaining_deletes() -> None:
+    class Slow(MemoryStore):
+        queue: Fixture
+
+        def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
+            self.queue.runtime.advance(151)
+            return super().delete_many(keys)
+
+    store = Slow()
+    queue = store.queue = Fixture(store, orphans=2_500)
+    report = queue.collector().run_once()
+    assert (report.deleted, report.abandoned) == (1_000, 1_500)
+    assert queue.collector().run_once().deleted == 1_000, "the next cycle goes on"
+
+
+@pytest.mark.parametrize("minutes", [11, -11])
+def test_f6_clocks_far_apart_stop_the_collection(
+    minutes: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = Fixture()
+    queue.store._now_ms = lambda: queue.runtime.now_ms() + minutes * MINUTE
+    before = queue.names()
+    report = queue.collector().run_once()
+    assert report.plan.held is not None
+    assert "the store's clock is 660 s" in report.plan.held
+    assert queue.names() - before == {"ingest/_owner.json"}
+    assert f"nothing collected below ingest: {report.plan.held}" in caplog.text
+
+
+def test_f6_a_store_whose_date_jumps_ahead_does_not_cost_a_batch_that_is_about_to_be_queued() -> (
+    None
+):
+    class WrongDate(MemoryStore):
+        def list(self, prefix: str, **options: Any) -> Listing:
+            listing = super().list(prefix, **options)
+            return Listing(listing.objects, listing.now_ms + 11 * MINUTE, listing.truncated)
+
+    queue = Fixture(WrongDate())
+    fresh = batch_key("ingest", queue.runtime.ulid())
+    queue.store.put(fresh, b"")
+    queue.write(Manifest.empty().with_epoch(3))
+    assert queue.collector().run_once().deleted == 0
+    assert fresh in queue.names()
+
+
+def test_f7_two_queues_with_one_prefix_name_both_manifests_and_delete_nothing() -> None:
+    queue = Fixture()
+    claim_queue(queue.store, QueueConfig(store="memory://x", manifest_path="other/manifest"))
+    before = queue.names()
+    for dry_run in (False, True):
+        with pytest.raises(PrefixConflict, match=r"'other/manifest'.*'ingest/manifest'"):
+            queue.collector().run_once(dry_run=dry_run)
+    assert queue.names() == before
+
+
+def test_f7_the_first_cycle_claims_the_prefix() -> None:
+    queue = Fixture()
+    queue.collector().run_once()
+    assert check_owner(queue.store, QueueConfig(store="memory://x"))
+
+
+def test_f9_a_fenced_collector_deletes_nothing() -> None:
+    queue = Fixture()
+    before = queue.names()
+    with pytest.raises(Fenced, match="epoch 2 was fenced by epoch 3"):
+        queue.collector(epoch=2).run_once()
+    assert queue.names() - before == {"ingest/_owner.json"}
+    assert queue.collector(epoch=3).run_once().deleted == 2
+
+
+def test_failed_deletes_are_reported_and_tried_again() -> None:
+    class Stubborn(MemoryStore):
+        stubborn = True
+
+        def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
+            first, *rest = keys
+            if not self.stubborn:
+                rest.append(first)
+            super().delete_many(rest)
+            return (DeleteFailure(first, "503"),) if self.stubborn else ()
+
+    store = Stubborn()
+    queue = Fixture(store)
+    report = queue.collector().run_once()
+    assert (report.deleted, [each.reason for each in report.failed]) == (1, ["503"])
+    store.stubborn = False
+    assert queue.collector().run_once().deleted == 1
+
+
+def test_the_loop_runs_every_interval_and_survives_errors(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Flaky(MemoryStore):
+        errors: list[Exception] = []  # noqa: RUF012
+
+        def list(self, prefix: str, **options: Any) -> Listing:
+            if prefix and self.errors:
+                raise self.errors.pop(0)
+            return super().list(prefix, **options)
+
+    store = Flaky()
+    queue = Fixture(store)
+    store.errors = [TransientStorageError("503"), ZeroDivisionError("bug")]
+    collector = queue.collector(epoch=3)
+    collector.start()
+    collector.start()
+    for cycle in (1, 2):
+        queue.runtime.await_waits(cycle)
+        assert queue.names() >= set(queue.orphans)
+        queue.runtime.advance(300)
+    queue.runtime.await_waits(3)
+    assert not queue.names() & set(queue.orphans)
+    collector.stop()
+    collector.stop()
+    assert [record.levelname for record in caplog.records if "fail" in record.message] == [
+        "WARNING",
+        "ERROR",
+    ]
+
+
+def test_f9_the_loop_ends_when_fenced(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="opendata_buffer")
+    queue = Fixture()
+    collector = queue.collector(epoch=2)
+    collector.start()
+    assert collector._task is not None
+    collector._task.join(30)
+    assert not collector._task.is_alive()
+    assert "collector ends: consumer with epoch 2 was fenced by epoch 3" in caplog.text
+    assert queue.names() >= set(queue.orphans)
+
+
+def test_f9_a_stopped_collector_begins_no_further_delete() -> None:
+    class Stops(MemoryStore):
+        collector: GarbageCollector
+
+        def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
+            self.collector.stop()
+            return super().delete_many(keys)
+
+    store = Stops()
+    queue = Fixture(store, orphans=1_001)
+    store.collector = queue.collector()
+    report = store.collector.run_once()
+    assert (report.deleted, report.abandoned) == (1_000, 1)
+
+
+def test_an_unreadable_manifest_deletes_nothing() -> None:
+    queue = Fixture()
+    before = queue.names()
+    queue.store.put("ingest/manifest", b"nothing")
+    with pytest.raises(CorruptManifest):
+        queue.collector().run_once()
+    assert queue.names() - before == {"ingest/_owner.json"}
+
+
+# Page by page.
+
+
+class Counting(MemoryStore):
+    """Counts listings, and ends the process at the one after ``lives`` pages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lists = 0
+        self.lives = 10**9
+
+    def list(self, prefix: str, **options: Any) -> Listing:
+        if prefix:
+            self.lists += 1
+            self.lives -= 1
+            if self.lives < 0:
+                raise Killed
+        return super().list(prefix, **options)
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+@pytest.fixture
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PAGE", 100)
+
+
+@pytest.mark.usefixtures("small_pages")
+def test_a_cycle_looks_at_all_pages_and_leaves_no_place_behind() -> None:
+    store = Counting()
+    queue = Fixture(store, orphans=450)
+    report = queue.collector().run_once()
+    assert (report.deleted, report.plan.referenced, len(report.plan.delete)) == (450, 1, 450)
+    assert store.lists == 5
+    assert queue.collector()._place.load() == ""
+
+
+@pytest.mark.usefixtures("small_pages")
+def test_a_run_that_is_cut_short_goes_on_where_the_one_before_stopped() -> None:
+    store = Counting()
+    queue = Fixture(store, orphans=450)
+    # Young ones stay, so a run that begins at the front would meet them again and again.
+    queue.store._now_ms = lambda: NOW
+    queue.runtime.set_wall_clock(NOW)
+    for key in queue.orphans[:300]:
+        queue.store.put(key, b"")
+    for _ in range(2):
+        store.lives = 2
+        with pytest.raises(Killed):
+            queue.collector().run_once()
+    left = set(queue.orphans) & queue.names()
+    assert left == {*queue.orphans[:300], *queue.orphans[400:]}
+    # The third goes on at the end, and then looks at the front.
+    store.lives = 10**9
+    before = store.lists
+    assert queue.collector().run_once().deleted == 50
+    assert store.lists - before == 1 + 4
+    assert queue.collector()._place.load() == ""
+
+
+@pytest.mark.usefixtures("small_pages")
+def test_a_dry_run_sees_all_pages_and_saves_no_place() -> None:
+    queue = Fixture(orphans=250)
+    before = queue.names()
+    assert len(queue.collector().run_once(dry_run=True).plan.delete) == 250
+    assert queue.names() == before
+
+
+@pytest.mark.usefixtures("small_pages")
+def test_f5_each_page_is_compared_with_a_manifest_that_was_read_after_it() -> None:
+    class Enqueues(MemoryStore):
+        late: Fixture | None = None
+
+        def list(self, prefix: str, **options: Any) -> Listing:
+            listing = super().list(prefix, **options)
+            if self.late is not None and options.get("start_after"):
+                queue, self.late = self.late, None
+                entries = [NewEntry(queue.orphans[150]), NewEntry(queue.queued)]
+                queue.write(Manifest.empty().append(entries).with_epoch(3))
+            return listing
+
+    store = Enqueues()
+    queue = Fixture(store, orphans=200)
+    store.late = queue
+    report = queue.collector().run_once()
+    assert queue.orphans[150] in queue.names()
+    assert report.deleted == 100, "the first page's; the others are no older than the queued one"
+
+
+@pytest.mark.usefixtures("small_pages")
+def test_f7_the_marker_of_a_queue_inside_the_prefix_spares_it_on_every_page() -> None:
+    queue = Fixture()
+    queue.runtime.set_wall_clock(NOW - 60 * MINUTE)
+    inner = [batch_key("ingest/app=a/batch=1", queue.runtime.ulid()) for _ in range(250)]
+    for key in inner:
+        queue.store.put(key, b"")
+    claim_queue(queue.store, QueueConfig(store="m", data_path_prefix="ingest/app=a/batch=1"))
+    queue.runtime.set_wall_clock(NOW)
+    report = queue.collector().run_once()
+    assert report.deleted == 2
+    assert queue.names() >= set(inner)
+
+
+def test_consumed_batches_of_a_go_producer_do_not_stall_the_collector() -> None:
+    queue = Fixture(orphans=1)
+    run = queue.orphans[0][7:33]
+    queue.runtime.set_wall_clock(NOW - 60 * MINUTE)
+    consumed = [f"ingest/{run}/{number:016x}" for number in range(3)]
+    for key in consumed:
+        queue.store.put(key, b"batch")
+    queue.runtime.set_wall_clock(NOW)
+    waiting = f"ingest/{run}/{3:016x}"
+    queue.store.put(waiting, b"batch")
+    queue.write(Manifest.empty().append([NewEntry(waiting)]).with_epoch(3))
+    report = queue.collector().run_once()
+    assert (report.plan.held, report.deleted) == (None, 1 + len(consumed))
+    assert queue.names() >= {waiting, queue.queued}
+
+
+def test_an_oldest_batch_that_is_gone_and_whose_name_tells_no_time_holds_everything() -> None:
+    queue = Fixture()
+    queue.write(Manifest.empty().append([NewEntry("ingest/old-name.batch")]).with_epoch(3))
+    report = queue.collector().run_once()
+    assert report.deleted == 0
+    assert report.plan.held is not None
+    assert "oldest queued batch 0 at 'ingest/old-name.batch' is gone" in report.plan.held
+
+
+# A job of one minute an hour.
+
+
+class Job:
+    """Half an hour of batches is produced and consumed; then the collector has a minute.
+
+    A request takes 200 ms, a bulk delete a second.
+    """
+
+    def __init__(self, txn: bool) -> None:
+        self.runtime = ManualRuntime(NOW)
+        self.store = self.Slow(self)
+        self.config = ConsumerConfig(store="memory://job")
+        self.manifest = Manifest.empty()
+        self.dies_at = float("inf")
+        self.txn = txn
+        self.runs = 0
+
+    class Slow(MemoryStore):
+        def __init__(self, job: Job) -> None:
+            super().__init__(now_ms=job.runtime.now_ms)
+            self._job = job
+
+        def _takes(self, seconds: float) -> None:
+            self._job.runtime.advance(seconds)
+            if self._job.runtime.monotonic() > self._job.dies_at:
+                raise Killed
+
+        def list(self, prefix: str, **options: Any) -> Listing:
+            listing = super().list(prefix, **options)
+            self._takes(0.2 * max(1, len(listing.objects) / 10))
+            return listing
+
+        def get(self, key: str, **options: Any) -> Any:
+            self._takes(0.2)
+            return super().get(key, **options)
+
+        def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
+            self._takes(1)
+            return super().delete_many(keys)
+
+    def hour(self, batches: int) -> None:
+        for number in range(batches):
+            txn = Transaction("q", 100 * self.runs + number) if self.txn else None
+            self.store.put(batch_key("ingest", self.runtime.ulid(), txn), b"")
+        self.manifest = self.manifest.with_epoch(self.manifest.epoch + 1)
+        self.store.put("ingest/manifest", self.manifest.raw)
+        self.runtime.advance(3_540)
+        self.runs += 1
+        self.dies_at = self.runtime.monotonic() + 60
+        collector = GarbageCollector(
+            self.store, self.config, runtime=self.runtime, epoch=self.manifest.epoch
+        )
+        with contextlib.suppress(Killed):
+            collector.run_once()
+        self.dies_at = float("inf")
+        self.runtime.advance(60)
+
+    @property
+    def objects(self) -> int:
+        return len(self.store._objects)
+
+
+@pytest.mark.usefixtures("small_pages")
+@pytest.mark.parametrize("txn", [False, True])
+def test_a_job_of_one_minute_an_hour_keeps_storage_bounded_over_weeks(txn: bool) -> None:
+    job = Job(txn)
+    # More than a minute can list: a job that was down, or ran with a version that never collected.
+    job.hour(4_000)
+    most = job.objects
+    assert most > 2_000, "the first run cannot list it, let alone delete it"
+    sizes = []
+    for _ in range(3 * 7 * 24):
+        job.hour(50)
+        sizes.append(job.objects)
+    assert max(sizes) <= most + 100
+    # An hour's batches, and the three small objects of the queue.
+    assert max(sizes[-24:]) <= 2 * 50 + 3

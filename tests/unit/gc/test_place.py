@@ -1,0 +1,79 @@
+"""Where the collector goes on: saved, shared, and never a reason to fail."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.errors import CorruptData, PermanentStorageError
+from opendata_buffer.gc.place import Place, SavedPlace
+from opendata_buffer.stores import Absent, IfVersion, PutOutcome
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
+
+CONFIG = QueueConfig(store="memory://x", data_path_prefix="p")
+KEY = "p/_gc.json"
+
+
+def saved(store: Any) -> SavedPlace:
+    return SavedPlace(store, CONFIG, ManualRuntime())
+
+
+def test_a_place_that_was_never_saved_is_the_beginning() -> None:
+    assert saved(MemoryStore()).load() == ""
+
+
+def test_what_one_collector_saves_the_next_one_loads() -> None:
+    store = MemoryStore()
+    saved(store).save("p/b")
+    assert saved(store).load() == "p/b"
+    assert json.loads(store.get(KEY).data) == {"version": 1, "after": "p/b"}
+
+
+def test_the_last_to_save_wins() -> None:
+    store = MemoryStore()
+    one, two = saved(store), saved(store)
+    one.save("p/b")
+    two.save("p/c")
+    one.save("p/d")
+    assert saved(store).load() == "p/d"
+
+
+def test_a_small_queue_never_writes_one() -> None:
+    store = MemoryStore()
+    place = saved(store)
+    place.load()
+    place.save("")
+    assert store.list("").objects == ()
+
+
+def test_a_place_in_another_prefix_is_the_beginning() -> None:
+    store = MemoryStore()
+    store.put(KEY, Place("q/z").to_json())
+    assert saved(store).load() == ""
+
+
+@pytest.mark.parametrize("raw", [b"", b"[]", b"\xff", b'{"version": 2, "after": "p/a"}'])
+def test_an_unreadable_place_is_the_beginning_and_stops_nobody(
+    raw: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(CorruptData):
+        Place.from_json(raw)
+    store = MemoryStore()
+    store.put(KEY, raw)
+    place = saved(store)
+    assert place.load() == ""
+    place.save("p/a")
+    assert "is no place of the garbage collector" in caplog.text
+
+
+def test_a_place_that_cannot_be_saved_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    class ReadOnly(MemoryStore):
+        def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+            raise PermanentStorageError("403")
+
+    saved(ReadOnly()).save("p/a")
+    assert "the collector's place was not saved: 403" in caplog.text
