@@ -74,7 +74,7 @@ class PartitionWriter:
             for batch in rows:
                 for block in self._builder.add(batch, self._runtime.now_ms()):
                     self._start(window, block)
-                    del block  # or one more batch stays in memory until the next one is full
+                    del block  # it would stay in memory until the next one is full
             last = self._builder.finish()
             if last is not None:
                 self._start(window, last)

@@ -121,7 +121,8 @@ class StreamDriver:
             return start
         missing = self._missing(waiting[:count])
         _, transactions = self._pass(start, waiting[:count], missing)
-        # Not in plan(), which must find for equal offsets what it found before.
+        # Apps are forgotten here and not in plan(), which must give the same answer for the same
+        # offsets whenever it is asked.
         transactions.prune(self._runtime.now_ms())
         return Position(begin + count, base, transactions.to_dict(), cursor.queue_id, missing)
 

@@ -101,8 +101,8 @@ class Consumer:
             manifest = self._queue.claim_epoch(last_acked, allow_data_loss=allow_data_loss)
         self._epoch = manifest.epoch
         self._next_sequence = manifest.next_sequence
-        # Also when nothing is queued the next sequence is known: whatever is missing between
-        # here and the first batch handed out is a gap (failure F28).
+        # An empty queue, too, knows its next sequence: whatever is missing between here and the
+        # first batch handed out is a gap (failure F28).
         self._frontier = Frontier.at(manifest.first_sequence)
         if last_acked is not None and manifest.first_sequence > last_acked + 1:
             self._report_loss(last_acked + 1, manifest.first_sequence)
@@ -310,7 +310,8 @@ class Consumer:
             return self._queued(self._read())
 
     def __bool__(self) -> bool:
-        # Not by length: `if consumer:` would ask the store, and say no to an empty queue.
+        # Without this, `if consumer:` would call __len__: ask the store, and say no to an empty
+        # queue.
         return True
 
     def close(self) -> None:
@@ -328,8 +329,8 @@ class Consumer:
                 return
             self._closed = True
         try:
-            # First: the collector may be in a request for long, and whoever ends this process
-            # does not wait for ever.
+            # Acknowledgements before the collector: it may be in a long request, and whoever ends
+            # this process may kill it before that returns.
             with self._lock, self._deadline():
                 self._acknowledge(self._frontier, self._frontier.undequeued > 0)
                 self._queue.close()
@@ -376,7 +377,8 @@ class Consumer:
         metrics.acks.add(moved.next_ack - self._frontier.next_ack)
         self._frontier = moved
         if manifest is not None:
-            # Or a consumer that ends with an empty queue would show its last batch for ever.
+            # A consumer that stops after this reads no manifest again, and its gauges would show
+            # the last batch for ever.
             metrics.queue_length.set(self._queued(manifest))
             if not manifest.entry_count:
                 metrics.consumer_lag_seconds.set(0.0)

@@ -93,7 +93,7 @@ class RawBatch:
 
 @dataclass(frozen=True, slots=True)
 class PooledBatch:
-    """As :class:`RawBatch`; in memory of Arrow's pool where the store can read to it."""
+    """An undecoded batch; its bytes may lie in a ReadBuffer, so that decoding copies nothing."""
 
     data: bytes | ReadBuffer
     sequence: int

@@ -138,7 +138,7 @@ class _ReadAhead(Generic[T]):
         self._changed = runtime.condition()
         self._next = 0  # first item nobody fetches yet
         self._open = 0  # items fetched or being fetched, and not taken
-        self._bytes = 0  # what those weigh
+        self._bytes = 0  # of those items
         self._largest: int | None = None
         self._done: dict[int, _Done[T]] = {}
         self._threads: list[Task] = []
@@ -154,7 +154,7 @@ class _ReadAhead(Generic[T]):
                 if done.error is not None:
                     raise done.error
                 yield done.result  # type: ignore[misc]  # T may include None
-                del done  # or the caller's last result lives while it waits for the next
+                del done  # it would hold the result in memory while the caller waits for the next
         finally:
             with self._changed:
                 self._stopped = True
@@ -197,7 +197,7 @@ class _ReadAhead(Generic[T]):
                     if not self._needs_threads():
                         self._idle -= 1
                         self._working -= 1
-                        self._changed.notify_all()  # what waits for this thread has to fetch
+                        self._changed.notify_all()  # the caller now fetches for itself
                         return
                     self._changed.wait()
                 self._idle -= 1

@@ -273,7 +273,7 @@ class ArrowBlock:
                 rows += len(values)
                 size += _value_bytes(values)
                 yield values
-                del values  # or its memory is not free when the next one is made
+                del values  # its memory is to be free when the next one is made
         except (pa.ArrowException, OSError, MemoryError) as error:
             raise CorruptBatch(
                 f"block of {self.size} bytes does not hold {count} length-prefixed records: {error}"

@@ -92,8 +92,8 @@ class FileLock:
             return
         fd, self._fd = self._fd, None
         try:
-            # Not left to close(): a child forked meanwhile has the descriptor too, and the
-            # lock would last until it ends.
+            # Unlocked before close(): a child forked meanwhile has the descriptor, too, and would
+            # keep the lock until it ends.
             fcntl.flock(fd, fcntl.LOCK_UN)
         finally:
             os.close(fd)

@@ -80,7 +80,7 @@ def probe_conditional_writes(
         if made:
             with deadline(runtime, _CLEAN_UP_S):
                 left = store.delete_many(made)
-    # Not when it failed: a store that is not reached is told of once, by the error.
+    # Logged after success only: a store that cannot be reached is told of once, by the error.
     if left:
         log.warning(
             "%d probe objects may be left behind, the first is %r: %s",

@@ -100,7 +100,8 @@ class SimTask:
             try:
                 simulation.block(deadline, f"the end of {self.name}")
             finally:
-                # Or its end would cut short whatever the joiner waits for by then.
+                # A joiner that gave up waits for something else by now, which the end of this task
+                # must not cut short.
                 self._joiners.remove(simulation.current)
 
     def is_alive(self) -> bool:
