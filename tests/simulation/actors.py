@@ -33,9 +33,10 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key
-from opendata_buffer.formats.manifest import Metadata
+from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.producer.producer import Producer
+from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment
 from opendata_buffer.testing.model import Record
 from tests.simulation.world import PREFIX, Node, World
@@ -211,6 +212,51 @@ class SinkDriver:
                 self._world.model.reported_durable(part, sequence, upload.location)
 
 
+class GoProducer:
+    """OpenData's Go client: plain batches named ``<prefix>/<run ULID>/<16 hex digits>``.
+
+    All batches of a run carry its start as their time. What it does not know to be appended it
+    leaves; what took so long that the collector may have been faster, it does not call durable.
+    """
+
+    def __init__(self, world: World, name: str, batches: int) -> None:
+        self._world = world
+        self.name = name
+        self._batches = batches
+        self._next = 0
+
+    @property
+    def done(self) -> bool:
+        return self._next >= self._batches
+
+    def live(self, node: Node, config: ProducerConfig) -> None:
+        """One process's life: one run."""
+        run = node.runtime.ulid()
+        queue = Queue(node.store, config, runtime=node.runtime, role="producer")
+        number = 0
+        while not self.done:
+            record = Record(self.name, self._next)
+            self._next += 1
+            location = f"{PREFIX}/{run}/{number:016x}"
+            number += 1
+            try:
+                self._append(node, queue, config, location, record)
+            except FAILURES as error:
+                self._world.log(f"{self.name}: {error}")
+            self._world.work(node)
+
+    def _append(
+        self, node: Node, queue: Queue, config: ProducerConfig, location: str, record: Record
+    ) -> None:
+        monotonic, wall = node.runtime.monotonic(), node.runtime.now_ms()
+        node.store.put(location, encode_batch([record.encode()]))
+        ranges = (Metadata(0, node.runtime.now_ms(), payload([record])),)
+        sequence = queue.append([NewEntry(location, ranges)])
+        took_ms = max((node.runtime.monotonic() - monotonic) * 1000, node.runtime.now_ms() - wall)
+        if took_ms < config.gc_grace_period_ms / 2:
+            self._world.model.reported_durable([record], sequence, location)
+
+
 class Reader:
     """One life of a consumer that writes batches and its position in one transaction.
 
@@ -381,7 +427,7 @@ def collect_garbage(world: World, node: Node) -> None:
         node.runtime.sleep(world.uniform(5, 60))
 
 
-Actor = PlainProducer | TransactionalProducer | SinkDriver
+Actor = PlainProducer | TransactionalProducer | SinkDriver | GoProducer
 
 
 def run_readers(world: World) -> None:

@@ -53,7 +53,7 @@ def test_f1_f2_lost_answers_of_uploads_and_of_the_commit(
     # The manifest does not exist yet, so its first write is the commit's.
     faults = (Fault(500, applied=False), Fault(Answer.CLOSE, applied=False), Fault(Answer.CLOSE))
     for fault in faults:
-        s3_server.inject(fault, method="PUT", key="manifest")
+        s3_server.inject(fault, method="PUT", ends="/manifest")
     s3_server.inject(Fault(500), method="PUT", key=".batch", times=2)
     writer = numbers(spark, 100).write.format(FORMAT).mode("append")
     writer.option("endpointUrl", s3_server.endpoint).option("txnAppId", "job")

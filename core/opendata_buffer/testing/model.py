@@ -151,6 +151,15 @@ class DeliveryModel:
                 )
         self.manifest = after
 
+    def start_over(self) -> None:
+        """The operator makes a new queue at the same place: nothing that was is owed any more."""
+        self.manifest, self.sink, self.owner = Manifest.empty(), Sink(), ""
+        self.durable.clear()
+        self._durable_locations.clear()
+        self._locations.clear()
+        self._last.clear()
+        self._seen.clear()
+
     def object_written(self, key: str, data: bytes) -> None:
         """An object was written, for the first time or again."""
         self.lost.discard(key)

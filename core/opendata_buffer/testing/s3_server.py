@@ -116,7 +116,7 @@ class S3Server:
         """Whether answers carry a ``Date`` header."""
         self._now_ms = now_ms if now_ms is not None else SystemRuntime().now_ms
         self._objects: dict[str, _Object] = {}
-        self._faults: list[tuple[str, str, Fault]] = []
+        self._faults: list[tuple[str, str, str, Fault]] = []
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         server = self
@@ -154,10 +154,20 @@ class S3Server:
         self._thread.join()
         self._http.server_close()
 
-    def inject(self, fault: Fault, *, method: str = "PUT", key: str = "", times: int = 1) -> None:
-        """Let the next ``times`` requests of this method fail whose key contains ``key``."""
+    def inject(
+        self, fault: Fault, *, method: str = "PUT", key: str = "", ends: str = "", times: int = 1
+    ) -> None:
+        """Let the next ``times`` requests of a kind fail.
+
+        Args:
+            fault: How.
+            method: Of the requests.
+            key: What their keys contain.
+            ends: What their keys end with: ``manifest`` and not the probes beside it.
+            times: How many.
+        """
         with self._lock:
-            self._faults.extend([(method, key, fault)] * times)
+            self._faults.extend([(method, key, ends, fault)] * times)
 
     def objects(self) -> dict[str, bytes]:
         """What is stored now."""
@@ -174,8 +184,10 @@ class S3Server:
     def _arrived(self, request: Request) -> Fault | None:
         with self._lock:
             self.requests.append(request)
-            for position, (method, key, fault) in enumerate(self._faults):
-                if method == request.method and key in request.key:
+            for position, (method, key, ends, fault) in enumerate(self._faults):
+                if method != request.method:
+                    continue
+                if key in request.key and request.key.endswith(ends):
                     del self._faults[position]
                     return fault
         return None

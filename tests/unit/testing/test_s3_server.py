@@ -114,6 +114,12 @@ def test_a_fault_hits_once_and_may_be_applied(
     assert s3_server.count("PUT") == 3
 
 
+def test_a_fault_can_be_for_keys_that_end_so(s3_server: S3Server) -> None:
+    s3_server.inject(Fault(500, applied=False), ends="/manifest")
+    keys = ("manifest.probe-1", "manifest", "manifest")
+    assert [ask(s3_server, "PUT", f"/bucket/a/{key}")[0] for key in keys] == [200, 500, 200]
+
+
 def test_bodies_are_spoilt(s3_server: S3Server) -> None:
     ask(s3_server, "PUT", "/bucket/a", b"0123456789")
     s3_server.inject(Fault(Answer.CORRUPT), method="GET")

@@ -1,0 +1,139 @@
+"""A queue whose manifest is lost, and that its operator starts over (failures F4, F27)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.consumer.position import Position
+from opendata_buffer.errors import (
+    CommitStateUnknown,
+    Conflict,
+    FlushFailed,
+    QueueReset,
+    TransientStorageError,
+)
+from opendata_buffer.producer.producer import Producer
+from opendata_buffer.testing.model import Record
+from tests.simulation.scenario import simulate
+from tests.simulation.world import MANIFEST, Node, World
+
+SHARE = 0.5
+"""Of the seeds; see conftest.py."""
+
+T = TypeVar("T")
+PASSING = (TransientStorageError, Conflict, CommitStateUnknown)
+
+
+def insist(world: World, node: Node, call: Callable[[], T]) -> T:
+    """Try again also what may have been done already: a record more is no harm here."""
+    while True:
+        try:
+            return call()
+        except (*PASSING, FlushFailed) as error:
+            world.log(f"{node.name}: {error}")
+            node.runtime.sleep(1)
+
+
+def until_reset(world: World, node: Node, call: Callable[[], object]) -> None:
+    """Call until the lost manifest is noticed; anything but bad luck is a failure."""
+    until = world.simulation.now + 3600
+    while world.simulation.now < until:
+        try:
+            call()
+        except QueueReset as error:
+            world.log(f"{node.name}: {error}")
+            return
+        except (*PASSING, FlushFailed) as error:
+            world.log(f"{node.name}: {error}")
+        node.runtime.sleep(world.uniform(0.1, 5))
+    world.fail(f"{node.name} never noticed that the manifest is gone")
+
+
+def lose_and_start_over(world: World) -> None:
+    """Batches wait, the manifest goes, everybody stops; then the operator starts over."""
+    world.grace_s = 60
+    world.ambushes = 0  # nobody here is started again
+    producing, consuming = world.node("producer"), world.node("consumer")
+    config = world.producer_config()
+    config = replace(config, max_manifest_bytes=64 * 2**20)
+
+    def producer() -> Producer:
+        return Producer(config, store=producing.store, runtime=producing.runtime)
+
+    def consumer(config: ConsumerConfig, position: Position | None = None) -> Consumer:
+        return Consumer(config, position, store=consuming.store, runtime=consuming.runtime)
+
+    first = insist(world, producing, producer)
+    count = 3 + world.draw(10)
+    for number in range(count):
+        insist(world, producing, lambda number=number: write(world, first, Record("old", number)))
+    reader = insist(world, consuming, lambda: consumer(world.consumer_config()))
+    taken = read(world, consuming, reader, 1 + world.draw(count - 1))
+    position = reader.position_of(taken)
+    # The marker notes how far the manifest is seldom: let it.
+    insist(world, producing, lambda: write(world, first, Record("old", count)))
+    insist(world, consuming, reader.flush)
+    world.director.sleep(world.uniform(30, 300))
+    waiting = {entry.location for entry in world.model.manifest.entries()}
+    if not waiting:
+        world.fail("nothing waits: the scenario tests nothing")
+
+    world.memory.delete_many([MANIFEST])
+    world.log("the manifest is lost")
+    until_reset(world, producing, lambda: write(world, first, Record("void", 0)))
+    until_reset(world, consuming, reader.next_batch)
+    for make in (producer, lambda: consumer(world.consumer_config(), position)):
+        until_reset(world, producing, make)
+    world.director.sleep(5 * world.grace_s)
+    # Whatever still ran had time to do harm: a new manifest, or a collection of what waits.
+    kept = {info.key for info in world.memory.list("").objects}
+    if not waiting <= kept:
+        world.fail(f"collected without being read: {waiting - kept}")
+    if MANIFEST in kept:
+        world.fail("somebody made a new manifest")
+
+    world.heal()
+    world.model.start_over()
+    restarted = world.node("restarted")
+    again = Producer(
+        replace(config, recreate=True), store=restarted.store, runtime=restarted.runtime
+    )
+    for number in range(count + 5):
+        write(world, again, Record("new", number))
+    # Its sequences have passed the old position, which only the queue's id can tell.
+    if world.model.manifest.next_sequence <= position.sequence:
+        world.fail("the new queue is too short to be mistaken for the old one")
+    until_reset(world, consuming, lambda: consumer(world.consumer_config(), position))
+    fresh = consumer(world.consumer_config())
+    got = []
+    while (batch := fresh.next_batch()) is not None:
+        got += batch.entries
+    if got != [Record("new", number).encode() for number in range(count + 5)]:
+        world.fail(f"the new queue holds {got}")
+
+
+def write(world: World, producer: Producer, record: Record) -> None:
+    producer.produce([record.encode()]).watcher.await_durable()
+
+
+def read(world: World, node: Node, reader: Consumer, count: int) -> int:
+    """Take so many batches and acknowledge them; returns the last one's sequence."""
+    last = -1
+    for _ in range(count):
+        batch = insist(world, node, reader.next_batch)
+        if batch is None:
+            break
+        last = batch.sequence
+        world.model.sink.position = last
+        insist(world, node, lambda last=last: reader.ack(last))
+    return last
+
+
+def test_f4_a_lost_manifest_stops_everybody_and_a_new_queue_is_not_taken_for_the_old(
+    seed: int,
+) -> None:
+    simulate(seed, lose_and_start_over, "test_recreated.py")
