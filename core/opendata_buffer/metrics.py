@@ -5,22 +5,30 @@ after this module is imported. Call sites name the instrument and nothing else::
 
     metrics.manifest_writes.add(1, {"role": "producer"})
     metrics.flush_duration_seconds.record(seconds)
-    metrics.queue_length.set(manifest.entry_count)
+    metrics.queue_length.set(manifest.entry_count, {"queue": "s3://bucket/ingest/manifest"})
+    metrics.consumer_lag_seconds.watch(consumer, Consumer.lag_seconds, {"queue": ...})
+
+A gauge that is watched is computed when a reader collects: it goes on rising while a consumer
+stalls, and ends with its owner.
 
 The instruments are those of :data:`TABLE`; units are in the names or in UCUM braces.
 """
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary
 
-from opentelemetry.metrics import Counter, Histogram, get_meter
+from opentelemetry.metrics import CallbackOptions, Counter, Histogram, Observation, get_meter
 from opentelemetry.metrics import _Gauge as Gauge  # the API's own name is still provisional
 
 __all__ = [
     "TABLE",
     "Metric",
+    "WatchedGauge",
     "acks",
     "batches_collected",
     "batches_flushed",
@@ -28,6 +36,7 @@ __all__ = [
     "bytes_collected",
     "bytes_flushed",
     "bytes_written",
+    "conflict_rate",
     "consumer_lag_seconds",
     "descriptors_handed_out",
     "entries_collected",
@@ -41,6 +50,9 @@ __all__ = [
     "gc_files_failed",
     "manifest_conflicts",
     "manifest_writes",
+    "oldest_unacked_seconds",
+    "producer_buffered_bytes",
+    "queue_label",
     "queue_length",
     "repeats_dropped",
     "write_repeats_dropped",
@@ -78,6 +90,52 @@ class Metric:
 
 
 _ROLE = ("role",)
+_QUEUE = ("queue",)
+
+Owner = TypeVar("Owner")
+
+
+def queue_label(url: str, manifest_path: str) -> str:
+    """The value of the ``queue`` attribute: where the manifest is.
+
+    Args:
+        url: Of the store, as :attr:`Store.url` gives it: without credentials.
+        manifest_path: The manifest's key.
+    """
+    root = url.partition("?")[0]
+    return root + ("" if root.endswith("/") else "/") + manifest_path
+
+
+class WatchedGauge:
+    """A gauge that is computed when a reader collects, from whoever is there to be asked."""
+
+    def __init__(self, name: str, unit: str, meaning: str) -> None:
+        # Weak: what is dropped without being closed must not be kept, nor reported for ever.
+        self._owners: WeakKeyDictionary[
+            Any, tuple[Callable[[Any], float | None], Mapping[str, str]]
+        ] = WeakKeyDictionary()
+        self._lock = threading.Lock()
+        _meter.create_observable_gauge(name, [self._observe], unit, meaning)
+
+    def watch(
+        self, owner: Owner, value: Callable[[Owner], float | None], labels: Mapping[str, str]
+    ) -> None:
+        """Ask for ``value(owner)`` from now on, in the reader's thread; None is no measurement."""
+        with self._lock:
+            self._owners[owner] = (value, labels)
+
+    def unwatch(self, owner: object) -> None:
+        """Ask no more. Free to repeat."""
+        with self._lock:
+            self._owners.pop(owner, None)
+
+    def _observe(self, options: CallbackOptions) -> Iterable[Observation]:
+        with self._lock:
+            asked = list(self._owners.items())
+        for owner, (value, labels) in asked:
+            measured = value(owner)
+            if measured is not None:
+                yield Observation(measured, labels)
 
 
 def _row(name: str, kind: Kind, unit: str, labels: tuple[str, ...], meaning: str) -> Metric:
@@ -97,9 +155,23 @@ TABLE: tuple[Metric, ...] = (
         (),
         "Uploading one batch object, retries included.",
     ),
+    _row(
+        "producer_buffered_bytes",
+        "gauge",
+        "By",
+        _QUEUE,
+        "Bytes of max_buffered_bytes taken by what is not durable yet, now.",
+    ),
     # Manifest, by the role that writes it: producer, consumer, ...
     _row("manifest_writes", "counter", "{write}", _ROLE, "Attempts to write the manifest."),
     _row("manifest_conflicts", "counter", "{conflict}", _ROLE, "Attempts that lost a race."),
+    _row(
+        "conflict_rate",
+        "gauge",
+        "1",
+        _QUEUE + _ROLE,
+        "Share of the last 100 attempts that lost a race, 0 to 1.",
+    ),
     # Consumer
     _row("batches_collected", "counter", "{batch}", (), "Batches fetched and decoded."),
     _row("entries_collected", "counter", "{entry}", (), "Records in the batches fetched."),
@@ -111,10 +183,24 @@ TABLE: tuple[Metric, ...] = (
         "consumer_lag_seconds",
         "gauge",
         "s",
-        (),
-        "Age of the oldest queued batch when the consumer last read the manifest; 0 if none.",
+        _QUEUE,
+        "Age of the oldest batch queued and not acknowledged, now, of those that the consumer has "
+        "seen in the manifest; 0 if none.",
     ),
-    _row("queue_length", "gauge", "{batch}", (), "Queued batches when the manifest was last read."),
+    _row(
+        "oldest_unacked_seconds",
+        "gauge",
+        "s",
+        _QUEUE,
+        "Age of the oldest batch handed out and not acknowledged, now; 0 if none.",
+    ),
+    _row(
+        "queue_length",
+        "gauge",
+        "{batch}",
+        _QUEUE,
+        "Queued batches when the manifest was last read.",
+    ),
     _row(
         "batches_quarantined",
         "counter",
@@ -150,7 +236,7 @@ TABLE: tuple[Metric, ...] = (
         "gc_clock_difference_seconds",
         "gauge",
         "s",
-        (),
+        _QUEUE,
         "How far the store's clock is ahead of the collector's. Far apart, nothing is deleted.",
     ),
     # Sink
@@ -177,6 +263,11 @@ def _gauge(name: str) -> Gauge:
     return _meter.create_gauge(row.name, row.unit, row.meaning)
 
 
+def _watched(name: str) -> WatchedGauge:
+    row = _rows[name]
+    return WatchedGauge(row.name, row.unit, row.meaning)
+
+
 def _histogram(name: str) -> Histogram:
     row = _rows[name]
     return _meter.create_histogram(
@@ -197,7 +288,10 @@ bytes_collected = _counter("bytes_collected")
 fetch_duration_seconds = _histogram("fetch_duration_seconds")
 descriptors_handed_out = _counter("descriptors_handed_out")
 acks = _counter("acks")
-consumer_lag_seconds = _gauge("consumer_lag_seconds")
+conflict_rate = _gauge("conflict_rate")
+consumer_lag_seconds = _watched("consumer_lag_seconds")
+oldest_unacked_seconds = _watched("oldest_unacked_seconds")
+producer_buffered_bytes = _watched("producer_buffered_bytes")
 queue_length = _gauge("queue_length")
 batches_quarantined = _counter("batches_quarantined")
 repeats_dropped = _counter("repeats_dropped")

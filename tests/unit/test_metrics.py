@@ -21,8 +21,11 @@ EXPECTED = {
     "buffer.batches_collected": ("counter", ()),
     "buffer.entries_collected": ("counter", ()),
     "buffer.bytes_collected": ("counter", ()),
-    "buffer.consumer_lag_seconds": ("gauge", ()),
-    "buffer.queue_length": ("gauge", ()),
+    "buffer.consumer_lag_seconds": ("gauge", ("queue",)),
+    "buffer.oldest_unacked_seconds": ("gauge", ("queue",)),
+    "buffer.queue_length": ("gauge", ("queue",)),
+    "buffer.conflict_rate": ("gauge", ("queue", "role")),
+    "buffer.producer_buffered_bytes": ("gauge", ("queue",)),
     "buffer.acks": ("counter", ()),
     "buffer.batches_quarantined": ("counter", ()),
     "buffer.repeats_dropped": ("counter", ()),
@@ -30,7 +33,7 @@ EXPECTED = {
     "buffer.gc_files_failed": ("counter", ()),
     "buffer.gc_duration_seconds": ("histogram", ()),
     "buffer.gc_cycles_held": ("counter", ()),
-    "buffer.gc_clock_difference_seconds": ("gauge", ()),
+    "buffer.gc_clock_difference_seconds": ("gauge", ("queue",)),
     "buffer.write_repeats_dropped": ("counter", ()),
     "buffer.fetch_duration_seconds": ("histogram", ()),
     "buffer.descriptors_handed_out": ("counter", ()),
@@ -54,7 +57,8 @@ for row in metrics.TABLE:
     instrument = getattr(metrics, row.name.removeprefix("buffer."))
     labels = {label: "producer" for label in row.labels}
     {"counter": lambda: instrument.add(3, labels),
-     "gauge": lambda: instrument.set(3, labels),
+     "gauge": lambda: instrument.set(3, labels) if hasattr(instrument, "set")
+              else instrument.watch(metrics.Metric, lambda owner: 3, labels),
      "histogram": lambda: instrument.record(3, labels)}[row.kind]()
 
 seen = {}
@@ -90,7 +94,7 @@ def test_table_holds_exactly_these_names() -> None:
 
 def test_every_row_has_its_instrument_and_every_instrument_its_row() -> None:
     names = {row.name.removeprefix("buffer.") for row in metrics.TABLE}
-    assert names == set(metrics.__all__) - {"TABLE", "Metric"}
+    assert names == set(metrics.__all__) - {"TABLE", "Metric", "WatchedGauge", "queue_label"}
     assert all(hasattr(metrics, name) for name in names)
 
 
@@ -127,6 +131,7 @@ def test_without_a_provider_measuring_does_nothing() -> None:
             "-c",
             "import sys; from opendata_buffer import metrics;"
             "metrics.acks.add(1); metrics.queue_length.set(1);"
+            "metrics.consumer_lag_seconds.watch(metrics.Metric, lambda owner: 1.0, {});"
             "metrics.gc_duration_seconds.record(1.0);"
             "assert 'opentelemetry.sdk' not in sys.modules",
         ],
@@ -154,13 +159,28 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
 
+def look():
+    found = {}
+    for scope in reader.get_metrics_data().resource_metrics[0].scope_metrics:
+        for metric in scope.metrics:
+            for point in metric.data.data_points:
+                attributes = dict(point.attributes)
+                where = attributes.pop("queue", None)
+                assert where in (None, "memory://metrics/ingest/manifest"), where
+                assert (where is None) == (type(metric.data).__name__ != "Gauge"), metric.name
+                key = metric.name + "".join(f"{{{v}}}" for v in attributes.values())
+                found[key] = point.count if hasattr(point, "count") else point.value
+    return found
+
 store, runtime = MemoryStore("metrics"), SystemRuntime()
 url, gc = "memory://unused", GarbageCollectorConfig(enabled=False, grace_period_ms=0)
 with Producer(ProducerConfig(store=url), store=store) as producer:
     producer.produce([b"abc", b""])
+    buffered = look()["buffer.producer_buffered_bytes"]
 config = ConsumerConfig(store=url, gc=gc)
 with Consumer(config, store=store) as consumer:
     batch = consumer.next_batch()
+    unacked = look()
     consumer.ack(batch.sequence)
 runtime.sleep(0.005)  # the collector deletes what is older than its clock, in milliseconds
 GarbageCollector(store, config).run_once()
@@ -169,13 +189,8 @@ here, there = (Queue(store, config, runtime=runtime, role=role) for role in ("he
 for queue in (here, there, here):
     queue.append([NewEntry(f"ingest/{runtime.ulid()}.batch")])
 
-found = {}
-for scope in reader.get_metrics_data().resource_metrics[0].scope_metrics:
-    for metric in scope.metrics:
-        for point in metric.data.data_points:
-            key = metric.name + "".join(f"{{{v}}}" for v in point.attributes.values())
-            found[key] = point.count if hasattr(point, "count") else point.value
-print(json.dumps(found))
+watched = ("buffer.consumer_lag_seconds", "buffer.oldest_unacked_seconds")
+print(json.dumps([look(), buffered, [unacked[name] for name in watched]]))
 """
 
 
@@ -183,7 +198,10 @@ def test_every_instrument_is_measured_where_the_table_says() -> None:
     done = subprocess.run(
         [sys.executable, "-c", USE_ALL], capture_output=True, text=True, check=True
     )
-    found = json.loads(done.stdout)
+    found, buffered, watched = json.loads(done.stdout)
+    assert buffered >= 11  # of a batch that is not flushed yet, and what the call itself takes
+    assert min(watched) > 0
+    # What was closed is watched no more.
     assert found == {
         "buffer.batches_flushed": 1,
         "buffer.entries_flushed": 2,
@@ -202,7 +220,10 @@ def test_every_instrument_is_measured_where_the_table_says() -> None:
         "buffer.descriptors_handed_out": 1,
         "buffer.acks": 1,
         "buffer.queue_length": 0,
-        "buffer.consumer_lag_seconds": 0,
+        "buffer.conflict_rate{producer}": 0,
+        "buffer.conflict_rate{consumer}": 0,
+        "buffer.conflict_rate{here}": 1 / 3,
+        "buffer.conflict_rate{there}": 0,
         "buffer.gc_files_deleted": 1,
         "buffer.gc_files_failed": 0,
         "buffer.gc_duration_seconds": 1,

@@ -22,7 +22,6 @@ from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.consumer.frontier import Frontier
 from opendata_buffer.consumer.position import Position
 from opendata_buffer.errors import Closed, DataLoss, InvalidInput, OpenDataBufferError, QueueReset
-from opendata_buffer.formats.keys import location_timestamp_ms
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.queue.cas import LAST_LOOK_S
@@ -108,6 +107,10 @@ class Consumer:
             self._report_loss(last_acked + 1, manifest.first_sequence)
         first = manifest.first_sequence
         log.info("epoch %d owns %s, reads from %d", self._epoch, config.manifest_path, first)
+
+        self._where = {"queue": metrics.queue_label(opened.url, config.manifest_path)}
+        metrics.consumer_lag_seconds.watch(self, Consumer._lag_s, self._where)
+        metrics.oldest_unacked_seconds.watch(self, Consumer._unacked_s, self._where)
 
         self._gc: GarbageCollector | None = None
         if config.gc.enabled:
@@ -328,6 +331,8 @@ class Consumer:
             if self._closed:
                 return
             self._closed = True
+        metrics.consumer_lag_seconds.unwatch(self)
+        metrics.oldest_unacked_seconds.unwatch(self)
         try:
             # Acknowledgements before the collector: it may be in a long request, and whoever ends
             # this process may kill it before that returns.
@@ -377,11 +382,9 @@ class Consumer:
         metrics.acks.add(moved.next_ack - self._frontier.next_ack)
         self._frontier = moved
         if manifest is not None:
-            # A consumer that stops after this reads no manifest again, and its gauges would show
-            # the last batch for ever.
-            metrics.queue_length.set(self._queued(manifest))
-            if not manifest.entry_count:
-                metrics.consumer_lag_seconds.set(0.0)
+            # A consumer that ends with an empty queue reads no more, and would leave the length
+            # before its last acknowledgement behind.
+            metrics.queue_length.set(self._queued(manifest), self._where)
 
     def _peek(self, limit: int) -> list[BatchDescriptor]:
         """The next entries; moves the cursor only over a loss that was allowed."""
@@ -429,13 +432,27 @@ class Consumer:
 
     def _observe(self, manifest: Manifest) -> None:
         self._next_sequence = manifest.next_sequence
-        lag_s = 0.0
-        if oldest := manifest.entries(self._frontier.next_ack, 1):
-            written_ms = location_timestamp_ms(oldest[0].location)
-            if written_ms is not None:
-                lag_s = max(0, self._runtime.now_ms() - written_ms) / 1000
-        metrics.queue_length.set(self._queued(manifest))
-        metrics.consumer_lag_seconds.set(lag_s)
+        metrics.queue_length.set(self._queued(manifest), self._where)
+
+    # In the metrics reader's thread, without the lock, which a fetch may hold for long: both the
+    # frontier and the manifest are values that never change.
+
+    def _lag_s(self) -> float:
+        """Age of the oldest batch that is not acknowledged."""
+        return self._age_s(self._frontier.next_ack)
+
+    def _unacked_s(self) -> float:
+        """The same, of those that were handed out."""
+        frontier = self._frontier
+        return self._age_s(frontier.next_ack) if frontier.next_ack < frontier.next_hand_out else 0.0
+
+    def _age_s(self, sequence: int) -> float:
+        manifest = self._queue.last_seen
+        entries = () if manifest is None else manifest.entries(sequence, 1)
+        written_ms = entries[0].time_ms if entries else None
+        if written_ms is None:
+            return 0.0
+        return max(0, self._runtime.now_ms() - written_ms) / 1000
 
     def _deadline(self) -> AbstractContextManager[None]:
         """For several requests of one call: together they take no longer than one change may."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from opendata_buffer.errors import CorruptManifest, InvalidInput
 from opendata_buffer.formats import BytesLike
-from opendata_buffer.formats.keys import MAX_LOCATION_BYTES
+from opendata_buffer.formats.keys import MAX_LOCATION_BYTES, location_timestamp_ms
 
 __all__ = [
     "FIXED_SIZE",
@@ -76,6 +76,16 @@ class QueueEntry:
     sequence: int
     location: str
     metadata: tuple[Metadata, ...] = ()
+
+    @property
+    def time_ms(self) -> int | None:
+        """When its first record was ingested, or else the time of its name; None without either.
+
+        Milliseconds since the Unix epoch. The name comes second: a writer may date it ahead.
+        """
+        if self.metadata:
+            return self.metadata[0].ingestion_time_ms
+        return location_timestamp_ms(self.location)
 
 
 def bad_header(at: int, length: int, sequence: int, expected: int, body: int) -> CorruptManifest:

@@ -192,7 +192,8 @@ class GarbageCollector:
         self, page: Listing, own_ms: int, start_after: str, claim: Claim | None, dry_run: bool
     ) -> GcReport:
         """Compare a page with a manifest that was read after it, and delete (failure F5)."""
-        metrics.gc_clock_difference_seconds.set((page.now_ms - own_ms) / 1000)
+        where = metrics.queue_label(self._store.url, self._config.manifest_path)
+        metrics.gc_clock_difference_seconds.set((page.now_ms - own_ms) / 1000, {"queue": where})
         read_at = self._runtime.monotonic()
         manifest = self._read_manifest()
         if claim is not None:

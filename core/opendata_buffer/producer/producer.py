@@ -17,6 +17,7 @@ from typing import Self
 
 import pyarrow as pa
 
+from opendata_buffer import metrics
 from opendata_buffer.commit.durability import DurabilityWatcher, WriteHandle
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, FlushFailed, InvalidInput, OpenDataBufferError
@@ -66,6 +67,8 @@ class Producer:
         runtime = runtime or SystemRuntime()
         store = store or open_store(config.store, config.store_options)
         self._pipeline = Pipeline(config, store, runtime)
+        where = {"queue": metrics.queue_label(store.url, config.manifest_path)}
+        metrics.producer_buffered_bytes.watch(self, lambda each: each.buffered_bytes, where)
         if isinstance(runtime, SystemRuntime):
             _open_pipelines.add(self._pipeline)
 
@@ -160,6 +163,7 @@ class Producer:
 
     def _end(self) -> None:
         self._closed = True
+        metrics.producer_buffered_bytes.unwatch(self)
         _open_pipelines.discard(self._pipeline)
 
     def __enter__(self) -> Self:

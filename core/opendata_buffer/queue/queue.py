@@ -8,6 +8,7 @@ Queue).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
@@ -24,7 +25,6 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.invariants import check_transition
-from opendata_buffer.formats.keys import location_timestamp_ms
 from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest, NewEntry
 from opendata_buffer.queue.cas import (
     CasStore,
@@ -71,6 +71,11 @@ class Queue:
         self._claim = claim
         self._acked_location = ""
         self._labels = {"role": role}
+        self._where = {
+            "queue": metrics.queue_label(store.url, config.manifest_path),
+            **self._labels,
+        }
+        self._lost: deque[bool] = deque(maxlen=100)
         self._key = config.manifest_path
         self._register = Register(
             store,
@@ -98,6 +103,11 @@ class Queue:
     def conflicts(self) -> int:
         """Those of them that lost a race."""
         return self._register.conflicts
+
+    @property
+    def last_seen(self) -> Manifest | None:
+        """The manifest as last read or written; None when none was seen yet."""
+        return self._register.last_seen
 
     def close(self) -> None:
         """Let the marker remember how far the queue got. Free to repeat; raises nothing."""
@@ -270,10 +280,16 @@ class Queue:
             # read is cheaper than a lost race that makes a producer retry too.
             return register.update(decide, proof=append, from_memory=append is not None)
         finally:
-            if tried := register.attempts - attempts:
-                metrics.manifest_writes.add(tried, self._labels)
-            if lost := register.conflicts - conflicts:
-                metrics.manifest_conflicts.add(lost, self._labels)
+            self._count(register.attempts - attempts, register.conflicts - conflicts)
+
+    def _count(self, tried: int, lost: int) -> None:
+        if not tried:
+            return
+        metrics.manifest_writes.add(tried, self._labels)
+        if lost:
+            metrics.manifest_conflicts.add(lost, self._labels)
+        self._lost.extend([True] * lost + [False] * (tried - lost))
+        metrics.conflict_rate.set(sum(self._lost) / len(self._lost), self._where)
 
     def _settled(self, outcome: Done[Manifest | None] | Raced | Gone) -> Manifest:
         if isinstance(outcome, Raced):
@@ -340,7 +356,7 @@ class Queue:
             return
         oldest_ms = None
         if before.entry_count:
-            written_ms = location_timestamp_ms(before.entries(limit=1)[0].location)
+            written_ms = before.entries(limit=1)[0].time_ms
             if written_ms is not None:
                 oldest_ms = max(0, self._runtime.now_ms() - written_ms)
         raise QueueFull(self._key, after.size, limit, before.entry_count, oldest_ms)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -82,7 +82,7 @@ class Fixture:
         return locations
 
     def enqueue(self, *locations: str) -> None:
-        meta = (Metadata(0, 5, b"m"),)
+        meta = (Metadata(0, self.runtime.now_ms(), b"m"),)
         self.write(self.manifest().append([NewEntry(each, meta) for each in locations]))
 
     def manifest(self) -> Manifest:
@@ -126,7 +126,7 @@ def test_starting_at_the_oldest_or_behind_a_position(queue: Fixture) -> None:
     first = queue.consumer().next_batch()
     assert first is not None
     assert (first.sequence, first.entries) == (0, [b"a"])
-    assert first.metadata == (Metadata(0, 5, b"m"),)
+    assert first.metadata == (Metadata(0, queue.runtime.now_ms(), b"m"),)
     resumed = queue.consumer(0)
     assert (resumed.epoch, queue.queued()) == (2, [1, 2]), "dequeued at the start"
     assert [batch.entries for batch in _drain(resumed)] == [[b"b"], [b"c"]]
@@ -587,33 +587,59 @@ class Recorder:
     def __init__(self) -> None:
         self.values: list[float] = []
 
-    def add(self, value: float) -> None:
+    def add(self, value: float, labels: Mapping[str, str] | None = None) -> None:
         self.values.append(value)
+        self.labels = labels
 
     set = record = add
 
 
+class Watcher:
+    """Stands in for a gauge that is computed when somebody looks."""
+
+    def __init__(self) -> None:
+        self.watched: list[tuple[Any, Callable[[Any], float], Mapping[str, str]]] = []
+
+    def watch(self, owner: Any, value: Callable[[Any], float], labels: Mapping[str, str]) -> None:
+        self.watched.append((owner, value, labels))
+
+    def unwatch(self, owner: Any) -> None:
+        self.watched.clear()
+
+    @property
+    def value(self) -> float:
+        ((owner, value, _),) = self.watched
+        return value(owner)
+
+
 def test_metrics_of_a_consumer(queue: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
     names = (
-        "descriptors_handed_out", "acks", "queue_length", "consumer_lag_seconds",
+        "descriptors_handed_out", "acks", "queue_length",
         "batches_collected", "entries_collected", "bytes_collected", "fetch_duration_seconds",
     )  # fmt: skip
     seen = {name: Recorder() for name in names}
     for name, recorder in seen.items():
         monkeypatch.setattr(metrics, name, recorder)
+    lag, unacked = Watcher(), Watcher()
+    monkeypatch.setattr(metrics, "consumer_lag_seconds", lag)
+    monkeypatch.setattr(metrics, "oldest_unacked_seconds", unacked)
     queue.produce(b"abc", b"d", b"e")
     queue.runtime.advance(90)
     consumer = queue.consumer()
+    assert (lag.value, unacked.value) == (90.0, 0.0)
     consumer.next_descriptors(2)
-    consumer.ack_through(1)
+    assert (lag.value, unacked.value) == (90.0, 90.0)
+    # The consumer stalls: nobody reads the manifest, and the lag goes on rising.
     queue.runtime.advance(30)
+    assert (lag.value, unacked.value) == (120.0, 120.0)
+    consumer.ack_through(1)
+    assert (lag.value, unacked.value) == (120.0, 0.0)
     consumer.next_batch()
     consumer.next_batch()
     assert {name: recorder.values for name, recorder in seen.items()} == {
         "descriptors_handed_out": [2, 1],
         "acks": [2],
         "queue_length": [3, 1, 1, 1],  # the second when it is acknowledged
-        "consumer_lag_seconds": [90.0, 120.0, 120.0],
         "batches_collected": [1],
         "entries_collected": [1],
         "bytes_collected": [4 + 1 + 7],
@@ -621,7 +647,11 @@ def test_metrics_of_a_consumer(queue: Fixture, monkeypatch: pytest.MonkeyPatch) 
     }
     consumer.ack(2)
     assert len(consumer) == 0
-    assert (seen["queue_length"].values[-1], seen["consumer_lag_seconds"].values[-1]) == (0, 0)
+    assert (seen["queue_length"].values[-1], lag.value) == (0, 0)
+    where = {"queue": "memory://ingest/manifest"}
+    assert seen["queue_length"].labels == lag.watched[0][2] == where
+    consumer.close()
+    assert (lag.watched, unacked.watched) == ([], [])
 
 
 # The collector beside

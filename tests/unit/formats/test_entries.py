@@ -17,6 +17,7 @@ from opendata_buffer.formats.entries import (
     encode_entry,
     salvage_entries,
 )
+from opendata_buffer.formats.keys import location_timestamp_ms
 
 ENTRY = (
     b"\x25\x00\x00\x00"  # entry_len 37
@@ -88,3 +89,13 @@ def test_entries_in_front_of_a_damage_are_salvaged() -> None:
     assert [each.sequence for each in salvage_entries(raw[:-1])] == [7, 8]
     assert salvage_entries(raw[1:]) == []
     assert salvage_entries(b"") == []
+
+
+def test_the_time_of_an_entry_is_its_first_records_and_else_its_names() -> None:
+    location = "ingest/01JD5T4R3KXBMZ7QV9N2WG8Y00.batch"
+    named = location_timestamp_ms(location)
+    assert named is not None
+    # A sink dates the names of a slow micro-batch ahead.
+    assert QueueEntry(0, location, (Metadata(0, 7, b""), Metadata(5, 9, b""))).time_ms == 7
+    assert QueueEntry(0, location).time_ms == named
+    assert QueueEntry(0, "ingest/by-hand").time_ms is None
