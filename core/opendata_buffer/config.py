@@ -13,6 +13,7 @@ from opendata_buffer.formats import MIB
 from opendata_buffer.formats.batch import Compression
 from opendata_buffer.formats.keys import check_key, check_prefix
 from opendata_buffer.formats.manifest import FOOTER_SIZE, MAX_MANIFEST_BYTES
+from opendata_buffer.redaction import check_no_secrets
 
 __all__ = [
     "DEFAULT_DATA_PATH_PREFIX",
@@ -59,6 +60,8 @@ class StoreOptions:
     max_connections: int = 64
 
     def __post_init__(self) -> None:
+        if self.endpoint_url is not None:
+            check_no_secrets("endpoint_url", self.endpoint_url)
         for name in ("connect_timeout_ms", "read_timeout_ms", "max_attempts", "max_connections"):
             _at_least(name, getattr(self, name), 1)
 
@@ -98,6 +101,7 @@ class QueueConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.store, str):
             raise InvalidInput(f"store is {self.store!r}: use text, for example str(path)")
+        check_no_secrets("store", self.store)
         check_prefix("data_path_prefix", self.data_path_prefix)
         if not self.manifest_path:
             object.__setattr__(self, "manifest_path", f"{self.data_path_prefix}/manifest")

@@ -18,7 +18,9 @@ LIBRARY = "opendata_buffer"
 # know each other. A room is a package of core or one of the modules that lie beside them.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"_public", "errors", "runtime"}),
-    frozenset({"locks", "metrics", "formats", "framing", "mapping", "messages", "retry"}),
+    frozenset(
+        {"locks", "metrics", "formats", "framing", "mapping", "messages", "redaction", "retry"}
+    ),
     frozenset({"config"}),
     frozenset({"option_reader", "stores"}),
     frozenset({"queue"}),

@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import InvalidInput
+from opendata_buffer.redaction import check_no_secrets
 from opendata_buffer.stores import Store
 from opendata_buffer.stores.memory import MemoryStore
 
@@ -21,7 +22,7 @@ _SCHEMES = ("file", "s3", "s3a", "memory")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?=/)|(?i:(file|s3|s3a|memory):)")
 _USAGE = "use a directory, file:///dir, s3://bucket[/root] or memory://name"
 
-_cache: dict[tuple[str, StoreOptions, Hashable], Store] = {}
+_cache: dict[tuple[str, StoreOptions], tuple[Hashable, Store]] = {}
 
 
 def open_store(url: str, options: StoreOptions | None = None) -> Store:
@@ -42,9 +43,19 @@ def open_store(url: str, options: StoreOptions | None = None) -> Store:
     options = options if options is not None else StoreOptions()
     if not isinstance(url, str) or not url:
         raise InvalidInput(f"store is {url!r}: {_USAGE}")
-    key = (url, options, _surroundings(url))
-    # Without a lock: of two threads that open one URL, both get what was put first.
-    return _cache.get(key) or _cache.setdefault(key, _open(url, options))
+    check_no_secrets("store", url)
+    key, surroundings = (url, options), _surroundings(url)
+    found = _cache.get(key)
+    if found is not None and found[0] == surroundings:
+        return found[1]
+    made = (surroundings, _open(url, options))
+    if found is None:
+        # Without a lock: of two threads that open one URL, both get what was put first.
+        return _cache.setdefault(key, made)[1]
+    # Only the newest is kept: credentials that rotate every hour would otherwise leave a store,
+    # its clients and their connections behind each time.
+    _cache[key] = made
+    return made[1]
 
 
 def _surroundings(url: str) -> Hashable:
@@ -76,21 +87,13 @@ def _open(url: str, options: StoreOptions) -> Store:
     if scheme not in _SCHEMES:
         near = difflib.get_close_matches(scheme, _SCHEMES, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise InvalidInput(
-            f"store {_redact(url)!r} has the unknown scheme {scheme!r}: {hint}{_USAGE}"
-        )
+        raise InvalidInput(f"store {url!r} has the unknown scheme {scheme!r}: {hint}{_USAGE}")
     if scheme == "file":
         return _open_file(url)
     rest = url[match.end() :]
     if not rest.startswith("//"):
-        raise InvalidInput(f"store {_redact(url)!r} lacks '//' after the scheme: {_USAGE}")
+        raise InvalidInput(f"store {url!r} lacks '//' after the scheme: {_USAGE}")
     host, _, path = rest[2:].partition("/")
-    if "@" in host:
-        raise InvalidInput(
-            f"store {_redact(url)!r} carries credentials: they would end up in logs and "
-            "checkpoints. Remove them; credentials come from the standard AWS chain "
-            "(environment, profile, instance role)."
-        )
     if not host:
         raise InvalidInput(
             f"store {url!r} names no {'store' if scheme == 'memory' else 'bucket'}: {_USAGE}"
@@ -109,7 +112,7 @@ def _open_file(url: str) -> Store:
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost"):
         raise InvalidInput(
-            f"store {_redact(url)!r} names the host {parts.hostname!r}: local directories have "
+            f"store {url!r} names the host {parts.hostname!r}: local directories have "
             "none, use three slashes as in file:///dir"
         )
     if not url[len("file:") :].startswith("/"):
@@ -132,7 +135,3 @@ def _open_directory(path: str) -> Store:
             f"{str(error).rstrip('.')}. Write the path out, or ./{path} for that very name"
         ) from None
     return LocalStore(expanded.absolute())
-
-
-def _redact(url: str) -> str:
-    return re.sub(r"//[^/@]*@", "//***@", url)

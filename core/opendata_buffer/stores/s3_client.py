@@ -12,6 +12,7 @@ from botocore.config import Config
 
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import PermanentStorageError
+from opendata_buffer.redaction import redacted
 from opendata_buffer.runtime import remaining
 from opendata_buffer.stores.bounded import DeadlinePassed
 
@@ -23,8 +24,10 @@ __all__ = ["S3Clients", "aws_environment"]
 _Pair: TypeAlias = "tuple[S3Client, S3Client]"
 _Environment: TypeAlias = tuple[tuple[str, str], ...]
 
-_pairs: dict[tuple[StoreOptions, _Environment], _Pair] = {}
-_sessions: dict[tuple[str | None, str | None, _Environment], boto3.session.Session] = {}
+# Each with the environment it was made in. A changed one replaces them: of credentials that rotate
+# every hour nothing is left behind, and who still uses the old clients keeps them.
+_pairs: dict[StoreOptions, tuple[_Environment, _Pair]] = {}
+_sessions: dict[tuple[str | None, str | None], tuple[_Environment, boto3.session.Session]] = {}
 _lock = threading.Lock()
 
 
@@ -61,14 +64,14 @@ class S3Clients:
 
     @property
     def endpoint(self) -> str:
-        """The endpoint's URL."""
-        return self.data.meta.endpoint_url
+        """The endpoint's URL, without secrets."""
+        return redacted(self.data.meta.endpoint_url)
 
     @property
     def known_endpoint(self) -> str:
         """The same, but while no client could be made, what is known without one."""
         if self._clients is not None:
-            return self._clients[0].meta.endpoint_url
+            return redacted(self._clients[0].meta.endpoint_url)
         return self._options.endpoint_url or "the endpoint of the AWS settings"
 
     def __getstate__(self) -> StoreOptions:
@@ -98,22 +101,23 @@ def aws_environment() -> _Environment:
 def _shared(options: StoreOptions) -> _Pair:
     """The clients of these options: one connection pool for all stores of a process.
 
-    What boto3 reads of the environment is part of the key, so a changed endpoint or credential
-    is honoured by the next store that is opened.
+    What boto3 reads of the environment is compared, so a changed endpoint or credential is
+    honoured by the next store that is opened.
     """
     environment = aws_environment()
     with _lock:
-        pair = _pairs.get((options, environment))
-        if pair is None:
-            try:
-                session = _session(options.profile, options.region, environment)
-                pair = _connect(session, options)
-            except (boto.BotoCoreError, ValueError) as error:
-                raise PermanentStorageError(
-                    f"cannot make an S3 client: {str(error).rstrip('.')}. Correct endpoint_url, "
-                    "region, profile or the AWS configuration files."
-                ) from error
-            _pairs[options, environment] = pair
+        found = _pairs.get(options)
+        if found is not None and found[0] == environment:
+            return found[1]
+        try:
+            session = _session(options.profile, options.region, environment)
+            pair = _connect(session, options)
+        except (boto.BotoCoreError, ValueError) as error:
+            raise PermanentStorageError(
+                f"cannot make an S3 client: {redacted(str(error)).rstrip('.')}. Correct "
+                "endpoint_url, region, profile or the AWS configuration files."
+            ) from error
+        _pairs[options] = (environment, pair)
         return pair
 
 
@@ -122,10 +126,12 @@ def _session(
 ) -> boto3.session.Session:
     # Of our own and under our lock: boto3's default one is not thread-safe. Kept, because each
     # session reads the description of S3 again, a tenth of a second.
-    key = (profile, region, environment)
-    if key not in _sessions:
-        _sessions[key] = boto3.session.Session(profile_name=profile, region_name=region)
-    return _sessions[key]
+    found = _sessions.get((profile, region))
+    if found is not None and found[0] == environment:
+        return found[1]
+    session = boto3.session.Session(profile_name=profile, region_name=region)
+    _sessions[profile, region] = (environment, session)
+    return session
 
 
 def _connect(session: boto3.session.Session, options: StoreOptions) -> _Pair:

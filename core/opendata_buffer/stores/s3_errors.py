@@ -5,6 +5,7 @@ from __future__ import annotations
 import botocore.exceptions as boto
 
 from opendata_buffer.errors import PermanentStorageError, StorageError, TransientStorageError
+from opendata_buffer.redaction import redacted
 
 __all__ = ["BUSY", "code_of", "no_answer", "status_of", "storage_error"]
 
@@ -76,22 +77,23 @@ def storage_error(
     what = f"cannot {verb} {key!r} in bucket {bucket!r} at {endpoint}"
     if isinstance(error, boto.ClientError):
         return _answer(error, what, verb, bucket)
+    said = redacted(str(error))
     if isinstance(error, _NO_CREDENTIALS):
         return PermanentStorageError(
-            f"{what}: {error}. Provide AWS credentials: environment variables, a profile, or a "
+            f"{what}: {said}. Provide AWS credentials: environment variables, a profile, or a "
             "role of this machine."
         )
     if isinstance(error, boto.ParamValidationError):
-        return PermanentStorageError(f"{what}: {error}. Correct the bucket's name.")
+        return PermanentStorageError(f"{what}: {said}. Correct the bucket's name.")
     if isinstance(error, boto.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
-        return PermanentStorageError(f"{what}: {error}. Set AWS_CA_BUNDLE or correct the endpoint.")
+        return PermanentStorageError(f"{what}: {said}. Set AWS_CA_BUNDLE or correct the endpoint.")
     if isinstance(error, boto.EndpointConnectionError | boto.ConnectTimeoutError):
         return TransientStorageError(
             f"{what}: nothing answers there. Check the endpoint (endpoint_url, AWS_ENDPOINT_URL), "
             "region and network."
         )
     # All other failures are of the network or of a server that answers nonsense.
-    return TransientStorageError(f"{what}: {type(error).__name__}: {error}")
+    return TransientStorageError(f"{what}: {type(error).__name__}: {said}")
 
 
 def _answer(error: boto.ClientError, what: str, verb: str, bucket: str) -> StorageError:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
+import weakref
 from pathlib import Path
 
 import pytest
 
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import PermanentStorageError
+from opendata_buffer.stores.factory import open_store
+from opendata_buffer.stores.s3 import S3Store
 from opendata_buffer.stores.s3_client import S3Clients
 
 HERE = StoreOptions(endpoint_url="http://127.0.0.1:9")
@@ -65,6 +69,28 @@ def test_a_changed_environment_makes_new_clients(monkeypatch: pytest.MonkeyPatch
     assert S3Clients(StoreOptions()).endpoint == "http://127.0.0.1:1"
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:2")
     assert S3Clients(StoreOptions()).endpoint == "http://127.0.0.1:2"
+
+
+def test_rotated_credentials_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = StoreOptions(endpoint_url="http://127.0.0.1:9", max_connections=3)
+    old: list[weakref.ref[object]] = []
+    for number in range(4):
+        monkeypatch.setenv("AWS_SESSION_TOKEN", f"token {number}")
+        store = open_store("s3://rotated", options)
+        assert isinstance(store, S3Store)
+        old += [weakref.ref(store), weakref.ref(store._clients.data)]
+        assert store is open_store("s3://rotated", options)
+        del store
+    gc.collect()
+    assert [each() is None for each in old] == [True] * 6 + [False] * 2, "12.7 MiB each"
+
+
+def test_clients_in_use_outlive_a_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = S3Clients(HERE)
+    before = store.data
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "new")
+    assert S3Clients(HERE).data is not before
+    assert store.data is before
 
 
 def test_buckets_are_in_the_path_except_at_amazon() -> None:

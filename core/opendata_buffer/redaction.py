@@ -1,0 +1,46 @@
+"""Secrets in URLs: refused where a URL comes in, and never shown.
+
+A URL ends up in error messages, logs, checkpoints and progress reports. Credentials come from the
+standard AWS chain, and nothing this library asks for goes into a query string.
+"""
+
+from __future__ import annotations
+
+import re
+
+from opendata_buffer.errors import InvalidInput
+
+__all__ = ["check_no_secrets", "redacted"]
+
+# The second form is a password with slashes, as AWS secret keys have them. It takes too much of a
+# URL with a port and an @ in its path; hiding a path is the lesser harm.
+_USER = re.compile(r"(?<=://)(?:[^/\s:@]+:\S*@|[^/\s]*@)")
+_QUERY = re.compile(r"(://[^\s?'\"]*)\?[^\s'\"]*")
+
+
+def redacted(text: str) -> str:
+    """The text with ``***`` for user information and query string of every URL in it."""
+    return _QUERY.sub(r"\1?***", _USER.sub("***@", text))
+
+
+def check_no_secrets(name: str, url: str) -> None:
+    """Refuse a URL with user information or a query string.
+
+    Args:
+        name: The setting the URL came from, for the message.
+        url: Or a path, which is never refused.
+
+    Raises:
+        InvalidInput: It has; the message does not show it.
+    """
+    if _USER.search(url):
+        raise InvalidInput(
+            f"{name} {redacted(url)!r} carries credentials: they would end up in logs and "
+            "checkpoints. Remove them; credentials come from the standard AWS chain "
+            "(environment, profile, instance role)."
+        )
+    if _QUERY.search(url):
+        raise InvalidInput(
+            f"{name} {redacted(url)!r} has a query string, which could hold a secret and has no "
+            "meaning here: remove it. In a file:// URL, write '?' as %3F or use a plain path."
+        )

@@ -1,0 +1,54 @@
+"""No secret of a URL is shown, wherever the URL came in."""
+
+from __future__ import annotations
+
+import pytest
+
+from opendata_buffer.config import QueueConfig, StoreOptions
+from opendata_buffer.errors import InvalidInput
+from opendata_buffer.redaction import check_no_secrets, redacted
+from opendata_buffer.stores.factory import open_store
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("at https://me:secret@host/x failed", "at https://***@host/x failed"),
+        ("s3://AKIA:wJalr/XUtn/secret@bucket/root", "s3://***@bucket/root"),
+        ("https://me:p@ss@host", "https://***@host"),
+        ("https://token@host:9000/a", "https://***@host:9000/a"),
+        ("https://host/a?sig=secret&x=1 and on", "https://host/a?*** and on"),
+        ("'https://me:secret@host/a?b' 'c?d'", "'https://***@host/a?***' 'c?d'"),
+        ("https://a:secret@b https://c:secret@d", "https://***@b https://***@d"),
+    ],
+)
+def test_user_information_and_queries_are_hidden(text: str, shown: str) -> None:
+    assert redacted(text) == shown
+
+
+@pytest.mark.parametrize(
+    "text", ["s3://bucket/a@b", "/data/a@b?c", "http://127.0.0.1:9000", "key 'a?b' in x", ""]
+)
+def test_the_rest_stays_as_it_is(text: str) -> None:
+    assert redacted(text) == text
+    check_no_secrets("store", text)
+
+
+SECRETS = ["https://me:secret@host", "https://secret@host", "https://host/?sig=secret"]
+
+
+@pytest.mark.parametrize("url", SECRETS)
+def test_an_endpoint_with_a_secret_is_refused_without_showing_it(url: str) -> None:
+    with pytest.raises(InvalidInput, match=r"endpoint_url 'https://.*\*\*\*") as caught:
+        StoreOptions(endpoint_url=url)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://AKIA:secret@bucket", "s3://AKIA:a/secret@bucket/r", "s3://bucket/r?token=secret"]
+)
+def test_a_store_with_a_secret_is_refused_without_showing_it(url: str) -> None:
+    for way in (lambda: QueueConfig(store=url), lambda: open_store(url)):
+        with pytest.raises(InvalidInput, match=r"\*\*\*") as caught:
+            way()
+        assert "secret" not in str(caught.value)
