@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import random
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from opendata_buffer.stores import (
     Blob,
     IfVersion,
     NotModified,
+    PutOutcome,
     Store,
     Vanished,
     VersionConflict,
@@ -449,6 +451,36 @@ def test_cas_race_between_threads_loses_no_increment(store: Store) -> None:
     for thread in threads:
         thread.join()
     assert read(store, "counter").data == b"40"
+
+
+def test_one_of_several_writers_wins_however_often_threads_are_switched(store: Store) -> None:
+    version = create(store, "m", b"0")
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for turn in range(20):
+            together = threading.Barrier(4)
+            outcomes: list[tuple[PutOutcome, bytes]] = []
+
+            def write(data: bytes, expected: str, together: threading.Barrier) -> None:
+                together.wait(30)
+                outcomes.append((store.put_if("m", data, IfVersion(expected)), data))  # noqa: B023
+
+            threads = [
+                threading.Thread(target=write, args=(b"%d-%d" % (turn, each), version, together))
+                for each in range(4)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert len(outcomes) == 4
+            ((won, data),) = [each for each in outcomes if isinstance(each[0], Applied)]
+            assert read(store, "m").data == data
+            assert isinstance(won, Applied)
+            version = won.version
+    finally:
+        sys.setswitchinterval(before)
 
 
 @pytest.mark.parametrize("backend", SHARED, indirect=True)

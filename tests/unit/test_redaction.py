@@ -45,7 +45,8 @@ def test_an_endpoint_with_a_secret_is_refused_without_showing_it(url: str) -> No
 
 
 @pytest.mark.parametrize(
-    "url", ["s3://AKIA:hunter2@bucket", "s3://AKIA:a/hunter2@bucket/r", "s3://bucket/r?token=hunter2"]
+    "url",
+    ["s3://AKIA:hunter2@bucket", "s3://AKIA:a/hunter2@bucket/r", "s3://bucket/r?token=hunter2"],
 )
 def test_a_store_with_a_secret_is_refused_without_showing_it(url: str) -> None:
     for way in (lambda: QueueConfig(store=url), lambda: open_store(url)):

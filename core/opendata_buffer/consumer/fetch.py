@@ -143,7 +143,7 @@ class FetchHandle:
         return raw
 
     def fetch_pooled(self, descriptor: BatchDescriptor) -> PooledBatch:
-        """As :meth:`fetch_raw`, for :meth:`records`."""
+        """As :meth:`fetch_raw`, into memory that :meth:`records` decodes without copying it."""
         started = self._runtime.monotonic()
         data: bytes | ReadBuffer
         if isinstance(self._store, GetInto):

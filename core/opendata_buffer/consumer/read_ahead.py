@@ -182,7 +182,7 @@ class _ReadAhead(Generic[T]):
             return done
 
     def _staff(self) -> None:
-        """Start threads while there is something to fetch that no idle one will."""
+        """Start threads while there is work that no idle thread takes."""
         while not self._idle and self._working < self._concurrency and self._may_begin():
             self._working += 1
             work = partial(self._work, *self._begin())

@@ -140,8 +140,9 @@ def _join_lengths(values: pa.Array) -> bytes | memoryview:
 class ReadBuffer:
     """Memory to read a batch object to, so that decoding it needs no copy of its own.
 
-    It comes from Arrow's pool, which hands out memory it has had before: fresh memory costs more
-    than the read. Around the object is room for what makes a Parquet file of its record block.
+    Allocated from Arrow's pool, which reuses memory: the page faults of fresh memory would take
+    longer than the read. Before and behind the object is room for the head and tail that make a
+    Parquet file of its record block.
     """
 
     __slots__ = ("_file", "data")
@@ -199,7 +200,7 @@ def open_arrow(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BYTES)
         check_block(len(block), footer, max_bytes)
         return ArrowBlock(footer, len(block), block=block)
     if footer.compression == Compression.ZSTD:
-        # Right between head and tail, so the block is written once.
+        # Decompressed to its place between head and tail, so that the block is written once.
         frames = zstd.plan_frames(stored, max_bytes)
         most = min(sum(frame.most for frame in frames), max_bytes)
         file = pa.allocate_buffer(_HEAD + most + _TAIL)

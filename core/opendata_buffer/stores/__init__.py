@@ -158,12 +158,12 @@ class Get(Protocol):
 
 @runtime_checkable
 class GetInto(Protocol):
-    """Reading one object to memory of the caller's; only a store of files has a use for it."""
+    """Reading one object into memory that the caller allocates: where objects are files, no copy."""
 
     def get_into(
         self, key: str, allocate: Callable[[int], memoryview], *, max_bytes: int | None = None
     ) -> None:
-        """Read an object to what ``allocate`` makes, which is called once, with its size.
+        """Read an object into what ``allocate`` returns; it is called once, with the size in bytes.
 
         Raises:
             As :meth:`Get.get`. The memory may have been written to.
@@ -242,7 +242,7 @@ class Delete(Protocol):
 
 
 class Store(Get, Put, ConditionalPut, List, Delete, Protocol):
-    """All of it. Stores are thread-safe, and picklable when another process can reach them."""
+    """Every operation. Stores are thread-safe, and picklable when another process can reach them."""
 
     @property
     def url(self) -> str:

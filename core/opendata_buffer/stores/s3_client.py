@@ -124,8 +124,8 @@ def _shared(options: StoreOptions) -> _Pair:
 def _session(
     profile: str | None, region: str | None, environment: _Environment
 ) -> boto3.session.Session:
-    # Of our own and under our lock: boto3's default one is not thread-safe. Kept, because each
-    # session reads the description of S3 again, a tenth of a second.
+    # boto3's default session is not thread-safe, so this one is made under the lock. It is kept,
+    # because each session reads the description of S3 again, which takes a tenth of a second.
     found = _sessions.get((profile, region))
     if found is not None and found[0] == environment:
         return found[1]

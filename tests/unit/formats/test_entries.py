@@ -99,3 +99,16 @@ def test_the_time_of_an_entry_is_its_first_records_and_else_its_names() -> None:
     assert QueueEntry(0, location, (Metadata(0, 7, b""), Metadata(5, 9, b""))).time_ms == 7
     assert QueueEntry(0, location).time_ms == named
     assert QueueEntry(0, "ingest/by-hand").time_ms is None
+
+
+def test_bytes_after_the_last_metadata_item_are_refused() -> None:
+    longer = b"\x28" + ENTRY[1:] + b"new"
+    with pytest.raises(CorruptManifest, match="513 has 3 bytes after its 1 metadata items"):
+        decode_entry(longer, 0, 513, len(longer))
+
+
+def test_an_empty_location_is_read_and_never_written() -> None:
+    empty = b"\x0e\x00\x00\x00" + bytes(8 + 2 + 4)
+    assert decode_entry(empty, 0, 0, len(empty)) == (QueueEntry(0, ""), len(empty))
+    with pytest.raises(InvalidInput, match="has 0 bytes of UTF-8"):
+        encode_entry(0, NewEntry(""), [])
