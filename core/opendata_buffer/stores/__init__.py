@@ -158,7 +158,7 @@ class Get(Protocol):
 
 @runtime_checkable
 class GetInto(Protocol):
-    """Reading one object into memory that the caller allocates: where objects are files, no copy."""
+    """Reading one object into memory the caller allocates: where objects are files, no copy."""
 
     def get_into(
         self, key: str, allocate: Callable[[int], memoryview], *, max_bytes: int | None = None
@@ -242,7 +242,7 @@ class Delete(Protocol):
 
 
 class Store(Get, Put, ConditionalPut, List, Delete, Protocol):
-    """Every operation. Stores are thread-safe, and picklable when another process can reach them."""
+    """Every operation. Thread-safe, and picklable when another process can reach the store."""
 
     @property
     def url(self) -> str:
