@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import opendata_buffer
 from buffer_sink.options import SINK_OPTIONS
 from buffer_source.options import SOURCE_OPTIONS
 from opendata_buffer import errors
@@ -51,6 +52,7 @@ def id_of(page: Path) -> str:
 
 
 OPTIONS = "docs/reference/options.md"
+API = "docs/reference/api.md"
 
 
 def test_the_options_of_the_source_are_those_of_the_code() -> None:
@@ -82,6 +84,12 @@ def test_every_metric_is_explained_with_its_kind_unit_and_attributes() -> None:
         (row.name, row.kind, row.unit.strip("{}"), ", ".join(f"`{name}`" for name in row.labels))
         for row in TABLE
     ]
+
+
+def test_the_python_api_shows_every_public_name() -> None:
+    shown = {name.split(".")[-1] for name in re.findall(r"^::: ([\w.]+)$", text_of(API), re.M)}
+    assert "errors" in shown
+    assert set(opendata_buffer.__all__) - set(errors.__all__) <= shown
 
 
 # ---- pages and links
