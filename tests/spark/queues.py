@@ -21,9 +21,15 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 
-def produce(store: str, batches: Iterable[Iterable[bytes]], metadata: bytes = b"m") -> None:
+def produce(
+    store: str,
+    batches: Iterable[Iterable[bytes]],
+    metadata: bytes = b"m",
+    *,
+    recreate: bool = False,
+) -> None:
     """Append one batch for each group of records."""
-    with Producer(ProducerConfig(store=store)) as producer:
+    with Producer(ProducerConfig(store=store, recreate=recreate)) as producer:
         for records in batches:
             producer.produce(list(records), metadata)
             producer.flush()
