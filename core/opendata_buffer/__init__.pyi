@@ -24,6 +24,9 @@ from opendata_buffer.config import (
 from opendata_buffer.config import (
     StoreOptions as StoreOptions,
 )
+from opendata_buffer.config import (
+    WorkerConfig as WorkerConfig,
+)
 from opendata_buffer.consumer.consumer import (
     Consumer as Consumer,
 )
@@ -56,6 +59,9 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.errors import (
     BatchUnreadable as BatchUnreadable,
+)
+from opendata_buffer.errors import (
+    ClaimLost as ClaimLost,
 )
 from opendata_buffer.errors import (
     Closed as Closed,
@@ -143,4 +149,10 @@ from opendata_buffer.producer.producer import (
 )
 from opendata_buffer.stores.factory import (
     open_store as open_store,
+)
+from opendata_buffer.worker.worker import (
+    ClaimedBatch as ClaimedBatch,
+)
+from opendata_buffer.worker.worker import (
+    Worker as Worker,
 )

@@ -22,6 +22,7 @@ __all__ = [
     "ProducerConfig",
     "QueueConfig",
     "StoreOptions",
+    "WorkerConfig",
 ]
 
 DEFAULT_DATA_PATH_PREFIX = "ingest"
@@ -116,6 +117,14 @@ class QueueConfig:
             )
 
 
+BROKER_CHOICES = ("auto", "host", "off")
+
+
+def _check_broker(value: str) -> None:
+    if value not in BROKER_CHOICES:
+        raise InvalidInput(f"broker is {value!r}: use one of {', '.join(BROKER_CHOICES)}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ProducerConfig(QueueConfig):
     """Settings of a producer (OpenData RFC 0001, Producer).
@@ -137,6 +146,10 @@ class ProducerConfig(QueueConfig):
             120,000.
         gc_grace_period_ms: The collector's grace period. A batch older than half of it is
             uploaded again instead of enqueued (failure F5). Default 600,000.
+        broker: Many processes that append to one manifest get in each other's way; a broker
+            appends for all. ``auto`` (default): use the one that is announced, append alone
+            where there is none; ``host``: this process serves as the broker while there is no
+            other; ``off``: append alone. The first two need the extra ``broker``.
     """
 
     flush_interval_ms: int = 100
@@ -149,9 +162,11 @@ class ProducerConfig(QueueConfig):
     upload_concurrency: int = 8
     delivery_timeout_ms: int = 120_000
     gc_grace_period_ms: int = 600_000
+    broker: str = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _check_broker(self.broker)
         for name in (
             "flush_interval_ms",
             "flush_size_bytes",
@@ -215,3 +230,31 @@ class ConsumerConfig(QueueConfig):
         super().__post_init__()
         _at_least("ack_interval", self.ack_interval, 1)
         _at_least("max_batch_bytes", self.max_batch_bytes, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerConfig(ConsumerConfig):
+    """Settings of a worker, one of several that share a queue.
+
+    Attributes:
+        broker: ``host`` (default): this process serves as the broker while no other one does;
+            ``auto``: it does not, and waits for one.
+        claim_timeout_ms: A batch whose worker gave no heartbeat for so long goes to another
+            worker. Heartbeats go by themselves, four in this time. Default 60,000.
+        max_deliveries: A batch that was handed out so often and never finished goes to the
+            quarantine. 0 hands it out for ever. Default 5.
+        name: Shown by ``status``, and logged. Default host, process and some random characters.
+    """
+
+    broker: str = "host"
+    claim_timeout_ms: int = 60_000
+    max_deliveries: int = 5
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_broker(self.broker)
+        if self.broker == "off":
+            raise InvalidInput("broker is 'off': workers need one, use 'host' or 'auto'")
+        _at_least("claim_timeout_ms", self.claim_timeout_ms, 1)
+        _at_least("max_deliveries", self.max_deliveries, 0)

@@ -23,6 +23,7 @@
     │   └── ForeignLocation           its location points outside the data prefix
     ├── QueueReset                    the manifest vanished or went backwards: do not resume
     ├── DataLoss                      a position that must be read is no longer queued
+    ├── ClaimLost                     a worker was silent for too long: its batch is another's
     ├── FlushFailed                   batches could not be made durable: produce them again
     └── Closed                        the producer or consumer was closed before the call
 
@@ -37,6 +38,7 @@ __all__ = [
     "BatchMissing",
     "BatchUnreadable",
     "OpenDataBufferError",
+    "ClaimLost",
     "Closed",
     "CommitStateUnknown",
     "Conflict",
@@ -255,6 +257,18 @@ class DataLoss(OpenDataBufferError):
         self.needed = needed
         self.oldest = oldest
         self.hint = hint
+
+
+class ClaimLost(OpenDataBufferError):
+    """A worker's claim on a batch lapsed, and the batch went to another worker."""
+
+    def __init__(self, sequence: int) -> None:
+        super().__init__(
+            f"the claim on batch {sequence} was lost: no heartbeat of its worker arrived within "
+            "claim_timeout_ms, and the batch is handed out again. What was done with it may be "
+            "done twice. Raise claim_timeout_ms, or see what kept the worker from running."
+        )
+        self.sequence = sequence
 
 
 class FlushFailed(OpenDataBufferError):

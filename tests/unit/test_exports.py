@@ -19,6 +19,7 @@ DOCUMENTED: dict[str, list[str] | None] = {
         "ProducerConfig",
         "QueueConfig",
         "StoreOptions",
+        "WorkerConfig",
     ],
     "commit.durability": ["Durable", "DurabilityWatcher", "WriteHandle"],
     "consumer.consumer": ["Consumer"],
@@ -35,6 +36,7 @@ DOCUMENTED: dict[str, list[str] | None] = {
     "gc.decision": ["GcPlan"],
     "producer.producer": ["Producer"],
     "stores.factory": ["open_store"],
+    "worker.worker": ["ClaimedBatch", "Worker"],
 }
 
 

@@ -20,7 +20,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from opendata_buffer import metrics
-from opendata_buffer.commit.committer import Committer, shared_committer
+from opendata_buffer.broker.network import Network
+from opendata_buffer.broker.shared import open_committer
+from opendata_buffer.commit.committer import Committer
 from opendata_buffer.commit.durability import Completion
 from opendata_buffer.commit.upload import Lane, LateUpload, Stage, Upload
 from opendata_buffer.config import ProducerConfig
@@ -62,6 +64,7 @@ class Pipeline:
         config: Settings.
         store: Where objects and manifest live.
         runtime: Clock and threads.
+        network: How brokers are reached; WebSockets by default.
 
     Raises:
         TransientStorageError: The store did not answer within ``cas_deadline_ms``.
@@ -69,8 +72,15 @@ class Pipeline:
         RuntimeError: The process has no thread left for it.
     """
 
-    def __init__(self, config: ProducerConfig, store: Store, runtime: Runtime) -> None:
+    def __init__(
+        self,
+        config: ProducerConfig,
+        store: Store,
+        runtime: Runtime,
+        network: Network | None = None,
+    ) -> None:
         self._config = config
+        self._network = network
         self._store = store
         self._runtime = runtime
         self._uploader = Uploader(store, config, runtime)
@@ -449,7 +459,14 @@ class Pipeline:
         except BaseException as error:
             self._claimed(error)
             return
-        committer = shared_committer(self._store, self._append_config, self._runtime, claim=claim)
+        committer = open_committer(
+            self._store,
+            self._append_config,
+            self._runtime,
+            claim=claim,
+            broker=self._config.broker,
+            network=self._network,
+        )
         try:
             self._claimed(committer)
             while (group := self._next_group()) is not None:

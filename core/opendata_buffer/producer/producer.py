@@ -18,6 +18,7 @@ from typing import Self
 import pyarrow as pa
 
 from opendata_buffer import metrics
+from opendata_buffer.broker.network import Network
 from opendata_buffer.commit.durability import DurabilityWatcher, WriteHandle
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, FlushFailed, InvalidInput, OpenDataBufferError
@@ -46,6 +47,7 @@ class Producer:
         config: Settings.
         store: Use this store instead of opening ``config.store``.
         runtime: Clock and threads; the system's by default.
+        network: How brokers are reached; WebSockets by default.
 
     Raises:
         InvalidInput: A setting or the URL is wrong.
@@ -60,13 +62,14 @@ class Producer:
         *,
         store: Store | None = None,
         runtime: Runtime | None = None,
+        network: Network | None = None,
     ) -> None:
         self._config = config
         self._pid = os.getpid()
         self._closed = False
         runtime = runtime or SystemRuntime()
         store = store or open_store(config.store, config.store_options)
-        self._pipeline = Pipeline(config, store, runtime)
+        self._pipeline = Pipeline(config, store, runtime, network)
         where = {"queue": metrics.queue_label(store.url, config.manifest_path)}
         metrics.producer_buffered_bytes.watch(self, lambda each: each.buffered_bytes, where)
         if isinstance(runtime, SystemRuntime):

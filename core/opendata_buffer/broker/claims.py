@@ -1,0 +1,221 @@
+"""Who works on which batch: the value of ``<prefix>/_claims.json`` and its rules. Pure.
+
+Batches are handed out oldest first, each to one worker at a time, and again when its worker
+releases it or falls silent. A batch that is done in the middle waits for those before it: the
+queue can only be dequeued from its front, so the **frontier** is the first batch that is not
+done.
+
+::
+
+    waiting ──claim──> claimed ──done──> done ──> below the frontier, dequeued
+       ^                  │ release (back-off), lapse (no heartbeat)
+       └──────────────────┘ reject, or max_deliveries reached: to the quarantine, then done
+
+What is kept is what a successor must know: the frontier, what beyond it is done, who holds what
+and how often each batch was handed out. Not kept is when a claim lapses: a successor cannot
+compare its clock with its predecessor's, so it gives every holder the whole time anew, and no
+live worker's claim is given away.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from opendata_buffer.errors import CorruptData
+
+__all__ = ["FILE_NAME", "Claims", "Holder", "claims_key", "decode", "encode"]
+
+FILE_NAME = "_claims.json"
+MAX_BYTES = 16 * 1024 * 1024
+
+MAX_OPEN = 50_000
+"""Batches beyond the frontier that are claimed, done or were handed out before. While there are
+as many, no further batch is handed out: one that is never finished must not let the object grow
+without end."""
+
+_VERSION = 1
+
+
+def claims_key(data_path_prefix: str) -> str:
+    """The key of the claims of a queue."""
+    return f"{data_path_prefix}/{FILE_NAME}"
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds a batch.
+
+    Attributes:
+        worker: Its name, for people.
+        token: Drawn for this claim alone; what the worker shows to finish it.
+        timeout_ms: Without a heartbeat for so long, the batch is handed to somebody else.
+    """
+
+    worker: str
+    token: int
+    timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """The claims of one queue.
+
+    Attributes:
+        epoch: The manifest's epoch under which they are valid; another one fenced the broker.
+        frontier: Sequence of the first batch that is not done.
+        tokens: Tokens drawn so far.
+        held: Claimed batches.
+        done: Finished batches beyond the frontier.
+        deliveries: How often each unfinished batch was handed out, if it ever was.
+    """
+
+    epoch: int
+    frontier: int
+    tokens: int = 0
+    held: Mapping[int, Holder] = field(default_factory=dict)
+    done: frozenset[int] = frozenset()
+    deliveries: Mapping[int, int] = field(default_factory=dict)
+
+    def free(self, end: int, resting: Iterable[int] = ()) -> list[int]:
+        """Batches that can be handed out, oldest first.
+
+        Args:
+            end: The queue's next sequence.
+            resting: Released batches whose back-off is not over.
+        """
+        taken = {*self.held, *self.done, *resting}
+        room = MAX_OPEN - len(self.held) - len(self.done)
+        found: list[int] = []
+        for sequence in range(self.frontier, end):
+            if len(found) >= room:
+                break
+            if sequence not in taken:
+                found.append(sequence)
+        return found
+
+    def claim(self, sequences: Iterable[int], worker: str, timeout_ms: int) -> Claims:
+        """Hand batches to a worker; each gets the next token."""
+        held, deliveries, tokens = dict(self.held), dict(self.deliveries), self.tokens
+        for sequence in sequences:
+            tokens += 1
+            held[sequence] = Holder(worker, tokens, timeout_ms)
+            deliveries[sequence] = deliveries.get(sequence, 0) + 1
+        return replace(self, held=held, deliveries=deliveries, tokens=tokens)
+
+    def holds(self, sequence: int, token: int) -> bool:
+        """Whether this claim is still the batch's."""
+        holder = self.held.get(sequence)
+        return holder is not None and holder.token == token
+
+    def finish(self, sequence: int) -> Claims:
+        """The batch is done, or in the quarantine; the frontier passes what is done behind it."""
+        if sequence < self.frontier:
+            return self
+        held, deliveries, done = dict(self.held), dict(self.deliveries), set(self.done)
+        held.pop(sequence, None)
+        deliveries.pop(sequence, None)
+        done.add(sequence)
+        frontier = self.frontier
+        while frontier in done:
+            done.remove(frontier)
+            frontier += 1
+        return replace(
+            self, held=held, deliveries=deliveries, done=frozenset(done), frontier=frontier
+        )
+
+    def release(self, sequence: int) -> Claims:
+        """Nobody holds the batch any more; how often it was handed out is remembered."""
+        held = dict(self.held)
+        held.pop(sequence, None)
+        return replace(self, held=held)
+
+    def dequeued_to(self, first_sequence: int) -> Claims:
+        """Forget what is no longer in the queue."""
+        if first_sequence <= self.frontier:
+            return self
+        return replace(
+            self,
+            frontier=first_sequence,
+            held={k: v for k, v in self.held.items() if k >= first_sequence},
+            done=frozenset(each for each in self.done if each >= first_sequence),
+            deliveries={k: v for k, v in self.deliveries.items() if k >= first_sequence},
+        )._settled()
+
+    def _settled(self) -> Claims:
+        frontier, done = self.frontier, set(self.done)
+        while frontier in done:
+            done.remove(frontier)
+            frontier += 1
+        return replace(self, frontier=frontier, done=frozenset(done))
+
+
+def encode(claims: Claims) -> bytes:
+    """The object's bytes."""
+    document = {
+        "version": _VERSION,
+        "epoch": claims.epoch,
+        "frontier": claims.frontier,
+        "tokens": claims.tokens,
+        "held": [
+            [key, each.worker, each.token, each.timeout_ms]
+            for key, each in sorted(claims.held.items())
+        ],
+        "done": _ranges(claims.done),
+        "deliveries": sorted(claims.deliveries.items()),
+    }
+    return json.dumps(document, separators=(",", ":")).encode() + b"\n"
+
+
+def decode(data: bytes) -> Claims:
+    """The claims of an object's bytes.
+
+    Raises:
+        CorruptData: They are no claims of this version.
+    """
+    try:
+        document: Any = json.loads(data.decode())
+        if document["version"] == _VERSION:
+            claims = Claims(
+                epoch=int(document["epoch"]),
+                frontier=int(document["frontier"]),
+                tokens=int(document["tokens"]),
+                held={
+                    int(key): Holder(str(who), int(token), int(timeout_ms))
+                    for key, who, token, timeout_ms in document["held"]
+                },
+                done=frozenset(_numbers(document["done"])),
+                deliveries={int(key): int(count) for key, count in document["deliveries"]},
+            )
+            if claims.frontier >= 0 and len(claims.held) + len(claims.done) <= 2 * MAX_OPEN:
+                return claims
+    except (ValueError, TypeError, KeyError, AttributeError):
+        pass
+    raise CorruptData(
+        f"the claims of workers hold {len(data)} bytes that are none of version {_VERSION}: a "
+        "later version of this library or somebody else wrote them. With the object deleted, "
+        "every batch in the queue is handed out again."
+    )
+
+
+def _ranges(numbers: Iterable[int]) -> list[list[int]]:
+    """Runs of consecutive numbers, each as its first and its last."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return runs
+
+
+def _numbers(runs: Iterable[Iterable[int]]) -> Iterable[int]:
+    total = 0
+    for first, last in runs:
+        # From the wire: a range must not make us count to the end of the world.
+        total += last - first + 1
+        if last < first or total > MAX_OPEN:
+            raise ValueError("a range of finished batches is out of bounds")
+        yield from range(first, last + 1)

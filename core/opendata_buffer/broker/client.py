@@ -1,0 +1,329 @@
+"""A connection to a broker: appends go out as they come, answers find their callers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from opendata_buffer.broker.announcement import Announcement
+from opendata_buffer.broker.messages import VALID_MS, append_body, error_of
+from opendata_buffer.broker.wire import ClientEnd, ProtocolError
+from opendata_buffer.errors import OpenDataBufferError
+from opendata_buffer.formats.manifest import NewEntry
+from opendata_buffer.runtime import Runtime
+
+__all__ = [
+    "Answer",
+    "Appended",
+    "Channel",
+    "ChannelClosed",
+    "ChannelRefused",
+    "Connection",
+    "Dial",
+    "Lost",
+    "Refused",
+    "Reply",
+]
+
+log = logging.getLogger(__name__)
+
+CONNECT_S = 1.0
+"""For a connection and its handshake. A suspended broker accepts, and never says hello."""
+
+SILENCE_S = 0.75
+"""Without any message for so long, while an answer is due, the broker is asked for a sign of
+life; without one for as long again, it is taken for dead."""
+
+
+class ChannelClosed(Exception):
+    """The other side, or the network, ended the connection."""
+
+
+class ChannelRefused(ChannelClosed):
+    """Nobody listens at the address: the process that did has ended."""
+
+
+class Channel(Protocol):
+    """Messages of bytes, in order, both ways.
+
+    One thread at a time sends, and one receives; ``close`` may be called by any, and ends both.
+    """
+
+    def send(self, message: bytes) -> None:
+        """Send; raises :class:`ChannelClosed`."""
+        ...
+
+    def receive(self, timeout: float | None) -> bytes | None:
+        """The next message, None after ``timeout`` seconds; raises :class:`ChannelClosed`."""
+        ...
+
+    def close(self) -> None:
+        """End the connection; free to repeat."""
+        ...
+
+
+Dial = Callable[[Announcement, float], Channel]
+"""Opens a channel within some seconds; raises :class:`ChannelClosed`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """It is in the queue."""
+
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Surely not appended, nor will be: ``expired``, ``moved``, ``busy`` or ``unsent``."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """No answer: it may be in the queue.
+
+    Attributes:
+        since: If it is, then at this sequence or later.
+        safe_at: From when on this broker begins no write of it, monotonic seconds.
+    """
+
+    since: int
+    safe_at: float
+
+
+Answer = Appended | Refused | Lost
+
+Reply = dict[str, Any]
+"""The body of an answer that is not about an append."""
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """One request that waits for its answer; ``lost`` is the answer where none will come."""
+
+    lost: Lost
+    answer: Answer | Reply | OpenDataBufferError | None = None
+
+
+class Connection:
+    """A connection that has shaken hands. Thread-safe; one thread of its own reads.
+
+    Args:
+        channel: Open, and nothing received from it yet.
+        announcement: Whose channel it is.
+        runtime: Clock and threads.
+        nonce: Random bytes, for this connection alone.
+
+    Raises:
+        ChannelClosed: The other side ended it, or said nothing.
+        ProtocolError: The other side is not the announced broker.
+    """
+
+    def __init__(
+        self, channel: Channel, announcement: Announcement, runtime: Runtime, nonce: bytes
+    ) -> None:
+        self.announcement = announcement
+        self._channel = channel
+        self._runtime = runtime
+        self._end = ClientEnd(announcement.secret, announcement.term, nonce)
+        self._condition = runtime.condition()
+        self._calls: dict[int, _Call] = {}
+        self._number = 0
+        self._next = 0
+        self._clock: Any = None
+        self._heard_at = 0.0
+        self._stats: dict[str, Any] | None = None
+        self._sending = False
+        self._over = False
+        try:
+            channel.send(self._end.prove(self._first_words()))
+            self._end.finish(self._first_words())
+            self._transmit({"op": "ping"})
+            answer = self._first_words()
+            with self._condition:
+                self._take(answer)
+        except BaseException:
+            channel.close()
+            raise
+        runtime.spawn(self._read, "opendata-buffer-broker-client")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended; every append on it is answered then."""
+        return self._over
+
+    def append(self, entries: Sequence[NewEntry], *, since: int | None, begin_by: float) -> Answer:
+        """Have entries appended, contiguous and in order, all or none. Blocks for the answer.
+
+        Args:
+            entries: At least one.
+            since: Where an earlier attempt may have landed, or None when there was none.
+            begin_by: No write of it begins after this, monotonic seconds.
+
+        Raises:
+            OpenDataBufferError: What the queue raised; see :meth:`Queue.append`.
+        """
+        with self._condition:
+            valid_s = min(VALID_MS / 1000, begin_by - self._heard_at)
+            if self._over or valid_s <= 0:
+                return Refused("unsent")
+            self._number += 1
+            number = self._number
+            lost = Lost(self._next if since is None else since, self._heard_at + valid_s)
+            call = _Call(lost)
+            body = append_body(number, entries, self._clock, int(valid_s * 1000), since)
+            self._calls[number] = call
+        answer = self._complete(number, call, body)
+        return answer if isinstance(answer, Appended | Refused | Lost) else Refused("unknown")
+
+    def ask(self, body: Mapping[str, Any]) -> Reply | Refused | Lost:
+        """Ask for anything else. Blocks for the answer.
+
+        Raises:
+            OpenDataBufferError: What the broker answers with.
+        """
+        with self._condition:
+            if self._over:
+                return Refused("unsent")
+            self._number += 1
+            number = self._number
+            call = self._calls[number] = _Call(Lost(self._next, self._heard_at))
+        answer = self._complete(number, call, {**body, "n": number})
+        return Refused("unknown") if isinstance(answer, Appended) else answer
+
+    def tell(self, body: Mapping[str, Any]) -> None:
+        """Say something that is not answered."""
+        self._transmit(dict(body))
+
+    def stats(self, timeout: float) -> dict[str, Any] | None:
+        """The broker's counters; None without an answer within ``timeout`` seconds."""
+        deadline = self._runtime.monotonic() + timeout
+        self._stats = None
+        self._transmit({"op": "stats"})
+        with self._condition:
+            while self._stats is None and not self._over:
+                left = deadline - self._runtime.monotonic()
+                if left <= 0:
+                    break
+                self._condition.wait(left)
+            return self._stats
+
+    def close(self) -> None:
+        """End it; appends that wait for an answer are lost. Free to repeat."""
+        with self._condition:
+            self._finish()
+
+    def _complete(self, number: int, call: _Call, body: dict[str, Any]) -> Answer | Reply:
+        try:
+            sent = self._transmit(body)
+        except ProtocolError as error:
+            log.warning("the broker is not asked: %s", error)
+            sent = False
+        with self._condition:
+            if not sent:
+                call.answer = Refused("unsent")
+            while call.answer is None:
+                self._condition.wait()
+            del self._calls[number]
+        if isinstance(call.answer, OpenDataBufferError):
+            raise call.answer
+        return call.answer
+
+    def _first_words(self) -> bytes:
+        message = self._channel.receive(CONNECT_S)
+        if message is None:
+            raise ChannelClosed(f"the broker said nothing for {CONNECT_S:g} s")
+        return message
+
+    def _transmit(self, body: dict[str, Any], *, patient: bool = True) -> bool:
+        """Seal and send, without the lock: a suspended broker takes nothing, and the thread that
+        reads must notice that while another one waits here.
+
+        Returns:
+            False when the connection had ended before anything was sent, or, for one who is not
+            patient, while another thread sends.
+        """
+        with self._condition:
+            while self._sending and not self._over:
+                if not patient:
+                    return False
+                self._condition.wait()
+            if self._over:
+                return False
+            # Sealed messages are numbered: they go out in the order in which they are sealed.
+            message = self._end.seal(body)
+            self._sending = True
+        try:
+            self._channel.send(message)
+        except ChannelClosed:
+            self.close()
+        finally:
+            with self._condition:
+                self._sending = False
+                self._condition.notify_all()
+        return True
+
+    def _read(self) -> None:
+        asked = False
+        try:
+            while not self._over:
+                message = self._channel.receive(SILENCE_S)
+                if message is not None:
+                    asked = False
+                    with self._condition:
+                        self._take(message)
+                elif not self._calls:
+                    asked = False
+                elif asked:
+                    log.warning("%s gives no sign of life", self.announcement)
+                    return
+                else:
+                    asked = True
+                    self._transmit({"op": "ping"}, patient=False)
+        except ChannelClosed:
+            pass
+        except ProtocolError as error:
+            log.warning("connection to %s ended: %s", self.announcement, error)
+        finally:
+            with self._condition:
+                self._finish()
+
+    def _take(self, message: bytes) -> None:
+        body = self._end.open(message)
+        # The clock first: an answer that is waited for lets the next append begin at once.
+        self._clock, self._heard_at = body.get("clock"), self._runtime.monotonic()
+        if isinstance(following := body.get("next"), int):
+            self._next = max(self._next, following)
+        call = self._calls.get(body["n"]) if isinstance(body.get("n"), int) else None
+        match body:
+            case {"op": "done", "sequence": int(sequence)} if call is not None:
+                call.answer = Appended(sequence)
+            case {"op": "refused", "why": str(why)} if call is not None:
+                call.answer = Refused(why)
+            case {"op": "failed", "error": error} if call is not None:
+                call.answer = error_of(error)
+            case {"op": "stats"}:
+                self._stats = body
+            case {"op": "claimed" | "finished"} if call is not None:
+                call.answer = body
+            case {"op": "pong"}:
+                return
+            case {"op": "done" | "refused" | "failed" | "claimed" | "finished"} if call is None:
+                return  # Of something that was told, and not asked.
+            case _:
+                raise ProtocolError(f"the broker says {str(body.get('op'))[:50]!r}: unknown")
+        self._condition.notify_all()
+
+    def _finish(self) -> None:
+        if self._over:
+            return
+        self._over = True
+        self._channel.close()
+        for call in self._calls.values():
+            if call.answer is None:
+                call.answer = call.lost
+        self._condition.notify_all()

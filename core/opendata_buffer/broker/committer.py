@@ -1,0 +1,227 @@
+"""Appends through the queue's broker, or alone while there is none.
+
+A :class:`~opendata_buffer.commit.committer.Committer` like the local one, with the same meaning
+of every answer. What it adds is finding the broker, and what to do when it gives no answer:
+
+1. Wait until the broker cannot begin a write of the append any more
+   (:mod:`opendata_buffer.broker.messages` says how that is known).
+2. Ask the broker that is announced now, or append directly; either looks first whether the
+   append has landed, on the manifest that its own compare-and-swap replaces.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from opendata_buffer.broker.announcement import Announcement
+from opendata_buffer.broker.client import Appended, ChannelClosed, Connection, Lost
+from opendata_buffer.broker.lease import Lease
+from opendata_buffer.broker.lookup import Landed, look_up
+from opendata_buffer.broker.wire import ProtocolError
+from opendata_buffer.commit.committer import Committer
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.errors import CommitStateUnknown, CorruptData, StorageError
+from opendata_buffer.formats.manifest import NewEntry
+from opendata_buffer.queue.owner import Claim
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.runtime import Runtime
+from opendata_buffer.stores import Store
+
+__all__ = ["BrokeredCommitter"]
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.5
+"""Between two looks for a broker after one was lost."""
+
+PATIENCE_S = 10.0
+"""After a broker was lost its successor is looked for so often; later every so many seconds."""
+
+
+@dataclass(slots=True)
+class _Doubt:
+    """An append of which an attempt may have landed.
+
+    Attributes:
+        since: At this sequence or later, if it has.
+        safe_at: From when on nobody begins a write of that attempt, monotonic seconds.
+    """
+
+    since: int
+    safe_at: float
+
+
+class BrokeredCommitter:
+    """Appends to one queue for all producers of a process. Thread-safe.
+
+    Args:
+        alone: Appends where there is no broker; closed with this one.
+        store: Where the queue lives.
+        config: The queue.
+        runtime: Clock and threads.
+        connect: Opens a connection to a broker.
+        expects: Whether a broker is sure to come although none is announced yet, as in a process
+            that would serve itself.
+    """
+
+    def __init__(
+        self,
+        alone: Committer,
+        store: Store,
+        config: QueueConfig,
+        runtime: Runtime,
+        connect: Callable[[Announcement], Connection],
+        *,
+        expects: bool = False,
+        claim: Claim | None = None,
+    ) -> None:
+        self._alone = alone
+        self._store = store
+        self._config = config
+        self._claim = claim
+        self._runtime = runtime
+        self._connect = connect
+        self._lease = Lease(store, config, runtime)
+        self._condition = runtime.condition()
+        self._connection: Connection | None = None
+        self._looking = False
+        self._look_at: float | None = 0.0
+        self._hopeful_until = runtime.monotonic() + PATIENCE_S if expects else 0.0
+        self._expects = expects
+        self._conflicts = 0
+        self._asked = 0
+        self._closed = False
+
+    @property
+    def attempts(self) -> int:
+        """See :class:`Committer`; each append that a broker was asked for counts as one."""
+        return self._alone.attempts + self._asked
+
+    @property
+    def conflicts(self) -> int:
+        """See :class:`Committer`; of the appends this process made alone."""
+        return self._alone.conflicts
+
+    @property
+    def broker(self) -> Announcement | None:
+        """The broker that is connected; None while this process appends alone."""
+        connection = self._connection
+        return None if connection is None or connection.is_over else connection.announcement
+
+    def append(self, entries: Sequence[NewEntry], *, begin_by: float) -> int:
+        """See :class:`Committer`."""
+        doubt: _Doubt | None = None
+        while True:
+            connection = self._find() if self._runtime.monotonic() < begin_by else None
+            if connection is None:
+                return self._append_alone(entries, begin_by, doubt)
+            since = None if doubt is None else doubt.since
+            self._asked += 1
+            answer = connection.append(entries, since=since, begin_by=begin_by)
+            match answer:
+                case Appended(sequence):
+                    return sequence
+                case Lost():
+                    # What is looked for begins where the first attempt may have landed.
+                    doubt = _Doubt(answer.since if since is None else since, answer.safe_at)
+                    self._forget(connection)
+                    self._await(doubt.safe_at)
+                case _ if answer.why == "expired":
+                    pass  # It says what time it is; the next request is young again.
+                case _:
+                    self._forget(connection)
+
+    def close(self) -> None:
+        """See :class:`Committer`."""
+        with self._condition:
+            self._closed = True
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+        self._alone.close()
+
+    def _append_alone(
+        self, entries: Sequence[NewEntry], begin_by: float, doubt: _Doubt | None
+    ) -> int:
+        if doubt is None:
+            return self._alone.append(entries, begin_by=begin_by)
+        if self._runtime.monotonic() >= begin_by:
+            raise CommitStateUnknown(
+                self._config.manifest_path,
+                doubt.since,
+                tuple(entry.location for entry in entries),
+                None,
+                "the broker that was to append it gave no answer in time",
+            )
+        # Its own queue: the shared committer would mix it with appends that need no look-up.
+        queue = Queue(
+            self._store, self._config, runtime=self._runtime, role="producer", claim=self._claim
+        )
+        found = queue.append(entries, guard=look_up(queue.key, entries, doubt.since))
+        return found.sequence if isinstance(found, Landed) else found
+
+    def _find(self) -> Connection | None:
+        """The connection to use; None to append alone. One thread looks, the others wait."""
+        with self._condition:
+            while self._looking:
+                self._condition.wait()
+            if self._closed:
+                return None
+            if self._connection is not None and not self._connection.is_over:
+                return self._connection
+            if not self._is_time():
+                return None
+            self._looking = True
+        connection = None
+        announced = False
+        try:
+            announcement = self._lease.read()
+            if announcement is not None:
+                announced = True
+                if announcement.serves:
+                    connection = self._connect(announcement)
+                    log.info("appending through %s", announcement)
+        except (ChannelClosed, ProtocolError, CorruptData, StorageError) as error:
+            announced = True
+            log.warning("no broker is reached, appending alone: %s", error)
+        finally:
+            with self._condition:
+                self._looking = False
+                self._connection = connection
+                self._plan_next_look(announced)
+                self._condition.notify_all()
+        return connection
+
+    def _is_time(self) -> bool:
+        if self._alone.conflicts > self._conflicts:
+            # Somebody else appends, too: there may be a broker by now.
+            self._conflicts = self._alone.conflicts
+            if self._look_at is None:
+                self._look_at = 0.0
+        return self._look_at is not None and self._runtime.monotonic() >= self._look_at
+
+    def _plan_next_look(self, announced: bool) -> None:
+        now = self._runtime.monotonic()
+        if now < self._hopeful_until:
+            self._look_at = now + LOOK_S
+        elif announced or self._expects or self._conflicts:
+            self._look_at = now + PATIENCE_S
+        else:
+            # Nobody ever served this queue: a lone process asks once, and then only when it
+            # meets another writer.
+            self._look_at = None
+
+    def _forget(self, connection: Connection) -> None:
+        connection.close()
+        with self._condition:
+            if self._connection is connection:
+                self._connection = None
+                now = self._runtime.monotonic()
+                self._look_at, self._hopeful_until = now, now + PATIENCE_S
+
+    def _await(self, moment: float) -> None:
+        left = moment - self._runtime.monotonic()
+        if left > 0:
+            self._runtime.sleep(left)

@@ -1,0 +1,120 @@
+"""Opens WebSocket channels to brokers. Needs the extra ``broker``."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import ssl
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from opendata_buffer.broker.announcement import Announcement
+from opendata_buffer.broker.client import (
+    CONNECT_S,
+    Channel,
+    ChannelClosed,
+    ChannelRefused,
+    Connection,
+)
+from opendata_buffer.broker.wire import MAX_MESSAGE_BYTES, NONCE_BYTES
+from opendata_buffer.runtime import Runtime
+
+if TYPE_CHECKING:
+    from websockets.sync.client import ClientConnection
+
+__all__ = ["connect", "dial"]
+
+
+def connect(announcement: Announcement, runtime: Runtime) -> Connection:
+    """A connection to the announced broker.
+
+    Raises:
+        ChannelClosed: It cannot be reached within a second, or says nothing.
+        ProtocolError: Who answers is not the announced broker.
+    """
+    channel = dial(announcement, CONNECT_S)
+    return Connection(channel, announcement, runtime, secrets.token_bytes(NONCE_BYTES))
+
+
+def dial(announcement: Announcement, timeout: float) -> Channel:
+    """A channel to the announced address, within ``timeout`` seconds.
+
+    Raises:
+        ChannelRefused: Nobody listens there.
+        ChannelClosed: It cannot be reached.
+    """
+    from websockets.exceptions import WebSocketException
+    from websockets.sync.client import connect as open_socket
+
+    scheme = "wss" if announcement.certificate else "ws"
+    stack = ExitStack()
+    try:
+        socket = stack.enter_context(
+            open_socket(
+                f"{scheme}://{announcement.address}/",
+                ssl=_context() if announcement.certificate else None,
+                open_timeout=timeout,
+                close_timeout=0.2,
+                ping_interval=None,
+                max_size=MAX_MESSAGE_BYTES,
+                compression=None,
+                proxy=None,
+            )
+        )
+    except ConnectionRefusedError as error:
+        raise ChannelRefused(f"nobody listens at {announcement.address}") from error
+    except (OSError, WebSocketException) as error:
+        # TimeoutError and ssl.SSLError are OSErrors.
+        raise ChannelClosed(f"{announcement.address} is not reached: {error}") from error
+    if announcement.certificate:
+        _check_certificate(socket, announcement.certificate)
+    return _WebSocketChannel(socket, stack)
+
+
+class _WebSocketChannel:
+    """A :class:`Channel` over a WebSocket."""
+
+    def __init__(self, socket: ClientConnection, stack: ExitStack) -> None:
+        self._socket = socket
+        self._stack = stack
+
+    def send(self, message: bytes) -> None:
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            self._socket.send(message)
+        except (ConnectionClosed, OSError) as error:
+            raise ChannelClosed(str(error)) from error
+
+    def receive(self, timeout: float | None) -> bytes | None:
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            message = self._socket.recv(timeout)
+        except TimeoutError:
+            return None
+        except (ConnectionClosed, OSError) as error:
+            raise ChannelClosed(str(error)) from error
+        return message if isinstance(message, bytes) else message.encode()
+
+    def close(self) -> None:
+        # First without the closing handshake: a suspended broker would not answer it.
+        self._socket.close_socket()
+        self._stack.close()
+
+
+def _context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    # The announcement names the one certificate that is right; no authority and no host name
+    # could say it better.
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _check_certificate(socket: ClientConnection, expected: str) -> None:
+    transport = socket.socket
+    shown = transport.getpeercert(binary_form=True) if isinstance(transport, ssl.SSLSocket) else b""
+    if hashlib.sha256(shown or b"").hexdigest() != expected:
+        socket.close_socket()
+        raise ChannelClosed("the port shows another certificate than the announced one")

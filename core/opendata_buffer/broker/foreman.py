@@ -1,0 +1,395 @@
+"""Hands the queue's batches to workers: the broker as the queue's consumer.
+
+Requests of all workers pile up while one compare-and-swap on the claims is on its way, and the
+next one takes them all; each is answered after it has landed. Heartbeats are kept in memory
+only. What is finished without a gap is acknowledged behind that, so a foreman that dies in
+between only acknowledges later.
+
+Another consumer of the queue, or another foreman, fences this one: it tells its workers so, and
+they look for the broker that is announced now.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from opendata_buffer.broker.claims import MAX_BYTES, Claims, claims_key, decode, encode
+from opendata_buffer.broker.messages import error_body, metadata_body
+from opendata_buffer.broker.requests import Answer, ClaimRequest, FinishRequest
+from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.consumer.descriptors import BatchDescriptor
+from opendata_buffer.errors import ClaimLost, Fenced, OpenDataBufferError, TransientStorageError
+from opendata_buffer.quarantine import quarantine
+from opendata_buffer.queue.cas import Done, Register
+from opendata_buffer.runtime import Runtime, Task
+from opendata_buffer.stores import Store
+
+__all__ = ["Foreman"]
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.25
+"""Between two looks for batches that somebody else appended, while workers wait."""
+
+RETRY_S = 1.0
+"""After storage did not answer."""
+
+
+@dataclass(slots=True)
+class _Turn:
+    """What one group commit changes, and what is said once it has landed."""
+
+    claims: Claims
+    said: list[tuple[Answer, dict[str, Any]]] = field(default_factory=list)
+    lapses: dict[int, float | None] = field(default_factory=dict)
+    rests: dict[int, float] = field(default_factory=dict)
+
+
+class Foreman:
+    """The claims of one queue's workers.
+
+    Args:
+        store: Where the queue lives.
+        config: The consumer's settings.
+        runtime: Clock and threads.
+    """
+
+    def __init__(self, store: Store, config: ConsumerConfig, runtime: Runtime) -> None:
+        self._store = store
+        self._config = config
+        self._runtime = runtime
+        self._condition = runtime.condition()
+        self._finishing: list[FinishRequest] = []
+        self._claiming: list[ClaimRequest] = []
+        self._alive: dict[int, float] = {}
+        self._leaving = False
+        self._fenced: Fenced | None = None
+        self._news = False
+        self._task: Task | None = None
+        self._consumer: Consumer | None = None
+        self._register: Register[Claims] | None = None
+        self._claims: Claims | None = None
+        self._known: dict[int, BatchDescriptor] = {}
+        self._end = 0
+        self._lapses: dict[int, float] = {}
+        self._rests: dict[int, float] = {}
+        self._polled_at = float("-inf")
+
+    def submit(self, request: ClaimRequest | FinishRequest) -> None:
+        """Take a request; its ``answer`` is called when it is settled."""
+        with self._condition:
+            if not self._leaving:
+                if isinstance(request, ClaimRequest):
+                    self._claiming.append(request)
+                else:
+                    self._finishing.append(request)
+                if self._task is None:
+                    # Not before a worker asks: taking claims fences any other consumer.
+                    self._task = self._runtime.spawn(self._run, "opendata-buffer-foreman")
+                self._condition.notify_all()
+                return
+        request.answer({"op": "refused", "n": request.number, "why": "moved"})
+
+    def beat(self, tokens: list[int]) -> None:
+        """A worker lives, and works on these."""
+        now = self._runtime.monotonic()
+        with self._condition:
+            for token in tokens[:100_000]:
+                self._alive[token] = now
+
+    def appended(self) -> None:
+        """There are new batches in the queue."""
+        if self._task is not None:
+            with self._condition:
+                self._news = True
+                self._condition.notify_all()
+
+    def stop(self, timeout: float | None = None) -> None:
+        """Answer what waits with ``moved``, and leave the queue's consumer to a successor."""
+        with self._condition:
+            self._leaving = True
+            self._condition.notify_all()
+        if self._task is not None:
+            self._task.join(timeout)
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._condition:
+                    self._wait()
+                    if self._leaving:
+                        return
+                    finishing, self._finishing = self._finishing, []
+                    claiming, self._claiming = self._claiming, []
+                    news, self._news = self._news, False
+                try:
+                    left = self._take_turn(finishing, claiming, news)
+                except Exception as error:
+                    left = []
+                    self._give_up([*finishing, *claiming], error)
+                with self._condition:
+                    self._claiming = [*left, *self._claiming]
+                try:
+                    self._acknowledge()
+                except Exception as error:
+                    # Everybody has been answered: what is done stays done.
+                    self._give_up([], error)
+        finally:
+            with self._condition:
+                self._leaving = True
+                waiting: list[ClaimRequest | FinishRequest] = [*self._finishing, *self._claiming]
+            self._refuse(waiting)
+            self._leave()
+
+    def _wait(self) -> None:
+        """Until there is something to do; with the lock."""
+        while not self._leaving and not self._finishing and not self._news:
+            now = self._runtime.monotonic()
+            times = [*self._lapses.values(), *self._rests.values()]
+            if self._claiming:
+                times.append(self._polled_at + POLL_S)
+                times += [each.until for each in self._claiming]
+            if times and min(times) <= now:
+                return
+            self._condition.wait(min(times) - now if times else None)
+
+    def _take_turn(
+        self, finishing: list[FinishRequest], claiming: list[ClaimRequest], news: bool
+    ) -> list[ClaimRequest]:
+        claims, consumer = self._owned()
+        turn = _Turn(claims)
+        now = self._runtime.monotonic()
+        self._lapse(turn, now)
+        for request in finishing:
+            self._finish(turn, request, now)
+        left = self._hand_out(turn, claiming, consumer, now, news)
+        if turn.claims != claims:
+            self._write(claims, turn.claims)
+        # Landed: now it may be said, and acted on.
+        self._claims = turn.claims
+        for sequence, at in turn.lapses.items():
+            if at is None:
+                self._lapses.pop(sequence, None)
+            else:
+                self._lapses[sequence] = at
+        self._rests.update(turn.rests)
+        for answer, body in turn.said:
+            answer(body)
+        return left
+
+    def _owned(self) -> tuple[Claims, Consumer]:
+        if self._fenced is not None:
+            # Whoever took the queue meant to. Taking it back would begin a quarrel.
+            raise self._fenced
+        if self._claims is not None and self._consumer is not None:
+            return self._claims, self._consumer
+        consumer = Consumer(self._config, store=self._store, runtime=self._runtime)
+        register: Register[Claims] = Register(
+            self._store,
+            claims_key(self._config.data_path_prefix),
+            decode=decode,
+            encode=encode,
+            runtime=self._runtime,
+            settings=self._config,
+            max_bytes=MAX_BYTES,
+        )
+        try:
+            found = register.read()
+            saved = found.value if isinstance(found, Done) else None
+            last = consumer.last_handed_out_sequence
+            first = 0 if last is None else last + 1
+            kept = saved if saved is not None else Claims(consumer.epoch, first)
+            claims = replace(kept, epoch=consumer.epoch).dequeued_to(first)
+            self._register = register
+            self._write(saved, claims)
+        except BaseException:
+            consumer.close()
+            raise
+        self._known, self._end = {}, first
+        now = self._runtime.monotonic()
+        # Nobody knows when these gave their last sign of life: each gets the whole time anew.
+        self._lapses = {key: now + each.timeout_ms / 1000 for key, each in claims.held.items()}
+        self._rests = {}
+        self._claims, self._consumer = claims, consumer
+        # What is held or done must be known, to be handed out again or acknowledged.
+        needed = max([claims.frontier, *(key + 1 for key in claims.held)])
+        while self._end < needed and self._look_for(needed - self._end, consumer, now):
+            pass
+        log.info("handing out batches from %d on, epoch %d", claims.frontier, claims.epoch)
+        return claims, consumer
+
+    def _lapse(self, turn: _Turn, now: float) -> None:
+        for sequence, at in self._lapses.items():
+            holder = turn.claims.held.get(sequence)
+            if at > now or holder is None:
+                continue
+            with self._condition:
+                alive = self._alive.get(holder.token, float("-inf"))
+            until = alive + holder.timeout_ms / 1000
+            if until > now:
+                turn.lapses[sequence] = until
+            else:
+                log.warning("worker %s of batch %d fell silent", holder.worker, sequence)
+                turn.claims = turn.claims.release(sequence)
+                turn.lapses[sequence] = None
+
+    def _finish(self, turn: _Turn, request: FinishRequest, now: float) -> None:
+        if not turn.claims.holds(request.sequence, request.token):
+            error = ClaimLost(request.sequence)
+            body = {"op": "failed", "n": request.number, "error": error_body(error)}
+            turn.said.append((request.answer, body))
+            return
+        if request.how == "release":
+            turn.claims = turn.claims.release(request.sequence)
+            turn.rests[request.sequence] = now + request.rest_ms / 1000
+        else:
+            if request.how == "reject":
+                self._quarantine(request.sequence, request.reason)
+            turn.claims = turn.claims.finish(request.sequence)
+        turn.lapses[request.sequence] = None
+        with self._condition:
+            self._alive.pop(request.token, None)
+        turn.said.append((request.answer, {"op": "finished", "n": request.number}))
+
+    def _hand_out(
+        self,
+        turn: _Turn,
+        claiming: list[ClaimRequest],
+        consumer: Consumer,
+        now: float,
+        news: bool,
+    ) -> list[ClaimRequest]:
+        """Give what is free to who waits longest; returns who goes on waiting."""
+        self._rests = {key: at for key, at in self._rests.items() if at > now}
+        resting = {*self._rests, *(key for key, at in turn.rests.items() if at > now)}
+        wanted = sum(each.most for each in claiming)
+        free = turn.claims.free(self._end, resting) if wanted else []
+        if len(free) < wanted and (news or now >= self._polled_at + POLL_S):
+            self._look_for(wanted - len(free), consumer, now)
+            free = turn.claims.free(self._end, resting)
+        left = []
+        place = 0
+        for request in claiming:
+            given: list[int] = []
+            while len(given) < request.most and place < len(free):
+                sequence = free[place]
+                place += 1
+                if self._is_worn_out(turn, sequence, request):
+                    continue
+                given.append(sequence)
+            if given:
+                self._give(turn, request, given, now)
+            elif now >= request.until:
+                body = {"op": "claimed", "n": request.number, "batches": []}
+                turn.said.append((request.answer, body))
+            else:
+                left.append(request)
+        return left
+
+    def _look_for(self, count: int, consumer: Consumer, now: float) -> bool:
+        self._polled_at = now
+        found = consumer.next_descriptors(count)
+        for each in found:
+            self._known[each.sequence] = each
+            self._end = each.sequence + 1
+        return bool(found)
+
+    def _is_worn_out(self, turn: _Turn, sequence: int, request: ClaimRequest) -> bool:
+        count = turn.claims.deliveries.get(sequence, 0)
+        if not 0 < request.max_deliveries <= count:
+            return False
+        self._quarantine(sequence, f"handed out {count} times and never finished")
+        turn.claims = turn.claims.finish(sequence)
+        return True
+
+    def _give(self, turn: _Turn, request: ClaimRequest, given: list[int], now: float) -> None:
+        turn.claims = turn.claims.claim(given, request.worker, request.timeout_ms)
+        batches = []
+        for sequence in given:
+            known = self._known[sequence]
+            turn.lapses[sequence] = now + request.timeout_ms / 1000
+            turn.rests.pop(sequence, None)
+            batches.append(
+                {
+                    "sequence": sequence,
+                    "location": known.location,
+                    "metadata": metadata_body(known.metadata),
+                    "token": turn.claims.held[sequence].token,
+                    "deliveries": turn.claims.deliveries[sequence],
+                }
+            )
+        body = {"op": "claimed", "n": request.number, "batches": batches}
+        turn.said.append((request.answer, body))
+
+    def _quarantine(self, sequence: int, reason: str) -> None:
+        quarantine(
+            self._store,
+            self._config.data_path_prefix,
+            self._known[sequence],
+            reason,
+            query="worker",
+            runtime=self._runtime,
+        )
+        log.warning("batch %d goes to the quarantine: %s", sequence, reason)
+
+    def _write(self, before: Claims | None, after: Claims) -> None:
+        assert self._register is not None
+
+        def decide(found: Claims | None) -> Claims | None:
+            # Our own write whose answer was lost, or somebody else's: then nothing is written.
+            return after if found == before else found
+
+        outcome = self._register.update(decide)
+        if not isinstance(outcome, Done):
+            raise TransientStorageError(
+                f"claims {self._register.key!r} could not be written: {outcome}. Try again."
+            )
+        if outcome.value != after:
+            found = after.epoch if outcome.value is None else outcome.value.epoch
+            raise Fenced(self._config.manifest_path, after.epoch, found)
+
+    def _acknowledge(self) -> None:
+        if self._claims is None or self._consumer is None:
+            return
+        frontier, consumer = self._claims.frontier, self._consumer
+        acked = consumer.last_acked_sequence
+        if frontier == 0 or (acked is not None and acked >= frontier - 1) or self._end < frontier:
+            return
+        try:
+            consumer.ack_through(frontier - 1)
+        except TransientStorageError as error:
+            log.warning("acknowledging through %d is put off: %s", frontier - 1, error)
+            return
+        self._known = {key: each for key, each in self._known.items() if key >= frontier}
+
+    def _give_up(self, requests: list[ClaimRequest | FinishRequest], error: BaseException) -> None:
+        """Nothing of a turn has landed, or nobody knows: begin anew from what storage holds."""
+        self._leave()
+        if isinstance(error, Fenced):
+            self._fenced = error
+            log.warning("hands out no more batches: %s", error)
+        elif isinstance(error, OpenDataBufferError):
+            log.warning("the foreman begins anew: %s", error)
+        else:
+            log.error("the foreman begins anew", exc_info=error)
+        told = error_body(error)
+        for request in requests:
+            request.answer({"op": "failed", "n": request.number, "error": told})
+        if self._fenced is None:
+            self._runtime.sleep(RETRY_S)
+
+    def _refuse(self, requests: list[ClaimRequest | FinishRequest]) -> None:
+        for request in requests:
+            request.answer({"op": "refused", "n": request.number, "why": "moved"})
+
+    def _leave(self) -> None:
+        consumer, self._consumer, self._claims = self._consumer, None, None
+        self._lapses, self._rests = {}, {}
+        if consumer is not None:
+            try:
+                consumer.close()
+            except OpenDataBufferError as error:
+                log.warning("the foreman's consumer did not close cleanly: %s", error)

@@ -1,0 +1,245 @@
+"""The service behind a port: WebSockets in an event loop. Needs the extra ``broker``."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import secrets
+import ssl
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from opendata_buffer.broker.announcement import Announcement
+from opendata_buffer.broker.service import Service, Session
+from opendata_buffer.broker.wire import MAX_MESSAGE_BYTES, NONCE_BYTES, BrokerEnd, ProtocolError
+from opendata_buffer.errors import InvalidInput, PermanentStorageError
+from opendata_buffer.runtime import Runtime, Task
+
+if TYPE_CHECKING:
+    from websockets.asyncio.server import Server, ServerConnection
+
+__all__ = ["Listen", "Port", "WebSocketPort"]
+
+log = logging.getLogger(__name__)
+
+HANDSHAKE_S = 2.0
+"""For a client to show that it knows the secret; a silent one holds a connection no longer."""
+
+MAX_CLIENTS = 10_000
+
+QUEUED_ANSWERS = 1_024
+"""Answers that wait for a client that does not read; then it is sent away."""
+
+TRY_AGAIN_LATER = 1013
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Where a broker listens, and how its clients reach it.
+
+    Attributes:
+        host: Interface to listen on.
+        port: 0 takes a free one.
+        advertise: ``host:port`` for clients, where that differs from what is listened on.
+        certificate: Path of a PEM file for TLS, and ``key`` of its private key.
+        key: See ``certificate``.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    advertise: str = ""
+    certificate: str = ""
+    key: str = ""
+
+
+class WebSocketPort:
+    """A listening port; serves nobody until it is told for whom.
+
+    Args:
+        listen: Where.
+        runtime: Threads.
+
+    Raises:
+        InvalidInput: The address or the certificate cannot be used.
+    """
+
+    def __init__(self, listen: Listen, runtime: Runtime) -> None:
+        self._listen = listen
+        self._loop = asyncio.new_event_loop()
+        self._active: tuple[Service, Announcement] | None = None
+        self._clients: set[ServerConnection] = set()
+        self._refused: set[str] = set()
+        self._server: Server | None = None
+        self.certificate = ""
+        self._thread: Task = runtime.spawn(self._loop.run_forever, "opendata-buffer-broker-port")
+        try:
+            self._call(self._start)
+        except (OSError, ssl.SSLError) as error:
+            self._end_loop()
+            raise InvalidInput(
+                f"a broker cannot listen on {listen.host}:{listen.port}: {error}. Name another "
+                "address with --listen, or another --tls-cert and --tls-key."
+            ) from error
+
+    @property
+    def address(self) -> str:
+        """``host:port`` for the announcement."""
+        if self._listen.advertise:
+            return self._listen.advertise
+        assert self._server is not None
+        port = next(iter(self._server.sockets)).getsockname()[1]
+        host = self._listen.host
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def open(self, service: Service, announcement: Announcement) -> None:
+        """Serve the clients of one term."""
+        self._loop.call_soon_threadsafe(self._set_active, (service, announcement))
+
+    def shut(self) -> None:
+        """Serve nobody, and end the connections; the port stays."""
+        with suppress(PermanentStorageError):
+            self._call(self._shut)
+
+    def close(self) -> None:
+        """Give up the port."""
+        if self._loop.is_closed():
+            return
+        self.shut()
+        self._call(self._stop)
+        self._end_loop()
+
+    def _call(self, work: Callable[[], Any]) -> None:
+        done: Future[None] = asyncio.run_coroutine_threadsafe(work(), self._loop)
+        try:
+            done.result(10)
+        except TimeoutError as error:
+            raise PermanentStorageError("the broker's port does not answer its owner") from error
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    def _set_active(self, active: tuple[Service, Announcement] | None) -> None:
+        self._active = active
+        self._refused.clear()
+
+    async def _start(self) -> None:
+        from websockets.asyncio.server import serve
+
+        self._server = await serve(
+            self._serve,
+            self._listen.host,
+            self._listen.port,
+            ssl=self._context(),
+            max_size=MAX_MESSAGE_BYTES,
+            compression=None,
+            open_timeout=HANDSHAKE_S,
+            close_timeout=1,
+            max_queue=16,
+            server_header=None,
+            # Its own log tells of each port scan; ours tells of each address once.
+            logger=logging.getLogger("opendata_buffer.broker.websockets"),
+        )
+
+    def _context(self) -> ssl.SSLContext | None:
+        listen = self._listen
+        if not listen.certificate:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(listen.certificate, listen.key or None)
+        pem = Path(listen.certificate).read_text()
+        first = pem[: pem.index("-----END CERTIFICATE-----") + 25] + "\n"
+        self.certificate = hashlib.sha256(ssl.PEM_cert_to_DER_cert(first)).hexdigest()
+        return context
+
+    async def _shut(self) -> None:
+        self._set_active(None)
+        clients = list(self._clients)
+        for client in clients:
+            client.transport.abort()
+
+    async def _stop(self) -> None:
+        assert self._server is not None
+        self._server.close(close_connections=True)
+        await self._server.wait_closed()
+
+    async def _serve(self, client: ServerConnection) -> None:
+        active = self._active
+        if active is None or len(self._clients) >= MAX_CLIENTS:
+            await client.close(TRY_AGAIN_LATER)
+            return
+        service, announcement = active
+        self._clients.add(client)
+        try:
+            await self._talk(client, service, announcement)
+        except ProtocolError as error:
+            self._tell_once(client, error)
+            client.transport.abort()
+        finally:
+            self._clients.discard(client)
+
+    async def _talk(
+        self, client: ServerConnection, service: Service, announcement: Announcement
+    ) -> None:
+        from websockets.exceptions import ConnectionClosed
+
+        end = BrokerEnd(announcement.secret, announcement.term, secrets.token_bytes(NONCE_BYTES))
+        outbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+        def put(body: dict[str, Any]) -> None:
+            if outbox.qsize() >= QUEUED_ANSWERS:
+                client.transport.abort()
+            else:
+                outbox.put_nowait(body)
+
+        def send(body: dict[str, Any]) -> None:
+            # RuntimeError: the loop was closed. The client's connection was, too.
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(put, body)
+
+        session = Session(service, end, send)
+        writer = None
+        try:
+            await client.send(end.hello())
+            prove = await asyncio.wait_for(client.recv(), HANDSHAKE_S)
+            await client.send(session.welcome(_raw(prove)))
+            writer = asyncio.create_task(_write(client, end, outbox))
+            async for message in client:
+                session.received(_raw(message))
+        except TimeoutError as error:
+            raise ProtocolError("a client did not shake hands in time") from error
+        except ConnectionClosed:
+            pass
+        finally:
+            session.close()
+            if writer is not None:
+                writer.cancel()
+
+    def _tell_once(self, client: ServerConnection, error: ProtocolError) -> None:
+        peer = str((client.remote_address or ("?",))[0])
+        if peer not in self._refused and len(self._refused) < MAX_CLIENTS:
+            self._refused.add(peer)
+            log.warning("refused a connection from %s, and will not say so again: %s", peer, error)
+
+
+Port = WebSocketPort
+
+
+async def _write(
+    client: ServerConnection, end: BrokerEnd, outbox: asyncio.Queue[dict[str, Any]]
+) -> None:
+    from websockets.exceptions import ConnectionClosed
+
+    with suppress(ConnectionClosed):
+        while True:
+            await client.send(end.seal(await outbox.get()))
+
+
+def _raw(message: str | bytes) -> bytes:
+    return message if isinstance(message, bytes) else message.encode()

@@ -1,0 +1,359 @@
+"""What a broker does with what its clients send: one group commit for all of them.
+
+While one compare-and-swap is on its way, requests of all clients pile up; the next one takes
+them all. A request is answered after its compare-and-swap has landed and never before. The
+service has one thread; sessions hand it requests and are called back with answers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from opendata_buffer.broker.foreman import Foreman
+from opendata_buffer.broker.lookup import Landed, look_up
+from opendata_buffer.broker.messages import (
+    AppendRequest,
+    clock_body,
+    error_body,
+    parse_append,
+)
+from opendata_buffer.broker.requests import parse_beat, parse_claim, parse_finish
+from opendata_buffer.broker.wire import BrokerEnd, ProtocolError
+from opendata_buffer.errors import CommitStateUnknown, QueueFull
+from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.runtime import Moment, Runtime, Task
+
+__all__ = ["Service", "Session"]
+
+log = logging.getLogger(__name__)
+
+Body = dict[str, Any]
+
+MAX_OPEN_REQUESTS = 64
+"""Unanswered requests of one session; a client that sends more is sent away."""
+
+MAX_WAITING_ENTRIES = 100_000
+"""Entries that wait for the next compare-and-swap, of all sessions; beyond it they are refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Expired:
+    """A guard's answer: some requests of the group became too old to be appended."""
+
+
+_Stop: TypeAlias = Landed | _Expired
+_Guard: TypeAlias = Callable[[Manifest], _Stop | None]
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A request that waits for its turn."""
+
+    session: Session
+    request: AppendRequest
+
+    def is_late(self, now: Moment) -> bool:
+        heard = self.request.heard
+        # A clock that runs backwards tells no age: the client sends the request again.
+        return not heard.precedes(now) or heard.age_ms(now) > self.request.valid_ms
+
+
+class Service:
+    """The broker of one queue.
+
+    Args:
+        queue: What it writes; nobody else in the process may use it.
+        runtime: Clocks and threads.
+        data_path_prefix: Locations must lie below it.
+        on_conflict: Called after a write that lost a race: is another broker at work?
+        foreman: Hands batches to workers; None when this broker does not.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        runtime: Runtime,
+        data_path_prefix: str,
+        on_conflict: Callable[[], None] = lambda: None,
+        foreman: Foreman | None = None,
+    ) -> None:
+        self._queue = queue
+        self._runtime = runtime
+        self.data_path_prefix = data_path_prefix
+        self._on_conflict = on_conflict
+        self.foreman = foreman
+        self._condition = runtime.condition()
+        self._waiting: list[_Waiting] = []
+        self._entries = 0
+        self._next = 0
+        self._leaving = False
+        self._task: Task | None = None
+        self.sessions = 0
+        self.commits = 0
+        self.appended = 0
+
+    def start(self) -> None:
+        """Read the queue's end and begin to serve.
+
+        Raises:
+            OpenDataBufferError: The manifest cannot be read.
+        """
+        manifest = self._queue.read()
+        self._next = 0 if manifest is None else manifest.next_sequence
+        self._task = self._runtime.spawn(self._run, "opendata-buffer-broker")
+
+    def stop(self, timeout: float | None = None) -> None:
+        """Refuse what waits and everything that comes; end after the write under way."""
+        with self._condition:
+            self._leaving = True
+            self._condition.notify_all()
+        if self.foreman is not None:
+            self.foreman.stop(timeout)
+        if self._task is not None:
+            self._task.join(timeout)
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return self._runtime.monotonic()
+
+    def clock(self) -> list[float]:
+        """The clock that every message carries."""
+        return clock_body(Moment.now(self._runtime))
+
+    @property
+    def next_sequence(self) -> int:
+        """The queue's end, as far as the broker knows; it is never behind this."""
+        return self._next
+
+    def submit(self, session: Session, request: AppendRequest) -> None:
+        """Append when its turn comes; the session gets the answer."""
+        size = len(request.entries)
+        with self._condition:
+            if self._leaving:
+                why = "moved"
+            elif self._entries + size > MAX_WAITING_ENTRIES:
+                why = "busy"
+            else:
+                self._waiting.append(_Waiting(session, request))
+                self._entries += size
+                self._condition.notify_all()
+                return
+        self._refuse(_Waiting(session, request), why)
+
+    def stats(self) -> Body:
+        """Counters for ``status`` and metrics."""
+        return {
+            "clients": self.sessions,
+            "waiting": self._entries,
+            "commits": self.commits,
+            "appended": self.appended,
+            "conflicts": self._queue.conflicts,
+            "attempts": self._queue.attempts,
+            "next": self._next,
+        }
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                while not self._waiting and not self._leaving:
+                    self._condition.wait()
+                group, self._waiting = self._waiting, []
+                self._entries = 0
+                leaving = self._leaving
+            if leaving:
+                for each in group:
+                    self._refuse(each, "moved")
+                return
+            conflicts = self._queue.conflicts
+            try:
+                self._commit(group)
+            except Exception as error:
+                # A thread that dies would leave every client waiting until it gives up.
+                log.exception("group commit failed")
+                self._fail(group, error)
+            if self._queue.conflicts > conflicts:
+                self._on_conflict()
+
+    def _commit(self, group: Sequence[_Waiting]) -> None:
+        fresh = []
+        for each in group:
+            if each.request.since is None:
+                fresh.append(each)
+            else:
+                # Alone: whether it has landed before is a question to the whole write.
+                self._append([each])
+        if fresh:
+            self._append(fresh)
+
+    def _append(self, group: Sequence[_Waiting]) -> None:
+        """Append requests in one write, in order; answer each."""
+        while group:
+            group = self._without_late(group)
+            if not group:
+                return
+            entries = [entry for each in group for entry in each.request.entries]
+            try:
+                outcome: int | _Stop = self._queue.append(
+                    entries, guard=self._guard(group, entries)
+                )
+            except QueueFull as error:
+                if len(group) == 1:
+                    self._fail(group, error)
+                    return
+                # Half of them may fit; all together never would, also into an empty queue.
+                half = len(group) // 2
+                self._append(group[:half])
+                group = group[half:]
+                continue
+            except Exception as error:
+                self._fail(group, error)
+                return
+            if isinstance(outcome, _Expired):
+                continue
+            self.commits += 1
+            first = outcome.sequence if isinstance(outcome, Landed) else outcome
+            for each in group:
+                self._done(each, first)
+                first += len(each.request.entries)
+            if self.foreman is not None:
+                self.foreman.appended()
+            return
+
+    def _guard(self, group: Sequence[_Waiting], entries: Sequence[NewEntry]) -> _Guard:
+        since = group[0].request.since
+        search = None if since is None else look_up(self._queue.key, entries, since)
+
+        def guard(before: Manifest) -> _Stop | None:
+            # On each attempt: while the last one was on its way, a client may have waited long
+            # enough to ask another broker.
+            now = Moment.now(self._runtime)
+            if any(each.is_late(now) for each in group):
+                return _Expired()
+            return None if search is None else search(before)
+
+        return guard
+
+    def _without_late(self, group: Sequence[_Waiting]) -> list[_Waiting]:
+        now = Moment.now(self._runtime)
+        kept = []
+        for each in group:
+            if each.is_late(now):
+                self._refuse(each, "expired")
+            else:
+                kept.append(each)
+        return kept
+
+    def _done(self, each: _Waiting, sequence: int) -> None:
+        size = len(each.request.entries)
+        self._next = max(self._next, sequence + size)
+        self.appended += size
+        each.session.answer(
+            {"op": "done", "n": each.request.number, "sequence": sequence, "next": self._next}
+        )
+
+    def _refuse(self, each: _Waiting, why: str) -> None:
+        each.session.answer({"op": "refused", "n": each.request.number, "why": why})
+
+    def _fail(self, group: Sequence[_Waiting], error: BaseException) -> None:
+        for each in group:
+            told = error
+            if isinstance(error, CommitStateUnknown):
+                # Of the group's locations each client is told its own.
+                locations = tuple(entry.location for entry in each.request.entries)
+                told = CommitStateUnknown(
+                    error.key, error.sequence, locations, error.next_sequence, error.reason
+                )
+            each.session.answer(
+                {"op": "failed", "n": each.request.number, "error": error_body(told)}
+            )
+
+
+class Session:
+    """One client's connection, without the network.
+
+    Args:
+        service: The broker.
+        end: The broker's end of the wire.
+        send: Takes the body of an answer, from any thread; must not block. The transport seals
+            bodies in the order in which it sends them.
+    """
+
+    def __init__(self, service: Service, end: BrokerEnd, send: Callable[[Body], None]) -> None:
+        self._service = service
+        self._end = end
+        self._send = send
+        self._lock = service._runtime.condition()
+        self._open = 0
+        self._closed = False
+
+    def welcome(self, prove: bytes) -> bytes:
+        """Answer the client's handshake; its messages may follow.
+
+        Raises:
+            ProtocolError: It does not know the secret.
+        """
+        answer = self._end.welcome(prove)
+        self._service.sessions += 1
+        return answer
+
+    def received(self, message: bytes) -> None:
+        """Take the client's next message.
+
+        Raises:
+            ProtocolError: Close the connection; nothing of the message was done.
+        """
+        body = self._end.open(message)
+        match body.get("op"):
+            case "append":
+                request = parse_append(body, self._service.data_path_prefix)
+                self._begin()
+                self._service.submit(self, request)
+            case "claim" | "finish" | "beat" as op:
+                foreman = self._service.foreman
+                if foreman is None:
+                    raise ProtocolError("this broker hands out no batches")
+                if op == "beat":
+                    foreman.beat(parse_beat(body))
+                    return
+                now = self._service.now()
+                parse = parse_claim if op == "claim" else parse_finish
+                work = parse(body, now, self.answer)
+                self._begin()
+                foreman.submit(work)
+            case "ping":
+                self._say({"op": "pong", "next": self._service.next_sequence})
+            case "stats":
+                self._say({"op": "stats", **self._service.stats()})
+            case other:
+                raise ProtocolError(f"a client asks for {str(other)[:50]!r}, which is not known")
+
+    def _begin(self) -> None:
+        with self._lock:
+            if self._open >= MAX_OPEN_REQUESTS:
+                raise ProtocolError(
+                    f"a client has {self._open} unanswered requests: more are not taken"
+                )
+            self._open += 1
+
+    def answer(self, body: Body) -> None:
+        """Answer one request."""
+        with self._lock:
+            self._open -= 1
+        self._say(body)
+
+    def close(self) -> None:
+        """The connection is gone: answers go nowhere."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        if self._end.ready:
+            self._service.sessions -= 1
+
+    def _say(self, body: Body) -> None:
+        if not self._closed:
+            self._send({**body, "clock": self._service.clock()})

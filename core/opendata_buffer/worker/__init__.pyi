@@ -1,0 +1,2 @@
+from opendata_buffer.worker.worker import ClaimedBatch as ClaimedBatch
+from opendata_buffer.worker.worker import Worker as Worker

@@ -1,0 +1,275 @@
+"""Brokers that die, pause, double and are cut off; clients that only know they got no answer."""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+
+from opendata_buffer.broker.committer import BrokeredCommitter
+from opendata_buffer.broker.host import Host
+from opendata_buffer.config import ProducerConfig
+from opendata_buffer.errors import CommitStateUnknown, Conflict, TransientStorageError
+from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.stores import Absent, Applied, IfVersion, PutOutcome
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.faults import FaultPlan, FaultyStore
+from opendata_buffer.testing.network import SimNetwork
+from opendata_buffer.testing.simulation import SimRuntime, Simulation, SimulationFailed
+
+CONFIG = ProducerConfig(store="memory://simulation", cas_deadline_ms=30_000)
+RUN_S = 40.0
+
+
+class Recorder(MemoryStore):
+    """Notes every entry that was ever in the manifest, also when a consumer took it since."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        super().__init__("simulation", now_ms=simulation.now_ms)
+        self.fail = simulation.fail
+        self.entries: dict[int, str] = {}
+        self.commits = 0
+
+    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        outcome = super().put_if(key, data, condition)
+        if key == CONFIG.manifest_path and isinstance(outcome, Applied):
+            self.commits += 1
+            for entry in Manifest.parse(data).entries():
+                known = self.entries.setdefault(entry.sequence, entry.location)
+                if known != entry.location:
+                    self.fail(f"sequence {entry.sequence}: {known} became {entry.location}")
+        return outcome
+
+
+class Alone:
+    """Appends without a broker: the local committer, one call at a time."""
+
+    def __init__(self, store: FaultyStore, runtime: SimRuntime) -> None:
+        self._queue = Queue(store, CONFIG, runtime=runtime, role="producer")
+        self.used = 0
+
+    attempts = property(lambda self: self._queue.attempts)
+    conflicts = property(lambda self: self._queue.conflicts)
+
+    def append(self, entries: list[NewEntry], *, begin_by: float) -> int:
+        self.used += 1
+        return self._queue.append(entries)
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class World:
+    """Some hosts, some clients, one store, and what was promised to whom."""
+
+    seed: int
+    hosts: int = 3
+    clients: int = 6
+    consumes: bool = False
+    torments: tuple[str, ...] = ("kill", "pause", "cut", "deny")
+    durable: dict[str, int] = field(default_factory=dict)
+    unknown: set[str] = field(default_factory=set)
+    order: dict[str, list[str]] = field(default_factory=dict)
+    deeds: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.simulation = Simulation(self.seed, max_steps=3_000_000)
+        self.random = self.simulation.random
+        self.network = SimNetwork(self.simulation)
+        self.store = Recorder(self.simulation)
+        self.plan = FaultPlan(
+            get_ms=self.random.uniform(5, 60),
+            cas_ms=self.random.uniform(5, 60),
+            cas_lost_after=self.random.choice((0, 0.1)),
+            cas_lost_before=self.random.choice((0, 0.1)),
+            cas_late=self.random.choice((0, 0.05)),
+            get_errors=self.random.choice((0, 0.05)),
+            jitter=0.5,
+        )
+        self.director = self.simulation.process("director")
+        self.running: list[SimRuntime] = []
+        self.calm = False
+
+    def process(self, name: str) -> tuple[SimRuntime, FaultyStore]:
+        skew = self.random.randrange(-900_000, 900_000)
+        runtime = self.simulation.process(name, clock_skew_ms=skew)
+        seed = self.random.randrange(1 << 30)
+        return runtime, FaultyStore(self.store, runtime, self.plan, seed=seed)
+
+    def host(self, name: str) -> None:
+        runtime, store = self.process(name)
+        self.running.append(runtime)
+
+        def main() -> None:
+            Host(
+                store,
+                CONFIG,
+                runtime,
+                lambda: self.network.listen(runtime),
+                self.network.connect(runtime),
+                secrets.token_bytes,
+            )
+
+        runtime.spawn(main, name)
+
+    def client(self, name: str) -> None:
+        runtime, store = self.process(name)
+        self.clients_running.append(runtime)
+
+        def main() -> None:
+            alone = Alone(store, runtime)
+            committer = BrokeredCommitter(
+                alone, store, CONFIG, runtime, self.network.connect(runtime), expects=True
+            )
+            number = 0
+            while not self.calm:
+                entries = [
+                    NewEntry(f"ingest/{name}-{number + each:06}") for each in range(1 + number % 3)
+                ]
+                number += len(entries)
+                self.append(name, committer, entries, runtime)
+                runtime.sleep(self.random.uniform(0, 0.3))
+            self.alone[name] = alone.used
+            committer.close()
+
+        self.tasks.append(runtime.spawn(main, name))
+
+    def append(
+        self, name: str, committer: BrokeredCommitter, entries: list[NewEntry], runtime: SimRuntime
+    ) -> None:
+        locations = [entry.location for entry in entries]
+        while True:
+            try:
+                first = committer.append(entries, begin_by=runtime.monotonic() + 20)
+            except (Conflict, TransientStorageError):
+                continue  # Surely nothing landed.
+            except CommitStateUnknown:
+                self.unknown.update(locations)
+                return
+            for position, location in enumerate(locations):
+                self.durable[location] = first + position
+            self.order.setdefault(name, []).extend(locations)
+            return
+
+    def consume(self) -> None:
+        runtime, store = self.process("consumer")
+        queue = Queue(store, CONFIG, runtime=runtime, role="consumer")
+
+        def main() -> None:
+            epoch = None
+            while not self.calm:
+                runtime.sleep(self.random.uniform(0.1, 1.0))
+                try:
+                    if epoch is None:
+                        epoch = queue.claim_epoch(None).epoch
+                    manifest = queue.read()
+                    if manifest is not None and manifest.entry_count:
+                        queue.dequeue(manifest.next_sequence - 1, epoch)
+                        self.deeds["dequeue"] += 1
+                except (Conflict, TransientStorageError):
+                    pass
+
+        self.tasks.append(runtime.spawn(main, "consumer"))
+
+    def torment(self, number: int) -> None:
+        victim = self.random.choice(self.running)
+        deed = self.random.choice(self.torments)
+        self.deeds[deed] += 1
+        self.simulation.log(f"{deed} {victim.name}")
+        if deed == "kill":
+            self.running.remove(victim)
+            self.simulation.kill(victim)
+            self.network.kill(victim)
+            self.host(f"host{self.hosts + number}")
+        elif deed == "pause":
+            self.simulation.pause(victim, self.random.uniform(0.5, 10))
+        elif deed == "cut":
+            other = self.random.choice(self.clients_running + self.running)
+            if other is not victim:
+                self.network.cut(victim, other)
+                self.director.sleep(self.random.uniform(0.5, 6))
+                self.network.heal(victim, other)
+        elif deed == "deny":
+            self.store.delete_many(["ingest/_broker.json"])
+
+    def run(self) -> None:
+        self.tasks = []
+        self.clients_running: list[SimRuntime] = []
+        self.alone: dict[str, int] = {}
+
+        def main() -> None:
+            for number in range(self.hosts):
+                self.host(f"host{number}")
+            for number in range(self.clients):
+                self.client(f"client{number}")
+            if self.consumes:
+                self.consume()
+            number = 0
+            while self.simulation.now < RUN_S:
+                self.director.sleep(self.random.uniform(0.5, 5))
+                self.torment(number)
+                number += 1
+            self.plan_calm()
+            for task in self.tasks:
+                task.join()
+            self.check()
+
+        self.simulation.run(main)
+
+    def plan_calm(self) -> None:
+        self.calm = True
+
+    def check(self) -> None:
+        found: dict[str, int] = {}
+        for sequence, location in self.store.entries.items():
+            if location in found:
+                self.simulation.fail(f"{location} is queued twice: {found[location]}, {sequence}")
+            found[location] = sequence
+        for location, sequence in self.durable.items():
+            if found.get(location) != sequence:
+                self.simulation.fail(
+                    f"{location} was promised at {sequence} and is at {found.get(location)}"
+                )
+        for location in found:
+            if location not in self.durable and location not in self.unknown:
+                self.simulation.fail(f"{location} is queued and nobody was told")
+        for name, locations in self.order.items():
+            sequences = [self.durable[each] for each in locations]
+            if sequences != sorted(sequences):
+                self.simulation.fail(f"{name} is out of order")
+
+
+def simulate(world: World) -> World:
+    failure = ""
+    try:
+        world.run()
+    except SimulationFailed as error:
+        failure = str(error)
+    if failure:
+        history = "\n".join(world.simulation.history[-60:])
+        pytest.fail(f"{failure}\n\n{history}\n\nOPENDATA_BUFFER_SEED={world.seed}", pytrace=False)
+    return world
+
+
+def test_every_append_is_queued_once_whatever_happens_to_brokers(seed: int) -> None:
+    world = simulate(World(seed))
+    assert len(world.durable) > 100
+    # Without a consumer nothing is gone from the manifest, so everything can be looked up.
+    assert len(world.unknown) <= 3 * world.deeds["pause"] + 30
+
+
+def test_with_a_consumer_nothing_is_queued_twice_and_doubts_are_said(seed: int) -> None:
+    world = simulate(World(seed, consumes=True))
+    assert len(world.durable) > 100
+    assert world.deeds["dequeue"]
+
+
+def test_in_peace_every_append_goes_through_the_broker() -> None:
+    world = simulate(World(1, torments=("peace",), clients=20))
+    assert not world.unknown
+    # Those of the first moment, while the first broker announces itself.
+    assert sum(world.alone.values()) <= 2 * world.clients

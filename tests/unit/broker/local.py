@@ -1,0 +1,107 @@
+"""A broker and its clients in one process, over real sockets."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from opendata_buffer.broker.announcement import SECRET_BYTES, Announcement
+from opendata_buffer.broker.client import Connection
+from opendata_buffer.broker.dial import connect
+from opendata_buffer.broker.host import Host
+from opendata_buffer.broker.server import Listen, WebSocketPort
+from opendata_buffer.broker.service import Service
+from opendata_buffer.config import ProducerConfig
+from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores import Store
+from opendata_buffer.stores.memory import MemoryStore
+
+RUNTIME = SystemRuntime()
+CONFIG = ProducerConfig(store="memory://unused")
+LOOPBACK = Listen()
+
+
+def entries(*names: str) -> list[NewEntry]:
+    return [NewEntry(f"ingest/{name}.batch") for name in names]
+
+
+def soon(seconds: float = 10.0) -> float:
+    return RUNTIME.monotonic() + seconds
+
+
+def queued(store: Store) -> list[str]:
+    manifest = Queue(store, CONFIG, runtime=RUNTIME, role="test").read() or Manifest.empty()
+    return [entry.location for entry in manifest.entries()]
+
+
+def eventually(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come true"
+        time.sleep(0.005)
+
+
+@contextmanager
+def serving(
+    store: Store | None = None, listen: Listen = LOOPBACK, secret: bytes = b"s" * SECRET_BYTES
+) -> Iterator[tuple[Service, Announcement, WebSocketPort]]:
+    """A service behind a port, without anybody who announces it."""
+    store = store if store is not None else MemoryStore()
+    service = Service(Queue(store, CONFIG, runtime=RUNTIME, role="broker"), RUNTIME, "ingest")
+    port = WebSocketPort(listen, RUNTIME)
+    announcement = Announcement(1, "id", port.address, secret, certificate=port.certificate)
+    try:
+        service.start()
+        port.open(service, announcement)
+        yield service, announcement, port
+    finally:
+        service.stop(5)
+        port.close()
+
+
+@contextmanager
+def connected(announcement: Announcement) -> Iterator[Connection]:
+    connection = connect(announcement, RUNTIME)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def host(store: Store) -> Host:
+    return Host(
+        store,
+        CONFIG,
+        RUNTIME,
+        lambda: WebSocketPort(Listen(), RUNTIME),
+        lambda announcement: connect(announcement, RUNTIME),
+        secrets.token_bytes,
+    )
+
+
+class Direct:
+    """Appends without a broker, and counts how often."""
+
+    def __init__(self, store: Store) -> None:
+        self._queue = Queue(store, CONFIG, runtime=RUNTIME, role="producer")
+        self.used = 0
+        self.closed = 0
+
+    @property
+    def attempts(self) -> int:
+        return self._queue.attempts
+
+    @property
+    def conflicts(self) -> int:
+        return self._queue.conflicts
+
+    def append(self, entries: Sequence[NewEntry], *, begin_by: float) -> int:
+        self.used += 1
+        return self._queue.append(entries)
+
+    def close(self) -> None:
+        self.closed += 1

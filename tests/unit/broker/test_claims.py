@@ -1,0 +1,110 @@
+"""Who holds which batch: the rules, and the object they are kept in."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opendata_buffer.broker.claims import MAX_OPEN, Claims, Holder, claims_key, decode, encode
+from opendata_buffer.errors import CorruptData
+
+NEW = Claims(epoch=3, frontier=10)
+
+
+def test_they_lie_beside_the_manifest() -> None:
+    assert claims_key("ingest") == "ingest/_claims.json"
+
+
+def test_batches_are_handed_out_oldest_first_and_to_one_worker() -> None:
+    claims = NEW.claim(NEW.free(15)[:2], "a", 1_000)
+    assert claims.held == {10: Holder("a", 1, 1_000), 11: Holder("a", 2, 1_000)}
+    assert claims.free(15) == [12, 13, 14]
+    assert claims.free(15, resting=[12]) == [13, 14]
+
+
+def test_the_frontier_is_the_first_batch_that_is_not_done() -> None:
+    claims = NEW.claim([10, 11, 12], "a", 1_000).finish(12).finish(11)
+    assert (claims.frontier, claims.done) == (10, {11, 12})
+    claims = claims.finish(10)
+    assert (claims.frontier, claims.done, claims.held) == (13, frozenset(), {})
+    assert claims.deliveries == {}
+    assert claims.finish(11) is claims
+
+
+def test_a_released_batch_is_free_again_and_its_old_claim_is_lost() -> None:
+    first = NEW.claim([10], "a", 1_000)
+    token = first.held[10].token
+    second = first.release(10).claim([10], "b", 1_000)
+    assert first.holds(10, token)
+    assert not second.holds(10, token)
+    assert second.holds(10, second.held[10].token)
+    assert second.deliveries == {10: 2}
+
+
+def test_what_somebody_else_dequeued_is_forgotten() -> None:
+    claims = NEW.claim([10, 11, 13], "a", 1_000).finish(12).dequeued_to(12)
+    assert claims.frontier == 13
+    assert set(claims.held) == {13}
+    assert claims.dequeued_to(5) is claims
+
+
+def test_one_batch_that_is_never_finished_does_not_let_the_object_grow_without_end() -> None:
+    claims = Claims(1, 0, done=frozenset(range(1, MAX_OPEN)))
+    assert claims.free(MAX_OPEN + 10) == [0]
+    assert claims.claim([0], "a", 1_000).free(MAX_OPEN + 10) == []
+
+
+ACTIONS = st.lists(
+    st.tuples(st.sampled_from(["claim", "finish", "release", "dequeue"]), st.integers(0, 12))
+)
+
+
+@given(ACTIONS)
+def test_whatever_happens_a_batch_is_in_one_place_and_the_object_reads_back(
+    actions: list[tuple[str, int]],
+) -> None:
+    claims = Claims(1, 0)
+    finished: set[int] = set()
+    gone = 0
+    for action, number in actions:
+        if action == "claim" and number in claims.free(13):
+            claims = claims.claim([number], "w", 1_000)
+        elif action == "finish" and number in claims.held:
+            claims = claims.finish(number)
+            finished.add(number)
+        elif action == "release":
+            claims = claims.release(number)
+        elif action == "dequeue":
+            gone = max(gone, number)
+            claims = claims.dequeued_to(number)
+        assert not set(claims.held) & claims.done
+        assert all(each >= claims.frontier for each in (*claims.held, *claims.done))
+        assert all(each in finished or each < gone for each in range(claims.frontier))
+        assert claims.frontier not in claims.done
+        assert decode(encode(claims)) == claims
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b"null",
+        encode(NEW).replace(b'"version":1', b'"version":2'),
+        encode(NEW).replace(b'"done":[]', b'"done":[[0,99999999999]]'),
+        encode(NEW).replace(b'"done":[]', b'"done":[[5,4]]'),
+        encode(NEW).replace(b'"held":[]', b'"held":[[1]]'),
+        encode(NEW).replace(b'"frontier":10', b'"frontier":-1'),
+    ],
+)
+def test_what_are_no_claims_says_what_deleting_them_means(data: bytes) -> None:
+    with pytest.raises(CorruptData, match="handed out again"):
+        decode(data)
+
+
+def test_a_run_of_finished_batches_takes_one_range() -> None:
+    claims = Claims(1, 0, done=frozenset(range(1, 10_000)))
+    assert json.loads(encode(claims))["done"] == [[1, 9_999]]

@@ -1,0 +1,151 @@
+"""A connection: answers find their callers, and silence ends it."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from opendata_buffer.broker.announcement import Announcement
+from opendata_buffer.broker.client import Appended, ChannelClosed, Connection, Lost, Refused
+from opendata_buffer.broker.messages import error_body
+from opendata_buffer.broker.wire import BrokerEnd
+from opendata_buffer.errors import QueueFull
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.testing.runtime import ManualRuntime
+from tests.unit.broker.local import entries, soon
+
+BROKER = Announcement(1, "id", "somewhere:1", b"s" * 32)
+
+
+class Scripted:
+    """A channel whose other side answers as a test says."""
+
+    def __init__(self, answer, clock=(1.0, 1)) -> None:  # type: ignore[no-untyped-def]
+        self._end = BrokerEnd(BROKER.secret, 1, b"a" * 32)
+        self._answer = answer
+        self._clock = list(clock)
+        self._condition = threading.Condition()
+        self._inbox = [self._end.hello()]
+        self.closed = False
+        self.heard: list[str] = []
+
+    def send(self, message: bytes) -> None:
+        with self._condition:
+            if self.closed:
+                raise ChannelClosed("closed")
+            if not self._end.ready:
+                self._inbox.append(self._end.welcome(message))
+            else:
+                body = self._end.open(message)
+                self.heard.append(body["op"])
+                if body["op"] == "ping" and len(self.heard) == 1:
+                    answer = {"op": "pong", "next": 5}
+                else:
+                    answer = self._answer(body)
+                if answer is not None:
+                    self.say(answer)
+            self._condition.notify_all()
+
+    def say(self, body: dict) -> None:  # type: ignore[type-arg]
+        self._inbox.append(self._end.seal({**body, "clock": self._clock}))
+
+    def receive(self, timeout: float | None) -> bytes | None:
+        with self._condition:
+            self._condition.wait_for(lambda: self._inbox or self.closed, timeout)
+            if self._inbox:
+                return self._inbox.pop(0)
+            if self.closed:
+                raise ChannelClosed("closed")
+            return None
+
+    def close(self) -> None:
+        with self._condition:
+            self.closed = True
+            self._condition.notify_all()
+
+
+def connection(channel: Scripted) -> Connection:
+    return Connection(channel, BROKER, SystemRuntime(), b"b" * 32)
+
+
+def test_an_answer_finds_its_caller() -> None:
+    channel = Scripted(lambda body: {"op": "done", "n": body["n"], "sequence": 7, "next": 8})
+    client = connection(channel)
+    assert client.append(entries("a"), since=None, begin_by=soon()) == Appended(7)
+    client.close()
+    assert client.is_over
+
+
+def test_an_error_of_the_queue_is_raised() -> None:
+    full = QueueFull("ingest/manifest", 9, 8, 3, None)
+    channel = Scripted(lambda body: {"op": "failed", "n": body["n"], "error": error_body(full)})
+    with pytest.raises(QueueFull, match="more than the limit of 8"):
+        connection(channel).append(entries("a"), since=None, begin_by=soon())
+
+
+def test_a_refusal_says_why() -> None:
+    channel = Scripted(lambda body: {"op": "refused", "n": body["n"], "why": "moved"})
+    assert connection(channel).append(entries("a"), since=None, begin_by=soon()) == Refused("moved")
+
+
+def test_a_broker_that_falls_silent_is_asked_once_and_then_lost() -> None:
+    channel = Scripted(lambda body: None)
+    runtime = SystemRuntime()
+    client = connection(channel)
+    began = runtime.monotonic()
+    answer = client.append(entries("a"), since=None, begin_by=soon())
+    assert isinstance(answer, Lost)
+    assert answer.since == 5
+    assert began < answer.safe_at <= began + 2.0
+    assert channel.heard == ["ping", "append", "ping"]
+    assert runtime.monotonic() - began < 5
+
+
+def test_a_broker_that_is_slow_and_gives_signs_of_life_is_waited_for() -> None:
+    late: list[int] = []
+
+    def answer(body: dict) -> dict | None:  # type: ignore[type-arg]
+        if body["op"] == "append":
+            late.append(body["n"])
+            return None
+        if channel.heard.count("ping") < 3:
+            return {"op": "pong", "next": 5}
+        return {"op": "done", "n": late[0], "sequence": 5, "next": 6}
+
+    channel = Scripted(answer)
+    client = connection(channel)
+    assert client.append(entries("a"), since=None, begin_by=soon()) == Appended(5)
+
+
+def test_a_connection_that_ends_loses_what_it_was_asked_for() -> None:
+    channel = Scripted(lambda body: channel.close())
+    answer = connection(channel).append(entries("a"), since=3, begin_by=soon())
+    assert isinstance(answer, Lost)
+    assert answer.since == 3
+
+
+def test_after_its_end_nothing_is_sent() -> None:
+    client = connection(Scripted(lambda body: None))
+    client.close()
+    assert client.append(entries("a"), since=None, begin_by=soon()) == Refused("unsent")
+    assert client.stats(1.0) is None
+
+
+def test_what_has_no_time_left_is_not_sent() -> None:
+    channel = Scripted(lambda body: None)
+    client = connection(channel)
+    late = SystemRuntime().monotonic() - 1
+    assert client.append(entries("a"), since=None, begin_by=late) == Refused("unsent")
+    assert channel.heard == ["ping"]
+
+
+def test_a_broker_that_says_nothing_at_all_is_no_connection() -> None:
+    class Silent(Scripted):
+        def receive(self, timeout: float | None) -> bytes | None:
+            return None
+
+    channel = Silent(lambda body: None)
+    with pytest.raises(ChannelClosed, match="said nothing"):
+        Connection(channel, BROKER, ManualRuntime(), b"b" * 32)
+    assert channel.closed

@@ -1,0 +1,216 @@
+"""Appends through a broker, or alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from opendata_buffer.broker.announcement import Announcement
+from opendata_buffer.broker.client import Appended, ChannelClosed, Connection, Lost, Refused
+from opendata_buffer.broker.committer import BrokeredCommitter
+from opendata_buffer.broker.dial import connect
+from opendata_buffer.broker.lease import Lease
+from opendata_buffer.errors import CommitStateUnknown
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.stores.memory import MemoryStore
+from tests.unit.broker.local import (
+    CONFIG,
+    RUNTIME,
+    Direct,
+    entries,
+    eventually,
+    host,
+    queued,
+    serving,
+    soon,
+)
+
+
+class Counting(MemoryStore):
+    """Counts reads of the announcement."""
+
+    looks = 0
+
+    def get(self, key, **rest):  # type: ignore[no-untyped-def]
+        self.looks += key.endswith("_broker.json")
+        return super().get(key, **rest)
+
+
+def unreachable(announcement: Announcement) -> Connection:
+    raise ChannelClosed("no network")
+
+
+def committer(store: MemoryStore, direct: Direct, connecting=None, **more) -> BrokeredCommitter:  # type: ignore[no-untyped-def]
+    via = connecting or (lambda announcement: connect(announcement, RUNTIME))
+    return BrokeredCommitter(direct, store, CONFIG, RUNTIME, via, **more)
+
+
+def announce(store: MemoryStore, broker: Announcement) -> None:
+    lease = Lease(store, CONFIG, RUNTIME)
+    assert lease.take(broker, lease.read()) is not None
+
+
+def test_a_lone_process_asks_once_and_appends_alone() -> None:
+    store = Counting()
+    direct = Direct(store)
+    ours = committer(store, direct)
+    for number in range(5):
+        assert ours.append(entries(str(number)), begin_by=soon()) == number
+    assert direct.used == 5
+    assert store.looks == 1
+    assert ours.broker is None
+
+
+def test_a_process_that_meets_another_writer_looks_for_a_broker_again() -> None:
+    store = Counting()
+    direct = Direct(store)
+    ours = committer(store, direct)
+    ours.append(entries("a"), begin_by=soon())
+    Queue(store, CONFIG, runtime=RUNTIME, role="other").append(entries("other"))
+    ours.append(entries("b"), begin_by=soon())
+    assert direct.conflicts == 1
+    ours.append(entries("c"), begin_by=soon())
+    assert store.looks == 2
+
+
+def test_with_a_broker_nothing_is_appended_alone() -> None:
+    store = MemoryStore()
+    broker = host(store)
+    try:
+        eventually(lambda: broker.serving)
+        direct = Direct(store)
+        ours = committer(store, direct)
+        for number in range(5):
+            ours.append(entries(str(number)), begin_by=soon())
+        assert direct.used == 0
+        assert ours.broker is not None
+        assert len(queued(store)) == 5
+        ours.close()
+        assert direct.closed == 1
+    finally:
+        broker.stop(10)
+
+
+def test_a_broker_that_is_not_reached_costs_nothing_but_time() -> None:
+    store = MemoryStore()
+    announce(store, Announcement(0, "id", "127.0.0.1:9", b"s" * 32))
+    direct = Direct(store)
+    ours = committer(store, direct, unreachable)
+    assert ours.append(entries("a"), begin_by=soon()) == 0
+    assert direct.used == 1
+
+
+def test_an_announcement_that_is_none_is_passed_over() -> None:
+    store = MemoryStore()
+    store.put("ingest/_broker.json", b"garbage")
+    assert committer(store, Direct(store)).append(entries("a"), begin_by=soon()) == 0
+
+
+class Scripted:
+    """A connection that answers as told; what was appended unseen is done before."""
+
+    def __init__(self, *answers, before=lambda: None) -> None:  # type: ignore[no-untyped-def]
+        self.announcement = Announcement(1, "id", "x:1", b"s" * 32)
+        self.is_over = False
+        self._answers = list(answers)
+        self._before = before
+        self.asked: list[int | None] = []
+
+    def append(self, some, *, since, begin_by):  # type: ignore[no-untyped-def]
+        self._before()
+        self.asked.append(since)
+        return self._answers.pop(0)
+
+    def close(self) -> None:
+        self.is_over = True
+
+
+def scripted(store: MemoryStore, *connections: Scripted) -> tuple[BrokeredCommitter, Direct]:
+    announce(store, Announcement(0, "id", "x:1", b"s" * 32))
+    left = list(connections)
+
+    def connecting(announcement: Announcement) -> Connection:
+        if not left:
+            raise ChannelClosed("none left")
+        return left.pop(0)  # type: ignore[return-value]
+
+    direct = Direct(store)
+    return committer(store, direct, connecting), direct
+
+
+def test_an_append_whose_answer_was_lost_is_looked_up_and_not_repeated() -> None:
+    store = MemoryStore()
+    other = Queue(store, CONFIG, runtime=RUNTIME, role="dead broker")
+    dead = Scripted(Lost(0, 0.0), before=lambda: other.append(entries("a", "b")))
+    ours, direct = scripted(store, dead)
+    assert ours.append(entries("a", "b"), begin_by=soon()) == 0
+    assert queued(store) == ["ingest/a.batch", "ingest/b.batch"]
+    assert direct.used == 0
+
+
+def test_an_append_that_did_not_land_is_appended_after_the_look() -> None:
+    store = MemoryStore()
+    ours, _ = scripted(store, Scripted(Lost(0, 0.0)))
+    assert ours.append(entries("a"), begin_by=soon()) == 0
+    assert queued(store) == ["ingest/a.batch"]
+
+
+def test_the_next_broker_is_told_where_the_first_attempt_may_have_landed() -> None:
+    first, second = Scripted(Lost(4, 0.0)), Scripted(Lost(9, 0.0))
+    third = Scripted(Appended(5))
+    ours, direct = scripted(MemoryStore(), first, second, third)
+    assert ours.append(entries("a"), begin_by=soon()) == 5
+    assert (first.asked, second.asked, third.asked) == ([None], [4], [4])
+    assert direct.used == 0
+
+
+def test_nobody_else_is_asked_before_the_lost_broker_can_write_no_more() -> None:
+    store = MemoryStore()
+    safe_at = RUNTIME.monotonic() + 0.3
+    ours, _ = scripted(store, Scripted(Lost(0, safe_at)))
+    ours.append(entries("a"), begin_by=soon())
+    assert RUNTIME.monotonic() >= safe_at
+
+
+def test_what_a_consumer_may_have_taken_is_unknown() -> None:
+    store = MemoryStore()
+    queue = Queue(store, CONFIG, runtime=RUNTIME, role="other")
+
+    def land_and_take() -> None:
+        queue.append(entries("a"))
+        queue.dequeue(0, queue.claim_epoch(None).epoch)
+
+    ours, _ = scripted(store, Scripted(Lost(0, 0.0), before=land_and_take))
+    with pytest.raises(CommitStateUnknown, match="dequeued since"):
+        ours.append(entries("a"), begin_by=soon())
+    assert queued(store) == []
+
+
+def test_a_refused_append_is_asked_for_again_or_elsewhere() -> None:
+    again = Scripted(Refused("expired"), Refused("expired"), Refused("moved"))
+    successor = Scripted(Appended(3))
+    ours, direct = scripted(MemoryStore(), again, successor)
+    assert ours.append(entries("a"), begin_by=soon()) == 3
+    assert again.asked == [None] * 3
+    assert again.is_over
+    assert direct.used == 0
+
+
+def test_a_process_finds_the_broker_that_follows_a_dead_one() -> None:
+    store = MemoryStore()
+    direct = Direct(store)
+    with serving(store) as (_, announcement, _):
+        announce(store, announcement)
+        ours = committer(store, direct)
+        assert ours.append(entries("a"), begin_by=soon()) == 0
+    broker = host(store)
+    try:
+        eventually(lambda: broker.serving)
+
+        def through_the_next() -> bool:
+            ours.append(entries(RUNTIME.ulid()), begin_by=soon())
+            return ours.broker is not None and ours.broker.id != announcement.id
+
+        eventually(through_the_next, 15)
+        assert len(set(queued(store))) == len(queued(store))
+    finally:
+        broker.stop(10)

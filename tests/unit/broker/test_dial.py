@@ -1,0 +1,39 @@
+"""Opening channels: who is not there, who is silent."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import pytest
+
+from opendata_buffer.broker.announcement import Announcement
+from opendata_buffer.broker.client import ChannelClosed, ChannelRefused
+from opendata_buffer.broker.dial import dial
+
+
+def announced(port: int) -> Announcement:
+    return Announcement(1, "id", f"127.0.0.1:{port}", b"s" * 32)
+
+
+def test_an_address_where_nobody_listens_is_told_from_one_that_is_not_reached() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        with pytest.raises(ChannelRefused, match="nobody listens"):
+            dial(announced(taken.getsockname()[1]), 1.0)
+
+
+def test_a_port_that_accepts_and_says_nothing_costs_the_timeout() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        began = time.monotonic()
+        with pytest.raises(ChannelClosed) as caught:
+            dial(announced(silent.getsockname()[1]), 0.3)
+        assert not isinstance(caught.value, ChannelRefused)
+        assert time.monotonic() - began < 5
+
+
+def test_a_name_that_does_not_resolve_is_not_reached() -> None:
+    with pytest.raises(ChannelClosed):
+        dial(Announcement(1, "id", "no-such-host.invalid:1", b"s" * 32), 1.0)

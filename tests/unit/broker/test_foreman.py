@@ -1,0 +1,186 @@
+"""The foreman: what is handed out, to whom, and what a successor knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from opendata_buffer.broker.claims import decode
+from opendata_buffer.broker.foreman import Foreman
+from opendata_buffer.broker.requests import ClaimRequest, FinishRequest
+from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.manifest import NewEntry
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.stores import Absent, Blob, IfVersion, PutOutcome, Unknown
+from opendata_buffer.stores.memory import MemoryStore
+from tests.unit.broker.local import RUNTIME, eventually
+
+CONFIG = ConsumerConfig(store="memory://unused")
+
+
+def filled(store: MemoryStore, count: int) -> MemoryStore:
+    entries = []
+    for number in range(count):
+        store.put(f"ingest/{number}.batch", encode_batch([b"x"]))
+        entries.append(NewEntry(f"ingest/{number}.batch"))
+    Queue(store, CONFIG, runtime=RUNTIME, role="test").append(entries)
+    return store
+
+
+class Desk:
+    """Asks a foreman and keeps its answers."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self.foreman = Foreman(store, CONFIG, RUNTIME)
+        self.answers: list[dict[str, Any]] = []
+        self.number = 0
+
+    def claim(self, most: int = 1, wait_s: float = 5.0, **more: int) -> dict[str, Any]:
+        self.number += 1
+        self.foreman.submit(
+            ClaimRequest(
+                self.number,
+                most,
+                RUNTIME.monotonic() + wait_s,
+                "worker",
+                more.get("timeout_ms", 60_000),
+                more.get("max_deliveries", 0),
+                self.answers.append,
+            )
+        )
+        return self.answer()
+
+    def finish(self, how: str, batch: dict[str, Any], rest_ms: int = 0) -> dict[str, Any]:
+        self.number += 1
+        sequence, token = batch["sequence"], batch["token"]
+        self.foreman.submit(
+            FinishRequest(self.number, how, sequence, token, "why", rest_ms, self.answers.append)
+        )
+        return self.answer()
+
+    def answer(self) -> dict[str, Any]:
+        number = self.number
+        eventually(lambda: any(each["n"] == number for each in self.answers))
+        return next(each for each in self.answers if each["n"] == number)
+
+
+def stored(store: MemoryStore) -> Any:
+    blob = store.get("ingest/_claims.json")
+    assert isinstance(blob, Blob)
+    return decode(blob.data)
+
+
+def test_nothing_is_fenced_before_a_worker_asks() -> None:
+    store = filled(MemoryStore(), 1)
+    desk = Desk(store)
+    manifest = Queue(store, CONFIG, runtime=RUNTIME, role="test").read()
+    assert manifest is not None
+    assert manifest.epoch == 0
+    desk.claim()
+    manifest = Queue(store, CONFIG, runtime=RUNTIME, role="test").read()
+    assert manifest is not None
+    assert manifest.epoch == 1
+    desk.foreman.stop(5)
+
+
+def test_an_answer_comes_after_the_claim_is_stored() -> None:
+    store = filled(MemoryStore(), 2)
+    desk = Desk(store)
+    (batch,) = desk.claim()["batches"]
+    assert stored(store).holds(batch["sequence"], batch["token"])
+    assert desk.finish("done", batch)["op"] == "finished"
+    assert stored(store).frontier == 1
+    desk.foreman.stop(5)
+
+
+def test_who_waits_in_vain_is_told_so_in_time() -> None:
+    desk = Desk(filled(MemoryStore(), 1))
+    desk.claim()
+    began = RUNTIME.monotonic()
+    assert desk.claim(wait_s=0.2)["batches"] == []
+    assert RUNTIME.monotonic() - began < 5
+    desk.foreman.stop(5)
+
+
+def test_a_successor_hands_out_what_nobody_holds_and_keeps_what_is_held() -> None:
+    store = filled(MemoryStore(), 3)
+    first = Desk(store)
+    held = first.claim(2)["batches"]
+    first.finish("done", held[1])
+    first.foreman.stop(5)
+    second = Desk(store)
+    assert [each["sequence"] for each in second.claim(5)["batches"]] == [2]
+    assert second.finish("done", held[0])["op"] == "finished"
+    assert stored(store).frontier == 2
+    second.foreman.stop(5)
+
+
+def test_a_successor_gives_every_holder_the_whole_time_anew() -> None:
+    store = filled(MemoryStore(), 1)
+    first = Desk(store)
+    first.claim(timeout_ms=700)
+    first.foreman.stop(5)
+    RUNTIME.sleep(0.5)
+    second = Desk(store)
+    began = RUNTIME.monotonic()
+    (again,) = second.claim()["batches"]
+    assert RUNTIME.monotonic() - began > 0.6
+    assert again["deliveries"] == 2
+    second.foreman.stop(5)
+
+
+def test_a_heartbeat_keeps_a_claim() -> None:
+    desk = Desk(filled(MemoryStore(), 1))
+    (batch,) = desk.claim(timeout_ms=400)["batches"]
+    for _ in range(6):
+        RUNTIME.sleep(0.15)
+        desk.foreman.beat([batch["token"]])
+    assert desk.claim(wait_s=0.0)["batches"] == []
+    assert desk.finish("done", batch)["op"] == "finished"
+    desk.foreman.stop(5)
+
+
+def test_of_two_foremen_the_later_one_is_right_and_the_other_begins_no_quarrel() -> None:
+    store = filled(MemoryStore(), 4)
+    first, second = Desk(store), Desk(store)
+    first.claim()
+    second.claim()
+    assert first.claim()["error"]["name"] == "Fenced"
+    assert first.claim()["error"]["name"] == "Fenced"
+    assert [each["sequence"] for each in second.claim()["batches"]] == [2]
+    first.foreman.stop(5)
+    second.foreman.stop(5)
+
+
+class AnswerLost(MemoryStore):
+    """Loses the answers of some writes of the claims."""
+
+    lose = 2
+
+    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        outcome = super().put_if(key, data, condition)
+        if key.endswith("_claims.json") and self.lose:
+            self.lose -= 1
+            return Unknown("injected")
+        return outcome
+
+
+def test_a_lost_answer_to_a_write_of_the_claims_is_looked_up() -> None:
+    store = AnswerLost()
+    filled(store, 1)
+    desk = Desk(store)
+    (batch,) = desk.claim()["batches"]
+    assert batch["deliveries"] == 1
+    assert store.lose == 0
+    desk.foreman.stop(5)
+
+
+def test_who_waits_when_the_foreman_leaves_is_sent_on() -> None:
+    desk = Desk(MemoryStore())
+    desk.number += 1
+    waiting = ClaimRequest(1, 1, RUNTIME.monotonic() + 60, "w", 1_000, 0, desk.answers.append)
+    desk.foreman.submit(waiting)
+    RUNTIME.sleep(0.1)
+    desk.foreman.stop(5)
+    assert desk.answer()["why"] == "moved"
+    assert desk.claim()["why"] == "moved"

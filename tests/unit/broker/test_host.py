@@ -1,0 +1,74 @@
+"""Serving while nobody else does."""
+
+from __future__ import annotations
+
+from opendata_buffer.broker.client import Appended
+from opendata_buffer.broker.lease import Lease
+from opendata_buffer.stores.memory import MemoryStore
+from tests.unit.broker.local import CONFIG, RUNTIME, connected, entries, eventually, host, soon
+
+
+def test_of_two_hosts_one_serves_and_the_other_takes_over_at_once_when_it_leaves() -> None:
+    store = MemoryStore()
+    hosts = [host(store), host(store)]
+    try:
+        eventually(lambda: any(each.serving for each in hosts))
+        first = next(each for each in hosts if each.serving)
+        second = next(each for each in hosts if each is not first)
+        assert second.serving is None
+        announced = first.serving
+        assert announced is not None
+        with connected(announced) as client:
+            assert client.append(entries("a"), since=None, begin_by=soon()) == Appended(0)
+        first.stop(10)
+        eventually(lambda: second.serving)
+        assert second.serving is not None
+        assert second.serving.term > announced.term
+    finally:
+        for each in hosts:
+            each.stop(10)
+
+
+def test_a_host_whose_announcement_was_replaced_steps_down() -> None:
+    store = MemoryStore()
+    ours = host(store)
+    try:
+        eventually(lambda: ours.serving)
+        announced = ours.serving
+        assert announced is not None
+        lease = Lease(store, CONFIG, RUNTIME)
+        other = type(announced)(0, "other", "127.0.0.1:1", b"o" * 32)
+        eventually(lambda: lease.take(other, lease.read()))
+        eventually(lambda: ours.service is None or ours.serving != announced)
+    finally:
+        ours.stop(10)
+
+
+def test_a_broker_that_died_without_a_word_is_replaced_once_its_port_refuses() -> None:
+    store = MemoryStore()
+    lease = Lease(store, CONFIG, RUNTIME)
+    dead = lease.take(type_of_announcement()(0, "dead", "127.0.0.1:9", b"d" * 32), None)
+    assert dead is not None
+    ours = host(store)
+    try:
+        eventually(lambda: ours.serving)
+        assert ours.serving is not None
+        assert ours.serving.term == dead.term + 1
+    finally:
+        ours.stop(10)
+
+
+def type_of_announcement() -> type:
+    from opendata_buffer.broker.announcement import Announcement
+
+    return Announcement
+
+
+def test_who_stops_leaves_no_address_behind() -> None:
+    store = MemoryStore()
+    ours = host(store)
+    eventually(lambda: ours.serving)
+    ours.stop(10)
+    left = Lease(store, CONFIG, RUNTIME).read()
+    assert left is not None
+    assert not left.serves

@@ -1,0 +1,124 @@
+"""Who serves: taken, kept and left by compare-and-swap."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from opendata_buffer.broker.announcement import Announcement
+from opendata_buffer.broker.lease import Lease, Watch
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.errors import CorruptData
+from opendata_buffer.stores import Absent, IfVersion, PutOutcome, Unknown
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
+
+CONFIG = QueueConfig(store="memory://unused")
+RUNTIME = ManualRuntime()
+
+
+def lease(store: MemoryStore) -> Lease:
+    return Lease(store, CONFIG, RUNTIME)
+
+
+def broker(name: str) -> Announcement:
+    return Announcement(0, name, f"{name}:1", b"s" * 32)
+
+
+def test_nobody_is_announced_at_first() -> None:
+    assert lease(MemoryStore()).read() is None
+
+
+def test_of_many_that_take_over_one_gets_through() -> None:
+    store = MemoryStore()
+    leases = [lease(store) for _ in range(4)]
+    seen = [each.read() for each in leases]
+    taken = [
+        each.take(broker(f"b{number}"), before)
+        for number, (each, before) in enumerate(zip(leases, seen, strict=True))
+    ]
+    assert [each is not None for each in taken] == [True, False, False, False]
+    announced = lease(store).read()
+    assert announced == replace(broker("b0"), term=1)
+
+
+def test_each_broker_has_the_next_term() -> None:
+    store = MemoryStore()
+    first = lease(store).take(broker("a"), None)
+    assert first is not None
+    second = lease(store).take(broker("b"), first)
+    assert second is not None
+    assert (first.term, second.term) == (1, 2)
+
+
+def test_a_sign_of_life_is_counted_and_none_of_a_replaced_broker_is() -> None:
+    store = MemoryStore()
+    ours = lease(store)
+    first = ours.take(broker("a"), None)
+    assert first is not None
+    beaten = ours.beat(first)
+    assert beaten is not None
+    assert beaten.beat == first.beat + 1
+    second = lease(store).take(broker("b"), beaten)
+    assert ours.beat(beaten) is None
+    assert lease(store).read() == second
+
+
+def test_a_broker_whose_announcement_was_deleted_steps_down() -> None:
+    store = MemoryStore()
+    ours = lease(store)
+    first = ours.take(broker("a"), None)
+    assert first is not None
+    store.delete_many([ours.key])
+    assert ours.beat(first) is None
+    assert ours.read() is None
+    assert ours.take(broker("a"), None) is not None
+
+
+def test_who_leaves_says_so_unless_replaced() -> None:
+    store = MemoryStore()
+    ours = lease(store)
+    first = ours.take(broker("a"), None)
+    assert first is not None
+    ours.leave(first)
+    left = lease(store).read()
+    assert left is not None
+    assert not left.serves
+    second = lease(store).take(broker("b"), left)
+    ours.leave(first)
+    assert lease(store).read() == second
+
+
+class AnswerLost(MemoryStore):
+    lose = True
+
+    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        outcome = super().put_if(key, data, condition)
+        if self.lose:
+            self.lose = False
+            return Unknown("injected")
+        return outcome
+
+
+def test_a_lost_answer_is_looked_up() -> None:
+    taken = lease(AnswerLost()).take(broker("a"), None)
+    assert taken is not None
+    assert taken.id == "a"
+
+
+def test_an_object_that_is_no_announcement_is_named() -> None:
+    store = MemoryStore()
+    store.put("ingest/_broker.json", b"{}")
+    with pytest.raises(CorruptData, match=r"ingest/_broker\.json"):
+        lease(store).read()
+
+
+def test_a_watch_tells_how_long_nothing_has_changed_by_the_watchers_clock() -> None:
+    watch = Watch()
+    one = broker("a")
+    assert watch.look(one, 10.0) == 0
+    assert watch.look(one, 14.0) == 4
+    assert watch.look(one.beaten(5), 15.0) == 0
+    assert watch.look(one.beaten(5), 15.5) == 0.5
+    assert watch.look(None, 16.0) == 0

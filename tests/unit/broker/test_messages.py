@@ -1,0 +1,131 @@
+"""Requests and answers: there and back, and nothing out of bounds."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opendata_buffer import errors
+from opendata_buffer.broker.messages import (
+    VALID_MS,
+    append_body,
+    clock_body,
+    error_body,
+    error_of,
+    moment_of,
+    parse_append,
+)
+from opendata_buffer.broker.wire import ProtocolError
+from opendata_buffer.errors import CommitStateUnknown, Conflict, OpenDataBufferError, QueueFull
+from opendata_buffer.formats.manifest import Metadata, NewEntry
+from opendata_buffer.runtime import Moment
+
+ENTRIES = (
+    NewEntry("ingest/a.batch", (Metadata(0, -5, b"\x00\xff"), Metadata(3, 1 << 60, b""))),
+    NewEntry("ingest/app=x/batch=1/b.batch"),
+)
+CLOCK = clock_body(Moment(1_700_000_000_000, 12.5))
+
+
+def travelled(body: dict[str, Any]) -> dict[str, Any]:
+    found = json.loads(json.dumps(body))
+    assert isinstance(found, dict)
+    return found
+
+
+def test_an_append_arrives_as_it_was_asked_for() -> None:
+    request = parse_append(travelled(append_body(4, ENTRIES, CLOCK, 900, 17)), "ingest")
+    assert (request.number, request.entries, request.valid_ms) == (4, ENTRIES, 900)
+    assert (request.since, request.heard) == (17, Moment(1_700_000_000_000, 12.5))
+
+
+def test_no_request_holds_longer_than_all_agree_on() -> None:
+    body = append_body(1, ENTRIES, CLOCK, 60_000, None)
+    assert parse_append(travelled(body), "ingest").valid_ms == VALID_MS
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", -1),
+        ("n", True),
+        ("n", None),
+        ("valid_ms", "1"),
+        ("since", -3),
+        ("since", 1.5),
+        ("clock", None),
+        ("clock", [1]),
+        ("clock", ["a", 1]),
+        ("entries", []),
+        ("entries", {}),
+        ("entries", [["ingest/a"]]),
+        ("entries", [["other/a.batch", []]]),
+        ("entries", [["ingest/" + "a" * 3_000, []]]),
+        ("entries", [["ingest/a.batch", [[0, 0]]]]),
+        ("entries", [["ingest/a.batch", [[0, 0, "no base64"]]]]),
+        ("entries", [["ingest/a.batch", [[-1, 0, ""]]]]),
+        ("entries", [["ingest/a.batch", [[0, 1 << 63, ""]]]]),
+        ("entries", [["ingest/a.batch", []]] * 10_001),
+    ],
+)
+def test_a_field_out_of_bounds_is_refused(field: str, value: object) -> None:
+    body = travelled(append_body(1, ENTRIES, CLOCK, 500, None))
+    parse_append(body, "ingest")
+    body[field] = value
+    with pytest.raises(ProtocolError):
+        parse_append(body, "ingest")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda each: (
+        st.lists(each, max_size=4) | st.dictionaries(st.text(max_size=3), each, max_size=3)
+    ),
+)
+
+
+@given(st.dictionaries(st.sampled_from(["n", "valid_ms", "since", "clock", "entries"]), JSON))
+def test_any_json_is_an_append_or_refused(body: dict[str, Any]) -> None:
+    try:
+        parse_append(body, "ingest")
+    except ProtocolError:
+        return
+
+
+@given(JSON)
+def test_any_json_is_an_error_or_refused(body: Any) -> None:
+    try:
+        assert isinstance(error_of(body), OpenDataBufferError)
+    except ProtocolError:
+        return
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Conflict("ingest/manifest", 7, 1.5),
+        QueueFull("ingest/manifest", 9, 8, 3, None),
+        CommitStateUnknown("ingest/manifest", 4, ("a", "b"), 9, "reason"),
+        errors.TransientStorageError("did not answer"),
+        errors.QueueReset("went backwards"),
+    ],
+)
+def test_an_error_of_the_queue_arrives_as_itself(error: OpenDataBufferError) -> None:
+    found = error_of(travelled({"e": error_body(error)})["e"])
+    assert type(found) is type(error)
+    assert str(found) == str(error)
+    assert vars(found) == vars(error)
+
+
+def test_any_other_error_arrives_as_one_of_the_library_with_its_name() -> None:
+    found = error_of(travelled(error_body(ZeroDivisionError("by zero"))))
+    assert type(found) is OpenDataBufferError
+    assert str(found) == "ZeroDivisionError: by zero"
+
+
+def test_a_clock_is_read_back_by_who_told_it() -> None:
+    assert moment_of(travelled({"c": clock_body(Moment(5, 0.25))})["c"]) == Moment(5, 0.25)

@@ -1,0 +1,44 @@
+"""The real network: a port of this process, and connections to it."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+from opendata_buffer.broker.announcement import Announcement
+from opendata_buffer.broker.client import Appended
+from opendata_buffer.broker.network import WebSocketNetwork, websockets_installed
+from opendata_buffer.broker.server import Listen
+from opendata_buffer.broker.service import Service
+from opendata_buffer.errors import InvalidInput
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.stores.memory import MemoryStore
+from tests.unit.broker.local import CONFIG, RUNTIME, entries, soon
+
+
+def test_what_is_listened_on_is_reached() -> None:
+    network = WebSocketNetwork(RUNTIME, Listen())
+    port = network.listen()
+    service = Service(Queue(MemoryStore(), CONFIG, runtime=RUNTIME, role="x"), RUNTIME, "ingest")
+    service.start()
+    announcement = Announcement(1, "id", port.address, b"s" * 32)
+    port.open(service, announcement)
+    connection = network.connect(announcement)
+    assert connection.append(entries("a"), since=None, begin_by=soon()) == Appended(0)
+    connection.close()
+    service.stop(5)
+    port.close()
+
+
+def test_without_the_package_a_port_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+
+    def missing(name: str, package: str | None = None) -> Any:
+        return None if name == "websockets" else found(name, package)
+
+    assert websockets_installed()
+    monkeypatch.setattr(importlib.util, "find_spec", missing)
+    with pytest.raises(InvalidInput, match="pip install"):
+        WebSocketNetwork(RUNTIME).listen()

@@ -1,0 +1,153 @@
+"""The port: real sockets, and all that people may send to one."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from opendata_buffer.broker.client import Appended, ChannelClosed
+from opendata_buffer.broker.dial import connect, dial
+from opendata_buffer.broker.server import Listen, WebSocketPort
+from opendata_buffer.broker.wire import MAX_MESSAGE_BYTES, ClientEnd, ProtocolError
+from opendata_buffer.errors import InvalidInput
+from opendata_buffer.stores.memory import MemoryStore
+from tests.unit.broker.local import RUNTIME, connected, entries, eventually, queued, serving, soon
+
+
+def test_what_a_client_asks_for_is_queued_before_it_is_answered() -> None:
+    store = MemoryStore()
+    with serving(store) as (_, announcement, _), connected(announcement) as client:
+        for number in range(3):
+            answer = client.append(entries(f"{number}a", f"{number}b"), since=None, begin_by=soon())
+            assert answer == Appended(2 * number)
+            assert queued(store)[-1] == f"ingest/{number}b.batch"
+
+
+def test_many_clients_share_few_writes() -> None:
+    store = MemoryStore()
+    with serving(store) as (service, announcement, _):
+
+        def produce(name: int) -> None:
+            with connected(announcement) as client:
+                for number in range(20):
+                    client.append(entries(f"{name}-{number}"), since=None, begin_by=soon())
+
+        threads = [threading.Thread(target=produce, args=(name,)) for name in range(10)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(set(queued(store))) == 200
+        assert service.commits < 200
+        eventually(lambda: service.sessions == 0)
+
+
+def test_a_client_with_another_secret_is_refused_and_told_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = MemoryStore()
+    with caplog.at_level(logging.WARNING), serving(store) as (service, announcement, _):
+        for _ in range(3):
+            channel = dial(announcement, 1.0)
+            end = ClientEnd(b"x" * 32, 1, os.urandom(32))
+            hello = channel.receive(1.0)
+            assert hello is not None
+            channel.send(end.prove(hello))
+            with pytest.raises(ChannelClosed):
+                channel.receive(2.0)
+        assert service.sessions == 0
+    told = [each for each in caplog.records if "refused a connection" in each.message]
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("garbage", [b"", b"{}", os.urandom(500), b"x" * (MAX_MESSAGE_BYTES + 1)])
+def test_garbage_ends_the_connection_and_nothing_else(garbage: bytes) -> None:
+    store = MemoryStore()
+    with serving(store) as (_, announcement, _), connected(announcement) as good:
+        bad = dial(announcement, 1.0)
+        bad.send(garbage)
+        assert bad.receive(5.0) is not None  # The broker's hello.
+        with pytest.raises(ChannelClosed):
+            bad.receive(5.0)
+        assert good.append(entries("a"), since=None, begin_by=soon()) == Appended(0)
+        assert queued(store) == ["ingest/a.batch"]
+
+
+def test_bytes_that_are_no_http_change_nothing() -> None:
+    with serving() as (_, announcement, _):
+        host, port = announcement.address.split(":")
+        with socket.create_connection((host, int(port))) as raw:
+            raw.sendall(os.urandom(2_000) + b"\r\n\r\n")
+            raw.settimeout(10)
+            while raw.recv(1_000):
+                pass
+        with connected(announcement) as client:
+            assert client.append(entries("a"), since=None, begin_by=soon()) == Appended(0)
+
+
+def test_a_client_that_says_nothing_is_sent_away() -> None:
+    with serving() as (service, announcement, _):
+        silent = dial(announcement, 1.0)
+        assert silent.receive(1.0) is not None
+        with pytest.raises(ChannelClosed):
+            silent.receive(10.0)
+        assert service.sessions == 0
+
+
+def test_a_port_that_serves_nobody_refuses_its_clients() -> None:
+    with serving() as (_, announcement, port):
+        port.shut()
+        with pytest.raises((ChannelClosed, ProtocolError)):
+            connect(announcement, RUNTIME)
+
+
+def test_an_address_that_cannot_be_used_says_which_option() -> None:
+    with serving() as (_, announcement, _):
+        port = int(announcement.address.split(":")[1])
+        with pytest.raises(InvalidInput, match=rf"listen on 127\.0\.0\.1:{port}.*--listen"):
+            WebSocketPort(Listen(port=port), RUNTIME)
+
+
+def test_what_is_advertised_is_announced() -> None:
+    port = WebSocketPort(Listen(advertise="broker.example:9100"), RUNTIME)
+    try:
+        assert port.address == "broker.example:9100"
+    finally:
+        port.close()
+    port.close()
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Listen:
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subprocess.run(
+        f"openssl req -x509 -newkey rsa:2048 -nodes -keyout {key} -out {cert} -days 1 "
+        "-subj /CN=broker",
+        shell=True,
+        check=True,
+        capture_output=True,
+    )
+    return Listen(certificate=str(cert), key=str(key))
+
+
+def test_with_tls_the_announced_certificate_and_no_other_is_trusted(certificate: Listen) -> None:
+    with serving(listen=certificate) as (_, announcement, _):
+        assert announcement.certificate
+        with connected(announcement) as client:
+            assert client.append(entries("a"), since=None, begin_by=soon()) == Appended(0)
+        other = "00" * 32
+        with pytest.raises(ChannelClosed, match="another certificate"):
+            dial(type(announcement)(1, "id", announcement.address, b"s" * 32, other), 1.0)
+
+
+def test_a_certificate_that_is_none_says_which_option(tmp_path: Path) -> None:
+    path = tmp_path / "cert.pem"
+    path.write_text("no certificate")
+    with pytest.raises(InvalidInput, match="--tls-cert"):
+        WebSocketPort(Listen(certificate=str(path)), RUNTIME)

@@ -1,0 +1,226 @@
+"""What a broker does with requests: late ones, doubtful ones, too many."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from opendata_buffer.broker.messages import VALID_MS, append_body
+from opendata_buffer.broker.service import MAX_OPEN_REQUESTS, Service, Session
+from opendata_buffer.broker.wire import BrokerEnd, ClientEnd, ProtocolError
+from opendata_buffer.config import ProducerConfig
+from opendata_buffer.formats.manifest import NewEntry
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
+from tests.unit.broker.local import CONFIG, eventually, queued
+
+
+class Client:
+    """A client of a service, with a wire and no network."""
+
+    def __init__(self, service: Service) -> None:
+        end = BrokerEnd(b"s" * 32, 1, b"a" * 32)
+        self._end = ClientEnd(b"s" * 32, 1, b"b" * 32)
+        self.answers: list[dict[str, Any]] = []
+        self.session = Session(service, end, self.answers.append)
+        self._end.finish(self.session.welcome(self._end.prove(end.hello())))
+        self.clock = service.clock()
+        self.number = 0
+
+    def send(self, body: dict[str, Any]) -> None:
+        self.session.received(self._end.seal(body))
+
+    def ask(self, *names: str, since: int | None = None, valid_ms: int = VALID_MS) -> None:
+        self.number += 1
+        some = [NewEntry(f"ingest/{name}") for name in names]
+        self.send(append_body(self.number, some, self.clock, valid_ms, since))
+
+    def answered(self, count: int = 1) -> list[dict[str, Any]]:
+        eventually(lambda: len(self.answers) >= count)
+        return [{k: v for k, v in each.items() if k != "clock"} for each in self.answers]
+
+
+def made(
+    store: MemoryStore, runtime: ManualRuntime | SystemRuntime, config: ProducerConfig = CONFIG
+) -> Service:
+    return Service(Queue(store, config, runtime=runtime, role="broker"), runtime, "ingest")
+
+
+def test_requests_that_wait_enter_with_one_write_in_the_order_they_came() -> None:
+    store = MemoryStore()
+    service = made(store, SystemRuntime())
+    clients = [Client(service), Client(service)]
+    for number in range(3):
+        for who, client in enumerate(clients):
+            client.ask(f"{number}-{who}")
+    service.start()
+    assert clients[0].answered(3)[0] == {"op": "done", "n": 1, "sequence": 0, "next": 1}
+    assert clients[1].answered(3)[-1]["sequence"] == 5
+    assert queued(store) == [f"ingest/{n}-{who}" for n in range(3) for who in range(2)]
+    assert service.commits == 1
+    service.stop(5)
+
+
+def test_a_request_older_than_it_holds_is_refused_and_not_appended() -> None:
+    store, runtime = MemoryStore(), ManualRuntime()
+    service = made(store, runtime)
+    client = Client(service)
+    client.ask("late", valid_ms=1_000)
+    client.ask("young", valid_ms=2_000)
+    runtime.advance(1.5)
+    service.start()
+    assert client.answered(2) == [
+        {"op": "refused", "n": 1, "why": "expired"},
+        {"op": "done", "n": 2, "sequence": 0, "next": 1},
+    ]
+    assert queued(store) == ["ingest/young"]
+    service.stop(5)
+
+
+def test_a_request_that_grows_old_while_the_write_loses_races_is_not_written() -> None:
+    runtime = ManualRuntime()
+
+    class Slow(MemoryStore):
+        """Each conditional write takes a second, and the first ones lose their races."""
+
+        races = 2
+
+        def put_if(self, key: str, data: bytes, condition: Any) -> Any:
+            runtime.advance(1.0)
+            if self.races and key == CONFIG.manifest_path:
+                self.races -= 1
+                Queue(self.inner, CONFIG, runtime=SystemRuntime(), role="other").append(
+                    [NewEntry(f"ingest/other{self.races}")]
+                )
+            return super().put_if(key, data, condition)
+
+        @property
+        def inner(self) -> MemoryStore:
+            other = MemoryStore.__new__(MemoryStore)
+            other.__dict__ = self.__dict__
+            return other
+
+    store = Slow()
+    service = made(store, runtime)
+    client = Client(service)
+    client.ask("a", valid_ms=1_500)
+    service.start()
+    assert client.answered()[0]["why"] == "expired"
+    assert queued(store) == ["ingest/other1", "ingest/other0"]
+    service.stop(5)
+
+
+def test_a_doubtful_request_is_looked_up_before_it_is_appended() -> None:
+    store = MemoryStore()
+    Queue(store, CONFIG, runtime=SystemRuntime(), role="x").append([NewEntry("ingest/a")])
+    service = made(store, SystemRuntime())
+    client = Client(service)
+    client.ask("a", since=0)
+    client.ask("b", since=0)
+    service.start()
+    assert [each["sequence"] for each in client.answered(2)] == [0, 1]
+    assert queued(store) == ["ingest/a", "ingest/b"]
+    service.stop(5)
+
+
+def test_a_doubtful_request_that_a_consumer_may_have_taken_is_unknown() -> None:
+    store = MemoryStore()
+    queue = Queue(store, CONFIG, runtime=SystemRuntime(), role="x")
+    queue.append([NewEntry("ingest/a"), NewEntry("ingest/b")])
+    epoch = queue.claim_epoch(None).epoch
+    queue.dequeue(0, epoch)
+    service = made(store, SystemRuntime())
+    client = Client(service)
+    client.ask("c", since=0)
+    service.start()
+    (answer,) = client.answered()
+    assert answer["error"]["name"] == "CommitStateUnknown"
+    assert answer["error"]["values"]["locations"] == ["ingest/c"]
+    assert queued(store) == ["ingest/b"]
+    service.stop(5)
+
+
+def test_a_full_queue_takes_what_fits() -> None:
+    store = MemoryStore()
+    config = ProducerConfig(store="memory://unused", max_manifest_bytes=150)
+    service = made(store, SystemRuntime(), config)
+    client = Client(service)
+    for number in range(8):
+        client.ask(f"{number}")
+    service.start()
+    answers = client.answered(8)
+    done = [each["n"] for each in answers if each["op"] == "done"]
+    full = [each["error"]["name"] for each in answers if each["op"] == "failed"]
+    assert done
+    assert set(full) == {"QueueFull"}
+    assert len(done) + len(full) == 8
+    assert queued(store) == [f"ingest/{number - 1}" for number in done]
+    service.stop(5)
+
+
+def test_what_waits_when_a_broker_leaves_is_refused_and_so_is_what_comes() -> None:
+    store = MemoryStore()
+    service = made(store, SystemRuntime())
+    client = Client(service)
+    client.ask("a")
+    service.stop()
+    service.start()
+    client.ask("b")
+    assert [each["why"] for each in client.answered(2)] == ["moved", "moved"]
+    assert queued(store) == []
+
+
+def test_a_client_with_too_many_open_requests_is_sent_away() -> None:
+    service = made(MemoryStore(), SystemRuntime())
+    client = Client(service)
+    for number in range(MAX_OPEN_REQUESTS):
+        client.ask(f"{number}")
+    with pytest.raises(ProtocolError, match="unanswered requests"):
+        client.ask("more")
+
+
+def test_what_is_not_known_is_refused() -> None:
+    client = Client(made(MemoryStore(), SystemRuntime()))
+    with pytest.raises(ProtocolError, match="'delete', which is not known"):
+        client.send({"op": "delete"})
+
+
+def test_counters_are_told_to_who_asks() -> None:
+    service = made(MemoryStore(), SystemRuntime())
+    service.start()
+    client = Client(service)
+    client.ask("a", "b")
+    client.answered()
+    client.send({"op": "stats"})
+    stats = client.answered(2)[1]
+    assert (stats["clients"], stats["commits"], stats["appended"], stats["next"]) == (1, 1, 2, 2)
+    json.dumps(stats)
+    service.stop(5)
+    client.session.close()
+    client.session.close()
+    assert service.sessions == 0
+
+
+def test_an_error_that_nobody_foresaw_reaches_the_clients_and_the_service_goes_on() -> None:
+    class Broken(MemoryStore):
+        broken = True
+
+        def put_if(self, key: str, data: bytes, condition: Any) -> Any:
+            if self.broken and key == CONFIG.manifest_path:
+                self.broken = False
+                raise ZeroDivisionError("by zero")
+            return super().put_if(key, data, condition)
+
+    store = Broken()
+    service = made(store, SystemRuntime())
+    service.start()
+    client = Client(service)
+    client.ask("a")
+    assert "ZeroDivisionError" in client.answered()[0]["error"]["text"]
+    client.ask("b")
+    assert client.answered(2)[1]["op"] == "done"
+    service.stop(5)

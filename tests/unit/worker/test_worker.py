@@ -1,0 +1,304 @@
+"""Workers that share a queue: who gets what, and what a silent one loses."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pytest
+
+from opendata_buffer.broker.host import Host
+from opendata_buffer.config import ConsumerConfig, WorkerConfig
+from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.errors import (
+    ClaimLost,
+    Closed,
+    Fenced,
+    InvalidInput,
+    TransientStorageError,
+)
+from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.manifest import NewEntry
+from opendata_buffer.quarantine import list_quarantine
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.worker.worker import Worker
+from tests.unit.broker.local import CONFIG, RUNTIME, eventually, host, queued
+
+SETTINGS = WorkerConfig(store="memory://unused", broker="auto", claim_timeout_ms=2_000)
+
+
+def fill(store: MemoryStore, count: int, first: int = 0) -> None:
+    entries = []
+    for number in range(first, first + count):
+        location = f"ingest/{RUNTIME.ulid()}.batch"
+        store.put(location, encode_batch([b"%d" % number]))
+        entries.append(NewEntry(location))
+    Queue(store, CONFIG, runtime=RUNTIME, role="test").append(entries)
+
+
+@pytest.fixture
+def broker() -> Iterator[tuple[MemoryStore, Host]]:
+    made = MemoryStore()
+    serving = host(made)
+    eventually(lambda: serving.serving)
+    yield made, serving
+    serving.stop(10)
+
+
+@pytest.fixture
+def store(broker: tuple[MemoryStore, Host]) -> MemoryStore:
+    return broker[0]
+
+
+@pytest.fixture
+def workers(store: MemoryStore) -> Iterator[list[Worker]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(Worker(SETTINGS, store=store)) for _ in range(2)]
+
+
+def test_each_batch_is_one_workers_oldest_first(store: MemoryStore, workers: list[Worker]) -> None:
+    fill(store, 4)
+    one, two = workers
+    first, second = one.claim(2), two.claim(5)
+    assert [each.sequence for each in first] == [0, 1]
+    assert [each.sequence for each in second] == [2, 3]
+    assert [each.entries for each in (*first, *second)] == [[b"%d" % n] for n in range(4)]
+    assert one.claim(1, timeout=0.1) == []
+
+
+def test_what_is_done_without_a_gap_leaves_the_queue(
+    store: MemoryStore, workers: list[Worker]
+) -> None:
+    fill(store, 3)
+    batches = workers[0].claim(3)
+    batches[1].done()
+    batches[2].done()
+    assert len(queued(store)) == 3
+    batches[0].done()
+    batches[0].done()
+    eventually(lambda: queued(store) == [])
+
+
+def test_a_released_batch_is_handed_out_again_and_counted(
+    store: MemoryStore, workers: list[Worker]
+) -> None:
+    fill(store, 1)
+    (batch,) = workers[0].claim()
+    assert batch.delivery_count == 1
+    batch.release()
+    (again,) = workers[1].claim(timeout=5)
+    assert (again.sequence, again.delivery_count) == (0, 2)
+
+
+def test_a_released_batch_rests_first_when_it_is_told_to(
+    store: MemoryStore, workers: list[Worker]
+) -> None:
+    fill(store, 1)
+    began = time.monotonic()
+    workers[0].claim()[0].release(rest_ms=600)
+    (again,) = workers[1].claim(timeout=10)
+    assert time.monotonic() - began >= 0.6
+    assert again.sequence == 0
+
+
+def test_a_rejected_batch_goes_to_the_quarantine_with_its_reason(
+    store: MemoryStore, workers: list[Worker]
+) -> None:
+    fill(store, 2)
+    bad, good = workers[0].claim(2)
+    bad.reject("no such customer")
+    good.done()
+    eventually(lambda: queued(store) == [])
+    (report,) = list_quarantine(store, "ingest")
+    assert (report.sequence, "no such customer" in report.error) == (0, True)
+
+
+def test_an_unreadable_batch_goes_to_the_quarantine_and_the_next_one_is_handed_out(
+    store: MemoryStore, workers: list[Worker]
+) -> None:
+    store.put("ingest/broken.batch", b"no batch")
+    Queue(store, CONFIG, runtime=RUNTIME, role="test").append([NewEntry("ingest/broken.batch")])
+    fill(store, 1)
+    (batch,) = workers[0].claim()
+    assert batch.sequence == 1
+    assert [each.sequence for each in list_quarantine(store, "ingest")] == [0]
+
+
+def test_a_batch_that_nobody_ever_finishes_goes_to_the_quarantine(store: MemoryStore) -> None:
+    fill(store, 1)
+    config = replace(SETTINGS, max_deliveries=2)
+    with Worker(config, store=store) as worker:
+        for count in (1, 2):
+            (batch,) = worker.claim(timeout=5)
+            assert batch.delivery_count == count
+            batch.release()
+        assert worker.claim(timeout=0.5) == []
+        eventually(lambda: queued(store) == [])
+    (report,) = list_quarantine(store, "ingest")
+    assert "handed out 2 times" in report.error
+
+
+def test_a_live_workers_claim_outlives_its_timeout(
+    store: MemoryStore, workers: list[Worker]
+) -> None:
+    fill(store, 1)
+    (batch,) = workers[0].claim()
+    assert workers[1].claim(timeout=2 * SETTINGS.claim_timeout_ms / 1000) == []
+    batch.done()
+
+
+def test_a_silent_workers_batch_goes_to_another_and_its_end_is_lost(store: MemoryStore) -> None:
+    fill(store, 1)
+    quick = replace(SETTINGS, claim_timeout_ms=400)
+    silent = Worker(quick, store=store)
+    (batch,) = silent.claim()
+    silent._tokens.clear()  # Its heartbeats name no batch any more.
+    with Worker(quick, store=store) as other:
+        (again,) = other.claim(timeout=10)
+        assert (again.sequence, again.delivery_count) == (0, 2)
+        with pytest.raises(ClaimLost, match="batch 0 was lost"):
+            batch.done()
+        again.done()
+    eventually(lambda: queued(store) == [])
+    silent.close()
+
+
+def test_many_workers_do_everything_once(store: MemoryStore) -> None:
+    fill(store, 200)
+    seen: Counter[bytes] = Counter()
+
+    def work() -> None:
+        with Worker(SETTINGS, store=store) as worker:
+            while batches := worker.claim(5, timeout=0.5):
+                for batch in batches:
+                    seen.update(batch.entries)
+                    batch.done()
+
+    threads = [threading.Thread(target=work) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == Counter({b"%d" % number: 1 for number in range(200)})
+    eventually(lambda: queued(store) == [])
+
+
+def test_a_worker_that_closes_gives_back_what_it_holds(store: MemoryStore) -> None:
+    fill(store, 2)
+    with Worker(replace(SETTINGS, claim_timeout_ms=600_000), store=store) as leaving:
+        assert len(leaving.claim(2)) == 2
+    with Worker(SETTINGS, store=store) as other:
+        assert [each.sequence for each in other.claim(2, timeout=5)] == [0, 1]
+    with pytest.raises(Closed):
+        leaving.claim()
+    leaving.close()
+
+
+def test_a_batch_that_comes_while_a_worker_waits_is_handed_out_soon(
+    store: MemoryStore, workers: list[Worker]
+) -> None:
+    found: list[int] = []
+
+    def wait() -> None:
+        found.extend(each.sequence for each in workers[0].claim(timeout=20))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    time.sleep(0.2)
+    fill(store, 1)
+    waiting.join(5)
+    assert found == [0]
+
+
+def test_asyncio_takes_batch_after_batch_and_the_loop_goes_on(
+    store: MemoryStore, workers: list[Worker]
+) -> None:
+    fill(store, 3)
+
+    async def main() -> tuple[list[int], int]:
+        ticks = 0
+
+        async def tick() -> None:
+            nonlocal ticks
+            while True:
+                await asyncio.sleep(0.01)
+                ticks += 1
+
+        ticking = asyncio.create_task(tick())
+        found = []
+        async for batch in workers[0]:
+            found.append(batch.sequence)
+            await asyncio.to_thread(batch.done)
+            if len(found) == 3:
+                await asyncio.sleep(0.1)
+                break
+        ticking.cancel()
+        return found, ticks
+
+    found, ticks = asyncio.run(main())
+    assert found == [0, 1, 2]
+    assert ticks > 3
+
+
+def test_a_successor_of_the_broker_knows_every_claim(broker: tuple[MemoryStore, Host]) -> None:
+    store, first = broker
+    fill(store, 3)
+    long = replace(SETTINGS, claim_timeout_ms=30_000)
+    successor = host(store)
+    with Worker(long, store=store) as one, Worker(long, store=store) as two:
+        held = one.claim(2)
+        held[1].done()
+        assert successor.serving is None
+        first.stop(10)
+        eventually(lambda: successor.serving)
+        (free,) = two.claim(5, timeout=10)
+        assert free.sequence == 2
+        held[0].done()
+        free.done()
+        eventually(lambda: queued(store) == [])
+    successor.stop(10)
+
+
+def test_another_consumer_of_the_queue_fences_the_workers(
+    store: MemoryStore, workers: list[Worker]
+) -> None:
+    fill(store, 2)
+    (batch,) = workers[0].claim()
+    config = ConsumerConfig(store="memory://unused")
+    with Consumer(config, store=store, runtime=RUNTIME):
+        batch.done()  # Said of the claims; the frontier stays where it is.
+        with pytest.raises(Fenced):
+            # Its foreman learns it at its next look at the manifest.
+            [workers[1].claim(timeout=1) for _ in range(10)]
+
+
+def test_without_a_broker_a_claim_says_what_to_do() -> None:
+    config = replace(SETTINGS, cas_deadline_ms=300)
+    with (
+        Worker(config, store=MemoryStore()) as worker,
+        pytest.raises(TransientStorageError, match="broker='host'"),
+    ):
+        worker.claim()
+
+
+def test_a_lone_worker_can_be_the_broker_itself() -> None:
+    store = MemoryStore()
+    fill(store, 1)
+    with Worker(replace(SETTINGS, broker="host"), store=store) as worker:
+        (batch,) = worker.claim(timeout=20)
+        batch.done()
+        eventually(lambda: queued(store) == [])
+
+
+def test_settings_are_checked() -> None:
+    for wrong in ({"broker": "off"}, {"broker": "x"}, {"claim_timeout_ms": 0}):
+        with pytest.raises(InvalidInput):
+            replace(SETTINGS, **wrong)
+    with Worker(SETTINGS, store=MemoryStore()) as worker, pytest.raises(InvalidInput):
+        worker.claim(0)
