@@ -11,6 +11,7 @@ from opendata_buffer.errors import OpenDataBufferError
 
 EXAMPLES: list[OpenDataBufferError] = [
     errors.InvalidInput("bad"),
+    errors.ClaimLost(7),
     errors.PrefixConflict("ingest", "b/manifest", "a/manifest"),
     errors.UnsafeStore("no CAS"),
     errors.StorageError("?"),
