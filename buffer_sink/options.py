@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput
@@ -53,7 +53,7 @@ class SinkOptions:
         max_metadata_ranges: Runs of equal ``metadata`` that one task may write. Each costs
             bytes in the manifest, which every append rewrites (failure F35). Default 100,000.
         gc_grace_period_ms: The grace period of the collector that reads this queue (failure
-            F5). Default 600,000.
+            F5). An append may retry for half of it, and for a minute at most. Default 600,000.
         max_write_duration_ms: How long a write may take, from its plan to its commit; a longer
             one is refused. Batches are named so far ahead of time, and no collector deletes
             them, used or not, before that and its grace period are over. Default 21,600,000,
@@ -136,6 +136,9 @@ def _parse(options: Mapping[str, str], what: str) -> SinkOptions:
     reader = OptionReader(options, (*SINK_OPTIONS, *_SPARK_OPTIONS), what)
     compression = reader.choice("compression", ("none", "zstd"), "none")
     queue = storage_settings(reader)
+    grace_ms = reader.integer("gcGracePeriodMs", 600_000, least=2)
+    # An append that may race for longer than half of the grace period would be refused.
+    queue = replace(queue, cas_deadline_ms=min(queue.cas_deadline_ms, grace_ms // 2))
     open_store(queue.store, queue.store_options)  # a URL that is none fails here, not in a task
     return SinkOptions(
         queue=queue,
@@ -147,6 +150,6 @@ def _parse(options: Mapping[str, str], what: str) -> SinkOptions:
         zstd_level=reader.integer("zstdLevel", 3, least=1),
         upload_concurrency=reader.integer("uploadConcurrency", 4, least=1),
         max_metadata_ranges=reader.integer("maxMetadataRanges", 100_000, least=1),
-        gc_grace_period_ms=reader.integer("gcGracePeriodMs", 600_000, least=1),
+        gc_grace_period_ms=grace_ms,
         max_write_duration_ms=reader.integer("maxWriteDurationMs", 21_600_000, least=0),
     )

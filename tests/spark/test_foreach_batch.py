@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,3 +75,15 @@ def test_two_writes_in_one_function_have_an_id_each(
 
     run(spark, tmp_path, both, "a")
     assert records(queued(store)) == [b"a", b"aa"]
+
+
+def test_a_deleted_checkpoint_is_refused_under_the_same_app_id(
+    spark: SparkSession, store: str, tmp_path: Path
+) -> None:
+    run(spark, tmp_path, foreach_batch_writer(store, txn_app_id="job"), "a")
+    shutil.rmtree(tmp_path / "checkpoint")
+    with pytest.raises(Exception, match=r"txnAppId 'job' belongs to query"):
+        run(spark, tmp_path, foreach_batch_writer(store, txn_app_id="job"), "b")
+    assert records(queued(store)) == [b"a"]
+    run(spark, tmp_path, foreach_batch_writer(store, txn_app_id="job-2"))
+    assert sorted(records(queued(store))) == [b"a", b"a", b"b"]

@@ -2,13 +2,17 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.errors import PySparkException
 
+from buffer_sink import foreach_batch_writer
+from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
 from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.stores.factory import open_store
 from tests.spark.written import Queued, drain, filtered, queued, records
 
@@ -202,6 +206,42 @@ def test_a_deleted_checkpoint_is_refused_under_the_same_app_id_and_loses_nothing
     pipe.options = {"txnAppId": "two"}
     pipe.run()
     assert records(queued(pipe.store)) == [b"a", b"a", b"b"]
+
+
+def test_f5_a_micro_batch_of_three_grace_periods_gets_through_beside_a_collector(
+    pipe: Pipe,
+) -> None:
+    from pyspark.sql.functions import udf
+
+    grace_ms = 2_000
+
+    @udf("string")
+    def slow(value: str) -> str:
+        if value == "slow":
+            time.sleep(3.5 * grace_ms / 1000)
+        return value
+
+    # One task is done at once and its upload waits for the other; "a" and "slow" differ in hash.
+    pipe.feed("a", "b", "c", "d", "slow")
+    pipe.options = {"gcGracePeriodMs": str(grace_ms)}
+    gc = GarbageCollectorConfig(grace_period_ms=grace_ms, interval_ms=200)
+    config = ConsumerConfig(store=pipe.store, gc=gc)
+    collector = GarbageCollector(open_store(pipe.store), config)
+    # A queue must be there for the collector to compare with.
+    foreach_batch_writer(pipe.store, txn_app_id="first")(
+        pipe.spark.createDataFrame([("first",)], "value STRING"), 0
+    )
+    collector.start()
+    began = time.monotonic()
+    try:
+        pipe.run(pipe.frame.repartition(2, "value").select(slow("value").alias("value")))
+    finally:
+        collector.stop()
+    assert time.monotonic() - began > 3 * grace_ms / 1000
+    batches = queued(pipe.store)
+    assert sorted(records(batches)) == [b"a", b"b", b"c", b"d", b"first", b"slow"]
+    uploaded_ms = [(Path(pipe.store) / each.location).stat().st_mtime * 1000 for each in batches]
+    assert max(uploaded_ms[1:]) - min(uploaded_ms[1:]) > 3 * grace_ms, "the first upload waited"
 
 
 def test_complete_mode_is_refused(pipe: Pipe) -> None:

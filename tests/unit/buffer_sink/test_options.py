@@ -5,6 +5,7 @@ import pickle
 import pytest
 
 from buffer_sink.options import SinkOptions
+from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.batch import Compression
 from opendata_buffer.formats.keys import Transaction
@@ -71,7 +72,7 @@ def test_spark_s_own_options_are_let_through() -> None:
         ({**STORE, "compression": "snappy"}, "use none or zstd"),
         ({**STORE, "zstdLevel": "23"}, "use 1 to 22"),
         ({**STORE, "targetBatchBytes": "300000000"}, "more than maxBatchBytes 268435456"),
-        ({**STORE, "gcGracePeriodMs": "1000"}, "use at least 120000"),
+        ({**STORE, "gcGracePeriodMs": "1"}, "gcGracePeriodMs"),
         ({"path": "memory://x"}, "memory of one process"),
         ({"path": "s4://x"}, "did you mean 's3'"),
         ({"path": "dbfs:/x"}, "is a Databricks mount"),
@@ -81,6 +82,14 @@ def test_bad_options_name_the_fix(options: dict[str, str], says: str) -> None:
     for parse in (SinkOptions.for_stream, SinkOptions.for_batch):
         with pytest.raises(InvalidInput, match=says):
             parse(options)
+
+
+def test_f5_an_append_never_races_for_more_than_half_of_the_grace_period() -> None:
+    short = SinkOptions.for_stream({**STORE, "gcGracePeriodMs": "1000"})
+    assert (short.gc_grace_period_ms, short.queue.cas_deadline_ms) == (1_000, 500)
+    assert SinkOptions.for_stream(STORE).queue.cas_deadline_ms == 60_000
+    with pytest.raises(InvalidInput, match="use at least 120000"):
+        SinkOptions(queue=QueueConfig(store="/s"), gc_grace_period_ms=1_000)
 
 
 def test_a_stream_takes_its_version_from_its_batch_id() -> None:
