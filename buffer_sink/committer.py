@@ -79,19 +79,26 @@ class WriteCommitter:
         """
         if group is None or not group.uploads:
             return False
-        if group.transaction is None:
+        try:
+            if group.transaction is not None:
+                return self._append_once(group, group.transaction)
             self._append_if(group, group.entries, lambda before: APPEND)
             return True
-        try:
-            return self._append_once(group, group.transaction)
         except CommitStateUnknown as error:
             # The batch may have landed and be gone again. Only an append from the start can go
             # on from here; it puts a separator in front, so the reader tells the two apart.
-            error.add_note(
-                f"Start the query again: Spark repeats the batch {group.transaction.batch} under "
-                "the same identity, and the Spark source of this library drops the repeat."
-            )
+            if group.transaction is not None:
+                error.add_note(
+                    f"Start the query again: Spark repeats the batch {group.transaction.batch} "
+                    "under the same identity, and the Spark source of this library drops the "
+                    "repeat."
+                )
             raise
+        finally:
+            if group.query is None and self._opened is not None:
+                # A write outside of a query may be all that its process does, so the marker
+                # learns now how far the queue got (failure F4), and not within the next minute.
+                self._opened.close()
 
     def _append_once(self, group: Group, transaction: Transaction) -> bool:
         queue = self._queue

@@ -23,7 +23,7 @@ from opendata_buffer.formats.batch import decode_batch, encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key, later_ulid, parse_location
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.gc import GarbageCollector
-from opendata_buffer.queue.owner import claim_queue
+from opendata_buffer.queue.owner import check_owner, claim_queue
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment
 from opendata_buffer.stores import (
@@ -281,6 +281,21 @@ def test_a_write_without_identity_leaves_no_record_and_is_never_a_repeat() -> No
     world.drain()
     assert world.read == [b"a", b"a"]
     assert not [each for each in world.store.list("").objects if "app=" in each.key]
+
+
+def test_f4_a_write_outside_of_a_query_lets_the_marker_know_how_far_the_queue_got() -> None:
+    world = World()
+    for batch in range(3):
+        world.driver().append(world.group(batch, b"a", query="one"))
+    seen = check_owner(world.store, CONFIG)
+    assert seen is not None
+    assert seen.watermark is not None
+    assert seen.watermark.next_sequence == 1, "a query notes its first batch, and then seldom"
+    world.driver().append(world.group(None, b"b"))
+    seen = check_owner(world.store, CONFIG)
+    assert seen is not None
+    assert seen.watermark is not None
+    assert seen.watermark.next_sequence == 4
 
 
 def test_f4_a_queue_that_was_recreated_is_refused() -> None:
