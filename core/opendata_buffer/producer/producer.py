@@ -121,7 +121,7 @@ class Producer:
                 "consumer"
             )
         call = Call(block, count, metadata, 0, transaction)
-        completion = self._pipeline.accept(call)
+        completion = self._pipeline.backlog.accept(call)
         return WriteHandle(DurabilityWatcher(completion), call.ingestion_time_ms)
 
     def flush(self, timeout: float | None = None) -> None:
@@ -139,7 +139,7 @@ class Producer:
             Closed: The producer was made before this process was forked.
         """
         self._check_process()
-        self._pipeline.flush(timeout)
+        self._pipeline.backlog.flush(timeout)
 
     def close(self, timeout: float | None = None) -> None:
         """Flush, then end the threads. A second call does nothing; nor does one in a fork.
@@ -189,7 +189,7 @@ class Producer:
     @property
     def buffered_bytes(self) -> int:
         """Bytes of ``max_buffered_bytes`` that are taken by what is not yet settled."""
-        return self._pipeline.held_bytes()
+        return self._pipeline.backlog.held_bytes()
 
     @property
     def commit_attempts(self) -> int:
@@ -222,7 +222,7 @@ def _close_forgotten() -> None:
         try:
             pipeline.close(None)
         except KeyboardInterrupt:
-            calls = pipeline.waiting_calls()
+            calls = pipeline.backlog.waiting_calls()
             log.error("interrupted: %d produce() calls are not durable", calls)
             return
         except Exception:

@@ -212,16 +212,16 @@ def test_a_signal_handler_that_calls_a_producer_inside_its_call_is_told() -> Non
     def handler(*_: object) -> None:
         producer.close()
 
-    original = producer._pipeline._batcher.add
+    original = producer._pipeline.backlog._batcher.add
 
     def add(*args: Any) -> Any:
         handler()
         return original(*args)
 
-    producer._pipeline._batcher.add = add  # type: ignore[method-assign]
+    producer._pipeline.backlog._batcher.add = add  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="by a signal handler: raise an exception"):
         producer.produce([b"a"])
-    producer._pipeline._batcher.add = original  # type: ignore[method-assign]
+    producer._pipeline.backlog._batcher.add = original  # type: ignore[method-assign]
     producer.produce([b"b"]).watcher.await_durable(WAIT_S)
     producer.close(WAIT_S)
 

@@ -284,9 +284,9 @@ def test_a_flush_ends_although_others_go_on_producing() -> None:
         # Whenever a batch is stored, the next one is begun.
         if not done.is_set():
             producer.produce([b"other"])
-            with producer._pipeline._condition:
-                producer._pipeline._batcher.seal(runtime.monotonic())
-                producer._pipeline._condition.notify_all()
+            with producer._pipeline.backlog._condition:
+                producer._pipeline.backlog._batcher.seal(runtime.monotonic())
+                producer._pipeline.backlog._condition.notify_all()
 
     store.fail = others
     try:
@@ -469,7 +469,7 @@ def test_f5_a_batch_uploaded_anew_goes_before_those_that_wait() -> None:
             assert produced.wait(WAIT_S)
         if record == b"b":
             # Until the first one is back in line, or there as the last one.
-            while len(producer._pipeline._to_upload) != 3:
+            while len(producer._pipeline.backlog._to_upload) != 3:
                 threading.Event().wait(0.01)
 
     store.fail = hold

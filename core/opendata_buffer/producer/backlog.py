@@ -1,0 +1,374 @@
+"""Everything that was accepted and not yet told: the producer's state, under one lock.
+
+The calling thread accepts calls and asks: it may be interrupted anywhere, so it changes the state
+in single steps. The threads of the :class:`~.pipeline.Pipeline` take work from here and bring the
+results back. The backlog calls no store, no callback and no other object with a lock.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from opendata_buffer.commit.durability import Completion
+from opendata_buffer.commit.upload import Lane, LateUpload, Stage, Upload
+from opendata_buffer.config import ProducerConfig
+from opendata_buffer.errors import Closed, FlushFailed, OpenDataBufferError, QueueFull
+from opendata_buffer.locks import locked
+from opendata_buffer.producer.batcher import Batch, Batcher, Call
+from opendata_buffer.runtime import Moment, Runtime
+
+__all__ = ["Backlog", "Work"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """What a worker does next: upload, or tell what was settled.
+
+    Attributes:
+        upload: To be stored; None when there is something to tell.
+        batch: What the upload is encoded from; None when it has its bytes from before.
+        settled: Uploads whose callers are to be told.
+        hire: Whether to start one more worker first: no other one is idle.
+    """
+
+    upload: Upload | None = None
+    batch: Batch | None = None
+    settled: Sequence[Upload] = ()
+    hire: bool = False
+
+
+class Backlog:
+    """What waits, in which order, and how much of it. Thread-safe.
+
+    Args:
+        config: Settings.
+        append_limit: Seconds after which an append without an answer is settled as unknown.
+        runtime: Clock and lock.
+    """
+
+    def __init__(self, config: ProducerConfig, append_limit: float, runtime: Runtime) -> None:
+        self._config = config
+        self._runtime = runtime
+        self._condition = runtime.condition()
+        self._batcher = Batcher(
+            flush_interval=config.flush_interval_ms / 1000,
+            flush_size=config.flush_size_bytes,
+            max_size=config.max_batch_bytes,
+            completion=lambda: Completion(runtime),
+        )
+        self._lane = Lane(
+            manifest_path=config.manifest_path,
+            max_age=config.gc_grace_period_ms / 2000,
+            append_limit=append_limit,
+        )
+        self._to_upload: deque[Work] = deque()
+        self._most: int | None = None  # uploads in the next append; None: all that are ready
+        # Of what has left the batcher.
+        self._held = 0
+        self._calls = 0
+        self._untold: dict[Completion, None] = {}
+
+        self._apps: set[str] = set()
+        self._failure: BaseException | None = None
+        self._failed_calls = 0
+        self._transaction_failed = False
+        self._closing = False
+        self._abandoned: BaseException | None = None
+
+        self.threads = 0
+        """How many threads of the pipeline have not ended."""
+        self._in_store = 0  # threads that wait for an upload or an append
+        self._workers = 0
+        self._idle = 0
+        self._uploading = 0
+        self._looks_at: float | None = None  # when an idle worker wakes by itself
+
+    # What the calling thread does.
+
+    @locked
+    def accept(self, call: Call) -> Completion:
+        """Take a call in, waiting for room in the buffer; stamps its ingestion time.
+
+        Raises:
+            Closed: The producer is being closed.
+            FlushFailed: The call has a transaction and an earlier one failed.
+        """
+        self._wait_for_room(call.held)
+        if call.transaction is not None:
+            if self._transaction_failed:
+                raise FlushFailed(self._failed_calls, f"an earlier batch failed: {self._failure}")
+            if call.transaction.app not in self._apps:
+                # It may repeat one of an earlier process. Appended directly behind that one, the
+                # reader would take both for one transaction, which is told by being contiguous.
+                self._batcher.separate(self._runtime.monotonic())
+                self._apps.add(call.transaction.app)
+        call.ingestion_time_ms = self._runtime.now_ms()
+        completion = self._batcher.add(call, self._runtime.monotonic())
+        self._let_look()
+        return completion
+
+    @locked
+    def flush(self, timeout: float | None) -> None:
+        """Wait until everything accepted so far is settled.
+
+        Raises:
+            TimeoutError: It is not, after ``timeout`` seconds.
+            FlushFailed: Something was given up, now or before.
+        """
+        # Without a timeout each batch's own deadline is the limit: workers keep it.
+        until = None if timeout is None else self._runtime.monotonic() + timeout
+        self._batcher.seal(self._runtime.monotonic())
+        self._condition.notify_all()
+        # Not those sealed from now on: under a steady load there is always one.
+        waiting = [*self._untold, *(batch.completion for batch in self._batcher.batches)]
+        while True:
+            while waiting and waiting[-1].is_set and waiting[-1] not in self._untold:
+                waiting.pop()
+            if not waiting:
+                break
+            left = None if until is None else until - self._runtime.monotonic()
+            if left is not None and left <= 0:
+                raise TimeoutError(
+                    f"{len(waiting)} batches not durable after {timeout:g} s; the producer goes on "
+                    "trying: flush again"
+                )
+            self._condition.wait(left)
+        self._raise_failure()
+
+    @locked
+    def begin_closing(self) -> None:
+        """Accept nothing more; what is there is settled, and the threads end."""
+        self._closing = True
+        self._batcher.seal(self._runtime.monotonic())
+        self._condition.notify_all()
+
+    @locked
+    def abandon(self, error: BaseException) -> None:
+        """Settle at once what is not settled; what is being appended is unknown."""
+        self._abandoned = error
+        self._condition.notify_all()
+
+    @locked
+    def await_end(self, seconds: float | None) -> bool:
+        """Wait until all is told and no thread is left but in the store; whether it is so."""
+        until = None if seconds is None else self._runtime.monotonic() + seconds
+        while self.threads > (self._in_store if self._is_done() else 0):
+            left = None if until is None else until - self._runtime.monotonic()
+            if left is not None and left <= 0:
+                return False
+            self._condition.wait(left)
+        return True
+
+    @locked
+    def check(self) -> None:
+        """Raise ``FlushFailed`` when something was given up."""
+        self._raise_failure()
+
+    @locked
+    def held_bytes(self) -> int:
+        """Bytes of the budget in use."""
+        return self._held + self._batcher.held
+
+    @locked
+    def waiting_calls(self) -> int:
+        """Accepted calls that are not settled."""
+        return self._calls + self._batcher.calls
+
+    # What a worker does.
+
+    @locked
+    def next_work(self) -> Work | None:
+        """Wait for work; None when there will be none. The waiting worker keeps the time."""
+        while True:
+            now = self._runtime.monotonic()
+            self._collect(now)
+            settled = self._lane.take_settled()
+            work = Work(settled=settled) if settled else self._next_upload()
+            if work is not None:
+                self._idle -= 1
+                # Beside those that upload and tell, one keeps the time.
+                if not self._idle and self._workers <= self._config.upload_concurrency:
+                    self._count_worker(1)
+                    work.hire = True
+                return work
+            if self._is_done():
+                return None
+            limits = [self._batcher.due_at, self._lane.next_deadline()]
+            self._looks_at = min((each for each in limits if each is not None), default=None)
+            self._condition.wait(None if self._looks_at is None else max(0.0, self._looks_at - now))
+
+    @locked
+    def uploaded(self, upload: Upload, error: BaseException | None) -> None:
+        """The worker's upload is stored, or failed for good."""
+        if error is None:
+            self._lane.stored(upload)
+        else:
+            self._lane.settle(upload, error)
+        self._uploading -= 1
+        self._in_store -= 1
+        self._idle += 1
+        self._condition.notify_all()
+
+    @locked
+    def back(self) -> None:
+        """The worker has told what was settled."""
+        self._idle += 1
+
+    @locked
+    def hired(self, count: int = 1) -> None:
+        """Workers begin, all idle; a negative count takes back one that did not start."""
+        self._count_worker(count)
+
+    # What the appender does.
+
+    @locked
+    def next_group(self) -> list[Upload] | None:
+        """Wait for uploads to append; None when there will be none."""
+        while not self._is_done() and self._abandoned is None:
+            group, again = self._lane.take(Moment.now(self._runtime), self._most)
+            # In front: at the end of a long line they would grow too old again.
+            self._to_upload.extendleft(Work(upload) for upload in reversed(again))
+            if again or self._lane.has_settled:
+                self._condition.notify_all()
+            if group:
+                self._in_store += 1
+                return group
+            self._condition.wait()
+        return None
+
+    @locked
+    def begin_by(self, group: Sequence[Upload]) -> float:
+        """See :meth:`.Lane.begin_by`."""
+        return self._lane.begin_by(group)
+
+    @locked
+    def landed(self, first: int) -> list[LateUpload]:
+        """The group was appended; see :meth:`.Lane.landed`."""
+        self._most = None
+        return self._lane.landed(first, Moment.now(self._runtime))
+
+    @locked
+    def refused(self, group: Sequence[Upload], error: OpenDataBufferError) -> bool:
+        """Surely nothing was appended. Returns whether to wait before the next append."""
+        self._lane.refused(error, Moment.now(self._runtime))
+        if isinstance(error, QueueFull) and len(group) > 1:
+            # Half of them may fit; all together never would, also into an empty queue.
+            self._most = len(group) // 2
+            return False
+        self._most = None
+        return True
+
+    @locked
+    def failed(self, error: BaseException) -> None:
+        """The group failed for good."""
+        self._lane.failed(error)
+
+    @locked
+    def settle(self, upload: Upload, outcome: BaseException) -> None:
+        """See :meth:`.Lane.settle`."""
+        self._lane.settle(upload, outcome)
+
+    @locked
+    def answered(self) -> list[Upload]:
+        """The append has ended; what was settled, to be told."""
+        self._in_store -= 1
+        return self._lane.take_settled()
+
+    # What every thread of the pipeline does.
+
+    @locked
+    def record(self, failed: Sequence[Upload]) -> None:
+        """Before their callers are told: no later transaction may get in."""
+        for upload in failed:
+            assert isinstance(upload.outcome, BaseException)
+            self._failed_calls += upload.calls
+            self._failure = self._failure or upload.outcome
+            self._transaction_failed |= upload.ordered
+
+    @locked
+    def told(self, settled: Sequence[Upload]) -> None:
+        """After their callers were told: flush() returns when every handle has its outcome."""
+        for upload in settled:
+            self._held -= upload.held
+            self._calls -= upload.calls
+            del self._untold[upload.completion]
+        self._condition.notify_all()
+
+    @locked
+    def begin_thread(self) -> None:
+        """One more thread, which is no worker, is about to start."""
+        self.threads += 1
+
+    @locked
+    def end_thread(self) -> None:
+        """A thread ends."""
+        self.threads -= 1
+        self._condition.notify_all()
+
+    # With the lock held.
+
+    def _wait_for_room(self, size: int) -> None:
+        most_calls = self._config.max_buffered_inputs
+        while not self._closing:
+            held = self._held + self._batcher.held
+            # A call larger than the whole budget is let in alone, or it would wait for ever.
+            if (not held or held + size <= self._config.max_buffered_bytes) and (
+                most_calls is None or self._calls + self._batcher.calls < most_calls
+            ):
+                return
+            # An interrupted call may have left a batch that nobody was told of.
+            self._let_look()
+            self._condition.wait()
+        raise Closed("the producer was closed: produce() needs an open one")
+
+    def _let_look(self) -> None:
+        """Wake the workers when none of them looks at the batcher in time by itself."""
+        due_at = self._batcher.due_at
+        if due_at is not None and (self._looks_at is None or due_at < self._looks_at):
+            self._condition.notify_all()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise FlushFailed(self._failed_calls, str(self._failure)) from self._failure
+
+    def _is_done(self) -> bool:
+        """Whether every accepted call was told its outcome and no more can come."""
+        return self._closing and not self._batcher.batches and not self._untold
+
+    def _count_worker(self, count: int) -> None:
+        self.threads += count
+        self._workers += count
+        self._idle += count
+
+    def _collect(self, now: float) -> None:
+        """Move what is sealed into the lane, and settle what is past its deadline."""
+        if self._abandoned is not None:
+            self._batcher.seal(now)
+        while (batch := self._batcher.take(now)) is not None:
+            assert batch.sealed_at is not None
+            upload = batch.upload(batch.sealed_at + self._config.delivery_timeout_ms / 1000)
+            self._untold[upload.completion] = None
+            self._held += upload.held
+            self._calls += upload.calls
+            self._lane.enter(upload)
+            self._to_upload.append(Work(upload, batch))
+        if self._abandoned is not None:
+            self._lane.abandon(self._abandoned)
+        else:
+            self._lane.expire(now)
+        if self._lane.has_settled:
+            # What was given up must not wait here, out of the budget, for an upload to end.
+            waits = (w for w in self._to_upload if w.upload and w.upload.stage != Stage.SETTLED)
+            self._to_upload = deque(waits)
+
+    def _next_upload(self) -> Work | None:
+        if not self._to_upload or self._uploading >= self._config.upload_concurrency:
+            return None
+        self._uploading += 1
+        self._in_store += 1
+        return self._to_upload.popleft()
