@@ -27,7 +27,7 @@ import logging
 import posixpath
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import (
@@ -42,8 +42,9 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
 from opendata_buffer.queue.cas import CasStore, Done, Raced, Register
+from opendata_buffer.queue.nesting import refuse_nesting
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
-from opendata_buffer.stores import Blob
+from opendata_buffer.stores import Blob, List
 
 __all__ = [
     "MARKER_NAME",
@@ -68,6 +69,10 @@ _FIELDS = frozenset(
 )
 _MAX_BYTES = 64 * 1024
 _NOTE_DEADLINE_MS = 5_000
+
+
+class ClaimStore(CasStore, List, Protocol):
+    """What claiming a queue needs of a store."""
 
 
 def marker_key(data_path_prefix: str) -> str:
@@ -234,7 +239,9 @@ class Claim:
             log.info("the queue's marker %s was not written: %s", self._register.key, outcome)
 
 
-def claim_for_use(store: CasStore, config: QueueConfig, *, runtime: Runtime | None = None) -> Claim:
+def claim_for_use(
+    store: ClaimStore, config: QueueConfig, *, runtime: Runtime | None = None
+) -> Claim:
     """What whoever writes to a queue does before its first write; free to repeat.
 
     Makes sure that the store honours conditional writes (failure F12), that the data prefix
@@ -245,6 +252,7 @@ def claim_for_use(store: CasStore, config: QueueConfig, *, runtime: Runtime | No
     Raises:
         UnsafeStore: The store ignores or does not know conditional writes.
         PrefixConflict: The prefix belongs to the queue of another manifest.
+        InvalidInput: A new queue would lie inside another one's data prefix, or around it.
         QueueReset: The manifest is gone, or was restored from an old copy.
         CorruptData: The marker or the manifest cannot be read.
         TransientStorageError, PermanentStorageError: The store did not answer.
@@ -254,9 +262,12 @@ def claim_for_use(store: CasStore, config: QueueConfig, *, runtime: Runtime | No
         return _claim_for_use(store, config, runtime)
 
 
-def _claim_for_use(store: CasStore, config: QueueConfig, runtime: Runtime) -> Claim:
+def _claim_for_use(store: ClaimStore, config: QueueConfig, runtime: Runtime) -> Claim:
     store.check_conditional_writes(config.manifest_path)
-    claim = claim_queue(store, config, runtime=runtime)
+    claim = check_owner(store, config, runtime=runtime)
+    if claim is None:
+        refuse_nesting(store, config.data_path_prefix, MARKER_NAME)
+        claim = claim_queue(store, config, runtime=runtime)
     if claim.watermark is None:
         return claim
     manifest = _read_manifest(store, config)
