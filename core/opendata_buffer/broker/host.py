@@ -105,6 +105,7 @@ class Host:
         self._port: ListeningPort | None = None
         self._service: Service | None = None
         self._mine: Announcement | None = None
+        self._failure: OpenDataBufferError | None = None
         self._id = runtime.ulid()
         self._task: Task = runtime.spawn(self._run, "opendata-buffer-broker-host")
 
@@ -112,6 +113,17 @@ class Host:
     def serving(self) -> Announcement | None:
         """What it announced, while it serves."""
         return self._mine
+
+    @property
+    def stands_by_for(self) -> Announcement | None:
+        """The broker that serves in its stead, as last looked at."""
+        seen = self._watch.seen
+        return None if self._mine is not None or seen is None or not seen.serves else seen
+
+    @property
+    def failure(self) -> OpenDataBufferError | None:
+        """Why it gave up: an address that cannot be used, a prefix of another queue."""
+        return self._failure
 
     @property
     def service(self) -> Service | None:
@@ -135,6 +147,10 @@ class Host:
                     log.warning("broker of %s: %s", self._store.url, error)
                     wait = STAND_BY_S
                 self._wait(wait)
+        except OpenDataBufferError as error:
+            # Not mended by trying again; whoever started it decides what that means.
+            self._failure = error
+            log.error("the broker of %s gives up: %s", self._store.url, error)
         finally:
             self._leave()
 

@@ -10,8 +10,17 @@ from opendata_buffer.broker.host import ListeningPort
 from opendata_buffer.broker.server import Listen
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.runtime import Runtime
+from opendata_buffer.stores import Store
 
-__all__ = ["Network", "WebSocketNetwork", "websockets_installed"]
+__all__ = [
+    "Network",
+    "WebSocketNetwork",
+    "listen_for",
+    "require_websockets",
+    "websockets_installed",
+]
+
+_ONE_MACHINE = ("file", "memory")
 
 
 class Network(Protocol):
@@ -57,11 +66,26 @@ class WebSocketNetwork:
         """See :class:`Network`."""
         from opendata_buffer.broker.server import WebSocketPort
 
-        if not websockets_installed():
-            raise InvalidInput(
-                "a broker needs the package websockets: pip install 'opendata-buffer[broker]'"
-            )
+        require_websockets()
         return WebSocketPort(self._listen, self._runtime)
+
+
+def listen_for(store: Store) -> Listen:
+    """Where a broker listens that was told nothing else: whoever reaches the store reaches it.
+
+    A loopback address in the announcement of a queue that machines share would mean another
+    process on each of them: refused there, the broker would be taken for dead.
+    """
+    on_one_machine = store.url.partition("://")[0] in _ONE_MACHINE
+    return Listen() if on_one_machine else Listen(host="0.0.0.0")
+
+
+def require_websockets() -> None:
+    """Raises :class:`InvalidInput`, with what to install, without the extra ``broker``."""
+    if not websockets_installed():
+        raise InvalidInput(
+            "a broker needs the package websockets: pip install 'opendata-buffer[broker]'"
+        )
 
 
 def websockets_installed() -> bool:

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import logging
 import secrets
+import socket
 import ssl
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -23,7 +24,7 @@ from opendata_buffer.runtime import Runtime, Task
 if TYPE_CHECKING:
     from websockets.asyncio.server import Server, ServerConnection
 
-__all__ = ["Listen", "Port", "WebSocketPort"]
+__all__ = ["Listen", "Port", "WebSocketPort", "own_address"]
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,8 @@ QUEUED_ANSWERS = 1_024
 
 TRY_AGAIN_LATER = 1013
 
+_EVERY_INTERFACE = ("0.0.0.0", "::")
+
 
 @dataclass(frozen=True, slots=True)
 class Listen:
@@ -45,7 +48,8 @@ class Listen:
     Attributes:
         host: Interface to listen on.
         port: 0 takes a free one.
-        advertise: ``host:port`` for clients, where that differs from what is listened on.
+        advertise: ``host:port`` for clients, where that differs from what is listened on. For
+            ``0.0.0.0`` and ``::`` it is this machine's address towards other networks by default.
         certificate: Path of a PEM file for TLS, and ``key`` of its private key.
         key: See ``certificate``.
     """
@@ -94,6 +98,8 @@ class WebSocketPort:
         assert self._server is not None
         port = next(iter(self._server.sockets)).getsockname()[1]
         host = self._listen.host
+        if host in _EVERY_INTERFACE:
+            host = own_address()
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def open(self, service: Service, announcement: Announcement) -> None:
@@ -229,6 +235,18 @@ class WebSocketPort:
 
 
 Port = WebSocketPort
+
+
+def own_address() -> str:
+    """This machine's address towards other networks; the loopback's where it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            # Datagram sockets send nothing on connect: the kernel only chooses the route. The
+            # address is of a network that is reserved for documentation.
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
 
 
 async def _write(

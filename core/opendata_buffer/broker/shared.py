@@ -8,7 +8,12 @@ from collections.abc import Sequence
 
 from opendata_buffer.broker.committer import BrokeredCommitter
 from opendata_buffer.broker.host import Host
-from opendata_buffer.broker.network import Network, WebSocketNetwork, websockets_installed
+from opendata_buffer.broker.network import (
+    Network,
+    WebSocketNetwork,
+    listen_for,
+    websockets_installed,
+)
 from opendata_buffer.commit.committer import Committer, shared_committer
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput
@@ -61,7 +66,13 @@ def open_committer(
             made = _Shared(key, runtime)
             shared = _shared.setdefault(key, made)
             if shared is made:
-                shared.open(store, config, claim, broker, network or WebSocketNetwork(runtime))
+                shared.open(
+                    store,
+                    config,
+                    claim,
+                    broker,
+                    network or WebSocketNetwork(runtime, listen_for(store)),
+                )
                 return shared
         if shared.join():
             return shared

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import click
 
+from opendata_buffer.cli.broker import broker
 from opendata_buffer.cli.errors import Application, main_of
 from opendata_buffer.cli.objects import batch, manifest
 from opendata_buffer.cli.options import version_option
 from opendata_buffer.cli.queues import fsck, gc, status
 from opendata_buffer.cli.records import consume, produce
 from opendata_buffer.cli.repairs import quarantine, rebuild, skip
+from opendata_buffer.cli.work import work
 
 __all__ = ["cli", "main"]
 
@@ -35,7 +37,9 @@ def cli(context: click.Context, verbose: int) -> None:
     context.obj = context.obj or SystemRuntime()
 
 
-for command in (produce, consume, status, fsck, gc, skip, quarantine, manifest, batch):
+for command in (
+    produce, consume, broker, work, status, fsck, gc, skip, quarantine, manifest, batch,
+):  # fmt: skip
     cli.add_command(command)
 
 manifest.add_command(rebuild)

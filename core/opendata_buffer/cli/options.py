@@ -21,6 +21,7 @@ __all__ = [
     "POSITIVE",
     "SOON_MS",
     "allow_foreign_option",
+    "create_if_missing_option",
     "json_option",
     "max_batch_bytes_option",
     "queue_fields_of",
@@ -88,6 +89,12 @@ allow_foreign_option = click.option(
     "--allow-foreign-locations",
     is_flag=True,
     help="Read batches that lie outside the data prefix, too.",
+)
+
+create_if_missing_option = click.option(
+    "--create-if-missing",
+    is_flag=True,
+    help="Make the queue if there is none: for a start before its producers.",
 )
 
 recreate_option = click.option(

@@ -18,6 +18,7 @@ from opendata_buffer.cli.options import (
     POSITIVE,
     SOON_MS,
     allow_foreign_option,
+    create_if_missing_option,
     max_batch_bytes_option,
     patient_queue_options,
     queue_fields_of,
@@ -42,6 +43,14 @@ __all__ = ["consume", "produce"]
 @click.option("--metadata", default="", metavar="TEXT", help="Goes with every record range.")
 @click.option("--flush-interval-ms", type=POSITIVE, default=100, show_default=True)
 @click.option("--flush-size-bytes", type=POSITIVE, default=64 * MIB, show_default=True)
+@click.option(
+    "--broker",
+    type=click.Choice(["auto", "host", "off"]),
+    default="auto",
+    show_default=True,
+    help="auto: through the queue's broker if there is one; host: be one while there is none; "
+    "off: append alone.",
+)
 @recreate_option
 @max_batch_bytes_option
 @click.pass_obj
@@ -52,6 +61,7 @@ def produce(
     metadata: str,
     flush_interval_ms: int,
     flush_size_bytes: int,
+    broker: str,
     recreate: bool,
     max_batch_bytes: int,
     **queue: Any,
@@ -75,6 +85,7 @@ def produce(
         compression=Compression[compression.upper()],
         flush_interval_ms=flush_interval_ms,
         flush_size_bytes=flush_size_bytes,
+        broker=broker,
         recreate=recreate,
         max_batch_bytes=max_batch_bytes,
     )
@@ -99,11 +110,7 @@ def produce(
 @patient_queue_options
 @click.option("--max-batches", type=NATURAL, metavar="N", help="Stop after N batches.")
 @click.option("--follow", is_flag=True, help="Wait for more when the queue is empty.")
-@click.option(
-    "--create-if-missing",
-    is_flag=True,
-    help="Make the queue if there is none: for a consumer that starts before its producers.",
-)
+@create_if_missing_option
 @click.option("--no-ack", is_flag=True, help="Only look: take over nothing, acknowledge nothing.")
 @click.option(
     "--last-acked-sequence",

@@ -19,7 +19,12 @@ from opendata_buffer.broker.client import ChannelClosed, Connection, Lost, Refus
 from opendata_buffer.broker.host import Host
 from opendata_buffer.broker.lease import Lease
 from opendata_buffer.broker.messages import parse_metadata
-from opendata_buffer.broker.network import Network, WebSocketNetwork
+from opendata_buffer.broker.network import (
+    Network,
+    WebSocketNetwork,
+    listen_for,
+    require_websockets,
+)
 from opendata_buffer.broker.wire import ProtocolError
 from opendata_buffer.config import WorkerConfig
 from opendata_buffer.consumer.descriptors import BatchDescriptor
@@ -134,7 +139,10 @@ class Worker:
         self._config = config
         self._runtime = runtime or SystemRuntime()
         self._store = store or open_store(config.store, config.store_options)
-        self._network = network or WebSocketNetwork(self._runtime)
+        if network is None:
+            require_websockets()
+            network = WebSocketNetwork(self._runtime, listen_for(self._store))
+        self._network = network
         self._fetch = FetchHandle.of(config, store=self._store, runtime=self._runtime)
         self._lease = Lease(self._store, config, self._runtime)
         self.name = (

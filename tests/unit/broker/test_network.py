@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from opendata_buffer.broker.announcement import Announcement
 from opendata_buffer.broker.client import Appended
-from opendata_buffer.broker.network import WebSocketNetwork, websockets_installed
-from opendata_buffer.broker.server import Listen
+from opendata_buffer.broker.network import WebSocketNetwork, listen_for, websockets_installed
+from opendata_buffer.broker.server import Listen, own_address
 from opendata_buffer.broker.service import Service
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.queue.queue import Queue
+from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.broker.local import CONFIG, RUNTIME, entries, soon
 
@@ -42,3 +44,21 @@ def test_without_the_package_a_port_says_what_to_install(monkeypatch: pytest.Mon
     monkeypatch.setattr(importlib.util, "find_spec", missing)
     with pytest.raises(InvalidInput, match="pip install"):
         WebSocketNetwork(RUNTIME).listen()
+
+
+def test_a_queue_on_one_machine_is_served_there_and_a_shared_one_to_every_machine(
+    tmp_path: Path,
+) -> None:
+    assert listen_for(MemoryStore()) == listen_for(LocalStore(tmp_path)) == Listen()
+    shared: Any = Shared()
+    network = WebSocketNetwork(RUNTIME, listen_for(shared))
+    port = network.listen()
+    # A loopback address, or 0.0.0.0, would mean another process on each machine.
+    assert port.address.rpartition(":")[0] == own_address() != "0.0.0.0"
+    port.close()
+
+
+class Shared:
+    """A store that several machines reach."""
+
+    url = "s3://bucket/orders"

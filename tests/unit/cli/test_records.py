@@ -15,6 +15,7 @@ from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.stores import Blob
 from opendata_buffer.stores.memory import MemoryStore
+from tests.unit.broker.local import eventually, host
 from tests.unit.cli.shell import Ticks, fails, fill, manifest_of, ok, records_of, run
 
 
@@ -209,3 +210,19 @@ def test_f23_batches_outside_the_prefix_are_read_when_that_is_allowed(
     assert run("fsck", url).exit_code == 1
     assert ok("fsck", url, "--allow-foreign-locations").exit_code == 0
     assert ok("consume", url, "--allow-foreign-locations", *more).stdout == "a\n"
+
+
+def test_produce_through_the_announced_broker_or_alone(url: str, store: MemoryStore) -> None:
+    fill(url, [b"a"], broker="off")
+    with_broker = host(store)
+    try:
+        eventually(lambda: with_broker.serving)
+        ok("produce", url, stdin=b"b\n")
+        assert with_broker.service is not None
+        assert with_broker.service.appended == 1
+        ok("produce", url, "--broker", "off", stdin=b"c\n")
+        assert with_broker.service.appended == 1
+    finally:
+        with_broker.stop(10)
+    ok("produce", url, "--broker", "host", stdin=b"d\n")
+    assert records_of(store) == [b"a", b"b", b"c", b"d"]

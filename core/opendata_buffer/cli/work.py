@@ -1,0 +1,320 @@
+"""A command for each batch: ``work``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Protocol
+
+import click
+
+from opendata_buffer.cli.ending import last_words
+from opendata_buffer.cli.errors import Failure, one_line
+from opendata_buffer.cli.options import (
+    NATURAL,
+    POSITIVE,
+    SOON_MS,
+    create_if_missing_option,
+    max_batch_bytes_option,
+    patient_queue_options,
+    queue_fields_of,
+)
+from opendata_buffer.errors import ClaimLost, Closed, OpenDataBufferError
+from opendata_buffer.runtime import Runtime
+
+__all__ = ["Crew", "rest_ms", "work"]
+
+CLAIM_S = 1.0
+"""One claim waits no longer, so that a signal is noticed."""
+
+LOOK_S = 0.1
+"""Between two looks whether everybody still works."""
+
+TERM_S = 1.5
+"""From a signal until a command that goes on is killed."""
+
+END_S = 3.0
+"""From a signal until what is left is not waited for; then its claims lapse."""
+
+FIRST_REST_MS = 1_000
+LONGEST_REST_MS = 60_000
+
+
+def rest_ms(delivery_count: int) -> int:
+    """How long a batch rests that failed so often: doubled each time, a minute at most."""
+    return int(min(FIRST_REST_MS * 2 ** min(delivery_count - 1, 30), LONGEST_REST_MS))
+
+
+class Batch(Protocol):
+    """As :class:`~opendata_buffer.worker.worker.ClaimedBatch`."""
+
+    sequence: int
+    location: str
+    delivery_count: int
+    entries: Sequence[bytes]
+
+    def done(self) -> None:
+        """It is worked off."""
+        ...
+
+    def release(self, rest_ms: int = 0) -> None:
+        """Give it back."""
+        ...
+
+    def reject(self, reason: str) -> None:
+        """To the quarantine."""
+        ...
+
+
+class Crew:
+    """Some threads, each of which runs the command for one batch after the other.
+
+    Args:
+        claim: Waits for a batch for some seconds; returns it in a list, or an empty one.
+        command: A program and its arguments.
+        parallel: Threads.
+        runtime: Clock and threads.
+        say: Takes a line about a batch that failed.
+        max_deliveries: A batch that failed so often is rejected; 0 never does.
+    """
+
+    def __init__(
+        self,
+        claim: Callable[[int, float], Sequence[Batch]],
+        command: Sequence[str],
+        parallel: int,
+        runtime: Runtime,
+        say: Callable[[str], None],
+        max_deliveries: int = 0,
+    ) -> None:
+        self._claim = claim
+        self._command = list(command)
+        self._parallel = parallel
+        self._runtime = runtime
+        self._say = say
+        self._max_deliveries = max_deliveries
+        self._lock = runtime.condition()
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._stopping = False
+        self._error: BaseException | None = None
+        self.done = 0
+        self.released = 0
+        self.rejected = 0
+
+    def run(self) -> None:
+        """Work until something ends it: a signal, or an error that is not a batch's own.
+
+        Raises:
+            Failure: The command cannot be started.
+            OpenDataBufferError: The queue cannot be worked on.
+        """
+        tasks = [
+            self._runtime.spawn(self._work, f"opendata-buffer-work-{number}")
+            for number in range(self._parallel)
+        ]
+        try:
+            while not self._stopping:
+                self._runtime.sleep(LOOK_S)
+        finally:
+            end = self._runtime.monotonic() + END_S
+            self._stop(end)
+            for task in tasks:
+                task.join(max(0.0, end - self._runtime.monotonic()))
+        if self._error is not None:
+            raise self._error
+
+    def last_words(self) -> str:
+        """What became of the batches when a signal ends the command."""
+        return (
+            f"ended by a signal: {self.done} batches done, {self.released} given back, "
+            f"{self.rejected} in the quarantine"
+        )
+
+    def _stop(self, end: float) -> None:
+        with self._lock:
+            self._stopping = True
+        self._signal(signal.SIGTERM)
+        kill_at = min(end, self._runtime.monotonic() + TERM_S)
+        while self._running and self._runtime.monotonic() < kill_at:
+            self._runtime.sleep(LOOK_S / 2)
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with self._lock:
+            running = list(self._running)
+        for process in running:
+            # The whole group: the command may be a shell with children of its own.
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, number)
+
+    def _work(self) -> None:
+        try:
+            while not self._stopping:
+                for batch in self._claim(1, CLAIM_S):
+                    self._attempt(batch)
+        except Closed:
+            return
+        except BaseException as error:
+            with self._lock:
+                self._error = self._error or error
+                self._stopping = True
+
+    def _attempt(self, batch: Batch) -> None:
+        if self._stopping:
+            self._give_back(batch, 0)
+            return
+        try:
+            code = self._run(batch)
+        except OSError as error:
+            # Not the batch's fault, and the next one would fare no better.
+            self._give_back(batch, 0)
+            raise Failure(f"cannot run {self._command[0]!r}: {error.strerror or error}") from error
+        if code == 0:
+            self._finish(batch)
+        elif self._stopping:
+            self._give_back(batch, 0)
+        else:
+            self._fail(batch, f"exit code {code}" if code > 0 else f"signal {-code}")
+
+    def _run(self, batch: Batch) -> int:
+        process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            # A group of its own: Ctrl-C in a terminal ends us, and we end it.
+            process_group=0,
+            env={
+                **os.environ,
+                "OPENDATA_BUFFER_SEQUENCE": str(batch.sequence),
+                "OPENDATA_BUFFER_LOCATION": batch.location,
+                "OPENDATA_BUFFER_DELIVERY_COUNT": str(batch.delivery_count),
+            },
+        )
+        with self._lock:
+            self._running.add(process)
+            stopping = self._stopping
+        if stopping:
+            # Started while everybody else was being told.
+            self._signal(signal.SIGTERM)
+        try:
+            lines = b"".join(part for record in batch.entries for part in (record, b"\n"))
+            # A command that ends without having read everything is judged by its exit code.
+            process.communicate(lines)
+        finally:
+            with self._lock:
+                self._running.discard(process)
+        return process.returncode
+
+    def _finish(self, batch: Batch) -> None:
+        try:
+            batch.done()
+        except ClaimLost as error:
+            self._say(f"batch {batch.sequence} was worked off, and comes again: {error}")
+            return
+        with self._lock:
+            self.done += 1
+
+    def _fail(self, batch: Batch, how: str) -> None:
+        count = batch.delivery_count
+        what = f"batch {batch.sequence} failed with {how} in delivery {count}"
+        if 0 < self._max_deliveries <= count:
+            self._say(f"{what}: it goes to the quarantine")
+            with suppress(ClaimLost):
+                batch.reject(f"{self._command[0]} ended with {how} in delivery {count}")
+                with self._lock:
+                    self.rejected += 1
+            return
+        rest = rest_ms(count)
+        self._say(f"{what}: given back for {rest / 1000:g} s")
+        self._give_back(batch, rest)
+
+    def _give_back(self, batch: Batch, rest: int) -> None:
+        # A claim that had lapsed is given back already; one that cannot be will lapse.
+        with suppress(ClaimLost, OpenDataBufferError):
+            batch.release(rest)
+        with self._lock:
+            self.released += 1
+
+
+@click.command()
+@patient_queue_options
+@click.option("--parallel", type=POSITIVE, default=1, show_default=True, help="Batches at once.")
+@click.option(
+    "--claim-timeout-ms",
+    type=POSITIVE,
+    default=60_000,
+    show_default=True,
+    help="When this process gives no sign of life for so long, others get its batches.",
+)
+@click.option(
+    "--max-deliveries",
+    type=NATURAL,
+    default=5,
+    show_default=True,
+    help="A batch that failed so often goes to the quarantine; 0 tries for ever.",
+)
+@click.option(
+    "--broker",
+    type=click.Choice(["auto", "host"]),
+    default="host",
+    show_default=True,
+    help="host: be the queue's broker while there is none; auto: wait for one.",
+)
+@max_batch_bytes_option
+@create_if_missing_option
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.pass_obj
+def work(
+    runtime: Any,
+    /,
+    parallel: int,
+    claim_timeout_ms: int,
+    max_deliveries: int,
+    broker: str,
+    max_batch_bytes: int,
+    create_if_missing: bool,
+    command: tuple[str, ...],
+    **queue: Any,
+) -> None:
+    """Run COMMAND for each batch, with its records on standard input, one line each.
+
+    Put -- before the command. Any number of these share a queue: each batch is given to one of
+    them, and leaves the queue when the command exits 0. Otherwise it is given back and handed out
+    again, after a second at first and later each time. The command finds OPENDATA_BUFFER_SEQUENCE,
+    OPENDATA_BUFFER_LOCATION and OPENDATA_BUFFER_DELIVERY_COUNT in its environment.
+    """
+    from opendata_buffer.admin.observe import Observer
+    from opendata_buffer.broker.network import require_websockets
+    from opendata_buffer.config import WorkerConfig
+    from opendata_buffer.stores.factory import open_store
+    from opendata_buffer.worker.worker import Worker
+
+    require_websockets()
+    if shutil.which(command[0]) is None:
+        raise Failure(f"there is no command {command[0]!r}: check its name and PATH")
+    config = WorkerConfig(
+        **queue_fields_of(queue),
+        broker=broker,
+        claim_timeout_ms=claim_timeout_ms,
+        max_deliveries=max_deliveries,
+        max_batch_bytes=max_batch_bytes,
+    )
+    store = open_store(config.store, config.store_options)
+    if not create_if_missing:
+        soon = replace(config, cas_deadline_ms=min(config.cas_deadline_ms, SOON_MS))
+        Observer(store, soon, runtime).manifest()
+    worker = Worker(config, store=store, runtime=runtime)
+    crew = Crew(
+        worker.claim,
+        command,
+        parallel,
+        runtime,
+        lambda line: click.echo(one_line(line), err=True),
+        max_deliveries,
+    )
+    with last_words(crew.last_words), worker:
+        crew.run()

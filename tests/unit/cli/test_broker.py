@@ -1,0 +1,161 @@
+"""``broker``: serves, stands by, says so, and says what is wrong in one line."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from opendata_buffer.broker import network
+from opendata_buffer.broker.lease import Lease
+from opendata_buffer.cli.broker import split_address
+from opendata_buffer.cli.commands import cli
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores.memory import MemoryStore
+from tests.unit.broker.local import RUNTIME, eventually, host
+from tests.unit.cli.shell import fails, fill, run
+
+
+class Until:
+    """A runtime whose main thread is interrupted once something is so."""
+
+    def __init__(self, when: Callable[[], object]) -> None:
+        self._real = SystemRuntime()
+        self._when = when
+        self._main = threading.get_ident()
+        self._end = time.monotonic() + 20
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(self._real, attribute)
+
+    def sleep(self, seconds: float) -> None:
+        assert time.monotonic() < self._end
+        if threading.get_ident() == self._main and self._when():
+            raise KeyboardInterrupt
+        time.sleep(min(seconds, 0.05))
+
+
+def serve(url: str, when: Callable[[], object], *more: str) -> Result:
+    result = CliRunner().invoke(cli, ["broker", url, *more], obj=Until(when))
+    assert result.exit_code == 130, result.output
+    return result
+
+
+def announced(store: MemoryStore) -> Any:
+    return Lease(store, QueueConfig(store=store.url), RUNTIME).read()
+
+
+def serves(store: MemoryStore) -> bool:
+    found = announced(store)
+    return found is not None and found.serves
+
+
+def test_it_says_that_it_serves_and_leaves_when_it_ends(url: str, store: MemoryStore) -> None:
+    fill(url, [b"a"])
+    ticks = iter(range(100))
+    result = serve(url, lambda: serves(store) and next(ticks) > 3)
+    (line,) = result.stdout.splitlines()
+    assert line.startswith(f"serving {url} at 127.0.0.1:")
+    assert "(term 1, broker 0" in line
+    left = announced(store)
+    assert (left.term, left.serves) == (1, False)
+
+
+def test_a_standby_says_so_and_takes_over_when_the_other_leaves(
+    url: str, store: MemoryStore
+) -> None:
+    fill(url, [b"a"])
+    other = host(store)
+    eventually(lambda: other.serving)
+    assert other.serving is not None
+    address, looks = other.serving.address, []
+
+    def when() -> bool:
+        looks.append(1)
+        if len(looks) == 30:
+            other.stop(10)
+        found = announced(store)
+        return len(looks) > 40 and found.serves and found.address != address
+
+    lines = serve(url, when).stdout.splitlines()
+    assert lines[0].startswith(f"standing by: {address} is announced (term 1, broker ")
+    assert lines[1].startswith(f"serving {url} at ")
+    assert len(lines) == 2
+
+
+def test_it_listens_and_is_announced_as_it_is_told(url: str, store: MemoryStore) -> None:
+    fill(url, [b"a"])
+    seen: list[str] = []
+
+    def when() -> bool:
+        if serves(store):
+            seen.append(announced(store).address)
+        return bool(seen)
+
+    serve(url, when, "--listen", "127.0.0.1:0", "--advertise", "[fd00::1]:7420")
+    assert seen == ["[fd00::1]:7420"]
+
+
+def test_a_mistyped_path_makes_no_queue_unless_it_is_asked_to(url: str, store: MemoryStore) -> None:
+    assert "there is no queue" in fails("broker", url)
+    assert store.list("").objects == ()
+    serve(url, lambda: serves(store), "--create-if-missing")
+
+
+def test_an_address_in_use_is_one_line_also_for_a_standby(url: str, store: MemoryStore) -> None:
+    fill(url, [b"a"])
+    other = host(store)
+    eventually(lambda: other.serving)
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            where = f"127.0.0.1:{taken.getsockname()[1]}"
+            line = fails("broker", url, "--listen", where)
+        assert f"cannot listen on {where}" in line
+        assert "--listen" in line
+    finally:
+        other.stop(10)
+
+
+def test_a_certificate_that_is_none_is_one_line(url: str) -> None:
+    fill(url, [b"a"])
+    line = fails("broker", url, "--tls-cert", "/nowhere.pem", "--tls-key", "/nowhere.key")
+    assert "--tls-cert" in line
+    assert run("broker", url, "--tls-cert", "a.pem").exit_code == 2
+
+
+def test_without_the_extra_it_says_what_to_install(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(url, [b"a"])
+    monkeypatch.setattr(network, "websockets_installed", lambda: False)
+    assert "pip install 'opendata-buffer[broker]'" in fails("broker", url)
+
+
+def test_a_prefix_of_another_queue_ends_it_with_an_error(url: str, store: MemoryStore) -> None:
+    fill(url, [b"a"])
+    blob = store.get("ingest/manifest")
+    store.put("other/manifest", blob.data)  # type: ignore[union-attr]
+    result = run("broker", url, "--manifest-path", "other/manifest")
+    assert result.exit_code == 1
+    assert "belongs to the queue with manifest" in result.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [("h:1", ("h", 1)), ("0.0.0.0:0", ("0.0.0.0", 0)), ("[::1]:7420", ("::1", 7420))],
+)
+def test_addresses(text: str, parts: tuple[str, int]) -> None:
+    assert split_address(text) == parts
+
+
+@pytest.mark.parametrize("text", ["", "h", "h:", ":1", "h:x", "h:65536", "::1:7", "h:1:2", "h:²"])
+def test_what_is_no_address_is_a_usage_error(text: str, url: str) -> None:
+    result = run("broker", url, "--listen", text)
+    assert result.exit_code == 2
+    assert "HOST:PORT" in result.stderr

@@ -1,0 +1,224 @@
+"""``work``: a command for each batch, and what its exit code means."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from opendata_buffer.broker import network
+from opendata_buffer.cli.errors import Failure
+from opendata_buffer.cli.work import Crew, rest_ms
+from opendata_buffer.errors import ClaimLost, Fenced
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores.memory import MemoryStore
+from tests.unit.broker.local import eventually
+from tests.unit.cli.shell import fails, fill, run
+
+RUNTIME = SystemRuntime()
+
+
+class Given:
+    """A claimed batch that notes how it was finished."""
+
+    def __init__(self, sequence: int, delivery_count: int = 1, *, lost: bool = False) -> None:
+        self.sequence = sequence
+        self.location = f"ingest/{sequence}.batch"
+        self.delivery_count = delivery_count
+        self.entries: Sequence[bytes] = [b"a", b"b\r"]
+        self.ended: list[object] = []
+        self._lost = lost
+
+    def done(self) -> None:
+        if self._lost:
+            raise ClaimLost(self.sequence)
+        self.ended.append("done")
+
+    def release(self, rest_ms: int = 0) -> None:
+        self.ended.append(rest_ms)
+
+    def reject(self, reason: str) -> None:
+        self.ended.append(reason)
+
+
+class Crewed:
+    """A crew over some batches, stopped once all of them are finished."""
+
+    def __init__(
+        self, shell: str, *batches: Given, parallel: int = 1, max_deliveries: int = 0
+    ) -> None:
+        self.left = list(batches)
+        self.said: list[str] = []
+        self.crew = Crew(
+            self.claim, ["sh", "-c", shell], parallel, RUNTIME, self.said.append, max_deliveries
+        )
+
+    def claim(self, most: int, timeout: float) -> list[Given]:
+        if self.left:
+            return [self.left.pop(0)]
+        time.sleep(0.01)
+        return []
+
+
+class Interrupting:
+    """A runtime whose main thread is interrupted once something is so."""
+
+    def __init__(self, when: Callable[[], object]) -> None:
+        self._when = when
+        self._main = threading.get_ident()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(RUNTIME, name)
+
+    def sleep(self, seconds: float) -> None:
+        if threading.get_ident() == self._main and self._when is not None and self._when():
+            self._when = lambda: False
+            raise KeyboardInterrupt
+        time.sleep(seconds)
+
+
+def run_until(crewed: Crewed, when: Callable[[], object]) -> None:
+    crewed.crew._runtime = Interrupting(when)  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        crewed.crew.run()
+
+
+def test_exit_code_0_is_done_and_the_command_saw_lines_and_environment(tmp_path: Path) -> None:
+    batch = Given(7, delivery_count=3)
+    names = " ".join(f"$OPENDATA_BUFFER_{each}" for each in ("SEQUENCE", "LOCATION"))
+    crewed = Crewed(
+        f"(echo {names} $OPENDATA_BUFFER_DELIVERY_COUNT; cat) > {tmp_path / 'out'}", batch
+    )
+    run_until(crewed, lambda: batch.ended)
+    assert batch.ended == ["done"]
+    assert (tmp_path / "out").read_bytes() == b"7 ingest/7.batch 3\na\nb\r\n"
+    assert crewed.said == []
+    assert "1 batches done, 0 given back" in crewed.crew.last_words()
+
+
+@pytest.mark.parametrize(("shell", "how"), [("exit 3", "exit code 3"), ("kill -9 $$", "signal 9")])
+def test_anything_else_is_a_release_with_a_pause_and_a_line(shell: str, how: str) -> None:
+    batch = Given(7, delivery_count=3)
+    crewed = Crewed(shell, batch)
+    run_until(crewed, lambda: batch.ended)
+    assert batch.ended == [4_000]
+    assert crewed.said == [f"batch 7 failed with {how} in delivery 3: given back for 4 s"]
+
+
+def test_the_pause_doubles_up_to_a_minute() -> None:
+    assert [rest_ms(count) for count in (1, 2, 3, 6, 7, 10_000)] == [
+        1_000, 2_000, 4_000, 32_000, 60_000, 60_000,
+    ]  # fmt: skip
+
+
+def test_the_last_delivery_that_fails_goes_to_the_quarantine_with_its_reason() -> None:
+    batches = [Given(1, delivery_count=4), Given(2, delivery_count=5)]
+    crewed = Crewed("exit 1", *batches, max_deliveries=5)
+    run_until(crewed, lambda: batches[1].ended)
+    assert batches[0].ended == [8_000]
+    assert batches[1].ended == ["sh ended with exit code 1 in delivery 5"]
+    assert crewed.said[1].endswith("it goes to the quarantine")
+
+
+def test_a_command_that_does_not_read_its_input_is_judged_by_its_exit_code() -> None:
+    batch = Given(0)
+    batch.entries = [b"x" * 1_000_000]
+    run_until(Crewed("exit 0", batch), lambda: batch.ended)
+    assert batch.ended == ["done"]
+
+
+def test_a_lost_claim_is_told_and_work_goes_on() -> None:
+    lost, batch = Given(0, lost=True), Given(1)
+    crewed = Crewed("exit 0", lost, batch)
+    run_until(crewed, lambda: batch.ended)
+    assert (lost.ended, batch.ended) == ([], ["done"])
+    assert crewed.said[0].startswith("batch 0 was worked off, and comes again")
+
+
+def test_several_commands_run_at_once(tmp_path: Path) -> None:
+    batches = [Given(number) for number in range(3)]
+    # Each waits for the two others: one after the other they would never end.
+    crewed = Crewed(
+        f"cd {tmp_path}; touch $OPENDATA_BUFFER_SEQUENCE; "
+        "while ! test -e 0 -a -e 1 -a -e 2; do sleep 0.01; done",
+        *batches,
+        parallel=3,
+    )
+    run_until(crewed, lambda: all(each.ended for each in batches))
+    assert [each.ended for each in batches] == [["done"]] * 3
+
+
+@pytest.mark.parametrize("shell", ["sleep 60", "trap '' TERM; echo; while true; do sleep 60; done"])
+def test_an_interrupt_ends_the_command_with_its_children_and_gives_the_batch_back(
+    shell: str, tmp_path: Path
+) -> None:
+    batch = Given(7)
+    crewed = Crewed(f"echo $$ > {tmp_path / 'pid'}; {shell}", batch)
+    pid = tmp_path / "pid"
+    begun = time.monotonic()
+    run_until(crewed, lambda: pid.exists() and pid.read_text())
+    assert time.monotonic() - begun < 5
+    eventually(lambda: batch.ended)
+    assert batch.ended == [0]
+    assert crewed.said == []
+    eventually(lambda: not alive_in_group(int(pid.read_text())))
+
+
+def alive_in_group(group: int) -> bool:
+    listed = subprocess.run(
+        ["ps", "-eo", "pgid=,stat="], capture_output=True, text=True, check=True
+    ).stdout
+    rows = [line.split() for line in listed.splitlines()]
+    return any(int(pgid) == group and not state.startswith("Z") for pgid, state in rows)
+
+
+def test_a_command_that_cannot_be_started_ends_the_work_and_costs_no_batch() -> None:
+    batch = Given(7)
+    crewed = Crewed("", batch)
+    crewed.crew._command = ["/nowhere/command"]
+    with pytest.raises(Failure, match="cannot run '/nowhere/command'"):
+        crewed.crew.run()
+    assert batch.ended == [0]
+
+
+def test_an_error_of_the_queue_ends_the_work() -> None:
+    crewed = Crewed("exit 0")
+
+    def claim(most: int, timeout: float) -> list[Given]:
+        raise Fenced("ingest/manifest", 1, 2)
+
+    crewed.crew._claim = claim
+    with pytest.raises(Fenced):
+        crewed.crew.run()
+
+
+def test_a_mistyped_path_makes_no_queue(url: str, store: MemoryStore) -> None:
+    assert "there is no queue" in fails("work", url, "--", "cat")
+    assert store.list("").objects == ()
+
+
+def test_a_mistyped_command_is_told_before_anything_is_claimed(
+    url: str, store: MemoryStore
+) -> None:
+    fill(url, [b"a"])
+    before = store.list("").objects
+    assert "there is no command 'cta'" in fails("work", url, "--", "cta")
+    assert store.list("").objects == before
+
+
+def test_without_the_extra_it_says_what_to_install(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(url, [b"a"])
+    monkeypatch.setattr(network, "websockets_installed", lambda: False)
+    assert "pip install 'opendata-buffer[broker]'" in fails("work", url, "--", sys.executable)
+
+
+def test_a_command_is_needed_and_a_mistyped_option_is_no_part_of_it(url: str) -> None:
+    assert run("work", url).exit_code == 2
+    assert run("work", url, "--paralel", "2", "--", "cat").exit_code == 2
