@@ -32,7 +32,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.keys import Transaction, batch_key
+from opendata_buffer.formats.keys import Transaction, batch_key, later_ulid
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.producer.producer import Producer
@@ -156,15 +156,31 @@ class TransactionalProducer:
 
 
 class SinkDriver:
-    """The driver of a Spark query that writes: many uploads, one append per micro-batch."""
+    """The driver of a Spark query that writes: many uploads, one append per micro-batch.
+
+    With ``slow_s`` each micro-batch lasts that many seconds.
+    """
 
     SIZE = 2
 
-    def __init__(self, world: World, name: str, batches: int, *, most_uploads: int = 3) -> None:
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        batches: int,
+        *,
+        most_uploads: int = 3,
+        slow_s: float = 0,
+    ) -> None:
         self._world = world
         self.name = name
         self._batches = batches
         self._most_uploads = most_uploads
+        self._slow_s = slow_s
+        self.refused = 0
+        """Micro-batches that took too long."""
+        self.waited_s: list[float] = []
+        """How long each committed micro-batch took, by the true clock."""
         self._committed = 0
 
     @property
@@ -181,30 +197,39 @@ class SinkDriver:
 
     def live(self, node: Node, config: ProducerConfig) -> None:
         """One process's life; a failed commit makes it start the query again."""
-        options = SinkOptions(queue=config, gc_grace_period_ms=config.gc_grace_period_ms)
+        options = SinkOptions(
+            queue=config,
+            gc_grace_period_ms=config.gc_grace_period_ms,
+            max_write_duration_ms=int(self._world.write_s * 1000),
+        )
         committer = WriteCommitter(node.store, options, node.runtime)
         while not self.done:
             try:
                 self._micro_batch(node, committer, self._committed)
             except FAILURES as error:
                 self._world.log(f"{self.name}: {error}")
+                self.refused += "maxWriteDurationMs" in str(error)
                 committer = WriteCommitter(node.store, options, node.runtime)
             self._world.work(node)
 
     def _micro_batch(self, node: Node, committer: WriteCommitter, batch: int) -> None:
         transaction = Transaction(self.name, batch)
-        planned = Moment.now(node.runtime)
+        began, planned = self._world.simulation.now, Moment.now(node.runtime)
         records = [Record(self.name, n) for n in range(self._first(batch), self._first(batch + 1))]
         uploads = []
         for start in range(0, len(records), self.SIZE):
             part = records[start : start + self.SIZE]
-            location = batch_key(PREFIX, node.runtime.ulid(), transaction)
+            name = later_ulid(node.runtime.ulid(), int(self._world.write_s * 1000))
+            location = batch_key(PREFIX, name, transaction)
             data = encode_batch([record.encode() for record in part])
             node.store.put(location, data)
+            if self._slow_s:
+                node.runtime.sleep(self._slow_s * self.SIZE / len(records))
             ranges = (Metadata(0, node.runtime.now_ms(), payload(part)),)
             uploads.append(UploadedBatch(location, len(part), len(data), ranges))
         appended = committer.append(Group(planned, tuple(uploads), transaction))
         self._committed = batch + 1
+        self.waited_s.append(self._world.simulation.now - began)
         if appended:
             for n, upload in enumerate(uploads):
                 part = records[n * self.SIZE : (n + 1) * self.SIZE]

@@ -13,7 +13,7 @@ from tests.simulation.actors import (
     run_services,
 )
 from tests.simulation.scenario import simulate
-from tests.simulation.world import World
+from tests.simulation.world import MAX_SKEW_MS, World
 
 SHARE = 0.5
 """Of the seeds; see conftest.py."""
@@ -69,3 +69,27 @@ def late(world: World) -> None:
 
 def test_f5_late_appends_lose_nothing_that_is_durable(seed: int) -> None:
     simulate(seed, late, "test_gc_race.py -k late_appends")
+
+
+def slow(world: World) -> None:
+    """Micro-batches of three grace periods, beside collectors; clocks are wrong by minutes."""
+    world.grace_s = 60
+    world.torments = ("clock", "outage", "short pause")
+    world.idle_s = 1
+    # An upload that a listing lacks is taken to be gone, which is safe, and is not what this asks.
+    world.plan = replace(world.plan, partial_lists=0)
+    # The clock that names may be behind, and set back further between two uploads.
+    world.write_s = 3 * world.grace_s + 2 * MAX_SKEW_MS / 1000
+    query = SinkDriver(world, "query", 3, slow_s=3 * world.grace_s)
+    run_readers(world)
+    world.supervise("cron", lambda node: collect_garbage(world, node), lambda: False)
+    run_services(world, [query])
+    world.finish()
+    world.model.check_complete(query.name, query.records)
+    assert len(query.waited_s) == 3
+    assert min(query.waited_s) >= 3 * world.grace_s - 1, "a micro-batch was quick"
+    assert query.refused == 0
+
+
+def test_f5_a_micro_batch_of_three_grace_periods_gets_through(seed: int) -> None:
+    simulate(seed, slow, "test_gc_race.py -k three_grace_periods")

@@ -54,6 +54,7 @@ class World:
         ambushed: Those requests.
         ambush_pause_s: Shortest and longest pause in an ambush; default 0 to 2.5 grace periods.
         idle_s: Longest usual time between two calls of an actor.
+        write_s: How far ahead of time a sink names its batches, seconds.
         calm: Set when faults are healed and nobody is killed or paused any more.
     """
 
@@ -63,6 +64,7 @@ class World:
         self.ambushed: tuple[str, ...] = ("put", "put_if", "list", "delete")
         self.ambush_pause_s: tuple[float, float] | None = None
         self.idle_s = 0.3
+        self.write_s = 0.0
         self.simulation = Simulation(seed)
         self.model = DeliveryModel(self.simulation.fail, PREFIX, MANIFEST)
         self.memory = MemoryStore("simulation", now_ms=self.simulation.now_ms)
@@ -261,7 +263,7 @@ class World:
 
     def check_no_leaks(self) -> None:
         """Wait until the collector must have been here, and look what it left."""
-        self.director.sleep(4 * self.grace_s + 2 * MAX_SKEW_MS / 1000 + 3 * 120)
+        self.director.sleep(self.write_s + 4 * self.grace_s + 2 * MAX_SKEW_MS / 1000 + 3 * 120)
         left = [
             info.key
             for info in self.memory.list("").objects
