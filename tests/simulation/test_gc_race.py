@@ -44,6 +44,32 @@ def test_f5_collector_never_deletes_what_becomes_durable(seed: int) -> None:
     simulate(seed, race, "test_gc_race.py -k never_deletes")
 
 
+def wrong_dates(world: World) -> None:
+    """The store's clock is wrong for hours, or its answers tell a wrong time now and then."""
+    world.grace_s = 60
+    world.torments = ("short pause", "outage")
+    # Far ahead is what makes young batches look old.
+    error_ms = round(world.uniform(2, 20) * world.grace_s * 1000)
+    world.plan = replace(world.plan, wrong_dates=world.uniform(0.2, 1), date_error_ms=error_ms)
+    if world.chance(0.5):
+        world.store_skew_ms = error_ms if world.chance(0.5) else -error_ms
+        world.plan = replace(world.plan, wrong_dates=0)
+    actors = [PlainProducer(world, "plain", 40), TransactionalProducer(world, "app", 20)]
+    run_readers(world)
+    world.supervise("cron", lambda node: collect_garbage(world, node), lambda: False)
+    run_services(world, list(actors))
+    world.store_skew_ms = 0
+    world.finish()
+    if not world.listed:
+        world.fail("nobody listed the store: the scenario tests nothing")
+
+
+def test_f6_a_store_with_a_wrong_clock_never_makes_the_collector_delete_young_batches(
+    seed: int,
+) -> None:
+    simulate(seed, wrong_dates, "test_gc_race.py -k wrong_clock")
+
+
 def late(world: World) -> None:
     """Appends that land after the grace period: the one race a producer can only report.
 

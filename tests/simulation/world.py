@@ -67,7 +67,11 @@ class World:
         self.write_s = 0.0
         self.simulation = Simulation(seed)
         self.model = DeliveryModel(self.simulation.fail, PREFIX, MANIFEST)
-        self.memory = MemoryStore("simulation", now_ms=self.simulation.now_ms)
+        self.store_skew_ms = 0
+        """How far the clock of the store itself is off."""
+        self.memory = MemoryStore(
+            "simulation", now_ms=lambda: self.simulation.now_ms() + self.store_skew_ms
+        )
         self.fail = self.simulation.fail
         self.log = self.simulation.log
         self.calm = False
@@ -85,6 +89,8 @@ class World:
             stall_ms=self.uniform(1_000, 60_000),
             hangs=self.uniform(0, 0.003) if self.chance(0.5) else 0,
             hang_ms=self.uniform(60_000, 600_000),
+            wrong_dates=self.uniform(0, 0.5) if self.chance(0.5) else 0,
+            date_error_ms=self.draw(2 * MAX_SKEW_MS) - MAX_SKEW_MS,
             get_ms=self.uniform(5, 100),
             put_ms=self.uniform(5, 200),
             cas_ms=self.uniform(5, 100),
