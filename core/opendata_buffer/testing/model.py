@@ -33,7 +33,7 @@ __all__ = ["DeliveryModel", "Record", "Sink", "WatchedStore"]
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Who produced a record, and as which one of its own."""
+    """A record's identity: its producer's name and its number, counted by the producer from 0."""
 
     producer: str
     number: int
@@ -230,10 +230,11 @@ class DeliveryModel:
         return True
 
     def poison(self, sequence: int, location: str) -> None:
-        """A batch cannot be read; that is a broken promise if it was ever durable.
+        """A batch cannot be read: a broken promise if it was reported durable and never read.
 
-        Unless it is in the sink already: then a zombie came late, and the batch was collected.
-        Its records may come out of order, if they are produced again.
+        A zombie may find a batch gone that its successor has read and the collector deleted;
+        that breaks nothing. The batch's records may come later and out of order, when their
+        producer repeats them.
         """
         for record in self._written.get(location, ()):
             self._skipped.setdefault(record, []).append(sequence)

@@ -42,18 +42,19 @@ PREEMPTION = 0.1
 
 
 def _ticks(seconds: float) -> float:
-    """Rounded up to a tick of 2^-20 s: sums and differences of such times are exact.
+    """Rounded up to a tick of 2^-20 s, so that sums and differences of times are exact.
 
-    Or a wait for what is left until a deadline could be too short to move the clock, for ever.
+    With rounding errors, the time left until a deadline can be so short that adding it does not
+    move the clock, and a loop that waits for the deadline never ends.
     """
     return math.ceil(seconds * 2**20) / 2**20
 
 
 def _later(now: float, seconds: float) -> float:
-    """When so many seconds are over: after ``now`` if there are any, however few.
+    """``now + seconds``, but at least one tick after ``now`` when ``seconds`` is not 0.
 
-    Or who waits for a moment just beyond a tick would wait in vain, for ever: adding the little
-    that is left to ``now`` does not change it. Real clocks go on.
+    Less than a tick may not change ``now`` at all: whoever waits for a moment just beyond it
+    would wait for ever, where a real clock goes on.
     """
     return max(now + seconds, now + 2**-20) if seconds > 0 else now
 
