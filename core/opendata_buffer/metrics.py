@@ -33,9 +33,15 @@ __all__ = [
     "batches_collected",
     "batches_flushed",
     "batches_quarantined",
+    "broker_clients",
+    "broker_commits",
+    "broker_entries_appended",
+    "broker_waiting_entries",
     "bytes_collected",
     "bytes_flushed",
     "bytes_written",
+    "claims_held",
+    "claims_lapsed",
     "conflict_rate",
     "consumer_lag_seconds",
     "descriptors_handed_out",
@@ -247,6 +253,26 @@ TABLE: tuple[Metric, ...] = (
         (),
         "Batches not appended because the same transaction was committed before.",
     ),
+    # Broker, in the process that serves
+    _row("broker_clients", "gauge", "{client}", _QUEUE, "Connections of producers and workers."),
+    _row(
+        "broker_waiting_entries",
+        "gauge",
+        "{entry}",
+        _QUEUE,
+        "Queue entries that wait for the broker's next write.",
+    ),
+    _row("broker_commits", "counter", "{commit}", (), "Groups the broker appended, a write each."),
+    _row("broker_entries_appended", "counter", "{entry}", (), "Queue entries in those groups."),
+    _row("claims_held", "gauge", "{batch}", _QUEUE, "Batches that workers hold."),
+    _row(
+        "claims_lapsed",
+        "counter",
+        "{claim}",
+        (),
+        "Claims that ended because their worker gave no sign of life; the batch is handed out "
+        "again.",
+    ),
 )
 
 _meter = get_meter(METER_NAME)
@@ -301,3 +327,9 @@ gc_duration_seconds = _histogram("gc_duration_seconds")
 gc_cycles_held = _counter("gc_cycles_held")
 gc_clock_difference_seconds = _gauge("gc_clock_difference_seconds")
 write_repeats_dropped = _counter("write_repeats_dropped")
+broker_clients = _watched("broker_clients")
+broker_waiting_entries = _watched("broker_waiting_entries")
+broker_commits = _counter("broker_commits")
+broker_entries_appended = _counter("broker_entries_appended")
+claims_held = _watched("claims_held")
+claims_lapsed = _counter("claims_lapsed")

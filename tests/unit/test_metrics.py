@@ -8,7 +8,7 @@ import sys
 
 from opendata_buffer import metrics
 
-# Names, kinds and labels, written out: the table must not drift from them. The last three are
+# Names, kinds and labels, written out: the table must not drift from them. The last ones are
 # this library's own, the others OpenData's.
 EXPECTED = {
     "buffer.batches_flushed": ("counter", ()),
@@ -37,6 +37,12 @@ EXPECTED = {
     "buffer.write_repeats_dropped": ("counter", ()),
     "buffer.fetch_duration_seconds": ("histogram", ()),
     "buffer.descriptors_handed_out": ("counter", ()),
+    "buffer.broker_clients": ("gauge", ("queue",)),
+    "buffer.broker_waiting_entries": ("gauge", ("queue",)),
+    "buffer.broker_commits": ("counter", ()),
+    "buffer.broker_entries_appended": ("counter", ()),
+    "buffer.claims_held": ("gauge", ("queue",)),
+    "buffer.claims_lapsed": ("counter", ()),
 }
 
 # In a process of its own: a MeterProvider can be set only once per process.

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, replace
 from itertools import repeat
 from typing import Any
 
+from opendata_buffer.admin.broker import BrokerStatus, ClaimsStatus, ask_broker, read_claims
 from opendata_buffer.admin.observe import Observer
+from opendata_buffer.broker.announcement import Announcement
+from opendata_buffer.broker.client import Connection
+from opendata_buffer.broker.lease import Lease
 from opendata_buffer.config import QueueConfig
+from opendata_buffer.errors import CorruptData
 from opendata_buffer.formats.keys import parse_location
 from opendata_buffer.formats.manifest import Manifest, QueueEntry
 from opendata_buffer.stores import Listing
@@ -37,6 +42,9 @@ class Status:
         orphans: Batch objects nobody waits for: consumed, or being uploaded right now. The
             garbage collector deletes them when they are old enough.
         orphan_bytes: Their sizes.
+        broker: The announced broker; None where there never was one.
+        claims: What workers hold; None where there never was one.
+        notes: Objects beside the manifest that cannot be read.
     """
 
     store: str
@@ -54,14 +62,27 @@ class Status:
     missing: int
     orphans: int
     orphan_bytes: int
+    broker: BrokerStatus | None = None
+    claims: ClaimsStatus | None = None
+    notes: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """All fields, by name."""
-        return asdict(self)
+        """All fields, by name, and what is computed from them."""
+        found = asdict(self)
+        if self.broker is not None:
+            found["broker"]["group_size"] = self.broker.group_size
+            found["broker"]["commit_rate"] = self.broker.commit_rate
+        return found
 
 
-def read_status(observer: Observer) -> Status:
-    """Read the manifest and list the data prefix once.
+def read_status(
+    observer: Observer, connect: Callable[[Announcement], Connection] | None = None
+) -> Status:
+    """Read the manifest, list the data prefix once, and ask the broker if there is one.
+
+    Args:
+        observer: Of the queue.
+        connect: Opens a connection to a broker; None asks none.
 
     Raises:
         InvalidInput: There is no manifest.
@@ -74,7 +95,20 @@ def read_status(observer: Observer) -> Status:
     # orphan, and one dequeued and collected meanwhile is not missing.
     after = observer.manifest()
     now_ms = observer.runtime.now_ms()
-    return summarise(before, after, listing, store=store.url, config=config, now_ms=now_ms)
+    found = summarise(before, after, listing, store=store.url, config=config, now_ms=now_ms)
+    notes = []
+    broker, claims = None, None
+    try:
+        announced = Lease(store, config, observer.runtime).read()
+        broker = None if announced is None else ask_broker(announced, connect)
+    except CorruptData as error:
+        # A hint that nobody can read must not hide the queue from who is on call.
+        notes.append(str(error))
+    try:
+        claims = read_claims(store, config)
+    except CorruptData as error:
+        notes.append(str(error))
+    return replace(found, broker=broker, claims=claims, notes=tuple(notes))
 
 
 def summarise(

@@ -15,6 +15,7 @@ import logging
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from opendata_buffer import metrics
 from opendata_buffer.broker.claims import MAX_BYTES, Claims, claims_key, decode, encode
 from opendata_buffer.broker.messages import error_body, metadata_body
 from opendata_buffer.broker.requests import Answer, ClaimRequest, FinishRequest
@@ -46,6 +47,7 @@ class _Turn:
     said: list[tuple[Answer, dict[str, Any]]] = field(default_factory=list)
     lapses: dict[int, float | None] = field(default_factory=dict)
     rests: dict[int, float] = field(default_factory=dict)
+    lapsed: int = 0
 
 
 class Foreman:
@@ -61,6 +63,7 @@ class Foreman:
         self._store = store
         self._config = config
         self._runtime = runtime
+        self._labels = {"queue": metrics.queue_label(store.url, config.manifest_path)}
         self._condition = runtime.condition()
         self._finishing: list[FinishRequest] = []
         self._claiming: list[ClaimRequest] = []
@@ -88,6 +91,7 @@ class Foreman:
                     self._finishing.append(request)
                 if self._task is None:
                     # Not before a worker asks: taking claims fences any other consumer.
+                    metrics.claims_held.watch(self, Foreman.held_now, self._labels)
                     self._task = self._runtime.spawn(self._run, "opendata-buffer-foreman")
                 self._condition.notify_all()
                 return
@@ -99,6 +103,11 @@ class Foreman:
         with self._condition:
             for token in tokens[:100_000]:
                 self._alive[token] = now
+
+    def held_now(self) -> float | None:
+        """Batches that workers hold; None while this broker hands out nothing."""
+        claims = self._claims
+        return None if claims is None else len(claims.held)
 
     def appended(self) -> None:
         """There are new batches in the queue."""
@@ -112,6 +121,7 @@ class Foreman:
         with self._condition:
             self._leaving = True
             self._condition.notify_all()
+        metrics.claims_held.unwatch(self)
         if self._task is not None:
             self._task.join(timeout)
 
@@ -176,6 +186,7 @@ class Foreman:
             else:
                 self._lapses[sequence] = at
         self._rests.update(turn.rests)
+        metrics.claims_lapsed.add(turn.lapsed)
         for answer, body in turn.said:
             answer(body)
         return left
@@ -235,6 +246,7 @@ class Foreman:
                 log.warning("worker %s of batch %d fell silent", holder.worker, sequence)
                 turn.claims = turn.claims.release(sequence)
                 turn.lapses[sequence] = None
+                turn.lapsed += 1
 
     def _finish(self, turn: _Turn, request: FinishRequest, now: float) -> None:
         if not turn.claims.holds(request.sequence, request.token):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from opendata_buffer import metrics
 from opendata_buffer.broker.foreman import Foreman
 from opendata_buffer.broker.lookup import Landed, look_up
 from opendata_buffer.broker.messages import (
@@ -95,6 +96,7 @@ class Service:
         self.sessions = 0
         self.commits = 0
         self.appended = 0
+        self._since = runtime.monotonic()
 
     def start(self) -> None:
         """Read the queue's end and begin to serve.
@@ -104,6 +106,9 @@ class Service:
         """
         manifest = self._queue.read()
         self._next = 0 if manifest is None else manifest.next_sequence
+        self._since = self._runtime.monotonic()
+        metrics.broker_clients.watch(self, Service.clients_now, self._queue.labels)
+        metrics.broker_waiting_entries.watch(self, Service.waiting_now, self._queue.labels)
         self._task = self._runtime.spawn(self._run, "opendata-buffer-broker")
 
     def stop(self, timeout: float | None = None) -> None:
@@ -111,6 +116,8 @@ class Service:
         with self._condition:
             self._leaving = True
             self._condition.notify_all()
+        metrics.broker_clients.unwatch(self)
+        metrics.broker_waiting_entries.unwatch(self)
         if self.foreman is not None:
             self.foreman.stop(timeout)
         if self._task is not None:
@@ -144,6 +151,14 @@ class Service:
                 return
         self._refuse(_Waiting(session, request), why)
 
+    def clients_now(self) -> float:
+        """Connections that have shaken hands."""
+        return self.sessions
+
+    def waiting_now(self) -> float:
+        """Entries that wait for the next write."""
+        return self._entries
+
     def stats(self) -> Body:
         """Counters for ``status`` and metrics."""
         return {
@@ -154,6 +169,7 @@ class Service:
             "conflicts": self._queue.conflicts,
             "attempts": self._queue.attempts,
             "next": self._next,
+            "serving_s": self._runtime.monotonic() - self._since,
         }
 
     def _run(self) -> None:
@@ -215,6 +231,8 @@ class Service:
             if isinstance(outcome, _Expired):
                 continue
             self.commits += 1
+            metrics.broker_commits.add(1)
+            metrics.broker_entries_appended.add(len(entries))
             first = outcome.sequence if isinstance(outcome, Landed) else outcome
             for each in group:
                 self._done(each, first)

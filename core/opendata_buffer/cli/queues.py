@@ -37,6 +37,7 @@ def status(runtime: Any, /, as_json: bool, watch: bool, interval_ms: int, **queu
 
     from opendata_buffer.admin.observe import Observer
     from opendata_buffer.admin.status import read_status
+    from opendata_buffer.broker.network import WebSocketNetwork, websockets_installed
     from opendata_buffer.cli.terminal import status_table
     from opendata_buffer.config import QueueConfig
     from opendata_buffer.stores.factory import open_store
@@ -44,10 +45,11 @@ def status(runtime: Any, /, as_json: bool, watch: bool, interval_ms: int, **queu
     config = QueueConfig(**queue_fields_of(queue))
     store = open_store(config.store, config.store_options)
     observer = Observer(store, config, runtime)
+    connect = WebSocketNetwork(runtime).connect if websockets_installed() else None
     console = Console()
 
     def look() -> Any:
-        found = read_status(observer)
+        found = read_status(observer, connect)
         return json.dumps(found.as_json()) if as_json else status_table(found)
 
     if watch and console.is_terminal and not as_json:

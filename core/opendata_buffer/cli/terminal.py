@@ -21,6 +21,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from opendata_buffer.admin.broker import BrokerStatus, ClaimsStatus
 from opendata_buffer.admin.status import Status
 
 __all__ = ["counting", "format_age", "format_bytes", "status_table", "table", "track"]
@@ -86,7 +87,44 @@ def status_table(status: Status) -> Table:
     ]
     if status.missing:
         rows.append(("missing", f"{status.missing:,} queued batches have no object: run fsck"))
+    if status.broker is not None:
+        rows += _broker_rows(status.broker)
+    if status.claims is not None:
+        rows.append(("claims", _claims(status.claims)))
+    rows += [("note", each) for each in status.notes]
     return table(status.store, rows)
+
+
+def _broker_rows(broker: BrokerStatus) -> list[tuple[str, str]]:
+    term = ("broker term", f"{broker.term:,}, id {broker.id}")
+    if not broker.address:
+        return [("broker", "none, the last one has left"), term]
+    if broker.alive is None:
+        return [("broker", f"{broker.address}, not asked: the extra 'broker' is missing"), term]
+    if not broker.alive:
+        return [("broker", f"{broker.address}, DEAD or not reached: {broker.reason}"), term]
+    rate, size = broker.commit_rate or 0.0, broker.group_size or 0.0
+    commits = (
+        f"{broker.commits or 0:,}, {rate:.1f}/s, {size:.1f} entries each, "
+        f"{broker.conflicts or 0:,} conflicts"
+    )
+    clients = f"{broker.clients or 0:,}, {broker.waiting or 0:,} entries wait"
+    return [
+        ("broker", f"{broker.address}, alive"),
+        term,
+        ("broker clients", clients),
+        ("broker commits", commits),
+    ]
+
+
+def _claims(claims: ClaimsStatus) -> str:
+    text = f"{claims.held:,} held, {claims.done:,} done beyond {claims.frontier:,}"
+    if claims.oldest_held is None:
+        return text
+    return (
+        f"{text}; the oldest held is {claims.oldest_held:,}, by {claims.oldest_worker}, "
+        f"delivery {claims.oldest_deliveries or 1:,}"
+    )
 
 
 @contextmanager

@@ -95,6 +95,11 @@ class Queue:
         return self._key
 
     @property
+    def labels(self) -> dict[str, str]:
+        """Attributes of gauges about this queue."""
+        return {"queue": self._where["queue"]}
+
+    @property
     def attempts(self) -> int:
         """Attempts to write the manifest so far."""
         return self._register.attempts

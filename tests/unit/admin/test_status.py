@@ -53,6 +53,9 @@ def test_empty_queue() -> None:
         "missing": 0,
         "orphans": 0,
         "orphan_bytes": 0,
+        "broker": None,
+        "claims": None,
+        "notes": (),
     }
 
 

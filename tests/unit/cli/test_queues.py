@@ -7,11 +7,16 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from opendata_buffer.broker.announcement import Announcement
+from opendata_buffer.broker.lease import Lease
 from opendata_buffer.cli.commands import cli
+from opendata_buffer.config import QueueConfig, WorkerConfig
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.worker.worker import Worker
+from tests.unit.broker.local import RUNTIME, eventually, host
 from tests.unit.cli.shell import Ticks, fails, fill, manifest_of, ok, records_of, run
 
 
@@ -135,3 +140,55 @@ def test_fsck_of_a_manifest_of_garbage(url: str, store: MemoryStore) -> None:
     result = run("fsck", url)
     assert result.exit_code == 1
     assert "problem: manifest 'ingest/manifest'" in result.stdout
+
+
+def flat(url: str) -> str:
+    """What status shows a person, however it is wrapped."""
+    return " ".join(ok("status", url).stdout.split())
+
+
+def test_status_tells_a_broker_that_lives_from_a_dead_one(url: str, store: MemoryStore) -> None:
+    fill(url, [b"a"])
+    config = QueueConfig(store=url)
+    lease = Lease(store, config, RUNTIME)
+    assert lease.take(Announcement(0, "dead", "127.0.0.1:9", b"d" * 32), None)
+    assert "127.0.0.1:9, DEAD or not reached: nobody listens" in flat(url)
+    found = json.loads(ok("status", url, "--json").stdout)["broker"]
+    assert (found["term"], found["id"], found["alive"]) == (1, "dead", False)
+    serving = host(store)
+    try:
+        eventually(lambda: serving.serving)
+        assert serving.serving is not None
+        address = serving.serving.address
+        fill(url, [b"b"])
+        text = flat(url)
+        found = json.loads(ok("status", url, "--json").stdout)["broker"]
+    finally:
+        serving.stop(10)
+    assert f"{address}, alive broker term 2, id 0" in text
+    assert "1.0 entries each, 0 conflicts" in text
+    assert (found["alive"], found["commits"], found["appended"]) == (True, 1, 1)
+    assert found["group_size"] == 1.0
+    assert "none, the last one has left broker term 2" in flat(url)
+
+
+def test_status_shows_what_workers_hold(url: str, store: MemoryStore) -> None:
+    fill(url, *([b"%d" % number] for number in range(5)))
+    with Worker(WorkerConfig(store=url, name="alice"), store=store) as worker:
+        batches = worker.claim(3)
+        batches[1].done()
+        text = flat(url)
+        claims = json.loads(ok("status", url, "--json").stdout)["claims"]
+    shown = "2 held, 1 done beyond 0; the oldest held is 0, by alice, delivery 1"
+    assert shown in text
+    assert (claims["frontier"], claims["held"], claims["done"]) == (0, 2, 1)
+
+
+def test_status_goes_on_past_hints_that_nobody_can_read(url: str, store: MemoryStore) -> None:
+    fill(url, [b"a"])
+    store.put("ingest/_broker.json", b"garbage")
+    store.put("ingest/_claims.json", b"garbage")
+    found = json.loads(ok("status", url, "--json").stdout)
+    assert (found["queue_length"], found["broker"], found["claims"]) == (1, None, None)
+    assert len(found["notes"]) == 2
+    assert "every batch in the queue is handed out again" in flat(url)
