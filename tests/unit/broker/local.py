@@ -38,7 +38,7 @@ def queued(store: Store) -> list[str]:
     return [entry.location for entry in manifest.entries()]
 
 
-def eventually(condition: Callable[[], object], seconds: float = 10.0) -> None:
+def eventually(condition: Callable[[], object], seconds: float = 30.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not come true"

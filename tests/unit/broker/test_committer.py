@@ -210,7 +210,7 @@ def test_a_process_finds_the_broker_that_follows_a_dead_one() -> None:
             ours.append(entries(RUNTIME.ulid()), begin_by=soon())
             return ours.broker is not None and ours.broker.id != announcement.id
 
-        eventually(through_the_next, 15)
+        eventually(through_the_next)
         assert len(set(queued(store))) == len(queued(store))
     finally:
         broker.stop(10)

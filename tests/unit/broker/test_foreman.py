@@ -131,9 +131,9 @@ def test_a_successor_gives_every_holder_the_whole_time_anew() -> None:
 
 def test_a_heartbeat_keeps_a_claim() -> None:
     desk = Desk(filled(MemoryStore(), 1))
-    (batch,) = desk.claim(timeout_ms=400)["batches"]
-    for _ in range(6):
-        RUNTIME.sleep(0.15)
+    (batch,) = desk.claim(timeout_ms=1_500)["batches"]
+    for _ in range(8):
+        RUNTIME.sleep(0.25)
         desk.foreman.beat([batch["token"]])
     assert desk.claim(wait_s=0.0)["batches"] == []
     assert desk.finish("done", batch)["op"] == "finished"

@@ -30,7 +30,7 @@ from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.worker.worker import Worker
 from tests.unit.broker.local import CONFIG, RUNTIME, eventually, host, queued
 
-SETTINGS = WorkerConfig(store="memory://unused", broker="auto", claim_timeout_ms=2_000)
+SETTINGS = WorkerConfig(store="memory://unused", broker="auto", claim_timeout_ms=3_000)
 
 
 def fill(store: MemoryStore, count: int, first: int = 0) -> None:
@@ -92,7 +92,7 @@ def test_a_released_batch_is_handed_out_again_and_counted(
     (batch,) = workers[0].claim()
     assert batch.delivery_count == 1
     batch.release()
-    (again,) = workers[1].claim(timeout=5)
+    (again,) = workers[1].claim(timeout=30)
     assert (again.sequence, again.delivery_count) == (0, 2)
 
 
@@ -102,7 +102,7 @@ def test_a_released_batch_rests_first_when_it_is_told_to(
     fill(store, 1)
     began = time.monotonic()
     workers[0].claim()[0].release(rest_ms=600)
-    (again,) = workers[1].claim(timeout=10)
+    (again,) = workers[1].claim(timeout=30)
     assert time.monotonic() - began >= 0.6
     assert again.sequence == 0
 
@@ -135,7 +135,7 @@ def test_a_batch_that_nobody_ever_finishes_goes_to_the_quarantine(store: MemoryS
     config = replace(SETTINGS, max_deliveries=2)
     with Worker(config, store=store) as worker:
         for count in (1, 2):
-            (batch,) = worker.claim(timeout=5)
+            (batch,) = worker.claim(timeout=30)
             assert batch.delivery_count == count
             batch.release()
         assert worker.claim(timeout=0.5) == []
@@ -149,7 +149,7 @@ def test_a_live_workers_claim_outlives_its_timeout(
 ) -> None:
     fill(store, 1)
     (batch,) = workers[0].claim()
-    assert workers[1].claim(timeout=2 * SETTINGS.claim_timeout_ms / 1000) == []
+    assert workers[1].claim(timeout=1.5 * SETTINGS.claim_timeout_ms / 1000) == []
     batch.done()
 
 
@@ -159,8 +159,8 @@ def test_a_silent_workers_batch_goes_to_another_and_its_end_is_lost(store: Memor
     silent = Worker(quick, store=store)
     (batch,) = silent.claim()
     silent._tokens.clear()  # Its heartbeats name no batch any more.
-    with Worker(quick, store=store) as other:
-        (again,) = other.claim(timeout=10)
+    with Worker(SETTINGS, store=store) as other:
+        (again,) = other.claim(timeout=30)
         assert (again.sequence, again.delivery_count) == (0, 2)
         with pytest.raises(ClaimLost, match="batch 0 was lost"):
             batch.done()
@@ -194,7 +194,7 @@ def test_a_worker_that_closes_gives_back_what_it_holds(store: MemoryStore) -> No
     with Worker(replace(SETTINGS, claim_timeout_ms=600_000), store=store) as leaving:
         assert len(leaving.claim(2)) == 2
     with Worker(SETTINGS, store=store) as other:
-        assert [each.sequence for each in other.claim(2, timeout=5)] == [0, 1]
+        assert [each.sequence for each in other.claim(2, timeout=30)] == [0, 1]
     with pytest.raises(Closed):
         leaving.claim()
     leaving.close()
@@ -212,7 +212,7 @@ def test_a_batch_that_comes_while_a_worker_waits_is_handed_out_soon(
     waiting.start()
     time.sleep(0.2)
     fill(store, 1)
-    waiting.join(5)
+    waiting.join(30)
     assert found == [0]
 
 
@@ -257,7 +257,7 @@ def test_a_successor_of_the_broker_knows_every_claim(broker: tuple[MemoryStore, 
         assert successor.serving is None
         first.stop(10)
         eventually(lambda: successor.serving)
-        (free,) = two.claim(5, timeout=10)
+        (free,) = two.claim(5, timeout=30)
         assert free.sequence == 2
         held[0].done()
         free.done()
