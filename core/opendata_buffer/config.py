@@ -256,5 +256,7 @@ class WorkerConfig(ConsumerConfig):
         _check_broker(self.broker)
         if self.broker == "off":
             raise InvalidInput("broker is 'off': workers need one, use 'host' or 'auto'")
+        if len(self.name) > 256:
+            raise InvalidInput(f"name has {len(self.name)} characters: use at most 256")
         _at_least("claim_timeout_ms", self.claim_timeout_ms, 1)
         _at_least("max_deliveries", self.max_deliveries, 0)

@@ -12,36 +12,15 @@ from opendata_buffer.broker.committer import BrokeredCommitter
 from opendata_buffer.broker.host import Host
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import CommitStateUnknown, Conflict, TransientStorageError
-from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.stores import Absent, Applied, IfVersion, PutOutcome
-from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.faults import FaultPlan, FaultyStore
 from opendata_buffer.testing.network import SimNetwork
 from opendata_buffer.testing.simulation import SimRuntime, Simulation, SimulationFailed
+from tests.simulation.recorder import Recorder
 
 CONFIG = ProducerConfig(store="memory://simulation", cas_deadline_ms=30_000)
 RUN_S = 40.0
-
-
-class Recorder(MemoryStore):
-    """Notes every entry that was ever in the manifest, also when a consumer took it since."""
-
-    def __init__(self, simulation: Simulation) -> None:
-        super().__init__("simulation", now_ms=simulation.now_ms)
-        self.fail = simulation.fail
-        self.entries: dict[int, str] = {}
-        self.commits = 0
-
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
-        outcome = super().put_if(key, data, condition)
-        if key == CONFIG.manifest_path and isinstance(outcome, Applied):
-            self.commits += 1
-            for entry in Manifest.parse(data).entries():
-                known = self.entries.setdefault(entry.sequence, entry.location)
-                if known != entry.location:
-                    self.fail(f"sequence {entry.sequence}: {known} became {entry.location}")
-        return outcome
 
 
 class Alone:

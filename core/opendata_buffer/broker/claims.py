@@ -70,6 +70,7 @@ class Claims:
         held: Claimed batches.
         done: Finished batches beyond the frontier.
         deliveries: How often each unfinished batch was handed out, if it ever was.
+        queue: Id of the queue that the sequences are of; empty where it has none.
     """
 
     epoch: int
@@ -78,6 +79,17 @@ class Claims:
     held: Mapping[int, Holder] = field(default_factory=dict)
     done: frozenset[int] = frozenset()
     deliveries: Mapping[int, int] = field(default_factory=dict)
+    queue: str = ""
+
+    def adopted(self, epoch: int, queue: str, first_sequence: int) -> Claims:
+        """As a new foreman takes them over, who found the queue beginning at this sequence.
+
+        Claims of a queue that was deleted and made again say nothing of the new one's batches:
+        with the old frontier they would all pass for done.
+        """
+        if self.queue and self.queue != queue:
+            return Claims(epoch, first_sequence, tokens=self.tokens, queue=queue)
+        return replace(self, epoch=epoch, queue=queue).dequeued_to(first_sequence)
 
     def free(self, end: int, resting: Iterable[int] = ()) -> list[int]:
         """Batches that can be handed out, oldest first.
@@ -87,13 +99,17 @@ class Claims:
             resting: Released batches whose back-off is not over.
         """
         taken = {*self.held, *self.done, *resting}
-        room = MAX_OPEN - len(self.held) - len(self.done)
+        # What is held was handed out.
+        room = MAX_OPEN - len(self.deliveries) - len(self.done)
         found: list[int] = []
         for sequence in range(self.frontier, end):
-            if len(found) >= room:
-                break
-            if sequence not in taken:
-                found.append(sequence)
+            if sequence in taken:
+                continue
+            if sequence not in self.deliveries:
+                if room <= 0:
+                    continue
+                room -= 1
+            found.append(sequence)
         return found
 
     def claim(self, sequences: Iterable[int], worker: str, timeout_ms: int) -> Claims:
@@ -156,6 +172,7 @@ def encode(claims: Claims) -> bytes:
     """The object's bytes."""
     document = {
         "version": _VERSION,
+        "queue": claims.queue,
         "epoch": claims.epoch,
         "frontier": claims.frontier,
         "tokens": claims.tokens,
@@ -188,6 +205,7 @@ def decode(data: bytes) -> Claims:
                 },
                 done=frozenset(_numbers(document["done"])),
                 deliveries={int(key): int(count) for key, count in document["deliveries"]},
+                queue=str(document.get("queue", "")),
             )
             if claims.frontier >= 0 and len(claims.held) + len(claims.done) <= 2 * MAX_OPEN:
                 return claims

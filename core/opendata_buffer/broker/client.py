@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from opendata_buffer.broker.announcement import Announcement
-from opendata_buffer.broker.messages import VALID_MS, append_body, error_of
+from opendata_buffer.broker.messages import (
+    MAX_ENTRIES,
+    MAX_OPEN_REQUESTS,
+    VALID_MS,
+    append_body,
+    error_of,
+)
 from opendata_buffer.broker.wire import ClientEnd, ProtocolError
 from opendata_buffer.errors import OpenDataBufferError
 from opendata_buffer.formats.manifest import NewEntry
@@ -77,7 +83,8 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Surely not appended, nor will be: ``expired``, ``moved``, ``busy`` or ``unsent``."""
+    """Surely not appended, nor will be: ``expired``, ``moved``, ``busy``, ``unsent``,
+    ``late`` for its own deadline, or ``large``: no broker takes it."""
 
     why: str
 
@@ -96,6 +103,8 @@ class Lost:
 
 
 Answer = Appended | Refused | Lost
+
+_ANSWERS = {"done", "refused", "lost", "failed", "claimed", "finished", "beaten"}
 
 Reply = dict[str, Any]
 """The body of an answer that is not about an append."""
@@ -167,9 +176,14 @@ class Connection:
         Raises:
             OpenDataBufferError: What the queue raised; see :meth:`Queue.append`.
         """
+        if len(entries) > MAX_ENTRIES:
+            return Refused("large")
         with self._condition:
+            self._await_room(begin_by)
             valid_s = min(VALID_MS / 1000, begin_by - self._heard_at)
-            if self._over or valid_s <= 0:
+            if self._runtime.monotonic() >= begin_by:
+                return Refused("late")
+            if self._over:
                 return Refused("unsent")
             self._number += 1
             number = self._number
@@ -187,6 +201,7 @@ class Connection:
             OpenDataBufferError: What the broker answers with.
         """
         with self._condition:
+            self._await_room(None)
             if self._over:
                 return Refused("unsent")
             self._number += 1
@@ -222,16 +237,25 @@ class Connection:
             sent = self._transmit(body)
         except ProtocolError as error:
             log.warning("the broker is not asked: %s", error)
-            sent = False
+            call.answer, sent = Refused("large"), True
         with self._condition:
             if not sent:
                 call.answer = Refused("unsent")
             while call.answer is None:
                 self._condition.wait()
             del self._calls[number]
+            self._condition.notify_all()
         if isinstance(call.answer, OpenDataBufferError):
             raise call.answer
         return call.answer
+
+    def _await_room(self, until: float | None) -> None:
+        """With the lock: a broker ends the connection of who asks for more at once."""
+        while len(self._calls) >= MAX_OPEN_REQUESTS and not self._over:
+            left = None if until is None else until - self._runtime.monotonic()
+            if left is not None and left <= 0:
+                return
+            self._condition.wait(left)
 
     def _first_words(self) -> bytes:
         message = self._channel.receive(CONNECT_S)
@@ -304,15 +328,18 @@ class Connection:
                 call.answer = Appended(sequence)
             case {"op": "refused", "why": str(why)} if call is not None:
                 call.answer = Refused(why)
+            case {"op": "lost", "since": int(since)} if call is not None:
+                # The broker has begun its last write of it; what that one did shows later.
+                call.answer = Lost(since, self._heard_at)
             case {"op": "failed", "error": error} if call is not None:
                 call.answer = error_of(error)
             case {"op": "stats"}:
                 self._stats = body
-            case {"op": "claimed" | "finished"} if call is not None:
+            case {"op": "claimed" | "finished" | "beaten"} if call is not None:
                 call.answer = body
             case {"op": "pong"}:
                 return
-            case {"op": "done" | "refused" | "failed" | "claimed" | "finished"} if call is None:
+            case {"op": str(op)} if call is None and op in _ANSWERS:
                 return  # Of something that was told, and not asked.
             case _:
                 raise ProtocolError(f"the broker says {str(body.get('op'))[:50]!r}: unknown")

@@ -22,7 +22,15 @@ from opendata_buffer.broker.lookup import Landed, look_up
 from opendata_buffer.broker.wire import ProtocolError
 from opendata_buffer.commit.committer import Committer
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.errors import CommitStateUnknown, CorruptData, StorageError
+from opendata_buffer.errors import (
+    CommitStateUnknown,
+    Conflict,
+    CorruptData,
+    OpenDataBufferError,
+    QueueFull,
+    StorageError,
+    TransientStorageError,
+)
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.queue.owner import Claim
 from opendata_buffer.queue.queue import Queue
@@ -35,6 +43,9 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 0.5
 """Between two looks for a broker after one was lost."""
+
+MOVED_S = 0.1
+"""After a broker said that it leaves."""
 
 PATIENCE_S = 10.0
 """After a broker was lost its successor is looked for so often; later every so many seconds."""
@@ -119,19 +130,34 @@ class BrokeredCommitter:
                 return self._append_alone(entries, begin_by, doubt)
             since = None if doubt is None else doubt.since
             self._asked += 1
-            answer = connection.append(entries, since=since, begin_by=begin_by)
+            try:
+                answer = connection.append(entries, since=since, begin_by=begin_by)
+            except OpenDataBufferError as error:
+                if doubt is None:
+                    raise
+                self._weigh(error, entries, begin_by, doubt)
+                continue
             match answer:
                 case Appended(sequence):
                     return sequence
                 case Lost():
                     # What is looked for begins where the first attempt may have landed.
                     doubt = _Doubt(answer.since if since is None else since, answer.safe_at)
-                    self._forget(connection)
+                    if connection.is_over:
+                        self._forget(connection)
                     self._await(doubt.safe_at)
-                case _ if answer.why == "expired":
+                case _ if answer.why in ("expired", "late"):
                     pass  # It says what time it is; the next request is young again.
+                case _ if answer.why == "large":
+                    return self._append_alone(entries, begin_by, doubt)
+                case _ if answer.why == "busy":
+                    self._runtime.sleep(LOOK_S)
                 case _:
                     self._forget(connection)
+                    if answer.why == "moved":
+                        # It may be announced for a moment yet: without a pause its clients
+                        # would come back as fast as they can.
+                        self._runtime.sleep(MOVED_S)
 
     def close(self) -> None:
         """See :class:`Committer`."""
@@ -147,20 +173,46 @@ class BrokeredCommitter:
     ) -> int:
         if doubt is None:
             return self._alone.append(entries, begin_by=begin_by)
-        if self._runtime.monotonic() >= begin_by:
-            raise CommitStateUnknown(
-                self._config.manifest_path,
-                doubt.since,
-                tuple(entry.location for entry in entries),
-                None,
-                "the broker that was to append it gave no answer in time",
-            )
         # Its own queue: the shared committer would mix it with appends that need no look-up.
         queue = Queue(
             self._store, self._config, runtime=self._runtime, role="producer", claim=self._claim
         )
-        found = queue.append(entries, guard=look_up(queue.key, entries, doubt.since))
-        return found.sequence if isinstance(found, Landed) else found
+        error: OpenDataBufferError | None = None
+        while self._runtime.monotonic() < begin_by:
+            try:
+                found = queue.append(entries, guard=look_up(queue.key, entries, doubt.since))
+            except OpenDataBufferError as failed:
+                self._weigh(failed, entries, begin_by, doubt)
+                error = failed
+            else:
+                return found.sequence if isinstance(found, Landed) else found
+        raise self._unknown(entries, doubt, "the broker gave no answer in time") from error
+
+    def _weigh(
+        self,
+        error: OpenDataBufferError,
+        entries: Sequence[NewEntry],
+        begin_by: float,
+        doubt: _Doubt,
+    ) -> None:
+        """After an error of a later attempt: returns when it is to be tried again.
+
+        "Nothing was appended" is said of that attempt alone. Passed on, it would make the
+        producer append afresh what the first attempt may have appended.
+        """
+        if isinstance(error, CommitStateUnknown):
+            raise error
+        again = isinstance(error, Conflict | QueueFull | TransientStorageError)
+        if not again or self._runtime.monotonic() + LOOK_S >= begin_by:
+            raise self._unknown(entries, doubt, str(error).rstrip(".")) from error
+        log.warning("looking for a doubtful append goes on: %s", error)
+        self._runtime.sleep(LOOK_S)
+
+    def _unknown(
+        self, entries: Sequence[NewEntry], doubt: _Doubt, reason: str
+    ) -> CommitStateUnknown:
+        locations = tuple(entry.location for entry in entries)
+        return CommitStateUnknown(self._config.manifest_path, doubt.since, locations, None, reason)
 
     def _find(self) -> Connection | None:
         """The connection to use; None to append alone. One thread looks, the others wait."""

@@ -12,13 +12,14 @@ they look for the broker that is announced now.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from opendata_buffer import metrics
 from opendata_buffer.broker.claims import MAX_BYTES, Claims, claims_key, decode, encode
 from opendata_buffer.broker.messages import error_body, metadata_body
 from opendata_buffer.broker.requests import Answer, ClaimRequest, FinishRequest
+from opendata_buffer.broker.wire import MAX_MESSAGE_BYTES
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.descriptors import BatchDescriptor
@@ -34,6 +35,14 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.25
 """Between two looks for batches that somebody else appended, while workers wait."""
+
+LATE_S = 0.5
+"""A foreman that looks at a claim so long after its end was suspended, or storage held it up. It
+may have missed heartbeats, so it gives the worker the whole time anew, once, as a successor would.
+"""
+
+MAX_ANSWER_BYTES = MAX_MESSAGE_BYTES // 2
+"""About the size of one answer; the batches that do not fit are handed out later."""
 
 RETRY_S = 1.0
 """After storage did not answer."""
@@ -78,6 +87,7 @@ class Foreman:
         self._known: dict[int, BatchDescriptor] = {}
         self._end = 0
         self._lapses: dict[int, float] = {}
+        self._renewed: dict[int, int] = {}
         self._rests: dict[int, float] = {}
         self._polled_at = float("-inf")
 
@@ -103,6 +113,11 @@ class Foreman:
         with self._condition:
             for token in tokens[:100_000]:
                 self._alive[token] = now
+            if tokens and not self._leaving and self._task is None:
+                # Take the claims over at once: a predecessor that was only suspended would find
+                # no heartbeats and give them away.
+                self._news = True
+                self._task = self._runtime.spawn(self._run, "opendata-buffer-foreman")
 
     def held_now(self) -> float | None:
         """Batches that workers hold; None while this broker hands out nothing."""
@@ -187,6 +202,7 @@ class Foreman:
                 self._lapses[sequence] = at
         self._rests.update(turn.rests)
         metrics.claims_lapsed.add(turn.lapsed)
+        self._forget_finished(turn.claims)
         for answer, body in turn.said:
             answer(body)
         return left
@@ -208,14 +224,10 @@ class Foreman:
             max_bytes=MAX_BYTES,
         )
         try:
-            found = register.read()
-            saved = found.value if isinstance(found, Done) else None
             last = consumer.last_handed_out_sequence
             first = 0 if last is None else last + 1
-            kept = saved if saved is not None else Claims(consumer.epoch, first)
-            claims = replace(kept, epoch=consumer.epoch).dequeued_to(first)
             self._register = register
-            self._write(saved, claims)
+            claims = self._adopt(register, consumer, first)
         except BaseException:
             consumer.close()
             raise
@@ -232,6 +244,34 @@ class Foreman:
         log.info("handing out batches from %d on, epoch %d", claims.frontier, claims.epoch)
         return claims, consumer
 
+    def _adopt(self, register: Register[Claims], consumer: Consumer, first: int) -> Claims:
+        """Take the claims over from a foreman with a lower epoch, whatever it last wrote."""
+        queue, epoch = consumer.position_of(first).queue_id, consumer.epoch
+
+        def decide(found: Claims | None) -> Claims:
+            if found is None:
+                return Claims(epoch, first, queue=queue)
+            if found.queue == queue and found.epoch > epoch:
+                return found
+            return found.adopted(epoch, queue, first)
+
+        outcome = register.update(decide)
+        if not isinstance(outcome, Done) or outcome.value is None:
+            raise TransientStorageError(
+                f"claims {register.key!r} could not be taken over: {outcome}. Try again."
+            )
+        if outcome.value.epoch != epoch:
+            raise Fenced(self._config.manifest_path, epoch, outcome.value.epoch)
+        return outcome.value
+
+    def _forget_finished(self, claims: Claims) -> None:
+        if len(self._alive) <= 2 * len(claims.held) + 1_000:
+            return
+        tokens = {each.token for each in claims.held.values()}
+        self._renewed = {key: each for key, each in self._renewed.items() if each in tokens}
+        with self._condition:
+            self._alive = {key: at for key, at in self._alive.items() if key in tokens}
+
     def _lapse(self, turn: _Turn, now: float) -> None:
         for sequence, at in self._lapses.items():
             holder = turn.claims.held.get(sequence)
@@ -242,6 +282,9 @@ class Foreman:
             until = alive + holder.timeout_ms / 1000
             if until > now:
                 turn.lapses[sequence] = until
+            elif now - at > LATE_S and self._renewed.get(sequence) != holder.token:
+                self._renewed[sequence] = holder.token
+                turn.lapses[sequence] = now + holder.timeout_ms / 1000
             else:
                 log.warning("worker %s of batch %d fell silent", holder.worker, sequence)
                 turn.claims = turn.claims.release(sequence)
@@ -286,10 +329,19 @@ class Foreman:
         place = 0
         for request in claiming:
             given: list[int] = []
+            size = 0
             while len(given) < request.most and place < len(free):
                 sequence = free[place]
+                size += self._size_of(sequence)
+                if given and size > MAX_ANSWER_BYTES:
+                    break
                 place += 1
                 if self._is_worn_out(turn, sequence, request):
+                    continue
+                if self._size_of(sequence) > MAX_ANSWER_BYTES:
+                    reason = "its metadata is larger than what a broker and a worker exchange"
+                    self._quarantine(sequence, reason)
+                    turn.claims = turn.claims.finish(sequence)
                     continue
                 given.append(sequence)
             if given:
@@ -308,6 +360,12 @@ class Foreman:
             self._known[each.sequence] = each
             self._end = each.sequence + 1
         return bool(found)
+
+    def _size_of(self, sequence: int) -> int:
+        """About how many bytes a batch takes in an answer."""
+        known = self._known[sequence]
+        ranges = sum(80 + len(each.payload) * 4 // 3 for each in known.metadata)
+        return 200 + len(known.location) + ranges
 
     def _is_worn_out(self, turn: _Turn, sequence: int, request: ClaimRequest) -> bool:
         count = turn.claims.deliveries.get(sequence, 0)
@@ -354,7 +412,7 @@ class Foreman:
             # Our own write whose answer was lost, or somebody else's: then nothing is written.
             return after if found == before else found
 
-        outcome = self._register.update(decide)
+        outcome = self._register.update(decide, from_memory=True)
         if not isinstance(outcome, Done):
             raise TransientStorageError(
                 f"claims {self._register.key!r} could not be written: {outcome}. Try again."
@@ -399,7 +457,7 @@ class Foreman:
 
     def _leave(self) -> None:
         consumer, self._consumer, self._claims = self._consumer, None, None
-        self._lapses, self._rests = {}, {}
+        self._lapses, self._rests, self._renewed = {}, {}, {}
         if consumer is not None:
             try:
                 consumer.close()

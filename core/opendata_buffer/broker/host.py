@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Protocol
 
 from opendata_buffer.broker.announcement import SECRET_BYTES, Announcement
@@ -19,7 +19,12 @@ from opendata_buffer.broker.foreman import Foreman
 from opendata_buffer.broker.lease import Lease, Watch
 from opendata_buffer.broker.service import Service
 from opendata_buffer.broker.wire import ProtocolError
-from opendata_buffer.config import ConsumerConfig, QueueConfig
+from opendata_buffer.config import (
+    ConsumerConfig,
+    GarbageCollectorConfig,
+    ProducerConfig,
+    QueueConfig,
+)
 from opendata_buffer.errors import CorruptData, OpenDataBufferError, StorageError
 from opendata_buffer.queue.owner import claim_for_use
 from opendata_buffer.queue.queue import Queue
@@ -146,6 +151,11 @@ class Host:
                     # While storage does not answer nobody can append, whoever serves.
                     log.warning("broker of %s: %s", self._store.url, error)
                     wait = STAND_BY_S
+                except OpenDataBufferError as error:
+                    # A port that is taken, a queue that needs an operator: somebody may mend it
+                    # while this process lives.
+                    log.error("broker of %s does not serve: %s", self._store.url, error)
+                    wait = SILENT_S
                 self._wait(wait)
         except OpenDataBufferError as error:
             # Not mended by trying again; whoever started it decides what that means.
@@ -263,4 +273,9 @@ def consumer_settings(config: QueueConfig) -> ConsumerConfig:
     if isinstance(config, ConsumerConfig):
         return config
     shared = {each.name: getattr(config, each.name) for each in fields(QueueConfig)}
-    return ConsumerConfig(**shared)
+    collector = GarbageCollectorConfig()
+    if isinstance(config, ProducerConfig):
+        # A collector must not be quicker than the producers beside it (failure F5).
+        grace_ms = max(collector.grace_period_ms, config.gc_grace_period_ms)
+        collector = replace(collector, grace_period_ms=grace_ms)
+    return ConsumerConfig(**shared, gc=collector)

@@ -3,7 +3,8 @@
 =========  =====================================================================================
 client     ``append``: entries to append in one piece; ``ping``; ``stats``
 broker     ``done``: appended at a sequence; ``refused``: surely not appended, ask again;
-           ``failed``: what the queue raised; ``pong``; ``stats``
+           ``lost``: storage gave no answer, look whether it is there; ``failed``: what the
+           queue raised; ``pong``; ``stats``
 =========  =====================================================================================
 
 **Until when a broker may append.** A client that gets no answer turns to another broker, which
@@ -45,6 +46,11 @@ VALID_MS = 2_000
 """How long a request holds, at most: the longest a client waits before it asks another broker."""
 
 MAX_ENTRIES = 10_000
+"""Of one append; a client appends by itself what has more."""
+
+MAX_OPEN_REQUESTS = 64
+"""Unanswered requests of one connection; a client that sends more is sent away."""
+
 MAX_LOCATION_CHARS = 2_048
 
 

@@ -78,6 +78,7 @@ class WebSocketPort:
         self._active: tuple[Service, Announcement] | None = None
         self._clients: set[ServerConnection] = set()
         self._refused: set[str] = set()
+        self._most_clients = min(MAX_CLIENTS, _file_limit() // 2)
         self._server: Server | None = None
         self.certificate = ""
         self._thread: Task = runtime.spawn(self._loop.run_forever, "opendata-buffer-broker-port")
@@ -177,7 +178,7 @@ class WebSocketPort:
 
     async def _serve(self, client: ServerConnection) -> None:
         active = self._active
-        if active is None or len(self._clients) >= MAX_CLIENTS:
+        if active is None or len(self._clients) >= self._most_clients:
             await client.close(TRY_AGAIN_LATER)
             return
         service, announcement = active
@@ -216,6 +217,8 @@ class WebSocketPort:
             prove = await asyncio.wait_for(client.recv(), HANDSHAKE_S)
             await client.send(session.welcome(_raw(prove)))
             writer = asyncio.create_task(_write(client, end, outbox))
+            # However it ends: a connection on which nobody answers any more helps nobody.
+            writer.add_done_callback(lambda _: client.transport.abort())
             async for message in client:
                 session.received(_raw(message))
         except TimeoutError as error:
@@ -249,14 +252,28 @@ def own_address() -> str:
         return str(probe.getsockname()[0])
 
 
+def _file_limit() -> int:
+    """Files the process may have open: its clients must leave some to its own store."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return 1_024
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 2 * MAX_CLIENTS if soft == resource.RLIM_INFINITY else soft
+
+
 async def _write(
     client: ServerConnection, end: BrokerEnd, outbox: asyncio.Queue[dict[str, Any]]
 ) -> None:
     from websockets.exceptions import ConnectionClosed
 
-    with suppress(ConnectionClosed):
+    try:
         while True:
             await client.send(end.seal(await outbox.get()))
+    except ConnectionClosed:
+        pass
+    except ProtocolError as error:
+        log.error("an answer is not sent, and its client sent away: %s", error)
 
 
 def _raw(message: str | bytes) -> bytes:

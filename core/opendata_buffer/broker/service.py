@@ -16,10 +16,12 @@ from opendata_buffer import metrics
 from opendata_buffer.broker.foreman import Foreman
 from opendata_buffer.broker.lookup import Landed, look_up
 from opendata_buffer.broker.messages import (
+    MAX_OPEN_REQUESTS,
     AppendRequest,
     clock_body,
     error_body,
     parse_append,
+    whole,
 )
 from opendata_buffer.broker.requests import parse_beat, parse_claim, parse_finish
 from opendata_buffer.broker.wire import BrokerEnd, ProtocolError
@@ -33,9 +35,6 @@ __all__ = ["Service", "Session"]
 log = logging.getLogger(__name__)
 
 Body = dict[str, Any]
-
-MAX_OPEN_REQUESTS = 64
-"""Unanswered requests of one session; a client that sends more is sent away."""
 
 MAX_WAITING_ENTRIES = 100_000
 """Entries that wait for the next compare-and-swap, of all sessions; beyond it they are refused."""
@@ -265,6 +264,16 @@ class Service:
                 kept.append(each)
         return kept
 
+    def _may_be_found(self, error: CommitStateUnknown) -> bool:
+        """Whether a later look can tell: nothing was dequeued where the append may be.
+
+        The requests became too old while storage did not answer. Their clients can ask again,
+        and the next attempt looks first; a local committer would go on looking, too.
+        """
+        seen = self._queue.last_seen
+        first = 0 if seen is None else seen.first_sequence
+        return error.sequence is not None and first <= error.sequence
+
     def _done(self, each: _Waiting, sequence: int) -> None:
         size = len(each.request.entries)
         self._next = max(self._next, sequence + size)
@@ -277,6 +286,11 @@ class Service:
         each.session.answer({"op": "refused", "n": each.request.number, "why": why})
 
     def _fail(self, group: Sequence[_Waiting], error: BaseException) -> None:
+        if isinstance(error, CommitStateUnknown) and self._may_be_found(error):
+            for each in group:
+                since = each.request.since if each.request.since is not None else error.sequence
+                each.session.answer({"op": "lost", "n": each.request.number, "since": since})
+            return
         for each in group:
             told = error
             if isinstance(error, CommitStateUnknown):
@@ -336,6 +350,9 @@ class Session:
                     raise ProtocolError("this broker hands out no batches")
                 if op == "beat":
                     foreman.beat(parse_beat(body))
+                    # A worker counts on its claims from the beats that were answered, and
+                    # notices that a broker is gone.
+                    self._say({"op": "beaten", "n": whole(body, "n")})
                     return
                 now = self._service.now()
                 parse = parse_claim if op == "claim" else parse_finish

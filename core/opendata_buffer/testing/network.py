@@ -24,7 +24,7 @@ from opendata_buffer.broker.service import Service, Session
 from opendata_buffer.broker.wire import NONCE_BYTES, BrokerEnd, ProtocolError
 from opendata_buffer.testing.simulation import SimRuntime, Simulation
 
-__all__ = ["SimChannel", "SimNetwork", "SimPort"]
+__all__ = ["ProcessNetwork", "SimChannel", "SimNetwork", "SimPort"]
 
 
 class SimNetwork:
@@ -83,6 +83,10 @@ class SimNetwork:
 
         return connect
 
+    def of(self, process: SimRuntime) -> ProcessNetwork:
+        """The network as one process sees it: what a producer or a worker takes."""
+        return ProcessNetwork(self, process)
+
     def cut(self, one: SimRuntime, other: SimRuntime) -> None:
         """Let nothing pass between two processes, silently."""
         self._cuts.add(frozenset((one.name, other.name)))
@@ -108,6 +112,19 @@ class SimNetwork:
     def forget(self, port: SimPort) -> None:
         """Nobody listens there any more."""
         self._ports.pop(port.address, None)
+
+
+class ProcessNetwork:
+    """A process's network; a :class:`~opendata_buffer.broker.network.Network`."""
+
+    def __init__(self, network: SimNetwork, process: SimRuntime) -> None:
+        self._network = network
+        self._process = process
+        self.connect = network.connect(process)
+
+    def listen(self) -> SimPort:
+        """See :class:`~opendata_buffer.broker.network.Network`."""
+        return self._network.listen(self._process)
 
 
 class SimChannel:

@@ -12,8 +12,10 @@ import logging
 import os
 import secrets
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
+from weakref import WeakValueDictionary
 
 from opendata_buffer.broker.client import ChannelClosed, Connection, Lost, Refused
 from opendata_buffer.broker.host import Host
@@ -25,6 +27,7 @@ from opendata_buffer.broker.network import (
     listen_for,
     require_websockets,
 )
+from opendata_buffer.broker.requests import MAX_REASON_CHARS
 from opendata_buffer.broker.wire import ProtocolError
 from opendata_buffer.config import WorkerConfig
 from opendata_buffer.consumer.descriptors import BatchDescriptor
@@ -34,12 +37,13 @@ from opendata_buffer.errors import (
     Closed,
     CorruptData,
     InvalidInput,
+    OpenDataBufferError,
     PoisonBatch,
     StorageError,
     TransientStorageError,
 )
 from opendata_buffer.formats.manifest import Metadata
-from opendata_buffer.runtime import Runtime, SystemRuntime
+from opendata_buffer.runtime import Moment, Runtime, SystemRuntime
 from opendata_buffer.stores import Store
 from opendata_buffer.stores.factory import open_store
 
@@ -69,11 +73,18 @@ class ClaimedBatch:
     """
 
     def __init__(
-        self, worker: Worker, descriptor: BatchDescriptor, token: int, delivery_count: int
+        self,
+        worker: Worker,
+        descriptor: BatchDescriptor,
+        token: int,
+        delivery_count: int,
+        claimed: Moment,
     ) -> None:
         self._worker = worker
         self._token = token
         self._over = False
+        self._asked = False
+        self._beaten = claimed
         self.sequence = descriptor.sequence
         self.location = descriptor.location
         self.metadata: tuple[Metadata, ...] = descriptor.metadata
@@ -110,7 +121,7 @@ class ClaimedBatch:
     def _finish(self, how: str, *, reason: str = "", rest_ms: int = 0) -> None:
         if self._over:
             return
-        self._worker._finish(self.sequence, self._token, how, reason, rest_ms)
+        self._worker._finish(self, how, reason, rest_ms)
         self._over = True
 
 
@@ -152,6 +163,9 @@ class Worker:
         self._looking = False
         self._connection: Connection | None = None
         self._tokens: dict[int, int] = {}
+        # Weak: a batch that its user dropped without a word must not be kept by heartbeats for
+        # ever. The next one gives it back.
+        self._batches: WeakValueDictionary[int, ClaimedBatch] = WeakValueDictionary()
         self._closed = False
         self._host = None
         if config.broker == "host":
@@ -187,6 +201,7 @@ class Worker:
         deadline = None if timeout is None else self._runtime.monotonic() + timeout
         while True:
             left = WAIT_S if deadline is None else deadline - self._runtime.monotonic()
+            asked = Moment.now(self._runtime)
             reply = self._ask(
                 {
                     "op": "claim",
@@ -197,7 +212,7 @@ class Worker:
                     "max_deliveries": self._config.max_deliveries,
                 }
             )
-            batches = self._claimed(reply)
+            batches = self._claimed(reply, asked)
             if batches or (deadline is not None and self._runtime.monotonic() >= deadline):
                 return batches
 
@@ -239,67 +254,96 @@ class Worker:
             for batch in batches:
                 yield batch
 
-    def _claimed(self, reply: dict[str, Any]) -> list[ClaimedBatch]:
-        batches = []
+    def _claimed(self, reply: dict[str, Any], asked: Moment) -> list[ClaimedBatch]:
+        made = []
         for each in reply["batches"]:
             descriptor = BatchDescriptor(
                 each["sequence"], each["location"], parse_metadata(each["metadata"])
             )
+            batch = ClaimedBatch(self, descriptor, each["token"], each["deliveries"], asked)
+            made.append((batch, descriptor))
+            # All of them before the first is fetched: they need heartbeats meanwhile.
             with self._condition:
                 self._tokens[each["token"]] = descriptor.sequence
-            batch = ClaimedBatch(self, descriptor, each["token"], each["deliveries"])
-            try:
-                batch.entries = self._fetch.fetch(descriptor).entries
-            except PoisonBatch as error:
-                batch.reject(str(error))
-                continue
-            batches.append(batch)
-        return batches
-
-    def _finish(self, sequence: int, token: int, how: str, reason: str, rest_ms: int) -> None:
+                self._batches[each["token"]] = batch
+        fetched = []
         try:
-            self._ask(_finish_body(sequence, token, how, reason, rest_ms), again=False)
-        except ClaimLost:
-            self._drop(token)
+            for batch, descriptor in made:
+                try:
+                    batch.entries = self._fetch.fetch(descriptor).entries
+                except PoisonBatch as error:
+                    with suppress(ClaimLost):
+                        batch.reject(str(error))
+                    continue
+                fetched.append(batch)
+        except BaseException:
+            # Nobody gets to see these: kept alive by heartbeats they would never be done.
+            self._give_back([batch for batch, _ in made])
             raise
-        self._drop(token)
+        return fetched
 
-    def _drop(self, token: int) -> None:
+    def _give_back(self, batches: Sequence[ClaimedBatch]) -> None:
+        connection = self._connection
+        for batch in batches:
+            self._drop(batch)
+            if connection is not None and not batch._over:
+                connection.tell(_finish_body(batch.sequence, batch._token, "release", "", 0))
+
+    def _finish(self, batch: ClaimedBatch, how: str, reason: str, rest_ms: int) -> None:
+        try:
+            self._ask(_finish_body(batch.sequence, batch._token, how, reason, rest_ms), batch)
+        except ClaimLost:
+            self._drop(batch)
+            if not (batch._asked and self._is_sure_of(batch)):
+                raise
+            # The claim cannot have lapsed: an earlier attempt to end it has landed.
+        self._drop(batch)
+
+    def _is_sure_of(self, batch: ClaimedBatch) -> bool:
+        """Whether too little time has passed since the last heartbeat that a broker answered."""
+        now = Moment.now(self._runtime)
+        age_ms = batch._beaten.age_ms(now)
+        return batch._beaten.precedes(now) and age_ms < self._config.claim_timeout_ms
+
+    def _drop(self, batch: ClaimedBatch) -> None:
         with self._condition:
-            self._tokens.pop(token, None)
+            self._tokens.pop(batch._token, None)
+            self._batches.pop(batch._token, None)
 
-    def _ask(self, body: dict[str, Any], *, again: bool = True) -> dict[str, Any]:
+    def _ask(self, body: dict[str, Any], batch: ClaimedBatch | None = None) -> dict[str, Any]:
         """Ask the broker, or the next one.
 
         Args:
             body: The request. It is repeated when its answer is lost: a claim that nobody heard
                 of lapses by itself.
-            again: False for the end of a claim, whose repeat reads as a lost claim when the
-                first attempt has landed.
+            batch: Whose claim it is to end; notes that an attempt may have landed.
         """
-        began = self._runtime.monotonic()
-        deadline = began + self._config.cas_deadline_ms / 1000
-        lapses = began + self._config.claim_timeout_ms / 1000
-        asked = False
+        limit_s = (self._config.cas_deadline_ms + body.get("wait_ms", 0)) / 1000
+        deadline = self._runtime.monotonic() + limit_s
         while True:
             connection = self._find(deadline)
             try:
                 reply = connection.ask(body)
-            except ClaimLost:
-                if asked and not again and self._runtime.monotonic() < lapses:
-                    return {}  # Too early to have lapsed: the first attempt has landed.
+            except TransientStorageError:
+                if batch is not None:
+                    batch._asked = True
                 raise
             match reply:
                 case Lost():
-                    asked = True
-                case Refused("unsent" | "moved"):
-                    pass
-                case Refused():
-                    self._runtime.sleep(LOOK_S)
-                    continue
+                    if batch is not None:
+                        batch._asked = True
+                    self._forget(connection)
+                case Refused(why):
+                    if why in ("unsent", "moved"):
+                        self._forget(connection)
+                    if why != "unsent":
+                        self._runtime.sleep(LOOK_S)
                 case _:
                     return reply
-            self._forget(connection)
+            if self._runtime.monotonic() >= deadline:
+                raise TransientStorageError(
+                    f"no broker of {self._store.url} answered within {limit_s:g} s. Try again."
+                )
 
     def _find(self, deadline: float) -> Connection:
         while True:
@@ -345,16 +389,33 @@ class Worker:
                 if self._closed:
                     return
                 self._condition.wait(every)
-                tokens = list(self._tokens)
-                connection = self._connection
-            if not tokens:
-                continue
-            try:
-                if connection is None or connection.is_over:
-                    connection = self._find(self._runtime.monotonic())
-                connection.tell({"op": "beat", "tokens": tokens})
-            except (Closed, TransientStorageError, ProtocolError) as error:
-                log.debug("a heartbeat was not sent: %s", error)
+            self._beat_once()
+
+    def _beat_once(self) -> None:
+        with self._condition:
+            tokens = [each for each in self._tokens if each in self._batches]
+            dropped = {each: at for each, at in self._tokens.items() if each not in tokens}
+            connection = self._connection
+        if not tokens and not dropped:
+            return
+        now = Moment.now(self._runtime)
+        try:
+            if connection is None or connection.is_over:
+                connection = self._find(self._runtime.monotonic())
+            # Asked, not told: a broker that went without a sound would be told for ever.
+            answer = connection.ask({"op": "beat", "tokens": tokens})
+            for token, sequence in dropped.items():
+                connection.tell(_finish_body(sequence, token, "release", "", 0))
+        except OpenDataBufferError as error:
+            log.debug("a heartbeat was not sent: %s", error)
+            return
+        if isinstance(answer, dict):
+            with self._condition:
+                for token in dropped:
+                    self._tokens.pop(token, None)
+                for token in tokens:
+                    if (batch := self._batches.get(token)) is not None:
+                        batch._beaten = now
 
 
 def _finish_body(sequence: int, token: int, how: str, reason: str, rest_ms: int) -> dict[str, Any]:
@@ -364,6 +425,6 @@ def _finish_body(sequence: int, token: int, how: str, reason: str, rest_ms: int)
         "how": how,
         "sequence": sequence,
         "token": token,
-        "reason": reason,
+        "reason": reason[:MAX_REASON_CHARS],
         "rest_ms": rest_ms,
     }

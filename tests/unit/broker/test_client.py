@@ -8,9 +8,10 @@ import pytest
 
 from opendata_buffer.broker.announcement import Announcement
 from opendata_buffer.broker.client import Appended, ChannelClosed, Connection, Lost, Refused
-from opendata_buffer.broker.messages import error_body
-from opendata_buffer.broker.wire import BrokerEnd
+from opendata_buffer.broker.messages import MAX_ENTRIES, MAX_OPEN_REQUESTS, error_body
+from opendata_buffer.broker.wire import MAX_MESSAGE_BYTES, BrokerEnd
 from opendata_buffer.errors import QueueFull
+from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import entries, soon
@@ -136,7 +137,7 @@ def test_what_has_no_time_left_is_not_sent() -> None:
     channel = Scripted(lambda body: None)
     client = connection(channel)
     late = SystemRuntime().monotonic() - 1
-    assert client.append(entries("a"), since=None, begin_by=late) == Refused("unsent")
+    assert client.append(entries("a"), since=None, begin_by=late) == Refused("late")
     assert channel.heard == ["ping"]
 
 
@@ -149,3 +150,39 @@ def test_a_broker_that_says_nothing_at_all_is_no_connection() -> None:
     with pytest.raises(ChannelClosed, match="said nothing"):
         Connection(channel, BROKER, ManualRuntime(), b"b" * 32)
     assert channel.closed
+
+
+def test_more_entries_than_a_broker_takes_are_not_sent() -> None:
+    channel = Scripted(lambda body: None)
+    client = connection(channel)
+    many = entries("a") * (MAX_ENTRIES + 1)
+    assert client.append(many, since=None, begin_by=soon()) == Refused("large")
+    huge = [NewEntry("ingest/a", (Metadata(0, 0, bytes(MAX_MESSAGE_BYTES)),))]
+    assert client.append(huge, since=None, begin_by=soon()) == Refused("large")
+    assert channel.heard == ["ping"]
+
+
+def test_who_asks_for_much_at_once_waits_and_is_not_sent_away() -> None:
+    asked: list[int] = []
+    channel = Scripted(lambda body: asked.append(body["n"]))
+    client = connection(channel)
+
+    def append() -> None:
+        client.append(entries("a"), since=None, begin_by=soon(1.0))
+
+    threads = [threading.Thread(target=append) for _ in range(MAX_OPEN_REQUESTS + 5)]
+    for thread in threads:
+        thread.start()
+    SystemRuntime().sleep(0.3)
+    assert len(asked) == MAX_OPEN_REQUESTS
+    client.close()
+    for thread in threads:
+        thread.join()
+
+
+def test_a_broker_whose_store_gave_no_answer_says_so() -> None:
+    client = connection(Scripted(lambda body: {"op": "lost", "n": body["n"], "since": 3}))
+    answer = client.append(entries("a"), since=None, begin_by=soon())
+    assert isinstance(answer, Lost)
+    assert answer.since == 3
+    assert not client.is_over

@@ -9,7 +9,13 @@ from opendata_buffer.broker.client import Appended, ChannelClosed, Connection, L
 from opendata_buffer.broker.committer import BrokeredCommitter
 from opendata_buffer.broker.dial import connect
 from opendata_buffer.broker.lease import Lease
-from opendata_buffer.errors import CommitStateUnknown
+from opendata_buffer.errors import (
+    CommitStateUnknown,
+    OpenDataBufferError,
+    PermanentStorageError,
+    QueueFull,
+    TransientStorageError,
+)
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.broker.local import (
@@ -114,11 +120,17 @@ class Scripted:
         self._answers = list(answers)
         self._before = before
         self.asked: list[int | None] = []
+        self.said: list[Lost] = []
 
     def append(self, some, *, since, begin_by):  # type: ignore[no-untyped-def]
         self._before()
         self.asked.append(since)
-        return self._answers.pop(0)
+        answer = self._answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        # The end of a connection is how answers are lost.
+        self.is_over = isinstance(answer, Lost) and answer not in self.said
+        return answer
 
     def close(self) -> None:
         self.is_over = True
@@ -214,3 +226,39 @@ def test_a_process_finds_the_broker_that_follows_a_dead_one() -> None:
         assert len(set(queued(store))) == len(queued(store))
     finally:
         broker.stop(10)
+
+
+@pytest.mark.parametrize(
+    "error", [TransientStorageError("no answer"), QueueFull("m", 2, 1, 1, None)], ids=repr
+)
+def test_an_error_of_a_later_attempt_says_nothing_of_the_first(error: OpenDataBufferError) -> None:
+    """Passed on, it would make the producer append afresh what has landed already."""
+    store = MemoryStore()
+    other = Queue(store, CONFIG, runtime=RUNTIME, role="dead broker")
+    dead = Scripted(Lost(0, 0.0), before=lambda: other.append(entries("a")))
+    ours, direct = scripted(store, dead, Scripted(error, Lost(0, 0.0)))
+    assert ours.append(entries("a"), begin_by=soon()) == 0
+    assert queued(store) == ["ingest/a.batch"]
+    assert direct.used == 0
+
+
+def test_a_doubtful_append_that_cannot_be_looked_up_is_unknown() -> None:
+    refused = PermanentStorageError("forbidden")
+    ours, _ = scripted(MemoryStore(), Scripted(Lost(0, 0.0)), Scripted(refused))
+    with pytest.raises(CommitStateUnknown, match="forbidden"):
+        ours.append(entries("a"), begin_by=soon())
+
+
+def test_what_no_broker_takes_is_appended_alone_and_the_connection_kept() -> None:
+    connection = Scripted(Refused("large"))
+    ours, direct = scripted(MemoryStore(), connection)
+    assert ours.append(entries("a"), begin_by=soon()) == 0
+    assert direct.used == 1
+    assert not connection.is_over
+
+
+def test_a_broker_with_too_much_to_do_is_asked_again_and_not_left() -> None:
+    connection = Scripted(Refused("busy"), Appended(7))
+    ours, direct = scripted(MemoryStore(), connection)
+    assert ours.append(entries("a"), begin_by=soon()) == 7
+    assert direct.used == 0

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from opendata_buffer.broker.claims import decode
-from opendata_buffer.broker.foreman import Foreman
+from opendata_buffer.broker.claims import Claims, decode, encode
+from opendata_buffer.broker.foreman import MAX_ANSWER_BYTES, Foreman
 from opendata_buffer.broker.requests import ClaimRequest, FinishRequest
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.manifest import NewEntry
+from opendata_buffer.formats.manifest import Metadata, NewEntry
+from opendata_buffer.quarantine import list_quarantine
 from opendata_buffer.queue.queue import Queue
+from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores import Absent, Blob, IfVersion, PutOutcome, Unknown
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.broker.local import RUNTIME, eventually
@@ -184,3 +187,94 @@ def test_who_waits_when_the_foreman_leaves_is_sent_on() -> None:
     desk.foreman.stop(5)
     assert desk.answer()["why"] == "moved"
     assert desk.claim()["why"] == "moved"
+
+
+def test_claims_of_a_queue_that_was_made_again_say_nothing_of_its_batches() -> None:
+    """With the old frontier the new queue's first batches would pass for done."""
+    store = MemoryStore()
+    old = Claims(epoch=9, frontier=1_000, tokens=77, queue="another queue")
+    store.put("ingest/_claims.json", encode(old))
+    desk = Desk(filled(store, 2))
+    batches = desk.claim(5)["batches"]
+    assert [each["sequence"] for each in batches] == [0, 1]
+    assert min(each["token"] for each in batches) > 77
+    desk.foreman.stop(5)
+
+
+class Overtaken(MemoryStore):
+    """An older foreman's write arrives between a newer one's read and its write."""
+
+    armed = False
+
+    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        if self.armed and key.endswith("_claims.json"):
+            self.armed = False
+            found = self.get(key)
+            assert isinstance(found, Blob)
+            super().put(key, encode(replace(decode(found.data), tokens=50)))
+        return super().put_if(key, data, condition)
+
+
+def test_a_newer_foreman_takes_over_whatever_the_older_one_wrote_last() -> None:
+    store = Overtaken()
+    filled(store, 2)
+    first = Desk(store)
+    first.claim()
+    store.armed = True
+    second = Desk(store)
+    (batch,) = second.claim()["batches"]
+    assert not store.armed
+    assert (batch["sequence"], batch["token"]) == (1, 51)
+    first.foreman.stop(5)
+    second.foreman.stop(5)
+
+
+class Suspended(SystemRuntime):
+    """Its machine's clock went on while it did not run."""
+
+    missed = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.missed
+
+
+def test_a_foreman_that_was_suspended_gives_no_live_workers_claim_away() -> None:
+    store, runtime = filled(MemoryStore(), 1), Suspended()
+    desk = Desk(store)
+    desk.foreman = Foreman(store, CONFIG, runtime)
+    (batch,) = desk.claim(timeout_ms=500)["batches"]
+    runtime.missed = 30.0
+    RUNTIME.sleep(0.7)
+    assert stored(store).holds(batch["sequence"], batch["token"])
+    desk.foreman.beat([batch["token"]])
+    assert desk.finish("done", batch)["op"] == "finished"
+    desk.foreman.stop(5)
+
+
+def test_a_heartbeat_makes_a_successor_take_the_claims_over() -> None:
+    store = filled(MemoryStore(), 1)
+    first = Desk(store)
+    (batch,) = first.claim()["batches"]
+    second = Desk(store)
+    second.foreman.beat([batch["token"]])
+    eventually(lambda: stored(store).epoch == 2)
+    assert first.claim(wait_s=1)["error"]["name"] == "Fenced"
+    first.foreman.stop(5)
+    second.foreman.stop(5)
+
+
+def test_one_answer_holds_no_more_than_a_message() -> None:
+    store = MemoryStore()
+    size = MAX_ANSWER_BYTES // 2
+    entries = []
+    for number in range(3):
+        store.put(f"ingest/{number}.batch", encode_batch([b"x"]))
+        payload = bytes(size if number else 3 * size)
+        entries.append(NewEntry(f"ingest/{number}.batch", (Metadata(0, 0, payload),)))
+    Queue(store, CONFIG, runtime=RUNTIME, role="test").append(entries)
+    desk = Desk(store)
+    # The first one fits into no message at all.
+    assert [each["sequence"] for each in desk.claim(5)["batches"]] == [1]
+    assert [each["sequence"] for each in desk.claim(5)["batches"]] == [2]
+    assert [each.sequence for each in list_quarantine(store, "ingest")] == [0]
+    desk.foreman.stop(5)

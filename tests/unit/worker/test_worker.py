@@ -302,3 +302,46 @@ def test_settings_are_checked() -> None:
             replace(SETTINGS, **wrong)
     with Worker(SETTINGS, store=MemoryStore()) as worker, pytest.raises(InvalidInput):
         worker.claim(0)
+
+
+class Unreadable(MemoryStore):
+    """Does not answer reads of batches while it is told so."""
+
+    down = False
+
+    def get(self, key, **rest):  # type: ignore[no-untyped-def]
+        if self.down and key.endswith(".batch"):
+            raise TransientStorageError("injected")
+        return super().get(key, **rest)
+
+
+def test_what_a_claim_could_not_fetch_is_given_back_and_not_held_for_ever() -> None:
+    store = Unreadable()
+    fill(store, 2)
+    serving = host(store)
+    eventually(lambda: serving.serving)
+    slow = replace(SETTINGS, claim_timeout_ms=600_000, cas_deadline_ms=500)
+    with Worker(slow, store=store) as one, Worker(SETTINGS, store=store) as other:
+        store.down = True
+        with pytest.raises(TransientStorageError):
+            one.claim(2)
+        store.down = False
+        assert [each.sequence for each in other.claim(2, timeout=10)] == [0, 1]
+    serving.stop(10)
+
+
+def test_a_batch_that_was_dropped_without_a_word_goes_to_another_worker(
+    store: MemoryStore,
+) -> None:
+    fill(store, 1)
+    quick = replace(SETTINGS, claim_timeout_ms=800)
+    with Worker(quick, store=store) as careless, Worker(quick, store=store) as other:
+        careless.claim()
+        (again,) = other.claim(timeout=10)
+        assert (again.sequence, again.delivery_count) == (0, 2)
+        again.done()
+
+
+def test_a_name_that_no_broker_takes_is_refused_at_once() -> None:
+    with pytest.raises(InvalidInput, match="256"):
+        replace(SETTINGS, name="n" * 257)

@@ -1,0 +1,110 @@
+"""One process of a deployment with brokers: ``host``, ``produce`` or ``work``, until input ends.
+
+Arguments: role, store, name. What it prints, one line each:
+
+* ``host``: ``id ID``, its broker's.
+* ``produce``: ``durable SECONDS RECORD`` with the machine's monotonic clock, ``unknown RECORD``,
+  ``failed RECORD``.
+* ``work``: ``got RECORD`` for each record handed to it, ``done RECORD`` after it was done.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import threading
+import time
+
+from opendata_buffer import Producer, ProducerConfig, Worker, WorkerConfig
+from opendata_buffer.broker.host import Host
+from opendata_buffer.broker.network import WebSocketNetwork
+from opendata_buffer.errors import (
+    ClaimLost,
+    CommitStateUnknown,
+    OpenDataBufferError,
+    TransientStorageError,
+)
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores.factory import open_store
+
+_printing = threading.Lock()
+
+
+def say(*words: object) -> None:
+    with _printing:
+        print(*words, flush=True)
+
+
+def host(store: str) -> None:
+    runtime = SystemRuntime()
+    network = WebSocketNetwork(runtime)
+    config = ProducerConfig(store=store)
+    serving = Host(
+        open_store(store), config, runtime, network.listen, network.connect, secrets.token_bytes
+    )
+    say("id", serving._id)
+    sys.stdin.read()
+
+
+def produce(store: str, name: str, over: threading.Event) -> None:
+    number = 0
+    with Producer(ProducerConfig(store=store, flush_interval_ms=20)) as producer:
+        while not over.wait(0.1):
+            record = f"{name}:{number:06}"
+            number += 1
+            watch(producer, record)
+
+
+def watch(producer: Producer, record: str) -> None:
+    watcher = producer.produce([record.encode()]).watcher
+
+    def settled() -> None:
+        try:
+            watcher.result()
+        except CommitStateUnknown:
+            say("unknown", record)
+        except OpenDataBufferError:
+            say("failed", record)
+        else:
+            say("durable", f"{time.monotonic():.3f}", record)
+
+    watcher.add_done_callback(settled)
+
+
+def work(store: str, name: str, over: threading.Event) -> None:
+    config = WorkerConfig(store=store, broker="host", claim_timeout_ms=2_000, max_deliveries=0)
+    with Worker(config) as worker:
+        while not over.is_set():
+            try:
+                batches = worker.claim(5, timeout=0.5)
+                for batch in batches:
+                    for record in batch.entries:
+                        say("got", record.decode())
+                for batch in batches:
+                    time.sleep(0.01)
+                    finish(batch)
+                    for record in batch.entries:
+                        say("done", record.decode())
+            except (TransientStorageError, ClaimLost) as error:
+                print(f"{name}: {error}", file=sys.stderr, flush=True)
+
+
+def finish(batch) -> None:  # type: ignore[no-untyped-def]
+    while True:
+        try:
+            return batch.done()
+        except TransientStorageError:
+            time.sleep(0.1)
+
+
+def main() -> None:
+    role, store, name = sys.argv[1:]
+    if role == "host":
+        return host(store)
+    over = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
+    return produce(store, name, over) if role == "produce" else work(store, name, over)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,257 @@
+"""Brokers, producers and workers as real processes: kill -9, a zombie, a port that says nothing."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from opendata_buffer.broker.announcement import Announcement
+from opendata_buffer.broker.lease import Lease
+from opendata_buffer.config import ProducerConfig
+from opendata_buffer.formats.batch import decode_batch
+from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores import Blob
+from opendata_buffer.stores.local import LocalStore
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = Path(__file__).parent / "broker_member.py"
+NIGHT = int(os.environ.get("OPENDATA_BUFFER_KILLS", "16")) >= 100
+PRODUCERS = 16 if NIGHT else 6
+ROUND_S = 2.0
+ROUNDS = 30 if NIGHT else 7
+PAUSE_S = 3.0
+"""Promised: commits pause no longer when a broker dies."""
+MARGIN_S = 4.0
+"""For a machine that has other things to do."""
+
+
+class Member:
+    """A process, and what it printed."""
+
+    def __init__(self, role: str, store: Path, name: str) -> None:
+        self.role, self.name = role, name
+        self.lines: list[list[str]] = []
+        self._process = subprocess.Popen(
+            [sys.executable, str(SCRIPT), role, str(store), name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            # kill -9 may cut the last line short.
+            if line.endswith("\n"):
+                self.lines.append(line.split())
+
+    def await_line(self, seconds: float = 60.0) -> None:
+        end = time.monotonic() + seconds
+        while not self.lines:
+            assert time.monotonic() < end, f"{self.name} said nothing"
+            assert self._process.poll() is None, f"{self.name} ended"
+            time.sleep(0.02)
+
+    def said(self, word: str) -> list[str]:
+        return [line[-1] for line in self.lines if line[0] == word]
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._end()
+
+    def stop(self) -> None:
+        """Let it end by itself: its input ends."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._end()
+
+    def _end(self) -> None:
+        self._process.wait(120)
+        self._reader.join(30)
+
+
+class Deployment:
+    """All processes of one test; those that live, and those that ended."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.store = LocalStore(root)
+        self.config = ProducerConfig(store=str(root))
+        self.lease = Lease(self.store, self.config, SystemRuntime())
+        self.living: list[Member] = []
+        self.all: list[Member] = []
+
+    def start(self, role: str) -> Member:
+        member = Member(role, self.root, f"{role}{len(self.all)}")
+        self.living.append(member)
+        self.all.append(member)
+        return member
+
+    def replace(self, member: Member) -> Member:
+        self.living.remove(member)
+        member.kill()
+        return self.start(member.role)
+
+    def of(self, role: str) -> list[Member]:
+        return [each for each in self.living if each.role == role]
+
+    def serving(self) -> Member | None:
+        announced = self.lease.read()
+        for each in self.of("host"):
+            if announced is not None and each.said("id") == [announced.id]:
+                return each
+        return None
+
+    def await_serving(self) -> Member:
+        end = time.monotonic() + 30
+        while (found := self.serving()) is None:
+            assert time.monotonic() < end, "no broker came"
+            time.sleep(0.02)
+        return found
+
+    def queued(self) -> list[str]:
+        queue = Queue(self.store, self.config, runtime=SystemRuntime(), role="test")
+        records = []
+        for entry in (queue.read() or Manifest.empty()).entries():
+            blob = self.store.get(entry.location)
+            assert isinstance(blob, Blob)
+            records += [record.decode() for record in decode_batch(blob.data)]
+        return records
+
+    def end(self) -> None:
+        for each in self.living:
+            each.signal(signal.SIGCONT)
+            each.kill()
+
+
+def mute() -> socket.socket:
+    """A port that accepts and never says a word."""
+    return socket.create_server(("127.0.0.1", 0))
+
+
+def test_whatever_happens_to_brokers_each_record_is_queued_once(tmp_path: Path) -> None:
+    deployment = Deployment(tmp_path / "store")
+    dice = random.Random(9)
+    kills: list[float] = []
+    port = mute()
+    try:
+        for _ in range(2):
+            deployment.start("host")
+        for _ in range(PRODUCERS):
+            deployment.start("produce")
+        for each in deployment.living:
+            each.await_line()
+        began = time.monotonic()
+        stopped: Member | None = None
+        for number in range(ROUNDS):
+            deed = number % 7
+            if deed == 3:
+                # Longer than its time-outs: another broker takes over, and then it wakes up.
+                stopped = deployment.await_serving()
+                stopped.signal(signal.SIGSTOP)
+            elif deed == 4:
+                deployment.store.delete_many(["ingest/_broker.json"])
+            elif deed == 6:
+                address = f"127.0.0.1:{port.getsockname()[1]}"
+                nobody = Announcement(0, "nobody", address, b"s" * 32)
+                deployment.lease.take(nobody, deployment.lease.read())
+            else:
+                victim = deployment.await_serving()
+                kills.append(time.monotonic())
+                deployment.replace(victim)
+            if deed in (1, 5):
+                deployment.replace(dice.choice(deployment.of("produce")))
+            time.sleep(ROUND_S)
+            if stopped is not None and deed == 6:
+                stopped.signal(signal.SIGCONT)
+                stopped = None
+        ended = time.monotonic()
+        for each in deployment.of("produce"):
+            deployment.living.remove(each)
+            each.stop()
+        queued = Counter(deployment.queued())
+        producers = [each for each in deployment.all if each.role == "produce"]
+    finally:
+        deployment.end()
+        port.close()
+
+    durable = [record for each in producers for record in each.said("durable")]
+    unknown = [record for each in producers for record in each.said("unknown")]
+    failed = [record for each in producers for record in each.said("failed")]
+    assert len(durable) > PRODUCERS * ROUNDS
+    assert [record for record, count in queued.items() if count > 1] == []
+    assert [record for record in durable if record not in queued] == []
+    assert [record for record in failed if record in queued] == []
+    # No consumer took anything, so every doubt can be looked up.
+    assert unknown == []
+    assert len(kills) >= 3
+
+    times = sorted(
+        float(line[1]) for each in producers for line in each.lines if line[0] == "durable"
+    )
+    times = [at for at in times if began <= at <= ended]
+    gap, at = max((after - before, before) for before, after in pairwise(times))
+    around = [
+        max(b - a for a, b in pairwise(times) if a <= kill + PAUSE_S and b >= kill)
+        for kill in kills
+    ]
+    print(
+        f"{len(durable)} records of {len(producers)} processes in {ended - began:.0f} s, longest "
+        f"pause {gap:.2f} s at {at - began:.1f} s, around kills {[f'{x:.2f}' for x in around]}"
+    )
+    assert gap < PAUSE_S + MARGIN_S
+
+
+def test_workers_that_are_killed_leave_nothing_undone(tmp_path: Path) -> None:
+    deployment = Deployment(tmp_path / "store")
+    dice = random.Random(3)
+    killed: list[Member] = []
+    try:
+        producer = deployment.start("produce")
+        for _ in range(3):
+            deployment.start("work")
+        for each in deployment.living:
+            each.await_line()
+        for _ in range(20 if NIGHT else 4):
+            time.sleep(1.5)
+            # They are hosts: in one of three cases this is the broker, too.
+            victim = dice.choice(deployment.of("work"))
+            killed.append(victim)
+            deployment.replace(victim)
+        deployment.living.remove(producer)
+        producer.stop()
+        end = time.monotonic() + 60
+        while deployment.queued():
+            assert time.monotonic() < end, "the queue does not become empty"
+            time.sleep(0.2)
+    finally:
+        deployment.end()
+    workers = [each for each in deployment.all if each.role == "work"]
+    produced = producer.said("durable")
+    got = Counter(record for each in workers for record in each.said("got"))
+    done = Counter(record for each in workers for record in each.said("done"))
+    assert len(produced) > 20
+    assert set(produced) <= set(got)
+    assert [record for record, count in done.items() if count > 1] == []
+    # Handed out again: what a killed one held.
+    again = {record for record, count in got.items() if count > 1}
+    assert again <= {record for each in killed for record in each.said("got")}

@@ -1,0 +1,433 @@
+"""A deployment with brokers: real producers, real workers, brokers of their own and among them.
+
+What is promised, and held against what the store saw:
+
+* a record whose handle said durable is queued once, any other at most once; one that a handle
+  gave up for good is not queued;
+* the records of one producer process are queued in the order in which it produced them;
+* each batch ends as done by one claim of one worker, and nobody else gets it while a worker that
+  was left alone holds it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from opendata_buffer.broker.host import Host
+from opendata_buffer.config import ProducerConfig, WorkerConfig
+from opendata_buffer.errors import (
+    ClaimLost,
+    CommitStateUnknown,
+    Conflict,
+    Fenced,
+    FlushFailed,
+    OpenDataBufferError,
+    QueueFull,
+    TransientStorageError,
+)
+from opendata_buffer.formats.batch import decode_batch
+from opendata_buffer.producer.producer import Producer
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.testing.faults import FaultPlan, FaultyStore
+from opendata_buffer.testing.network import SimNetwork
+from opendata_buffer.testing.simulation import SimRuntime, SimTask, Simulation, SimulationFailed
+from opendata_buffer.worker.worker import ClaimedBatch, Worker
+from tests.simulation.recorder import Recorder
+
+CLAIM_TIMEOUT_MS = 8_000
+STORE = "memory://simulation"
+TORMENTS = ("kill", "kill", "pause", "cut", "deny", "outage", "clock")
+DRAIN_S = 300.0
+
+
+@dataclass(eq=False)
+class Member:
+    """One process.
+
+    Attributes:
+        name: Of the role it plays; a successor has the same.
+        troubled_at: When something was last done to it, or is still being done.
+    """
+
+    name: str
+    runtime: SimRuntime
+    store: FaultyStore
+    troubled_at: float = float("-inf")
+
+
+@dataclass(eq=False)
+class Holding:
+    """A worker has a batch."""
+
+    member: Member
+    since: float
+
+
+@dataclass
+class Fleet:
+    """Hosts, producers, workers, one store, and what was promised to whom."""
+
+    seed: int
+    hosts: int = 3
+    producers: int = 10
+    workers: int = 4
+    fences: bool = False
+    run_s: float = 30.0
+    pause_s: float = 0.2
+    torments: tuple[str, ...] = TORMENTS
+    durable: set[bytes] = field(default_factory=set)
+    failed: set[bytes] = field(default_factory=set)
+    done: Counter[int] = field(default_factory=Counter)
+    handed_out: Counter[int] = field(default_factory=Counter)
+    deeds: Counter[str] = field(default_factory=Counter)
+    lost_claims: int = 0
+
+    def __post_init__(self) -> None:
+        self.simulation = Simulation(self.seed, max_steps=20_000_000)
+        self.random = self.simulation.random
+        self.network = SimNetwork(self.simulation)
+        self.store = Recorder(self.simulation)
+        self.plan = FaultPlan(
+            get_ms=self.random.uniform(5, 60),
+            put_ms=self.random.uniform(5, 100),
+            cas_ms=self.random.uniform(5, 60),
+            cas_lost_after=self.random.choice((0, 0.1)),
+            cas_lost_before=self.random.choice((0, 0.1)),
+            cas_late=self.random.choice((0, 0.05)),
+            get_errors=self.random.choice((0, 0.05)),
+            jitter=0.5,
+        )
+        self.director = self.simulation.process("director")
+        self.members: list[Member] = []
+        self.holding: dict[int, Holding] = {}
+        self.claims: dict[int, float] = {}
+        self.taken: set[int] = set()
+        self.tasks: list[SimTask] = []
+        self.closing = False
+        self.calm = False
+        self.ended = False
+        self._born = 0
+
+    # Processes.
+
+    def member(self, name: str) -> Member:
+        self._born += 1
+        skew = 0 if self.random.random() < 0.5 else self.random.randrange(-900_000, 900_000)
+        runtime = self.simulation.process(f"{name}#{self._born}", clock_skew_ms=skew)
+        seed = self.random.randrange(1 << 30)
+        member = Member(name, runtime, FaultyStore(self.store, runtime, self.plan, seed=seed))
+        self.members.append(member)
+        return member
+
+    def start(self, name: str, live: Callable[[Member], None]) -> None:
+        member = self.member(name)
+        self.lives[name] = live
+        self.tasks.append(member.runtime.spawn(lambda: live(member), name))
+
+    def host(self, member: Member) -> None:
+        runtime = member.runtime
+        network = self.network.of(runtime)
+        config = ProducerConfig(store=STORE, cas_deadline_ms=10_000)
+        host = Host(
+            member.store, config, runtime, network.listen, network.connect, secrets.token_bytes
+        )
+        self._await(runtime, lambda: self.ended)
+        host.stop(5)
+
+    def produce(self, member: Member) -> None:
+        runtime = member.runtime
+        config = ProducerConfig(
+            store=STORE,
+            flush_interval_ms=50 + self.random.randrange(200),
+            delivery_timeout_ms=self.random.choice((20_000, 120_000)),
+            cas_deadline_ms=10_000,
+            broker="host" if self.random.random() < 0.2 else "auto",
+        )
+        producer = self._patiently(
+            runtime,
+            lambda: Producer(
+                config, store=member.store, runtime=runtime, network=self.network.of(runtime)
+            ),
+        )
+        number = 0
+        while not self.closing:
+            record = f"{runtime.name} {number:06}".encode()
+            number += 1
+            self._watch(producer, record)
+            runtime.sleep(self.random.uniform(0, 2 * self.pause_s))
+        try:
+            producer.close()
+        except FlushFailed as error:
+            self.simulation.log(f"{runtime.name}: {error}")
+
+    def _watch(self, producer: Producer, record: bytes) -> None:
+        watcher = producer.produce([record]).watcher
+
+        def settled() -> None:
+            try:
+                watcher.result()
+            except CommitStateUnknown:
+                self.deeds["unknown"] += 1
+            except (Conflict, QueueFull, TransientStorageError):
+                self.failed.add(record)
+            else:
+                self.durable.add(record)
+
+        watcher.add_done_callback(settled)
+
+    def work(self, member: Member) -> None:
+        runtime = member.runtime
+        config = WorkerConfig(
+            store=STORE,
+            cas_deadline_ms=10_000,
+            claim_timeout_ms=CLAIM_TIMEOUT_MS,
+            max_deliveries=0,
+            broker="host" if self.random.random() < 0.2 else "auto",
+            name=runtime.name,
+        )
+        worker = Worker(
+            config, store=member.store, runtime=runtime, network=self.network.of(runtime)
+        )
+        while not self.ended:
+            try:
+                batches = worker.claim(1 + self.random.randrange(5), timeout=1.0)
+            except (TransientStorageError, Fenced) as error:
+                self.simulation.log(f"{runtime.name}: {type(error).__name__}")
+                runtime.sleep(1)
+                continue
+            now = self.simulation.now
+            for batch in batches:
+                self._handed_out(batch, member, now)
+            for batch in batches:
+                self._finish(batch, member)
+        worker.close()
+
+    def _handed_out(self, batch: ClaimedBatch, member: Member, now: float) -> None:
+        """Nobody gets a batch that a worker holds who was left alone since it got it."""
+        sequence = batch.sequence
+        self.handed_out[sequence] += 1
+        holding = self.holding.get(sequence)
+        if self.done[sequence]:
+            self.simulation.fail(f"batch {sequence} is handed out and was done")
+        if holding is not None and holding.member.troubled_at < holding.since:
+            self.simulation.fail(
+                f"batch {sequence} goes to {member.runtime.name} while "
+                f"{holding.member.runtime.name} has it since {holding.since:.3f}"
+            )
+        self.holding[sequence] = Holding(member, now)
+
+    def _finish(self, batch: ClaimedBatch, member: Member) -> None:
+        # Now and then longer than a claim lasts without a heartbeat.
+        longest = 2.5 * CLAIM_TIMEOUT_MS / 1000 if self.random.random() < 0.03 else 0.2
+        member.runtime.sleep(self.random.uniform(0, longest))
+        ends = self.random.random() < 0.95
+        while True:
+            try:
+                if not ends:
+                    self._let_go(batch, member)
+                    batch.release()
+                else:
+                    batch.done()
+                    self._let_go(batch, member)
+                    self.done[batch.sequence] += 1
+            except (TransientStorageError, Fenced):
+                if self.ended:
+                    return None
+                member.runtime.sleep(0.5)
+                if self.fences:
+                    return self._let_go(batch, member)
+                continue
+            except ClaimLost:
+                self.lost_claims += 1
+                holding = self.holding.get(batch.sequence)
+                mine = holding is not None and holding.member is member
+                if mine and ends and not self.fences and member.troubled_at < holding.since:
+                    self.simulation.fail(
+                        f"{member.runtime.name} lost batch {batch.sequence} for no reason"
+                    )
+                self._let_go(batch, member)
+            return None
+
+    def _let_go(self, batch: ClaimedBatch, member: Member) -> None:
+        holding = self.holding.get(batch.sequence)
+        if holding is not None and holding.member is member:
+            del self.holding[batch.sequence]
+
+    def fence(self, member: Member) -> None:
+        """Another consumer takes the queue for a moment, and a batch from its front."""
+        runtime = member.runtime
+        queue = Queue(member.store, ProducerConfig(store=STORE), runtime=runtime, role="consumer")
+        while not self.closing:
+            runtime.sleep(self.random.uniform(5, 15))
+            try:
+                manifest = queue.claim_epoch(None)
+                self.deeds["fence"] += 1
+                if manifest.entry_count:
+                    first = manifest.first_sequence
+                    self.taken.add(first)
+                    queue.dequeue(first, manifest.epoch)
+            except OpenDataBufferError as error:
+                self.simulation.log(f"{runtime.name}: {error}")
+
+    # What is done to them.
+
+    def torment(self) -> None:
+        victim = self.random.choice(self.members)
+        deed = self.random.choice(self.torments)
+        self.deeds[deed] += 1
+        name = victim.runtime.name
+        if deed == "kill":
+            self._kill(victim)
+            self.start(victim.name, self.lives[victim.name])
+        elif deed == "pause":
+            seconds = self.random.uniform(0.5, 12)
+            self._trouble(victim, seconds)
+            self.simulation.pause(victim.runtime, seconds)
+        elif deed == "cut":
+            other = self.random.choice(self.members)
+            if other is not victim:
+                seconds = self.random.uniform(0.5, 8)
+                self.simulation.log(f"cut {name} from {other.runtime.name} for {seconds:.1f} s")
+                self._trouble(victim, seconds)
+                self._trouble(other, seconds)
+                self.network.cut(victim.runtime, other.runtime)
+                self._later(seconds, lambda: self.network.heal(victim.runtime, other.runtime))
+        elif deed == "deny":
+            self.simulation.log("the announcement is deleted")
+            self.store.delete_many(["ingest/_broker.json"])
+        elif deed == "outage":
+            seconds = self.random.uniform(0.5, 15)
+            self.simulation.log(f"outage of the store for {name} for {seconds:.1f} s")
+            self._trouble(victim, seconds)
+            victim.store.plan = replace(self.plan, get_errors=1.0, cas_lost_after=1.0)
+            self._later(seconds, lambda: self._mend(victim))
+        elif deed == "clock":
+            self._trouble(victim, 0)
+            victim.runtime.clock_skew_ms = self.random.randrange(-900_000, 900_000)
+
+    def _kill(self, victim: Member) -> None:
+        self._trouble(victim, float("inf"))
+        self.members.remove(victim)
+        self.simulation.kill(victim.runtime)
+        self.network.kill(victim.runtime)
+        if self.random.random() < 0.5:
+            victim.store.land_late_puts()
+
+    def _trouble(self, victim: Member, seconds: float) -> None:
+        # Until what it has had to repeat afterwards is over.
+        victim.troubled_at = max(victim.troubled_at, self.simulation.now + seconds + 5)
+
+    def _later(self, seconds: float, work: Callable[[], None]) -> None:
+        def wait() -> None:
+            self.director.sleep(seconds)
+            work()
+
+        self.director.spawn(wait, "later")
+
+    def _mend(self, victim: Member) -> None:
+        victim.store.plan = self.plan
+
+    def _await(self, runtime: SimRuntime, until: Callable[[], bool]) -> None:
+        while not until():
+            runtime.sleep(0.25)
+
+    def _patiently(self, runtime: SimRuntime, make: Callable[[], Producer]) -> Producer:
+        while True:
+            try:
+                return make()
+            except (TransientStorageError, Conflict):
+                runtime.sleep(1)
+
+    # The run.
+
+    def run(self) -> None:
+        self.lives: dict[str, Callable[[Member], None]] = {}
+
+        def main() -> None:
+            for number in range(self.hosts):
+                self.start(f"host{number}", self.host)
+            for number in range(self.producers):
+                self.start(f"producer{number}", self.produce)
+            for number in range(self.workers):
+                self.start(f"worker{number}", self.work)
+            if self.fences:
+                fencer = self.member("consumer")
+                self.members.remove(fencer)
+                fencer.runtime.spawn(lambda: self.fence(fencer), "consumer")
+            while self.simulation.now < self.run_s:
+                self.director.sleep(self.random.uniform(0.2, 2.5))
+                self.torment()
+            self.closing = True
+            self.director.sleep(15)
+            self.plan = FaultPlan(get_ms=20, put_ms=20, cas_ms=20)
+            for member in self.members:
+                member.store.plan = self.plan
+            if self.fences:
+                # Who was fenced stays it; new brokers take the queue back.
+                for victim in [each for each in self.members if not each.name.startswith("prod")]:
+                    self._kill(victim)
+                    self.start(victim.name, self.lives[victim.name])
+            self._await_drained()
+            self.ended = True
+            for task in self.tasks:
+                task.join(120)
+            self.check()
+
+        self.simulation.run(main)
+
+    def _await_drained(self) -> None:
+        until = self.simulation.now + DRAIN_S
+        while self.store.manifest.entry_count or not self._is_produced():
+            if self.simulation.now > until:
+                self.simulation.fail(
+                    f"not drained after {DRAIN_S:g} s: {self.store.manifest}, held by "
+                    f"{[(k, v.member.runtime.name) for k, v in self.holding.items()]}"
+                )
+            self.director.sleep(1)
+
+    def _is_produced(self) -> bool:
+        producing = {id(each.runtime) for each in self.members if each.name.startswith("producer")}
+        return not any(task.is_alive() and id(task.process) in producing for task in self.tasks)
+
+    def check(self) -> None:
+        seen: dict[bytes, int] = {}
+        last: dict[str, str] = {}
+        locations: dict[str, int] = {}
+        for sequence, location in sorted(self.store.entries.items()):
+            if location in locations:
+                self.simulation.fail(f"{location} is queued twice")
+            locations[location] = sequence
+            for record in decode_batch(self.store.objects[location]):
+                if record in seen:
+                    self.simulation.fail(f"{record!r} is queued twice: {seen[record]}, {sequence}")
+                seen[record] = sequence
+                who, number = record.decode().split()
+                if last.get(who, "") >= number:
+                    self.simulation.fail(f"{who} is out of order: {last[who]} before {number}")
+                last[who] = number
+            if self.done[sequence] > 1:
+                self.simulation.fail(f"batch {sequence} was done {self.done[sequence]} times")
+            if not self.handed_out[sequence] and sequence not in self.taken:
+                self.simulation.fail(f"batch {sequence} left the queue and nobody got it")
+        for record in self.durable - seen.keys():
+            self.simulation.fail(f"{record!r} was said to be durable and is not queued")
+        for record in self.failed & seen.keys():
+            self.simulation.fail(f"{record!r} was said to have failed and is queued")
+
+
+def simulate(fleet: Fleet) -> Fleet:
+    """Run it; a failure shows the end of the history."""
+    failure = ""
+    try:
+        fleet.run()
+    except SimulationFailed as error:
+        failure = str(error)
+    if failure:
+        history = "\n".join(fleet.simulation.history[-80:])
+        pytest.fail(f"{failure}\n\n{history}\n\nOPENDATA_BUFFER_SEED={fleet.seed}", pytrace=False)
+    return fleet

@@ -1,0 +1,37 @@
+"""A store that remembers what was ever queued, for checks at the end of a run."""
+
+from __future__ import annotations
+
+from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.stores import Absent, Applied, IfVersion, PutOutcome
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.simulation import Simulation
+
+MANIFEST = "ingest/manifest"
+
+
+class Recorder(MemoryStore):
+    """Notes every entry that was ever in the manifest, also when a consumer took it since."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        super().__init__("simulation", now_ms=simulation.now_ms)
+        self.fail = simulation.fail
+        self.entries: dict[int, str] = {}
+        self.objects: dict[str, bytes] = {}
+        self.manifest = Manifest.empty()
+        self.commits = 0
+
+    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        outcome = super().put_if(key, data, condition)
+        if key == MANIFEST and isinstance(outcome, Applied):
+            self.commits += 1
+            self.manifest = Manifest.parse(data)
+            for entry in self.manifest.entries():
+                known = self.entries.setdefault(entry.sequence, entry.location)
+                if known != entry.location:
+                    self.fail(f"sequence {entry.sequence}: {known} became {entry.location}")
+        return outcome
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        self.objects[key] = bytes(data)
+        super().put(key, data)
