@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from opendata_buffer import Consumer, ConsumerConfig
 
 PARENT = """
@@ -13,8 +15,12 @@ import os, sys, warnings
 warnings.simplefilter("ignore", DeprecationWarning)
 from opendata_buffer import Closed, Producer, ProducerConfig
 
-config = ProducerConfig(store=sys.argv[1], flush_interval_ms=60_000)
+config = ProducerConfig(store=sys.argv[1], flush_interval_ms=60_000, broker=sys.argv[2])
 producer = Producer(config)
+if config.broker == "host":
+    # A broker with its port, its threads and its own connection is forked, too.
+    producer.produce([b"first"])
+    producer.flush(30)
 producer.produce([b"parent"])
 child = os.fork()
 if child == 0:
@@ -31,9 +37,10 @@ producer.close()
 """
 
 
-def test_a_forked_child_has_a_producer_of_its_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("broker", ["auto", "host"])
+def test_a_forked_child_has_a_producer_of_its_own(tmp_path: Path, broker: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PARENT, str(tmp_path)],
+        [sys.executable, "-c", PARENT, str(tmp_path), broker],
         capture_output=True,
         text=True,
         timeout=120,
@@ -43,4 +50,5 @@ def test_a_forked_child_has_a_producer_of_its_own(tmp_path: Path) -> None:
     assert "Make a producer in each process, after the fork" in done.stdout
     with Consumer(ConsumerConfig(store=str(tmp_path))) as consumer:
         got = [batch.entries for batch in iter(consumer.next_batch, None)]
-    assert sorted(got) == [[b"child"], [b"parent"]]
+    first = [[b"first"]] if broker == "host" else []
+    assert sorted(got) == [[b"child"], *first, [b"parent"]]

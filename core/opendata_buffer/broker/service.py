@@ -39,6 +39,9 @@ Body = dict[str, Any]
 MAX_WAITING_ENTRIES = 100_000
 """Entries that wait for the next compare-and-swap, of all sessions; beyond it they are refused."""
 
+MAX_WAITING_BYTES = 64 * 1024 * 1024
+"""The same for the bytes of their messages: metadata may be large."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Expired:
@@ -89,6 +92,7 @@ class Service:
         self._condition = runtime.condition()
         self._waiting: list[_Waiting] = []
         self._entries = 0
+        self._bytes = 0
         self._next = 0
         self._leaving = False
         self._task: Task | None = None
@@ -135,17 +139,21 @@ class Service:
         """The queue's end, as far as the broker knows; it is never behind this."""
         return self._next
 
-    def submit(self, session: Session, request: AppendRequest) -> None:
+    def submit(self, session: Session, request: AppendRequest, message_bytes: int) -> None:
         """Append when its turn comes; the session gets the answer."""
         size = len(request.entries)
         with self._condition:
             if self._leaving:
                 why = "moved"
-            elif self._entries + size > MAX_WAITING_ENTRIES:
+            elif (
+                self._entries + size > MAX_WAITING_ENTRIES
+                or self._bytes + message_bytes > MAX_WAITING_BYTES
+            ):
                 why = "busy"
             else:
                 self._waiting.append(_Waiting(session, request))
                 self._entries += size
+                self._bytes += message_bytes
                 self._condition.notify_all()
                 return
         self._refuse(_Waiting(session, request), why)
@@ -177,7 +185,7 @@ class Service:
                 while not self._waiting and not self._leaving:
                     self._condition.wait()
                 group, self._waiting = self._waiting, []
-                self._entries = 0
+                self._entries = self._bytes = 0
                 leaving = self._leaving
             if leaving:
                 for each in group:
@@ -343,7 +351,7 @@ class Session:
             case "append":
                 request = parse_append(body, self._service.data_path_prefix)
                 self._begin()
-                self._service.submit(self, request)
+                self._service.submit(self, request, len(message))
             case "claim" | "finish" | "beat" as op:
                 foreman = self._service.foreman
                 if foreman is None:

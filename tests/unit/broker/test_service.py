@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from opendata_buffer.broker.messages import VALID_MS, append_body
-from opendata_buffer.broker.service import MAX_OPEN_REQUESTS, Service, Session
+from opendata_buffer.broker.service import MAX_OPEN_REQUESTS, MAX_WAITING_BYTES, Service, Session
 from opendata_buffer.broker.wire import BrokerEnd, ClientEnd, ProtocolError
 from opendata_buffer.config import ProducerConfig
-from opendata_buffer.formats.manifest import NewEntry
+from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores import Absent, IfVersion, PutOutcome, Unknown
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import CONFIG, eventually, queued
@@ -224,3 +225,55 @@ def test_an_error_that_nobody_foresaw_reaches_the_clients_and_the_service_goes_o
     client.ask("b")
     assert client.answered(2)[1]["op"] == "done"
     service.stop(5)
+
+
+class Stalling(MemoryStore):
+    """The answer to the first write of the manifest is lost, three seconds later."""
+
+    def __init__(self, runtime: ManualRuntime, *, lands: bool) -> None:
+        super().__init__()
+        self._runtime = runtime
+        self._lands = lands
+        self.stalled = False
+
+    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        if self.stalled or not key.endswith("manifest"):
+            return super().put_if(key, data, condition)
+        self.stalled = True
+        self._runtime.advance(3)
+        if self._lands:
+            super().put_if(key, data, condition)
+        return Unknown("injected")
+
+
+@pytest.mark.parametrize("lands", [True, False], ids=["landed", "not landed"])
+def test_while_storage_stalls_nobody_is_told_that_nobody_can_know(lands: bool) -> None:
+    """The requests became too old to be tried again; who sent them may look, and try."""
+    runtime = ManualRuntime()
+    store = Stalling(runtime, lands=lands)
+    service = made(store, runtime)
+    client = Client(service)
+    client.ask("a")
+    service.start()
+    (first,) = client.answered(1)
+    if lands:
+        assert first == {"op": "done", "n": 1, "sequence": 0, "next": 1}
+    else:
+        assert first == {"op": "lost", "n": 1, "since": 0}
+        client.clock = service.clock()
+        client.ask("a", since=0)
+        assert client.answered(2)[1]["sequence"] == 0
+    assert queued(store) == ["ingest/a"]
+    service.stop(5)
+
+
+def test_bytes_that_wait_are_bounded_like_entries() -> None:
+    service = made(MemoryStore(), SystemRuntime())
+    client = Client(service)
+    large = [NewEntry("ingest/large", (Metadata(0, 0, bytes(2 * 1024 * 1024)),))]
+    count = MAX_WAITING_BYTES // (2 * 1024 * 1024)
+    for number in range(count):
+        client.send(append_body(number, large, client.clock, VALID_MS, None))
+    refused = [each for each in client.answered(1) if each.get("why") == "busy"]
+    assert 0 < len(refused) < count
+    assert service.stats()["waiting"] == count - len(refused)
