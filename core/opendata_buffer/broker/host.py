@@ -110,6 +110,7 @@ class Host:
         self._port: ListeningPort | None = None
         self._service: Service | None = None
         self._mine: Announcement | None = None
+        self._beaten_at = 0.0
         self._failure: OpenDataBufferError | None = None
         self._id = runtime.ulid()
         self._task: Task = runtime.spawn(self._run, "opendata-buffer-broker-host")
@@ -127,7 +128,7 @@ class Host:
 
     @property
     def failure(self) -> OpenDataBufferError | None:
-        """Why it gave up: an address that cannot be used, a prefix of another queue."""
+        """Why it last did not serve: an address that cannot be used, a prefix of another queue."""
         return self._failure
 
     @property
@@ -151,18 +152,23 @@ class Host:
                     # While storage does not answer nobody can append, whoever serves.
                     log.warning("broker of %s: %s", self._store.url, error)
                     wait = STAND_BY_S
+                    if self._mine is not None and self._is_cut_off():
+                        # Its clients reach it, and storage may be reached by others: as long as
+                        # it answers them they wait for writes that it cannot make.
+                        log.warning("%s does not reach the store: it steps down", self._mine)
+                        self._step_down()
                 except OpenDataBufferError as error:
                     # A port that is taken, a queue that needs an operator: somebody may mend it
                     # while this process lives.
                     log.error("broker of %s does not serve: %s", self._store.url, error)
+                    self._failure = error
                     wait = SILENT_S
                 self._wait(wait)
-        except OpenDataBufferError as error:
-            # Not mended by trying again; whoever started it decides what that means.
-            self._failure = error
-            log.error("the broker of %s gives up: %s", self._store.url, error)
         finally:
             self._leave()
+
+    def _is_cut_off(self) -> bool:
+        return self._runtime.monotonic() - self._beaten_at >= SILENT_S
 
     def _wait(self, seconds: float) -> None:
         now = self._runtime.monotonic()
@@ -181,6 +187,7 @@ class Host:
             self._step_down()
             return 0.0
         self._mine = beaten
+        self._beaten_at = self._runtime.monotonic()
         return BEAT_S
 
     def _stand_by(self) -> float:
@@ -238,6 +245,7 @@ class Host:
             service.stop()
             return STAND_BY_S
         self._service, self._mine = service, taken
+        self._beaten_at = self._runtime.monotonic()
         self._port.open(service, taken)
         log.info("serving as the broker: %s", taken)
         return BEAT_S

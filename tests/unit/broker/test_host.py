@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
+from opendata_buffer.broker import host as host_module
 from opendata_buffer.broker.client import Appended
+from opendata_buffer.broker.host import Host
 from opendata_buffer.broker.lease import Lease
+from opendata_buffer.errors import InvalidInput, TransientStorageError
+from opendata_buffer.stores import Store
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.broker.local import CONFIG, RUNTIME, connected, entries, eventually, host, soon
 
@@ -72,3 +80,52 @@ def test_who_stops_leaves_no_address_behind() -> None:
     left = Lease(store, CONFIG, RUNTIME).read()
     assert left is not None
     assert not left.serves
+
+
+class Cut:
+    """A store that this process reaches no more, once it is cut."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.cut = False
+
+    def __getattr__(self, name: str) -> Any:
+        if self.cut and name in ("get", "put_if"):
+            raise TransientStorageError("cut off")
+        return getattr(self._store, name)
+
+
+def test_a_broker_that_clients_reach_and_that_does_not_reach_the_store_steps_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(host_module, "BEAT_S", 0.1)
+    monkeypatch.setattr(host_module, "STAND_BY_S", 0.1)
+    monkeypatch.setattr(host_module, "SILENT_S", 0.5)
+    store = MemoryStore()
+    behind: Any = Cut(store)
+    ours = host(behind)
+    other = None
+    try:
+        eventually(lambda: ours.serving)
+        other = host(store)
+        behind.cut = True
+        eventually(lambda: other.serving)
+        assert ours.serving is None
+    finally:
+        behind.cut = False
+        for each in (ours, other):
+            if each is not None:
+                each.stop(10)
+
+
+def test_a_host_that_cannot_listen_says_why() -> None:
+    def never(_: Any) -> Any:
+        raise AssertionError
+
+    def listen() -> Any:
+        raise InvalidInput("the port is taken")
+
+    ours = Host(MemoryStore(), CONFIG, RUNTIME, listen, never, bytes)
+    eventually(lambda: ours.failure)
+    assert "the port is taken" in str(ours.failure)
+    ours.stop(10)
