@@ -51,6 +51,17 @@ def test_a_pool_of_workers_fetches_and_one_consumer_acknowledges(tmp_path: Path)
     assert list(batches_of(store)) == []
 
 
+def test_workers_share_a_queue_and_put_aside_what_nobody_can_use(tmp_path: Path) -> None:
+    store = str(tmp_path)
+    with Producer(ProducerConfig(store=store)) as producer:
+        for number in range(5):
+            producer.produce([b"%d" % number if number != 3 else b""] * (number + 1))
+            producer.flush()
+    assert run("shared_queue.py", store) == "11 records in 4 batches\n"
+    assert list(batches_of(store)) == []
+    assert len(list((tmp_path / "ingest" / "_quarantine").glob("*.json"))) == 1
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_says_how_to_run_it_and_is_tested(example: Path) -> None:
     text = example.read_text(encoding="utf-8")

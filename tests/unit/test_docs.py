@@ -249,7 +249,8 @@ def shell_lines() -> Iterator[tuple[Path, str]]:
     ("page", "line"), [pytest.param(page, line, id=line) for page, line in shell_lines()]
 )
 def test_commands_have_these_names_and_options(page: Path, line: str) -> None:
-    words = line.split("opendata-buffer", 1)[1].split()
+    # What follows " -- " is another command's.
+    words = line.split("opendata-buffer", 1)[1].split(" -- ")[0].split()
     options = [word for word in words if word.startswith("--")]
     command: Any = cli
     while hasattr(command, "commands"):

@@ -1,0 +1,126 @@
+"""Brokers, producers and workers as processes: killed, and followed at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opendata_buffer import Producer, ProducerConfig
+
+COMMAND = [sys.executable, "-m", "opendata_buffer"]
+BATCHES = 30
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(*arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate(timeout=30)
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def status(store: Path) -> dict[str, Any]:
+    done = subprocess.run(
+        [*COMMAND, "status", str(store), "--json"], capture_output=True, check=True
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come true"
+        time.sleep(0.05)
+
+
+def fill(store: Path) -> None:
+    with Producer(ProducerConfig(store=str(store), broker="off")) as producer:
+        for number in range(BATCHES):
+            producer.produce([b"%d" % number])
+            producer.flush()
+
+
+def test_workers_go_on_when_their_broker_is_killed_and_every_batch_is_done(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    store, out = tmp_path / "queue", tmp_path / "out"
+    fill(store)
+    first = start("broker", str(store))
+    assert line_of(first).startswith("serving ")
+    second = start("broker", str(store))
+    assert line_of(second).startswith("standing by: ")
+    out.mkdir()
+    # One file for each run of the command: what is done twice would be there twice.
+    shell = f"cat > {out}/$OPENDATA_BUFFER_SEQUENCE.$$; sleep 0.05"
+    workers = [
+        start("work", str(store), "--broker", "auto", "--parallel", "2", "--", "sh", "-c", shell)
+        for _ in range(2)
+    ]
+    until(lambda: len(list(out.iterdir())) >= 5)
+    first.kill()
+    assert line_of(second).startswith("serving ")
+    until(lambda: status(store)["queue_length"] == 0)
+    found = status(store)
+    assert (found["broker"]["term"], found["broker"]["alive"]) == (2, True)
+    assert (found["claims"]["held"], found["claims"]["done"]) == (0, 0)
+    ended = [workers[0], workers[1], second]
+    begun = time.monotonic()
+    for process in ended:
+        process.send_signal(signal.SIGTERM)
+    codes = [process.wait(30) for process in ended]
+    assert time.monotonic() - begun < 5 + 5  # five seconds, on a busy machine
+    assert codes == [143] * 3
+    assert status(store)["broker"]["address"] == ""
+    runs = [path.name.partition(".")[0] for path in out.iterdir()]
+    assert sorted(runs, key=int) == [str(number) for number in range(BATCHES)]
+    assert all(path.read_text() == f"{path.name.partition('.')[0]}\n" for path in out.iterdir())
+    said = [process.stderr.read() for process in workers if process.stderr is not None]
+    done = sum(int(each.split("ended by a signal: ")[1].split()[0]) for each in said)
+    assert done == BATCHES
+
+
+def test_a_worker_that_ends_gives_its_batch_back_at_once(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    store, pid = tmp_path / "queue", tmp_path / "pid"
+    with Producer(ProducerConfig(store=str(store))) as producer:
+        producer.produce([b"a"])
+    broker = start("broker", str(store))
+    line_of(broker)
+    worker = start("work", str(store), "--", "sh", "-c", f"echo $$ > {pid}; sleep 300")
+    until(lambda: pid.exists() and pid.read_text())
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(30) == 143
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+    other = start("work", str(store), "--", "sh", "-c", f"cat > {tmp_path / 'done'}")
+    # Long before --claim-timeout-ms, a minute.
+    until(lambda: (tmp_path / "done").exists() and (tmp_path / "done").read_text(), seconds=30)
+    until(lambda: status(store)["queue_length"] == 0, seconds=20)
+    other.send_signal(signal.SIGINT)
+    assert other.wait(30) == 130
