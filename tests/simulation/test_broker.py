@@ -21,6 +21,7 @@ from tests.simulation.recorder import Recorder
 
 CONFIG = ProducerConfig(store="memory://simulation", cas_deadline_ms=30_000)
 RUN_S = 40.0
+SHARE = 0.06
 
 
 class Alone:
@@ -248,7 +249,7 @@ def test_with_a_consumer_nothing_is_queued_twice_and_doubts_are_said(seed: int) 
 
 
 def test_in_peace_every_append_goes_through_the_broker() -> None:
-    world = simulate(World(1, torments=("peace",), clients=20))
+    world = simulate(World(1, torments=("peace",), clients=10))
     assert not world.unknown
     # Those of the first moment, while the first broker announces itself.
     assert sum(world.alone.values()) <= 2 * world.clients

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.simulation.fleet import Fleet, simulate
 
 SHARE = 0.015
@@ -20,9 +18,3 @@ def test_workers_that_are_fenced_leave_nothing_behind(seed: int) -> None:
     fleet = simulate(Fleet(seed, fences=True))
     assert fleet.deeds["fence"]
     assert len(fleet.durable) > 200
-
-
-@pytest.mark.slow
-def test_a_hundred_producers_and_twenty_workers(seed: int) -> None:
-    fleet = simulate(Fleet(seed, producers=100, workers=20, run_s=20))
-    assert len(fleet.durable) > 2_000
