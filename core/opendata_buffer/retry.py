@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
@@ -28,8 +28,16 @@ class BackoffSettings(Protocol):
 class _Backoff:
     """Wait and stop of one policy; tenacity's own read the global clock and random numbers."""
 
-    def __init__(self, runtime: Runtime, base_ms: int, max_ms: int, deadline_ms: int) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        base_ms: int,
+        max_ms: int,
+        deadline_ms: int,
+        pause: Callable[[BaseException], float | None] | None,
+    ) -> None:
         self._runtime = runtime
+        self._pause = pause
         self._base_s = base_ms / 1000
         self._max_s = max_ms / 1000
         self._deadline_s = deadline_ms / 1000
@@ -46,8 +54,12 @@ class _Backoff:
     def wait(self, state: tenacity.RetryCallState) -> float:
         # The exponent is capped: 2.0**1024 overflows after some hours of retries.
         step = min(self._max_s, self._base_s * 2.0 ** min(state.attempt_number - 1, 64))
+        error = None if state.outcome is None else state.outcome.exception()
+        pause = None if error is None or self._pause is None else self._pause(error)
+        if pause is None:
+            pause = self._runtime.random() * step
         # Cut at the deadline, so that the last attempt is made at it and not given away.
-        return min(self._runtime.random() * step, max(0.0, self._left_s(state)))
+        return min(pause, max(0.0, self._left_s(state)))
 
     def stop(self, state: tenacity.RetryCallState) -> bool:
         # At the caller's deadline nothing can be tried any more, and the error of the last
@@ -64,6 +76,7 @@ def full_jitter(
     max_ms: int,
     deadline_ms: int,
     retry_on: tuple[type[BaseException], ...],
+    pause: Callable[[BaseException], float | None] | None = None,
 ) -> tenacity.Retrying:
     """A retry policy with full-jitter exponential backoff within a deadline.
 
@@ -81,8 +94,9 @@ def full_jitter(
             lasts until the caller's :func:`~opendata_buffer.runtime.deadline`: it ends the
             retries at once.
         retry_on: Errors that are retried. Any other, and the last of these, is raised as it is.
+        pause: Seconds to sleep after an error in place of the backoff; None for the backoff.
     """
-    backoff = _Backoff(runtime, base_ms, max_ms, deadline_ms)
+    backoff = _Backoff(runtime, base_ms, max_ms, deadline_ms, pause)
     return tenacity.Retrying(
         sleep=runtime.sleep,
         before=backoff.before,
@@ -99,6 +113,7 @@ def queue_retry(
     *,
     deadline_ms: int | None = None,
     retry_on: tuple[type[BaseException], ...] = (TransientStorageError,),
+    pause: Callable[[BaseException], float | None] | None = None,
 ) -> tenacity.Retrying:
     """:func:`full_jitter` with the backoff of a queue's settings.
 
@@ -107,6 +122,7 @@ def queue_retry(
         config: ``backoff_base_ms``, ``backoff_max_ms`` and ``cas_deadline_ms`` are used.
         deadline_ms: Milliseconds in place of ``cas_deadline_ms``.
         retry_on: Errors that are retried.
+        pause: See :func:`full_jitter`.
     """
     return full_jitter(
         runtime,
@@ -114,4 +130,5 @@ def queue_retry(
         max_ms=config.backoff_max_ms,
         deadline_ms=config.cas_deadline_ms if deadline_ms is None else deadline_ms,
         retry_on=retry_on,
+        pause=pause,
     )

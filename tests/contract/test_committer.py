@@ -95,6 +95,13 @@ class Brokered:
     def conflicts(self) -> int:
         return self._committer.conflicts
 
+    @property
+    def tag(self) -> str:
+        return self._committer.tag
+
+    def pause(self) -> float:
+        return self._committer.pause()
+
     def append(self, entries: Sequence[NewEntry], *, begin_by: float) -> int:
         return self._committer.append(entries, begin_by=begin_by)
 

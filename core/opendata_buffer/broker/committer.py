@@ -116,10 +116,19 @@ class BrokeredCommitter:
         return self._alone.conflicts
 
     @property
+    def tag(self) -> str:
+        """See :class:`Committer`."""
+        return self._alone.tag
+
+    @property
     def broker(self) -> Announcement | None:
         """The broker that is connected; None while this process appends alone."""
         connection = self._connection
         return None if connection is None or connection.is_over else connection.announcement
+
+    def pause(self) -> float:
+        """See :class:`Committer`."""
+        return self._alone.pause() if self.broker is None else 0.0
 
     def append(self, entries: Sequence[NewEntry], *, begin_by: float) -> int:
         """See :class:`Committer`."""

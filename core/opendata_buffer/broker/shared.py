@@ -100,6 +100,15 @@ class _Shared:
         """See :class:`Committer`."""
         return self._inner.conflicts
 
+    @property
+    def tag(self) -> str:
+        """See :class:`Committer`."""
+        return self._inner.tag
+
+    def pause(self) -> float:
+        """See :class:`Committer`."""
+        return self._inner.pause()
+
     def append(self, entries: Sequence[NewEntry], *, begin_by: float) -> int:
         """See :class:`Committer`."""
         return self._inner.append(entries, begin_by=begin_by)

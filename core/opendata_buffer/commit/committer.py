@@ -4,7 +4,8 @@ A committer appends what its callers give it and answers each with a sequence or
 knows nothing of uploads, lanes or producers. :class:`GroupCommitter` joins what waits: while one
 compare-and-swap is on its way, appends of all producers of the process pile up, and the next one
 takes them all. They never race each other then, and the store's rate of compare-and-swaps is not
-the limit on batches per second.
+the limit on batches per second. With other processes it takes turns
+(:mod:`opendata_buffer.commit.turns`).
 """
 
 from __future__ import annotations
@@ -14,9 +15,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from opendata_buffer.commit.turns import Turns
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.errors import CommitStateUnknown, QueueFull, TransientStorageError
-from opendata_buffer.formats.manifest import NewEntry
+from opendata_buffer.errors import (
+    CommitStateUnknown,
+    CorruptManifest,
+    QueueFull,
+    TransientStorageError,
+)
+from opendata_buffer.formats.keys import ulid_tag
+from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.locks import locked
 from opendata_buffer.queue.owner import Claim
 from opendata_buffer.queue.queue import Queue
@@ -24,6 +32,9 @@ from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores import Store
 
 __all__ = ["Committer", "GroupCommitter", "shared_committer"]
+
+MOST_LOOKED_AT = 1_000
+"""Of the entries that others appended, the newest so many tell who they are."""
 
 
 class Committer(Protocol):
@@ -37,6 +48,20 @@ class Committer(Protocol):
     @property
     def conflicts(self) -> int:
         """How many of them lost against another writer."""
+        ...
+
+    @property
+    def tag(self) -> str:
+        """Six characters for the ULIDs of all batches that are appended through it: by them
+        other processes tell how many write. See :func:`.tagged_ulid`."""
+        ...
+
+    def pause(self) -> float:
+        """Seconds until an append would begin; not above zero when it would at once.
+
+        Until then others have their turn. What a caller puts together only then goes into one
+        write, and not half of it into the next.
+        """
         ...
 
     def append(self, entries: Sequence[NewEntry], *, begin_by: float) -> int:
@@ -72,8 +97,14 @@ class _Request:
 
     entries: Sequence[NewEntry]
     begin_by: float
+    patient_until: float
+    """However many others there are, it waits no longer for this process's turn."""
     taken: bool = False
     outcome: int | BaseException | None = None
+
+
+class _Joined:
+    """A guard's answer: more waits by now, and is to be appended in the same write."""
 
 
 class GroupCommitter:
@@ -92,9 +123,19 @@ class GroupCommitter:
     ) -> None:
         self._runtime = runtime
         self._on_idle = on_idle
-        self._queue = Queue(store, config, runtime=runtime, role="producer", claim=claim)
+        self._turns = Turns(ulid_tag(runtime.ulid()), runtime.random)
+        self._queue = Queue(
+            store,
+            config,
+            runtime=runtime,
+            role="producer",
+            claim=claim,
+            after_conflict=lambda: self._turns.lost(runtime.monotonic()),
+        )
+        self._looked_to: int | None = None
         self._condition = runtime.condition()
         self._waiting: list[_Request] = []
+        self._under_way: list[_Request] = []
         self._writing = False
         self._callers = 0
         self._ended = False
@@ -109,15 +150,25 @@ class GroupCommitter:
         """See :class:`Committer`."""
         return self._queue.conflicts
 
+    @property
+    def tag(self) -> str:
+        """See :class:`Committer`."""
+        return self._turns.tag
+
+    def pause(self) -> float:
+        """See :class:`Committer`."""
+        return self._turns.pause(self._runtime.monotonic())
+
     def append(self, entries: Sequence[NewEntry], *, begin_by: float) -> int:
         """See :class:`Committer`."""
-        request = _Request(entries, begin_by)
+        now = self._runtime.monotonic()
+        request = _Request(entries, begin_by, patient_until=(now + begin_by) / 2)
         group = self._await_turn(request)
         if group:
             try:
                 self._write(group)
             finally:
-                self._end(group)
+                self._end()
         outcome = request.outcome
         if isinstance(outcome, BaseException):
             raise outcome
@@ -151,50 +202,105 @@ class GroupCommitter:
         self._waiting.append(request)
         try:
             while request.outcome is None:
-                if not self._writing:
-                    self._writing = True
-                    group, self._waiting = self._waiting, []
-                    for each in group:
-                        each.taken = True
-                    return group
-                left = request.begin_by - self._runtime.monotonic()
-                if not request.taken and left <= 0:
+                now = self._runtime.monotonic()
+                left = request.begin_by - now
+                if not request.taken and left <= 0 and self._writing:
                     raise _too_late()
+                if not self._writing:
+                    pause = min(self._turns.pause(now), request.patient_until - now)
+                    if pause <= 0:
+                        self._writing = True
+                        return self._take()
+                    left = pause
                 self._condition.wait(None if request.taken else left)
             return []
-        finally:
+        except BaseException:
             if request in self._waiting:
                 self._waiting.remove(request)
-
-    def _write(self, group: list[_Request]) -> None:
-        now = self._runtime.monotonic()
-        for request in group:
-            if request.begin_by <= now:
-                request.outcome = _too_late()
-        group = [each for each in group if each.outcome is None]
-        if not group:
-            return
-        try:
-            first = self._queue.append([entry for each in group for entry in each.entries])
-        except QueueFull as error:
-            if len(group) == 1:
-                group[0].outcome = error
-                return
-            # Half of them may fit; all together never would, also into an empty queue.
-            half = len(group) // 2
-            self._write(group[:half])
-            self._write(group[half:])
-        except Exception as error:
-            for request in group:
-                request.outcome = error
-        else:
-            for request in group:
-                request.outcome = first
-                first += len(request.entries)
+            raise
 
     @locked
-    def _end(self, group: list[_Request]) -> None:
+    def _join(self) -> list[_Request]:
+        return self._take()
+
+    def _take(self) -> list[_Request]:
+        """Take what waits into the write under way; called with the lock held."""
+        joined, self._waiting = self._waiting, []
+        for each in joined:
+            each.taken = True
+        self._under_way += joined
+        return joined
+
+    def _write(self, group: list[_Request]) -> None:
+        """Append requests in one write, and with them what comes until it is sent."""
+        read_first = self._turns.begins(self._runtime.monotonic())
+        while True:
+            now = self._runtime.monotonic()
+            for request in group:
+                if request.begin_by <= now:
+                    request.outcome = _too_late()
+            group = [each for each in group if each.outcome is None]
+            if not group:
+                return
+            entries = [entry for each in group for entry in each.entries]
+            try:
+                first = self._queue.append(
+                    entries, guard=self._look(read_first), read_first=read_first
+                )
+            except QueueFull as error:
+                if len(group) == 1:
+                    group[0].outcome = error
+                    return
+                # Half of them may fit; all together never would, also into an empty queue.
+                half = len(group) // 2
+                self._write(group[:half])
+                self._write(group[half:])
+                return
+            except Exception as error:
+                for request in group:
+                    request.outcome = error
+                return
+            if not isinstance(first, _Joined):
+                break
+            group += self._join()
+            read_first = False  # It was read just now, and not written.
+        self._turns.won(self._runtime.monotonic())
+        for request in group:
+            request.outcome = first
+            first += len(request.entries)
+        self._looked_to = first
+
+    def _look(self, read_first: bool) -> Callable[[Manifest], _Joined | None]:
+        """What is done with each manifest that is about to be replaced."""
+        attempts, conflicts = self._queue.attempts, self._queue.conflicts
+
+        def look(before: Manifest) -> _Joined | None:
+            self._turns.saw(self._appended(before), self._runtime.monotonic())
+            tried = self._queue.attempts - attempts
+            # Behind a read only, or it would cost one. And not while an attempt is in doubt: it
+            # may have landed without what came since.
+            if not self._waiting or not (read_first or tried):
+                return None
+            return None if tried > self._queue.conflicts - conflicts else _Joined()
+
+        return look
+
+    def _appended(self, manifest: Manifest) -> list[str]:
+        """Locations that others have appended since the last look."""
+        start, end = self._looked_to, manifest.next_sequence
+        self._looked_to = end
+        if start is None or start >= end:
+            return []
+        try:
+            return [each.location for each in manifest.entries(max(start, end - MOST_LOOKED_AT))]
+        except CorruptManifest:
+            # Its readers will say so. An append copies what is there, whatever it is.
+            return []
+
+    @locked
+    def _end(self) -> None:
         self._writing = False
+        group, self._under_way = self._under_way, []
         for request in group:
             if request.outcome is None:
                 # The thread that wrote for all was interrupted by no error of the queue's.

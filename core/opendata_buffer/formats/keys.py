@@ -23,8 +23,11 @@ __all__ = [
     "is_confined",
     "is_ulid",
     "later_ulid",
+    "location_tag",
     "location_timestamp_ms",
     "parse_location",
+    "tagged_ulid",
+    "ulid_tag",
     "ulid_timestamp_ms",
 ]
 
@@ -36,6 +39,9 @@ MAX_PREFIX_BYTES = 744
 
 MAX_LOCATION_BYTES = 65_535
 """Longest location a manifest can hold (``location_len`` is a u16)."""
+
+# Behind the 10 characters of the time, 30 of the 80 random bits.
+_TAG_FROM, _TAG_TO = 10, 16
 
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _DIGITS = {character: value for value, character in enumerate(_ALPHABET)}
@@ -215,6 +221,35 @@ def location_timestamp_ms(location: str) -> int | None:
     *_, run, last = f"/{location}".split("/")
     name = _NAME.fullmatch(last) or _RUN_NAME.fullmatch(f"{run}/{last}")
     return None if name is None else ulid_timestamp_ms(name[1])
+
+
+def tagged_ulid(ulid: str, tag: str) -> str:
+    """The ULID with the tag of a writer in place of its first random characters.
+
+    Its time and 50 random bits stay.
+
+    Raises:
+        InvalidInput: The result is not a ULID.
+    """
+    tagged = ulid[:_TAG_FROM] + tag + ulid[_TAG_TO:]
+    if len(tag) != _TAG_TO - _TAG_FROM or not is_ulid(tagged):
+        raise InvalidInput(f"{ulid!r} with the tag {tag!r} is not a ULID")
+    return tagged
+
+
+def ulid_tag(ulid: str) -> str:
+    """Where :func:`tagged_ulid` puts a tag: the first six random characters of a ULID."""
+    return ulid[_TAG_FROM:_TAG_TO]
+
+
+def location_tag(location: str) -> str | None:
+    """The tag in a location's ULID, whatever the directories above; None without a ULID.
+
+    A writer that gives no tags has as many as batches, or one for its run.
+    """
+    *_, run, last = f"/{location}".split("/")
+    name = _NAME.fullmatch(last) or _RUN_NAME.fullmatch(f"{run}/{last}")
+    return None if name is None else ulid_tag(name[1])
 
 
 def is_confined(location: str, prefix: str) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from opendata_buffer.commit.durability import Completion
@@ -227,9 +227,16 @@ class Backlog:
     # What the appender does.
 
     @locked
-    def next_group(self) -> list[Upload] | None:
-        """Wait for uploads to append; None when there will be none."""
+    def next_group(self, pause: Callable[[], float]) -> list[Upload] | None:
+        """Wait for uploads to append; None when there will be none.
+
+        Args:
+            pause: Seconds to leave to other processes before the group is put together.
+        """
         while not self._is_done() and self._abandoned is None:
+            if (wait := self._patience(pause())) > 0:
+                self._condition.wait(wait)
+                continue
             group, again = self._lane.take(Moment.now(self._runtime), self._most)
             # In front: at the end of a long line they would grow too old again.
             self._to_upload.extendleft(Work(upload) for upload in reversed(again))
@@ -335,6 +342,14 @@ class Backlog:
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise FlushFailed(self._failed_calls, str(self._failure)) from self._failure
+
+    def _patience(self, pause: float) -> float:
+        due = self._lane.next_deadline()
+        if due is None:
+            return 0.0
+        # No batch waits for others for more than half of its time.
+        spare = self._config.delivery_timeout_ms / 2000
+        return min(pause, due - self._runtime.monotonic() - spare)
 
     def _is_done(self) -> bool:
         """Whether every accepted call was told its outcome and no more can come."""

@@ -167,7 +167,7 @@ class Pipeline:
     def _try_upload(self, work: Work) -> BaseException | None:
         assert work.upload is not None
         try:
-            self._uploader.upload(work.upload, work.batch)
+            self._uploader.upload(work.upload, work.batch, self.committer.tag)
         except BaseException as error:
             # Every kind of failure ends in the handles; a dead worker would hide it (failure
             # F29).
@@ -211,7 +211,7 @@ class Pipeline:
         )
         try:
             self._claimed(committer)
-            while (group := self.backlog.next_group()) is not None:
+            while (group := self.backlog.next_group(committer.pause)) is not None:
                 self._append(committer, group)
         finally:
             with deadline(self._runtime, CLOSE_S):

@@ -6,7 +6,7 @@ from opendata_buffer import metrics
 from opendata_buffer.commit.upload import Stage, Upload
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import TransientStorageError
-from opendata_buffer.formats.keys import batch_key
+from opendata_buffer.formats.keys import batch_key, tagged_ulid
 from opendata_buffer.producer.batcher import Batch
 from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import Moment, Runtime, deadline
@@ -23,7 +23,7 @@ class Uploader:
         self._config = config
         self._runtime = runtime
 
-    def upload(self, upload: Upload, batch: Batch | None) -> None:
+    def upload(self, upload: Upload, batch: Batch | None, tag: str) -> None:
         """Write the object under a new name; retried until the upload's deadline.
 
         A new name each time: the collector takes an object's age from its name (failure F5).
@@ -31,6 +31,7 @@ class Uploader:
         Args:
             upload: Gets the name, and what was encoded.
             batch: Encoded first; None when the upload has its bytes from before.
+            tag: Of who appends it, for its name.
 
         Raises:
             StorageError: The store refused it, or did not take it in time.
@@ -50,7 +51,7 @@ class Uploader:
         if upload.stage is Stage.SETTLED:
             # By another thread, which took its bytes away: they must not be written as they are.
             return
-        ulid = self._runtime.ulid()
+        ulid = tagged_ulid(self._runtime.ulid(), tag)
         upload.minted = Moment.now(self._runtime)
         upload.location = batch_key(config.data_path_prefix, ulid, upload.transaction)
         started = self._runtime.monotonic()

@@ -232,6 +232,8 @@ class Register(Generic[T]):
             raises when the second cannot follow the first.
         check_write: Called with the value that is about to be replaced, or None, and its
             successor: the last gate before the store.
+        after_conflict: Seconds to wait after a lost race, asked each time; without it the
+            backoff of any other retry.
     """
 
     def __init__(
@@ -246,6 +248,7 @@ class Register(Generic[T]):
         max_bytes: int,
         check_read: Callable[[T, T], None] | None = None,
         check_write: Callable[[T | None, T], None] | None = None,
+        after_conflict: Callable[[], float] | None = None,
     ) -> None:
         self._store = store
         self._key = key
@@ -257,7 +260,10 @@ class Register(Generic[T]):
         self._check_write = check_write
         self._reading = queue_retry(runtime, settings)
         self._deadline_s = settings.cas_deadline_ms / 1000
-        self._changing = queue_retry(runtime, settings, retry_on=(_Again, TransientStorageError))
+        self._after_conflict = after_conflict
+        self._changing = queue_retry(
+            runtime, settings, retry_on=(_Again, TransientStorageError), pause=self._pause
+        )
         self._value: T | None = None
         self._version: str | None = None
         self._fresh = False
@@ -401,6 +407,11 @@ class Register(Generic[T]):
                 log.warning("answer to a write of %s was lost: %s", self._key, outcome.reason)
                 run.lost_answer(version)
                 raise _Again(f"answers were lost: {outcome.reason.rstrip('.')}")
+
+    def _pause(self, error: BaseException) -> float | None:
+        if self._after_conflict is None or not isinstance(error, _Conflict):
+            return None
+        return self._after_conflict()
 
     def _read_once(self) -> T | None:
         try:

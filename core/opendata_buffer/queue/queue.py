@@ -54,6 +54,8 @@ class Queue:
         role: Label of the write and conflict counters: ``producer``, ``consumer``, ...
         claim: The claim of whoever writes: its marker refuses a manifest that was lost or
             restored, and is told how far this one gets. None for those who only read.
+        after_conflict: Seconds to wait after a lost race, asked each time; without it the
+            backoff of any other retry.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Queue:
         runtime: Runtime,
         role: str,
         claim: Claim | None = None,
+        after_conflict: Callable[[], float] | None = None,
     ) -> None:
         self._store = store
         self._config = config
@@ -87,6 +90,7 @@ class Queue:
             max_bytes=MAX_MANIFEST_BYTES,
             check_read=self._check_read,
             check_write=lambda before, after: check_transition(before or Manifest.empty(), after),
+            after_conflict=after_conflict,
         )
 
     @property
@@ -142,6 +146,7 @@ class Queue:
         entries: Sequence[NewEntry],
         *,
         guard: Callable[[Manifest], T | None] | None = None,
+        read_first: bool = False,
     ) -> int | T:
         """Append a group in one write: contiguous, all or none. Returns the first sequence.
 
@@ -153,6 +158,8 @@ class Queue:
             guard: Called with each manifest that is about to be replaced. None to go on;
                 any other value stops the append, which returns that value; or it raises. What
                 it checks holds when the write lands, and not only when it was checked.
+            read_first: Read the manifest before the first attempt, because others write, too;
+                otherwise that one is made from memory.
 
         Raises:
             QueueFull: The manifest would outgrow ``max_manifest_bytes``; nothing was appended.
@@ -164,7 +171,7 @@ class Queue:
         if not entries:
             raise InvalidInput("append of no entries: give at least one")
         append = _Append(entries, self._check_size, guard)
-        outcome = self._update(append.decide, append)
+        outcome = self._update(append.decide, append, from_memory=not read_first)
         if isinstance(outcome, Doubtful):
             seen = self._register.last_seen
             raise CommitStateUnknown(
@@ -265,7 +272,11 @@ class Queue:
         return self._settled(outcome)
 
     def _update(
-        self, change: Callable[[Manifest], Manifest], append: _Append[T] | None = None
+        self,
+        change: Callable[[Manifest], Manifest],
+        append: _Append[T] | None = None,
+        *,
+        from_memory: bool = False,
     ) -> Outcome[Manifest | None]:
         register = self._register
         attempts, conflicts = register.attempts, register.conflicts
@@ -283,7 +294,7 @@ class Queue:
         try:
             # Producers write all the time, so a consumer's remembered manifest is stale: one
             # read is cheaper than a lost race that makes a producer retry too.
-            return register.update(decide, proof=append, from_memory=append is not None)
+            return register.update(decide, proof=append, from_memory=from_memory)
         finally:
             self._count(register.attempts - attempts, register.conflicts - conflicts)
 

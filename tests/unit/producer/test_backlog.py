@@ -26,6 +26,10 @@ RECORD = b"\x01\0\0\0a"
 DENIED = PermanentStorageError("denied")
 
 
+def at_once() -> float:
+    return 0.0
+
+
 class Desk:
     """A backlog whose batches are sealed at once, with one worker."""
 
@@ -72,7 +76,7 @@ def test_a_batch_is_uploaded_appended_told_and_gone() -> None:
     assert desk.backlog.held_bytes() == len(RECORD) + CALL_BYTES
     assert desk.backlog.waiting_calls() == 1
     desk.backlog.uploaded(upload, None)
-    assert desk.backlog.next_group() == [upload]
+    assert desk.backlog.next_group(at_once) == [upload]
     assert desk.backlog.landed(7) == []
     desk.told(desk.backlog.answered())
     assert completion.result() == Durable(7, upload.location)
@@ -135,7 +139,7 @@ def test_what_is_past_its_deadline_is_told_although_its_upload_has_not_ended() -
     desk.backlog.uploaded(upload, None)
     desk.backlog.begin_closing()
     assert desk.backlog.next_work() is None
-    assert desk.backlog.next_group() is None
+    assert desk.backlog.next_group(at_once) is None
 
 
 def test_f5_what_grew_old_is_stored_again_before_what_waits() -> None:
@@ -146,7 +150,7 @@ def test_f5_what_grew_old_is_stored_again_before_what_waits() -> None:
         upload.minted = Moment.now(desk.runtime)
         upload.minted = Moment(upload.minted.wall_ms, upload.minted.monotonic - age)
         desk.backlog.uploaded(upload, None)
-    group = desk.backlog.next_group()
+    group = desk.backlog.next_group(at_once)
     assert group is not None
     assert [upload.completion for upload in group] == [fresh]
     again = desk.work()
@@ -167,7 +171,7 @@ def test_f35_half_of_a_group_that_did_not_fit_comes_next() -> None:
     full = QueueFull("m", 10, 5, 1, None)
     sizes = []
     while True:
-        group = desk.backlog.next_group()
+        group = desk.backlog.next_group(at_once)
         assert group is not None
         sizes.append(len(group))
         pause = desk.backlog.refused(group, full)
@@ -175,7 +179,7 @@ def test_f35_half_of_a_group_that_did_not_fit_comes_next() -> None:
         if pause:
             break
     assert sizes == [8, 4, 2, 1]
-    assert desk.backlog.next_group() == uploads
+    assert desk.backlog.next_group(at_once) == uploads
 
 
 def test_closing_refuses_calls_and_ends_when_all_is_told_and_every_thread_left() -> None:

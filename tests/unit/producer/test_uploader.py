@@ -17,6 +17,7 @@ from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 
 RECORD = b"\x01\0\0\0a"
+TAG = "TAG0V2"
 
 
 class Scripted(MemoryStore):
@@ -55,7 +56,7 @@ def stored(store: MemoryStore, key: str) -> list[bytes]:
 def test_an_upload_gets_its_object_its_name_and_what_was_counted() -> None:
     runtime, store = ManualRuntime(), Scripted()
     upload, batch = prepared(runtime, Transaction("app", 7))
-    Uploader(store, config(), runtime).upload(upload, batch)
+    Uploader(store, config(), runtime).upload(upload, batch, TAG)
     assert upload.location.startswith("ingest/app=app/batch=7/")
     assert stored(store, upload.location) == [b"a"]
     assert (upload.count, upload.size, upload.metadata) == (1, 5, batch.metadata())
@@ -65,10 +66,10 @@ def test_f5_each_upload_of_a_batch_has_a_new_name() -> None:
     runtime, store = ManualRuntime(), Scripted()
     uploader = Uploader(store, config(), runtime)
     upload, batch = prepared(runtime)
-    uploader.upload(upload, batch)
+    uploader.upload(upload, batch, TAG)
     first = upload.location
     runtime.advance(5)
-    uploader.upload(upload, None)
+    uploader.upload(upload, None, TAG)
     assert upload.location != first
     assert upload.minted is not None
     assert upload.minted.monotonic == 5
@@ -79,7 +80,7 @@ def test_f29_what_is_transient_is_tried_again_under_the_same_name() -> None:
     runtime = ManualRuntime()
     store = Scripted(TransientStorageError("one"), TransientStorageError("two"))
     upload, batch = prepared(runtime)
-    Uploader(store, config(), runtime).upload(upload, batch)
+    Uploader(store, config(), runtime).upload(upload, batch, TAG)
     assert store.puts == [upload.location] * 3
     assert str(upload.trouble) == "two"
 
@@ -89,7 +90,7 @@ def test_f29_retries_end_at_the_deadline() -> None:
     store = Scripted(*(TransientStorageError("slow down") for _ in range(1_000)))
     upload, batch = prepared(runtime)
     with pytest.raises(TransientStorageError, match="slow down"):
-        Uploader(store, config(), runtime).upload(upload, batch)
+        Uploader(store, config(), runtime).upload(upload, batch, TAG)
     assert 7 < runtime.monotonic() <= 10
     assert len(store.puts) > 5
 
@@ -98,7 +99,7 @@ def test_what_is_permanent_is_not_tried_again() -> None:
     runtime, store = ManualRuntime(), Scripted(PermanentStorageError("denied"))
     upload, batch = prepared(runtime)
     with pytest.raises(PermanentStorageError):
-        Uploader(store, config(), runtime).upload(upload, batch)
+        Uploader(store, config(), runtime).upload(upload, batch, TAG)
     assert len(store.puts) == 1
 
 
@@ -107,7 +108,7 @@ def test_an_upload_that_was_settled_meanwhile_is_not_written() -> None:
     uploader = Uploader(store, config(), runtime)
     upload, batch = prepared(runtime)
     upload.stage = Stage.SETTLED
-    uploader.upload(upload, batch)
+    uploader.upload(upload, batch, TAG)
     uploader.repair(upload)
     assert store.puts == []
 
@@ -116,7 +117,7 @@ def test_f5_an_object_is_repaired_under_the_name_that_its_entry_has() -> None:
     runtime, store = ManualRuntime(), Scripted()
     uploader = Uploader(store, config(), runtime)
     upload, batch = prepared(runtime)
-    uploader.upload(upload, batch)
+    uploader.upload(upload, batch, TAG)
     store.delete_many([upload.location])
     uploader.repair(upload)
     assert stored(store, upload.location) == [b"a"]
