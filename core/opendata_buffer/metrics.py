@@ -16,11 +16,10 @@ The instruments are those of :data:`TABLE`; units are in the names or in UCUM br
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Literal, TypeAlias, TypeVar
+from weakref import ref
 
 from opentelemetry.metrics import CallbackOptions, Counter, Histogram, Observation, get_meter
 from opentelemetry.metrics import _Gauge as Gauge  # the API's own name is still provisional
@@ -116,32 +115,35 @@ class WatchedGauge:
     """A gauge that is computed when a reader collects, from whoever is there to be asked."""
 
     def __init__(self, name: str, unit: str, meaning: str) -> None:
-        # Weak: what is dropped without being closed must not be kept, nor reported for ever.
-        self._owners: WeakKeyDictionary[
-            Any, tuple[Callable[[Any], float | None], Mapping[str, str]]
-        ] = WeakKeyDictionary()
-        self._lock = threading.Lock()
+        # Weak: what is dropped without being closed must not be kept, nor reported for ever. A
+        # plain dictionary, and each use of it one step: it needs no lock that an interrupted
+        # thread could leave locked.
+        self._owners: dict[int, Callable[[], Observation | None]] = {}
         _meter.create_observable_gauge(name, [self._observe], unit, meaning)
 
     def watch(
         self, owner: Owner, value: Callable[[Owner], float | None], labels: Mapping[str, str]
     ) -> None:
         """Ask for ``value(owner)`` from now on, in the reader's thread; None is no measurement."""
-        with self._lock:
-            self._owners[owner] = (value, labels)
+        key = id(owner)
+        alive = ref(owner, lambda _: self._owners.pop(key, None))
+
+        def ask() -> Observation | None:
+            found = alive()
+            measured = None if found is None else value(found)
+            return None if measured is None else Observation(measured, labels)
+
+        self._owners[key] = ask
 
     def unwatch(self, owner: object) -> None:
         """Ask no more. Free to repeat."""
-        with self._lock:
-            self._owners.pop(owner, None)
+        self._owners.pop(id(owner), None)
 
     def _observe(self, options: CallbackOptions) -> Iterable[Observation]:
-        with self._lock:
-            asked = list(self._owners.items())
-        for owner, (value, labels) in asked:
-            measured = value(owner)
+        for ask in list(self._owners.values()):
+            measured = ask()
             if measured is not None:
-                yield Observation(measured, labels)
+                yield measured
 
 
 def _row(name: str, kind: Kind, unit: str, labels: tuple[str, ...], meaning: str) -> Metric:

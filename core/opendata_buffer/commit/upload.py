@@ -263,6 +263,12 @@ class Lane:
         return min(limits, default=None)
 
     @property
+    def is_ready(self) -> bool:
+        """Whether :meth:`take` has something to do."""
+        head = self._head()
+        return not self._group and head is not None and head.stage is Stage.UPLOADED
+
+    @property
     def has_settled(self) -> bool:
         """Whether :meth:`take_settled` has any."""
         return bool(self._settled)

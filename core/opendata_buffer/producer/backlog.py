@@ -86,6 +86,8 @@ class Backlog:
         self._workers = 0
         self._idle = 0
         self._uploading = 0
+        self._appender_waits = False
+        self._callers_wait = 0
         self._looks_at: float | None = None  # when an idle worker wakes by itself
 
     # What the calling thread does.
@@ -137,7 +139,7 @@ class Backlog:
                     f"{len(waiting)} batches not durable after {timeout:g} s; the producer goes on "
                     "trying: flush again"
                 )
-            self._condition.wait(left)
+            self._wait_as_caller(left)
         self._raise_failure()
 
     @locked
@@ -187,6 +189,7 @@ class Backlog:
         while True:
             now = self._runtime.monotonic()
             self._collect(now)
+            self._let_append()
             settled = self._lane.take_settled()
             work = Work(settled=settled) if settled else self._next_upload()
             if work is not None:
@@ -212,7 +215,8 @@ class Backlog:
         self._uploading -= 1
         self._in_store -= 1
         self._idle += 1
-        self._condition.notify_all()
+        # What else there is to do, this worker finds by itself.
+        self._let_append()
 
     @locked
     def back(self) -> None:
@@ -245,7 +249,9 @@ class Backlog:
             if group:
                 self._in_store += 1
                 return group
+            self._appender_waits = True
             self._condition.wait()
+            self._appender_waits = False
         return None
 
     @locked
@@ -304,7 +310,8 @@ class Backlog:
             self._held -= upload.held
             self._calls -= upload.calls
             del self._untold[upload.completion]
-        self._condition.notify_all()
+        if self._callers_wait or self._closing:
+            self._condition.notify_all()
 
     @locked
     def begin_thread(self) -> None:
@@ -330,13 +337,24 @@ class Backlog:
                 return
             # An interrupted call may have left a batch that nobody was told of.
             self._let_look()
-            self._condition.wait()
+            self._wait_as_caller(None)
         raise Closed("the producer was closed: produce() needs an open one")
+
+    def _wait_as_caller(self, seconds: float | None) -> None:
+        # Too high after an interrupt, which costs a needless notification for each group.
+        self._callers_wait += 1
+        self._condition.wait(seconds)
+        self._callers_wait -= 1
 
     def _let_look(self) -> None:
         """Wake the workers when none of them looks at the batcher in time by itself."""
         due_at = self._batcher.due_at
         if due_at is not None and (self._looks_at is None or due_at < self._looks_at):
+            self._condition.notify_all()
+
+    def _let_append(self) -> None:
+        """Wake the appender when it waits and need not."""
+        if self._appender_waits and self._lane.is_ready:
             self._condition.notify_all()
 
     def _raise_failure(self) -> None:

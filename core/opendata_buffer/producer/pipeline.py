@@ -196,19 +196,10 @@ class Pipeline:
 
     def _append_all(self) -> None:
         try:
-            with deadline(self._runtime, self._config.cas_deadline_ms / 1000):
-                claim = claim_for_use(self._store, self._config, runtime=self._runtime)
+            committer = self._claim()
         except BaseException as error:
             self._claimed(error)
             return
-        committer = open_committer(
-            self._store,
-            self._append_config,
-            self._runtime,
-            claim=claim,
-            broker=self._config.broker,
-            network=self._network,
-        )
         try:
             self._claimed(committer)
             while (group := self.backlog.next_group(committer.pause)) is not None:
@@ -216,6 +207,18 @@ class Pipeline:
         finally:
             with deadline(self._runtime, CLOSE_S):
                 committer.close()
+
+    def _claim(self) -> Committer:
+        with deadline(self._runtime, self._config.cas_deadline_ms / 1000):
+            claim = claim_for_use(self._store, self._config, runtime=self._runtime)
+        return open_committer(
+            self._store,
+            self._append_config,
+            self._runtime,
+            claim=claim,
+            broker=self._config.broker,
+            network=self._network,
+        )
 
     @locked
     def _claimed(self, outcome: Committer | BaseException) -> None:
