@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import hypothesis
@@ -23,6 +24,10 @@ os.environ.update(
     AWS_SHARED_CREDENTIALS_FILE=os.devnull,
     AWS_EC2_METADATA_DISABLED="true",
 )
+
+# A shell that starts a command in the background lets it ignore Ctrl-C, and so does every process
+# that command starts: those that tests interrupt would go on.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 hypothesis.settings.register_profile("default", deadline=None, max_examples=100)
 hypothesis.settings.register_profile("ci", deadline=None, max_examples=500, print_blob=True)

@@ -16,6 +16,7 @@ from opendata_buffer.broker.client import (
     ChannelRefused,
     Connection,
 )
+from opendata_buffer.broker.loading import load_websockets
 from opendata_buffer.broker.wire import MAX_MESSAGE_BYTES, NONCE_BYTES
 from opendata_buffer.runtime import Runtime
 
@@ -43,6 +44,7 @@ def dial(announcement: Announcement, timeout: float) -> Channel:
         ChannelRefused: Nobody listens there.
         ChannelClosed: It cannot be reached.
     """
+    load_websockets()
     from websockets.exceptions import WebSocketException
     from websockets.sync.client import connect as open_socket
 

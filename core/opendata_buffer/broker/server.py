@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opendata_buffer.broker.announcement import Announcement
+from opendata_buffer.broker.loading import load_websockets
 from opendata_buffer.broker.service import Service, Session
 from opendata_buffer.broker.wire import MAX_MESSAGE_BYTES, NONCE_BYTES, BrokerEnd, ProtocolError
 from opendata_buffer.errors import InvalidInput, PermanentStorageError
@@ -137,6 +138,7 @@ class WebSocketPort:
         self._refused.clear()
 
     async def _start(self) -> None:
+        load_websockets()
         from websockets.asyncio.server import serve
 
         self._server = await serve(
