@@ -6,8 +6,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import click
@@ -95,9 +95,9 @@ def run(places: Places, seconds: float, console: Console) -> bool:
             starter.join(0.2)
         if not ready:
             raise Failed(f"Spark did not start: see {spark_log}")
-        stack.callback(ready[0].stop)
+        stack.callback(_end, ready[0].stop)
         stream = query.start(ready[0], places, counters.on_batch)
-        stack.callback(stream.stop)
+        stack.callback(_end, stream.stop)
         while True:
             time.sleep(0.2)
             screen.show("")
@@ -121,6 +121,16 @@ def run(places: Places, seconds: float, console: Console) -> bool:
     left, _ = places.queued()
     console.print(f"batches left in the queue: {left}")
     return report.prove(places, console)
+
+
+def _end(stop: Callable[[], object]) -> None:
+    """Stop Spark while the demo ends, as far as it can still be told to.
+
+    Ctrl-C in the middle of a call to the JVM cuts that connection, and the next call may find the
+    JVM on its way out. It ends with this process, and the next start resumes.
+    """
+    with suppress(Exception):
+        stop()
 
 
 @click.command()
