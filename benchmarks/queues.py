@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,6 +11,7 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.batch import Compression, encode_batch
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
+from opendata_buffer.queue.owner import marker_key
 from opendata_buffer.runtime import SystemRuntime
 
 __all__ = ["Queued", "fill", "records_of"]
@@ -22,6 +23,8 @@ class Puts(Protocol):
     """What filling a queue needs of a store."""
 
     def put(self, key: str, data: bytes | memoryview) -> None: ...
+
+    def delete_many(self, keys: Iterable[str]) -> Sequence[object]: ...
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,10 @@ class Queued:
 
     def rewind(self) -> None:
         """Queue everything again, whatever was acknowledged; nobody may be reading."""
-        key = QueueConfig(store="memory://any").manifest_path
-        self.store.put(key, self.manifest.raw)
+        config = QueueConfig(store="memory://any")
+        # The marker remembers how far the manifest got, so an old copy is refused (failure F4).
+        assert not self.store.delete_many([marker_key(config.data_path_prefix)])
+        self.store.put(config.manifest_path, self.manifest.raw)
 
 
 def fill(
