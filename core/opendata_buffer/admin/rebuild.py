@@ -23,13 +23,14 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.entries import salvage_entries
-from opendata_buffer.formats.keys import BatchLocation, is_confined, parse_location
+from opendata_buffer.formats.keys import BatchLocation, Transaction, is_confined, parse_location
 from opendata_buffer.formats.manifest import (
     MAX_MANIFEST_BYTES,
     Manifest,
     NewEntry,
     QueueEntry,
 )
+from opendata_buffer.messages import ACK_TXN, FINAL, MessageId, parse_uuid
 from opendata_buffer.queue.cas import Done, Raced, Register
 from opendata_buffer.queue.owner import MARKER_NAME, Watermark, check_owner, claim_for_use
 from opendata_buffer.runtime import Runtime
@@ -169,23 +170,60 @@ _Found = tuple[str, BatchLocation]
 
 
 def _ordered(found: Sequence[_Found]) -> list[_Found]:
-    """By the ULIDs of their names; transactions in one piece, and by number within one app."""
+    """By the ULIDs of their names; transactions in one piece, and by number within one app.
+
+    Messages are ordered by themselves, as :func:`_in_clock_order` says.
+    """
     groups: dict[object, list[_Found]] = {}
-    for each in sorted(found, key=lambda each: (each[1].ulid, each[0])):
-        txn = each[1].txn
+    for each in _in_clock_order(sorted(found, key=lambda each: (each[1].ulid, each[0]))):
+        txn = _group_of(each[1])
         groups.setdefault(each[0] if txn is None else txn, []).append(each)
     # In insertion order, which is by each group's first ULID. An app's groups share out the
     # places that they have among the others.
     ordered = list(groups.values())
     places: dict[str, list[int]] = {}
     for place, group in enumerate(ordered):
-        if (txn := group[0][1].txn) is not None:
+        if (txn := _group_of(group[0][1])) is not None:
             places.setdefault(txn.app, []).append(place)
     for own in places.values():
         by_number = sorted((ordered[place] for place in own), key=_number)
         for place, group in zip(own, by_number, strict=True):
             ordered[place] = group
     return [each for group in ordered for each in group]
+
+
+def _group_of(parsed: BatchLocation) -> Transaction | None:
+    """The transaction that keeps batches together; a message's batch stands for itself."""
+    return parsed.txn if parsed.message is None else None
+
+
+def _in_clock_order(found: Sequence[_Found]) -> list[_Found]:
+    """Each producer's messages share out the places that they have among the others.
+
+    Names may be made ahead of time and in many processes, so a producer's messages go by its
+    clock: one that comes late would pass for a duplicate. Its acknowledgements stay where their
+    names put them, because a roll-back has the clock of an earlier one; the final one goes to
+    the end: had it gone first, what it decides would stay undecided.
+    """
+    ordered = list(found)
+    places: dict[bytes, list[tuple[int, MessageId]]] = {}
+    for place, (_, parsed) in enumerate(found):
+        if parsed.message is not None:
+            message = parse_uuid(parsed.message)
+            places.setdefault(message.producer, []).append((place, message))
+    for own in places.values():
+        final = [place for place, message in own if message.flags & FINAL]
+        steady = [(place, message) for place, message in own if not message.flags & FINAL]
+        by_clock = iter(
+            place
+            for _, place in sorted(
+                (message.clock, place) for place, message in steady if message.flags != ACK_TXN
+            )
+        )
+        moved = [place if message.flags == ACK_TXN else next(by_clock) for place, message in steady]
+        for (place, _), source in zip(own, moved + final, strict=True):
+            ordered[place] = found[source]
+    return ordered
 
 
 def _number(group: Sequence[_Found]) -> int:

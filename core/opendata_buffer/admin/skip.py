@@ -100,9 +100,11 @@ def skip_batch(
         allow_foreign_locations=config.allow_foreign_locations,
     )
     # The transaction stays in the name: without it the entries behind it would look like a
-    # repeat of the same transaction, and readers would drop them.
+    # repeat of the same transaction, and readers would drop them. So does the message: without
+    # an acknowledgement what it decides would stay undecided.
     parsed = parse_location(entry.location, config.data_path_prefix)
-    location = batch_key(config.data_path_prefix, runtime.ulid(), parsed.txn if parsed else None)
+    txn, message = (parsed.txn, parsed.message) if parsed else (None, None)
+    location = batch_key(config.data_path_prefix, runtime.ulid(), txn, message)
     store.put(location, encode_batch([]))
     queue = Queue(store, config, runtime=runtime, role="operator", claim=claim)
     after = queue.replace(sequence, entry.location, NewEntry(location))

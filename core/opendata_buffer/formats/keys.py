@@ -7,6 +7,7 @@ very name they were given (failure F24). Only what no store can hold is refused.
 from __future__ import annotations
 
 import re
+import uuid
 from dataclasses import dataclass
 
 from opendata_buffer.errors import InvalidInput
@@ -35,7 +36,11 @@ MAX_KEY_BYTES = 1024
 """Longest object key, UTF-8 bytes: the limit of S3."""
 
 MAX_PREFIX_BYTES = 744
-"""Longest data prefix: leaves room for ``/app=<200>/batch=<19>/<ULID>.batch`` in a key."""
+"""Longest data prefix: leaves room for ``/app=<200>/batch=<19>/<ULID>.batch`` in a key.
+
+A message's batch that has a transaction, too, needs 45 bytes more: :func:`batch_key` refuses what
+does not fit.
+"""
 
 MAX_LOCATION_BYTES = 65_535
 """Longest location a manifest can hold (``location_len`` is a u16)."""
@@ -51,7 +56,10 @@ _NAME = re.compile(rf"([0-7][{_ALPHABET}]{{25}})\.batch")
 # OpenData's Go producer: a ULID for its run, and the number of the batch within the run.
 _RUN_NAME = re.compile(rf"({_ULID.pattern})/[0-9a-f]{{16}}")
 _APP = re.compile(r"[A-Za-z0-9._-]{1,200}")
-_TXN_NAME = re.compile(rf"app=({_APP.pattern})/batch=(0|[1-9][0-9]{{0,18}})/{_NAME.pattern}")
+_TXN_NAME = re.compile(rf"app=({_APP.pattern})/batch=(0|[1-9][0-9]{{0,18}})/(.+)", re.DOTALL)
+# A version 1 UUID of RFC 4122 as its text is printed, so that one message has one name.
+_UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-1[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
+_MESSAGE_NAME = re.compile(rf"message=({_UUID})/{_NAME.pattern}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _MAX_TXN_BATCH = 2**63 - 1
 
@@ -90,11 +98,15 @@ class BatchLocation:
         timestamp_ms: The ULID's time, milliseconds since the Unix epoch, by the writer's clock.
             The batch was not written before it; a run's batches may be much younger.
         txn: The transaction in the directory part, if any.
+        message: The version 1 UUID in the directory part, if any: producer, clock and flags, as
+            :func:`~opendata_buffer.messages.parse_uuid` reads them. Where there is one, it alone
+            says when the batch counts; ``txn`` then only tells whose it is.
     """
 
     ulid: str
     timestamp_ms: int
     txn: Transaction | None = None
+    message: uuid.UUID | None = None
 
 
 def _fault(key: str, max_bytes: int) -> str | None:
@@ -180,17 +192,38 @@ def later_ulid(ulid: str, milliseconds: int) -> str:
     return time + ulid[10:]
 
 
-def batch_key(prefix: str, ulid: str, txn: Transaction | None = None) -> str:
-    """Name of a batch object: ``<prefix>/[app=<app>/batch=<n>/]<ULID>.batch``.
+def batch_key(
+    prefix: str, ulid: str, txn: Transaction | None = None, message: uuid.UUID | None = None
+) -> str:
+    """Name of a batch object.
+
+    ``<prefix>/[app=<app>/batch=<n>/][message=<uuid>/]<ULID>.batch``
+
+    Args:
+        prefix: The queue's data prefix.
+        ulid: Of the batch.
+        txn: The transaction of its writer.
+        message: Its identity as a message, a version 1 UUID.
 
     Raises:
-        InvalidInput: ``ulid`` is not a ULID.
+        InvalidInput: ``ulid`` is not a ULID, ``message`` is of another version, or the name with
+            both ``txn`` and ``message`` is longer than a key may be.
     """
     if not is_ulid(ulid):
         raise InvalidInput(f"{ulid!r} is not a ULID: 26 characters of {_ALPHABET}")
-    if txn is None:
-        return f"{prefix}/{ulid}.batch"
-    return f"{prefix}/app={txn.app}/batch={txn.batch}/{ulid}.batch"
+    folder = prefix if txn is None else f"{prefix}/app={txn.app}/batch={txn.batch}"
+    if message is None:
+        return f"{folder}/{ulid}.batch"
+    if not re.fullmatch(_UUID, str(message)):
+        raise InvalidInput(f"message is {message}: use a version 1 UUID, as build_uuid() makes it")
+    key = f"{folder}/message={message}/{ulid}.batch"
+    if (size := len(key.encode())) > MAX_KEY_BYTES:
+        raise InvalidInput(
+            f"the name of a message's batch has {size} bytes, at most {MAX_KEY_BYTES} are allowed: "
+            f"shorten the data prefix {prefix!r:.80} by {size - MAX_KEY_BYTES} bytes"
+            + ("" if txn is None else f", or the app id {txn.app!r:.80}")
+        )
+    return key
 
 
 def parse_location(location: str, prefix: str) -> BatchLocation | None:
@@ -205,11 +238,17 @@ def parse_location(location: str, prefix: str) -> BatchLocation | None:
     rest = location[len(root) :]
     if plain := _NAME.fullmatch(rest) or _RUN_NAME.fullmatch(rest):
         return BatchLocation(plain[1], ulid_timestamp_ms(plain[1]))
-    if named := _TXN_NAME.fullmatch(rest):
-        batch = int(named[2])
+    txn = None
+    if of_app := _TXN_NAME.fullmatch(rest):
+        batch = int(of_app[2])
         if batch > _MAX_TXN_BATCH:
             return None
-        return BatchLocation(named[3], ulid_timestamp_ms(named[3]), Transaction(named[1], batch))
+        txn = Transaction(of_app[1], batch)
+        rest = of_app[3]
+        if named := _NAME.fullmatch(rest):
+            return BatchLocation(named[1], ulid_timestamp_ms(named[1]), txn)
+    if sent := _MESSAGE_NAME.fullmatch(rest):
+        return BatchLocation(sent[2], ulid_timestamp_ms(sent[2]), txn, uuid.UUID(sent[1]))
     return None
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from opendata_buffer.messages.sequencer import Message, Outcome, ProducerState, Sequencer
+from opendata_buffer.messages.undecided import Undecided, undecided
 from opendata_buffer.messages.uuids import (
     ACK_TXN,
     CONTINUE_TXN,
+    FINAL,
     OUTSIDE_TXN,
     Clock,
     MessageId,
@@ -17,6 +19,7 @@ from opendata_buffer.messages.uuids import (
 __all__ = [
     "ACK_TXN",
     "CONTINUE_TXN",
+    "FINAL",
     "OUTSIDE_TXN",
     "Clock",
     "Message",
@@ -24,7 +27,9 @@ __all__ = [
     "Outcome",
     "ProducerState",
     "Sequencer",
+    "Undecided",
     "build_uuid",
     "new_producer_id",
     "parse_uuid",
+    "undecided",
 ]

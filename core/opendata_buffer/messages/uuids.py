@@ -4,7 +4,7 @@
 
     time stamp, 60 bits of 100 ns since 1582-10-15       most significant bits of the clock
     clock sequence, first 4 of 14 bits: a counter         least significant bits of the clock
-    clock sequence, last 10 bits: flags                   OUTSIDE_TXN, CONTINUE_TXN or ACK_TXN
+    clock sequence, last 10 bits: flags                   OUTSIDE, CONTINUE or ACK_TXN; FINAL
     node, 48 bits                                         the producer
 
 The clock, time stamp and counter together, is a 64-bit number that rises with each message of a
@@ -24,6 +24,7 @@ from opendata_buffer.errors import InvalidInput
 __all__ = [
     "ACK_TXN",
     "CONTINUE_TXN",
+    "FINAL",
     "OUTSIDE_TXN",
     "Clock",
     "MessageId",
@@ -40,6 +41,13 @@ CONTINUE_TXN = 1
 
 ACK_TXN = 2
 """All CONTINUE_TXN messages of the producer up to this clock count; later ones never will."""
+
+FINAL = 4
+"""Added to the flags of an acknowledgement: the producer writes nothing after it.
+
+A reader then forgets the producer, so that what it remembers does not grow with every producer
+there ever was. Readers take it off before they judge a message by its flags.
+"""
 
 FLAGS_MASK = 0x3FF
 CLOCK_MAX = (1 << 64) - 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from uuid import UUID
 
 import pytest
 
@@ -14,6 +15,7 @@ from opendata_buffer.errors import Conflict, InvalidInput, QueueReset
 from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, FINAL, build_uuid
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.owner import Watermark
 from opendata_buffer.runtime import SystemRuntime
@@ -28,8 +30,8 @@ NOW = NAMES.now_ms()
 KEY = "ingest/manifest"
 
 
-def location(at_ms: int, txn: Transaction | None = None) -> str:
-    return batch_key("ingest", NAMES.ulid_at(NOW + at_ms), txn)
+def location(at_ms: int, txn: Transaction | None = None, message: UUID | None = None) -> str:
+    return batch_key("ingest", NAMES.ulid_at(NOW + at_ms), txn, message)
 
 
 def listing(*keys: str) -> Listing:
@@ -135,6 +137,38 @@ def test_transactions_stay_in_one_piece_and_in_the_order_of_their_numbers() -> N
     )  # fmt: skip
     plan = plan_of(None, listing(a1, b1, plain, b2, a2))
     assert plan.found == (b1, b2, a1, a2, plain)
+
+
+A, B = b"\1AAAAA", b"\1BBBBB"
+
+
+def test_a_producer_s_messages_come_by_its_clock_and_its_last_word_comes_last() -> None:
+    txn = Transaction("app", 1)
+    last = location(1, txn, build_uuid(A, 1, ACK_TXN | FINAL))
+    third = location(2, txn, build_uuid(A, 4, CONTINUE_TXN))
+    other = location(3, txn, build_uuid(B, 9, CONTINUE_TXN))
+    first = location(4, txn, build_uuid(A, 2, CONTINUE_TXN))
+    plain = location(5)
+    second = location(6, txn, build_uuid(A, 3, CONTINUE_TXN))
+    plan = plan_of(None, listing(last, third, other, first, plain, second))
+    assert plan.found == (first, second, other, third, plain, last)
+
+
+def test_a_roll_back_stays_behind_what_it_rolls_back() -> None:
+    names = [
+        location(at, None, build_uuid(A, clock, flags))
+        for at, (clock, flags) in enumerate(
+            [
+                (2, CONTINUE_TXN),
+                (3, ACK_TXN),
+                (4, CONTINUE_TXN),
+                (3, ACK_TXN),
+                (5, CONTINUE_TXN),
+                (6, ACK_TXN),
+            ]
+        )
+    ]
+    assert plan_of(None, listing(*reversed(names))).found == tuple(names)
 
 
 # ---- the rebuild

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import pytest
 
 from opendata_buffer.admin.fsck import check_queue
@@ -18,6 +20,7 @@ from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
 from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.messages import ACK_TXN, build_uuid
 from opendata_buffer.quarantine import list_quarantine, read_copy
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores import Absent, Blob, IfVersion, PutOutcome, Unknown
@@ -28,11 +31,13 @@ CONFIG = ConsumerConfig(store="memory://skip", gc=GarbageCollectorConfig(enabled
 METADATA = (Metadata(0, 17, b"payload"),)
 
 
-def queue_of(*batches: bytes | None, txn: Transaction | None = None) -> MemoryStore:
+def queue_of(
+    *batches: bytes | None, txn: Transaction | None = None, message: UUID | None = None
+) -> MemoryStore:
     store = MemoryStore()
     entries = []
     for data in batches:
-        location = batch_key("ingest", RUNTIME.ulid(), txn)
+        location = batch_key("ingest", RUNTIME.ulid(), txn, message)
         if data is not None:
             store.put(location, data)
         entries.append(NewEntry(location, METADATA))
@@ -247,3 +252,16 @@ def test_an_unknown_id_is_refused() -> None:
     store = queue_of(GOOD[0])
     with pytest.raises(InvalidInput, match="no batch '9-x'"):
         restore_batch(store, CONFIG, "9-x", RUNTIME)
+
+
+@pytest.mark.parametrize("txn", [None, Transaction("app", 3)])
+def test_a_skipped_message_keeps_its_identity(txn: Transaction | None) -> None:
+    message = build_uuid(b"\1AAAAA", 9, ACK_TXN)
+    store = queue_of(None, txn=txn, message=message)
+    skip_batch(store, CONFIG, 0, RUNTIME)
+    (location,) = manifest_of(store).locations()
+    parsed = parse_location(location, "ingest")
+    assert parsed is not None
+    assert (parsed.txn, parsed.message) == (txn, message)
+    assert records(store) == []
+    assert check_queue(store, CONFIG, RUNTIME).ok

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import uuid
+
 import pytest
 import ulid as ulids
+from hypothesis import given
+from hypothesis import strategies as st
 
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import (
@@ -19,6 +23,7 @@ from opendata_buffer.formats.keys import (
 )
 
 ULID = "01J5T4R3KXBMZ7QV9N2WG8YDHP"
+MESSAGE = uuid.UUID("9a1b2c3d-4e5f-1678-8a02-010203040506")
 STRANGE = "tenant#1/%20 %/a?b*[c]{d}~|\\^<>\"'/données/été/日本/\U0001f600"
 
 
@@ -123,6 +128,53 @@ def test_batch_keys_round_trip() -> None:
     assert parse_location(key, "ingest") == BatchLocation(ULID, 1_724_233_027_197, txn)
 
 
+def test_a_message_round_trips_alone_and_with_its_transaction() -> None:
+    key = batch_key("ingest", ULID, message=MESSAGE)
+    assert key == f"ingest/message={MESSAGE}/{ULID}.batch"
+    assert parse_location(key, "ingest") == BatchLocation(ULID, 1_724_233_027_197, message=MESSAGE)
+    txn = Transaction("my-query", 7)
+    both = batch_key("ingest", ULID, txn, MESSAGE)
+    assert both == f"ingest/app=my-query/batch=7/message={MESSAGE}/{ULID}.batch"
+    assert parse_location(both, "ingest") == BatchLocation(ULID, 1_724_233_027_197, txn, MESSAGE)
+    for each in (key, both):
+        assert is_confined(each, "ingest")
+        assert location_timestamp_ms(each) == 1_724_233_027_197
+
+
+@pytest.mark.parametrize("version", [3, 4, 5])
+def test_a_message_of_another_version_is_refused(version: int) -> None:
+    other = uuid.UUID(int=MESSAGE.int, version=version)
+    with pytest.raises(InvalidInput, match="use a version 1 UUID"):
+        batch_key("ingest", ULID, message=other)
+    assert parse_location(f"ingest/message={other}/{ULID}.batch", "ingest") is None
+
+
+def test_a_message_fits_the_longest_prefix_and_with_a_transaction_says_what_to_shorten() -> None:
+    prefix = "é" * 372
+    check_key("location", batch_key(prefix, ULID, message=MESSAGE))
+    longest = Transaction("a" * 200, 2**63 - 1)
+    with pytest.raises(InvalidInput, match=r"1053 bytes, at most 1024.* by 29 bytes.*app id 'aaa"):
+        batch_key(prefix, ULID, longest, MESSAGE)
+    check_key("location", batch_key("p" * (744 - 29), ULID, longest, MESSAGE))
+
+
+@given(st.integers(0, 2**128 - 1), st.none() | st.builds(Transaction, st.just("a.b"), st.just(3)))
+def test_every_version_1_uuid_round_trips(number: int, txn: Transaction | None) -> None:
+    message = uuid.UUID(int=number, version=1)
+    found = parse_location(batch_key("p/q", ULID, txn, message), "p/q")
+    assert found == BatchLocation(ULID, ulid_timestamp_ms(ULID), txn, message)
+
+
+@given(st.text(max_size=60), st.integers(0, 3))
+def test_whatever_lies_below_the_prefix_parsing_never_fails(text: str, at: int) -> None:
+    parts = ["app=a", "batch=1", f"message={MESSAGE}", f"{ULID}.batch"]
+    for name in (text, "/".join([*parts[:at], text, *parts[at:]]), "/".join(parts)[:at] + text):
+        found = parse_location(f"ingest/{name}", "ingest")
+        if found is not None and not is_ulid(name.split("/")[-2:][0]):
+            # What is read as a batch's name is the very name that would be made of what was read.
+            assert batch_key("ingest", found.ulid, found.txn, found.message) == f"ingest/{name}"
+
+
 def test_a_name_of_the_go_producer_carries_the_ulid_of_its_run() -> None:
     key = f"ingest/{ULID}/00000000000000fe"
     assert parse_location(key, "ingest") == BatchLocation(ULID, 1_724_233_027_197)
@@ -172,6 +224,16 @@ def test_transaction_numbers_are_u63(batch: object) -> None:
         f"ingest/app=a/batch={2**63}/{ULID}.batch",
         f"ingest/app=/batch=1/{ULID}.batch",
         f"ingest/{ULID}",
+        f"ingest/message={MESSAGE}",
+        f"ingest/message={MESSAGE}/x/{ULID}.batch",
+        f"ingest/message={MESSAGE.hex}/{ULID}.batch",
+        f"ingest/message={str(MESSAGE).upper()}/{ULID}.batch",
+        f"ingest/message={{{MESSAGE}}}/{ULID}.batch",
+        f"ingest/message=urn:uuid:{MESSAGE}/{ULID}.batch",
+        f"ingest/message={MESSAGE}/{ULID}/000000000000002a",
+        f"ingest/message={MESSAGE}/app=a/batch=1/{ULID}.batch",
+        f"ingest/message={MESSAGE}/message={MESSAGE}/{ULID}.batch",
+        f"ingest/app=a/message={MESSAGE}/{ULID}.batch",
         f"ingest/{ULID}/000000000000002",
         f"ingest/{ULID}/00000000000000002",
         f"ingest/{ULID}/000000000000002A",

@@ -20,6 +20,7 @@ from opendata_buffer.gc.decision import (
     spare,
     unknown_markers,
 )
+from opendata_buffer.messages import CONTINUE_TXN, build_uuid
 from opendata_buffer.stores import Listing, ObjectInfo
 from opendata_buffer.testing.runtime import ManualRuntime
 
@@ -261,3 +262,17 @@ def test_the_plan_obeys_every_rule_at_once(
     made = _plan(queued, objects)
     assert set(_keys(made)) == expected
     assert made.referenced + made.waiting + len(made.delete) == len(objects)
+
+
+@pytest.mark.parametrize("txn", [None, Transaction("app", 1)])
+def test_a_message_is_collected_as_any_batch_and_never_before_its_time(
+    txn: Transaction | None,
+) -> None:
+    def key(age_ms: int) -> str:
+        message = build_uuid(b"\1AAAAA", 2, CONTINUE_TXN)
+        return batch_key("ingest", _ulids.ulid_at(NOW - age_ms), txn, message)
+
+    old, young, queued = key(60 * MINUTE), key(5 * MINUTE), key(30 * MINUTE)
+    made = _plan([queued], [_object(old), _object(young), _object(queued)])
+    assert _keys(made) == [old]
+    assert (made.referenced, made.waiting, made.ignored) == (1, 1, 0)
