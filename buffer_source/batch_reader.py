@@ -12,6 +12,7 @@ from buffer_source.options import EARLIEST, LATEST, SourceOptions
 from buffer_source.planner import pack
 from buffer_source.rows import check_schema
 from buffer_source.task import BatchPartition, read_batches
+from buffer_source.times import newest_ms
 from opendata_buffer.consumer.descriptors import BatchDescriptor
 from opendata_buffer.consumer.transactions import TransactionFilter
 from opendata_buffer.errors import DataLoss, InvalidInput
@@ -112,6 +113,9 @@ def select(manifest: Manifest, options: SourceOptions) -> list[QueueEntry]:
                 f"{options.queue.manifest_path!r} ends at {end - 1}: lower endingOffsets and "
                 "startingOffsets, or set failOnDataLoss to false"
             )
+    since_ms = options.starting_timestamp_ms
+    if since_ms is not None:
+        begin = _first_since(manifest, since_ms)
     transactions = TransactionFilter(options.queue.data_path_prefix)
     return [
         entry
@@ -119,3 +123,12 @@ def select(manifest: Manifest, options: SourceOptions) -> list[QueueEntry]:
         # Offered first, whatever else is asked: the filter must see every entry.
         if transactions.offer(entry.sequence, entry.location) and begin <= entry.sequence <= until
     ]
+
+
+def _first_since(manifest: Manifest, since_ms: int) -> int:
+    """The first batch with a record taken in at that time or later; the end if none has."""
+    for entry in manifest.entries():
+        taken_in_ms = newest_ms(BatchDescriptor.of(entry))
+        if taken_in_ms is None or taken_in_ms >= since_ms:
+            return entry.sequence
+    return manifest.next_sequence

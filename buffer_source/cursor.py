@@ -1,8 +1,9 @@
-"""One queue's claimed consumer, as a stream reads it. No Spark in it.
+"""One queue's reader, as a stream uses it. No Spark in it.
 
-A :class:`Cursor` exists only while its queue is claimed: :meth:`Cursor.claim` learns the queue's
-identity, takes the queue over and gives a cursor, or raises. The cursor then hands out entries,
-acknowledges positions, and knows where reading goes on after a loss that was allowed.
+:meth:`Cursor.open` learns the queue's identity, takes the queue over (or, with
+``acknowledge=false``, looks at it from beside its consumer) and gives a cursor, or raises. The
+cursor then hands out entries, acknowledges positions, and knows where reading goes on after a
+loss that was allowed.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
+from buffer_source.observer import Observer
 from buffer_source.offsets import Position
 from buffer_source.options import EARLIEST, LATEST, SourceOptions
+from buffer_source.times import newest_ms
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.descriptors import BatchDescriptor
 from opendata_buffer.errors import (
@@ -39,19 +42,33 @@ Patient = Callable[..., Any]
 """Calls a function again while the store is unavailable for a time."""
 
 
+class Reader(Protocol):
+    """A :class:`~opendata_buffer.consumer.consumer.Consumer`, or an observer beside one."""
+
+    @property
+    def last_acked_sequence(self) -> int | None: ...
+    @property
+    def last_handed_out_sequence(self) -> int | None: ...
+    @property
+    def next_sequence(self) -> int: ...
+    def next_descriptors(self, max: int) -> list[BatchDescriptor]: ...  # noqa: A002
+    def ack_through(self, sequence: int) -> None: ...
+    def close(self) -> None: ...
+
+
 class Cursor:
-    """A claimed queue and the entries of it that were handed out and not acknowledged.
+    """An opened queue and the entries of it that were handed out and not acknowledged.
 
     Not thread-safe: Spark makes one call at a time.
 
     Args:
-        consumer: The claimed queue.
+        reader: The claimed queue, or what reads beside whoever claimed it.
         queue_id: Its identity; empty for a queue that has none.
         options: What the query asked for.
     """
 
-    def __init__(self, consumer: Consumer, queue_id: str, options: SourceOptions) -> None:
-        self._consumer = consumer
+    def __init__(self, reader: Reader, queue_id: str, options: SourceOptions) -> None:
+        self._reader = reader
         self._options = options
         self._manifest_path = options.consumer.manifest_path
         self.queue_id = queue_id
@@ -59,7 +76,7 @@ class Cursor:
         self._rebased: tuple[Position, int] | None = None
 
     @classmethod
-    def claim(
+    def open(
         cls,
         options: SourceOptions,
         store: Store,
@@ -68,7 +85,7 @@ class Cursor:
         start: Position | None,
         queue_id: str,
     ) -> Cursor:
-        """Become the queue's consumer, behind ``start``.
+        """Become the queue's consumer behind ``start``; or, without acknowledging, read there.
 
         Args:
             options: What the query asked for.
@@ -89,8 +106,9 @@ class Cursor:
         if start is None and not loss_allowed and not options.create_if_missing:
             _check_exists(store, options, runtime)
 
-        def open_consumer(last_acked: int | None) -> Consumer:
-            return Consumer(
+        def read_behind(last_acked: int | None) -> Reader:
+            kind: type[Consumer] | type[Observer] = Consumer if options.acknowledge else Observer
+            return kind(
                 options.consumer,
                 last_acked,
                 store=store,
@@ -98,17 +116,17 @@ class Cursor:
                 allow_data_loss=not options.fail_on_data_loss,
             )
 
-        found: str = patient(claim_for_use, store, options.consumer, runtime=runtime).queue_id
+        found: str = patient(_identity, store, options, runtime)
         last = start.next - 1 if start is not None and start.next > 0 else None
         try:
             # Before anything is claimed or dropped (failure F4).
             _check_identity(store, options, queue_id, found)
-            return cls(patient(open_consumer, last), found, options)
+            return cls(patient(read_behind, last), found, options)
         except QueueReset as error:
             if options.fail_on_data_loss:
                 raise
             log.warning("data loss allowed, reading from the start of another queue: %s", error)
-        cursor = cls(patient(open_consumer, None), found, options)
+        cursor = cls(patient(read_behind, None), found, options)
         if start is not None:
             cursor._rebased = (start, cursor.handed_out)
         return cursor
@@ -116,13 +134,13 @@ class Cursor:
     @property
     def handed_out(self) -> int:
         """First sequence that was not handed out."""
-        last = self._consumer.last_handed_out_sequence
+        last = self._reader.last_handed_out_sequence
         return 0 if last is None else last + 1
 
     @property
     def end(self) -> int:
         """The queue's next sequence, as of the last look at the manifest."""
-        return self._consumer.next_sequence
+        return self._reader.next_sequence
 
     def owns(self, position: Position) -> bool:
         """Whether a position is about this queue, as far as ids tell."""
@@ -153,6 +171,10 @@ class Cursor:
         """
         first, end = self.handed_out, self.end
         wanted = self._options.starting_offsets
+        since_ms = self._options.starting_timestamp_ms
+        if since_ms is not None:
+            found = self._first_since(since_ms)
+            return found if target is None else max(first, min(found, target))
         if wanted == EARLIEST:
             return first
         if wanted == LATEST:
@@ -176,11 +198,21 @@ class Cursor:
             return first
         return position
 
+    def _first_since(self, since_ms: int) -> int:
+        """The first batch with a record taken in at that time or later; the end if none has."""
+        self.hand_out(EVERYTHING)
+        for each in self._waiting:
+            taken_in_ms = newest_ms(each)
+            # One of which nobody knows when it came rather comes too often than never.
+            if taken_in_ms is None or taken_in_ms >= since_ms:
+                return each.sequence
+        return self.handed_out
+
     def hand_out(self, stop: int) -> None:
         """Have entries below ``stop`` handed out, as far as the queue has them."""
         if self.handed_out < stop:
             wanted = min(stop - self.handed_out, EVERYTHING)
-            self._waiting.extend(self._consumer.next_descriptors(wanted))
+            self._waiting.extend(self._reader.next_descriptors(wanted))
 
     def waiting(self, begin: int, stop: int = EVERYTHING) -> list[BatchDescriptor]:
         """Entries in [begin, stop) that were handed out and not acknowledged."""
@@ -228,12 +260,12 @@ class Cursor:
         replaced, does nothing. A store that does not answer is no failure either: the next
         acknowledgement makes up for it.
         """
-        acked = self._consumer.last_acked_sequence
+        acked = self._reader.last_acked_sequence
         done = 0 if acked is None else acked + 1
         if not self.owns(end) or not done < end.next <= self.handed_out:
             return False
         try:
-            self._consumer.ack_through(end.next - 1)
+            self._reader.ack_through(end.next - 1)
         except (TransientStorageError, Conflict) as error:
             log.warning("acknowledging through %d is put off: %s", end.next - 1, error)
             return False
@@ -242,7 +274,7 @@ class Cursor:
 
     def close(self) -> None:
         """Stop the collector and let the queue go; acknowledges nothing."""
-        self._consumer.close()
+        self._reader.close()
 
 
 def _check_exists(store: Store, options: SourceOptions, runtime: Runtime) -> None:
@@ -257,6 +289,19 @@ def _check_exists(store: Store, options: SourceOptions, runtime: Runtime) -> Non
             "path and the options dataPathPrefix and manifestPath. For a query that starts before "
             "its first producer, set the option createIfMissing to true"
         )
+
+
+def _identity(store: Store, options: SourceOptions, runtime: Runtime) -> str:
+    """The queue's id, empty when it has none; who is to acknowledge makes sure that it has one."""
+    config = options.consumer
+    if options.acknowledge:
+        return claim_for_use(store, config, runtime=runtime).queue_id
+    claim = check_owner(store, config, runtime=runtime)
+    if claim is None:
+        return ""
+    if options.fail_on_data_loss:
+        claim.check(Queue(store, config, runtime=runtime, role="reader").read())
+    return claim.queue_id
 
 
 def _check_identity(store: Store, options: SourceOptions, expected: str, found: str) -> None:

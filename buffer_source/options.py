@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 
 from buffer_source.bad_batches import Action, BadBatchPolicy
 from opendata_buffer.config import (
@@ -26,12 +27,14 @@ __all__ = ["EARLIEST", "LATEST", "SOURCE_OPTIONS", "SourceOptions"]
 
 EARLIEST = "earliest"
 LATEST = "latest"
+_EPOCH = datetime.fromtimestamp(0, UTC)
 FAIL = "fail"
 QUARANTINE = "quarantine"
 
 _SHARED = (
     *STORAGE_OPTIONS,
     "startingOffsets",
+    "startingTimestamp",
     "failOnDataLoss",
     "corruptBatches",
     "minPartitions",
@@ -42,6 +45,7 @@ _SHARED = (
     "includeLocation",
 )
 _STREAM_ONLY = (
+    "acknowledge",
     "createIfMissing",
     "maxBatchesPerTrigger",
     "maxBytesPerTrigger",
@@ -64,12 +68,18 @@ class SourceOptions:
             ``endpointUrl``, ``region``, ``profile``).
         starting_offsets: ``earliest`` (default), ``latest`` or the first sequence to read. Only
             a new query looks at it.
+        starting_timestamp_ms: Instead of a position: read from the first batch with a record that
+            was taken in at that time or later, in milliseconds since the Unix epoch; from the
+            end where there is none.
         ending_offsets: Batch reads: ``latest`` (default) or the last sequence to read.
         fail_on_data_loss: Whether positions or batch objects that are gone end the query.
             Default true.
         corrupt_batches: What to do with a batch that does not decode: ``fail`` (default) ends
             the query, ``quarantine`` copies it below ``<dataPathPrefix>/_quarantine/`` and goes
             on behind it.
+        acknowledge: Whether the query is the queue's consumer (default), which takes it over and
+            acknowledges what it has read. Without, it reads beside the consumer and writes
+            nothing, neither to the queue nor beside it.
         create_if_missing: Make the queue where there is none, for a query that starts before
             its first producer. Default false: a wrong path is an error.
         max_batches: Batches per trigger. Default: no limit.
@@ -90,9 +100,11 @@ class SourceOptions:
 
     queue: QueueConfig
     starting_offsets: str | int = EARLIEST
+    starting_timestamp_ms: int | None = None
     ending_offsets: str | int = LATEST
     fail_on_data_loss: bool = True
     corrupt_batches: str = FAIL
+    acknowledge: bool = True
     create_if_missing: bool = False
     max_batches: int | None = None
     max_bytes: int | None = None
@@ -119,9 +131,11 @@ class SourceOptions:
         return cls(
             queue=queue,
             starting_offsets=_position(read, "startingOffsets", EARLIEST),
+            starting_timestamp_ms=_starting_timestamp(read),
             ending_offsets=_position(read, "endingOffsets", LATEST),
             fail_on_data_loss=read.boolean("failOnDataLoss", True),
             corrupt_batches=read.choice("corruptBatches", (FAIL, QUARANTINE), FAIL),
+            acknowledge=read.boolean("acknowledge", True),
             create_if_missing=read.boolean("createIfMissing", False),
             max_batches=read.integer("maxBatchesPerTrigger", None, least=1),
             max_bytes=read.integer("maxBytesPerTrigger", None, least=1),
@@ -141,11 +155,18 @@ class SourceOptions:
         )
 
     def check_stream(self) -> None:
-        """Refuse what only a batch read has.
+        """Refuse what only a batch read has, and what contradicts itself.
 
         Raises:
-            InvalidInput: ``endingOffsets`` was given.
+            InvalidInput: ``endingOffsets`` was given; or a query that acknowledges nothing is to
+                make a queue.
         """
+        if self.create_if_missing and not self.acknowledge:
+            raise InvalidInput(
+                "option createIfMissing is true and acknowledge is false: a query that "
+                "acknowledges nothing makes no queue either. Start it when the queue exists, or "
+                "leave one of the two out"
+            )
         if self.ending_offsets != LATEST:
             raise InvalidInput(
                 f"option endingOffsets is {self.ending_offsets!r}: a stream has no end. Use "
@@ -194,6 +215,30 @@ class SourceOptions:
     def parallelism(self) -> int:
         """Tasks to aim for."""
         return self.min_partitions or os.cpu_count() or 1
+
+
+def _starting_timestamp(read: OptionReader) -> int | None:
+    value = read.text("startingTimestamp")
+    if value is None:
+        return None
+    if read.text("startingOffsets") is not None:
+        raise InvalidInput(
+            f"options startingTimestamp ({value!r}) and startingOffsets are both given: leave one "
+            "out"
+        )
+    text = value.strip()
+    if text.isascii() and text.isdigit() and len(text) <= 15:
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise InvalidInput(
+            f"option startingTimestamp is {value!r}: use milliseconds since the Unix epoch such as "
+            "1767225600000, or a date and time with its zone such as 2026-01-01T00:00:00Z"
+        )
+    return max(0, (moment - _EPOCH) // timedelta(milliseconds=1))
 
 
 def _position(read: OptionReader, name: str, default: str) -> str | int:

@@ -18,10 +18,11 @@ from buffer_source.offsets import Position, SourceOffset
 from buffer_source.options import QUARANTINE, SourceOptions
 from buffer_source.planner import Limits, admit, pack
 from buffer_source.progress import Progress
+from buffer_source.times import oldest_ms
 from opendata_buffer.consumer.descriptors import BatchDescriptor
 from opendata_buffer.consumer.transactions import TransactionFilter
 from opendata_buffer.errors import TransientStorageError
-from opendata_buffer.formats.keys import location_timestamp_ms, parse_location
+from opendata_buffer.formats.keys import parse_location
 from opendata_buffer.quarantine import count_quarantine
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.retry import queue_retry
@@ -91,7 +92,7 @@ class StreamDriver:
             DataLoss, QueueReset: ``start`` is not a position of this queue any more.
         """
         before = None if start is None else start.only
-        cursor = self._claimed(before, "" if before is None else before.queue)
+        cursor = self._opened(before, "" if before is None else before.queue)
         if self._log.handed(before, self._runtime.monotonic()) and before is not None:
             self._acknowledge(cursor, before)
         self._look_at_quarantine()
@@ -145,7 +146,7 @@ class StreamDriver:
         # commit log of the batch before; what is before another base was never read, nor is it
         # ours to drop.
         same = before is not None and begin == before.next and before.queue == until.queue
-        cursor = self._claimed(before if same else None, until.queue)
+        cursor = self._opened(before if same else None, until.queue)
         batches = cursor.between(begin, until.next)
         passed, _ = self._pass(before, batches, until.missing)
         sizes = self._patient(self._measures.estimates, passed)
@@ -170,7 +171,7 @@ class StreamDriver:
         """
         position = end.only
         self._log.committed(position)
-        self._acknowledge(self._claimed(position, position.queue), position)
+        self._acknowledge(self._opened(position, position.queue), position)
 
     def report(self) -> dict[str, Any] | None:
         """What the source is, how far the queue reaches, and what was read; makes no request.
@@ -185,7 +186,7 @@ class StreamDriver:
         if self._cursor is None:
             return None
         behind = self._cursor.waiting(self._next)
-        written = _written_ms(behind[0]) if behind else None
+        written = oldest_ms(behind[0]) if behind else None
         lag_ms = 0 if written is None else max(0, self._runtime.now_ms() - written)
         end = max(self._next, self._cursor.end)
         return {
@@ -203,10 +204,10 @@ class StreamDriver:
         if cursor is not None:
             cursor.close()
 
-    def _claimed(self, start: Position | None, queue_id: str) -> Cursor:
-        """The queue's cursor, claimed behind ``start`` by the first call of a run."""
+    def _opened(self, start: Position | None, queue_id: str) -> Cursor:
+        """The queue's cursor, opened behind ``start`` by the first call of a run."""
         if self._cursor is None:
-            self._cursor = Cursor.claim(
+            self._cursor = Cursor.open(
                 self._options, self._store, self._runtime, self._patient, start, queue_id
             )
         return self._cursor
@@ -328,12 +329,3 @@ class StreamDriver:
             left = due - self._runtime.monotonic()
             if left > 0:
                 self._runtime.sleep(left)
-
-
-def _written_ms(batch: BatchDescriptor) -> int | None:
-    """When the oldest record of a batch was taken in, milliseconds since the Unix epoch.
-
-    A name may carry a time in the future, so it is asked only where the records have none.
-    """
-    times = [each.ingestion_time_ms for each in batch.metadata]
-    return min(times) if times else location_timestamp_ms(batch.location)

@@ -163,7 +163,8 @@ def _explained() -> Iterator[None]:
             "it twice: it loads the queue twice, or joins a DataFrame with itself, which Spark "
             "reads as two sources. Use one query for each queue and load() it once in it; that "
             "DataFrame may be used several times in a union. Join within foreachBatch, where a "
-            "micro-batch can be joined with itself.",
+            "micro-batch can be joined with itself. To look at a queue that another query reads, "
+            "set the option acknowledge to false.",
         )
         raise
     except (DataLoss, QueueReset) as error:

@@ -449,6 +449,22 @@ def test_the_driver_collects_garbage(query: Query, store: str) -> None:
         eventually(lambda: len(list((Path(store) / "ingest").glob("*.batch"))) <= 1)
 
 
+def test_a_second_reader_looks_on_and_disturbs_nobody(
+    spark: SparkSession, query: Query, store: str, tmp_path: Path
+) -> None:
+    produce(store, numbered(0, 3))
+    with query.running() as owner:
+        owner.processAllAvailable()
+        since = str(int(time.time() * 1000))
+        produce(store, numbered(3, 5))
+        frame = stream(spark, store, acknowledge="false", startingTimestamp=since).load(store)
+        beside = table_of(spark, frame.select("value"), str(tmp_path / "beside"), "beside")
+        assert sorted(bytes(row["value"]) for row in beside.collect()) == [b"3", b"4"]
+        owner.processAllAvailable()
+        assert owner.exception() is None
+    assert query.sink.values == [0, 1, 2, 3, 4]
+
+
 def test_s3(spark: SparkSession, checkpoint: str, moto_endpoint: str, moto_bucket: str) -> None:
     from opendata_buffer.config import StoreOptions
 

@@ -70,3 +70,15 @@ def test_a_queue_that_is_not_there_is_named(tmp_path: Path) -> None:
     reader = BufferBatchReader(SourceOptions.from_spark({"path": str(tmp_path)}), default_schema())
     with pytest.raises(InvalidInput, match=r"no queue with manifest 'ingest/manifest' in file://"):
         reader.partitions()
+
+
+def test_a_time_is_where_a_read_starts(runtime: ManualRuntime) -> None:
+    manifest = Manifest.empty()
+    times = []
+    for _ in range(3):
+        times.append(runtime.now_ms())
+        manifest = manifest.append([NewEntry(batch_key("ingest", runtime.ulid()))])
+        runtime.advance(10)
+    assert sequences(manifest, startingTimestamp=str(times[1])) == [1, 2]
+    assert sequences(manifest, startingTimestamp=str(times[1] + 1)) == [2]
+    assert sequences(manifest, startingTimestamp=str(times[2] + 1)) == []

@@ -27,7 +27,7 @@ def claim(
     def once(call: Any, *args: Any, **kwargs: Any) -> Any:
         return call(*args, **kwargs)
 
-    return Cursor.claim(given, world.store, world.runtime, once, start, queue_id)
+    return Cursor.open(given, world.store, world.runtime, once, start, queue_id)
 
 
 def sequences(cursor: Cursor, begin: int, stop: int) -> list[int]:

@@ -144,3 +144,27 @@ def test_a_stream_has_no_end_and_a_batch_no_latest_start() -> None:
     parse(startingOffsets="3", endingOffsets="3").check_batch()
     parse(endingOffsets="latest").check_stream()
     parse(startingOffsets="3").check_batch()
+
+
+def test_a_time_is_a_starting_position_in_two_forms() -> None:
+    assert parse().starting_timestamp_ms is None
+    assert parse(startingTimestamp="1767225600123").starting_timestamp_ms == 1767225600123
+    for text in ("2026-01-01T00:00:00.123Z", "2026-01-01 01:00:00.123+01:00"):
+        assert parse(startingTimestamp=text).starting_timestamp_ms == 1767225600123
+
+
+@pytest.mark.parametrize("value", ["yesterday", "2026-01-01T00:00:00", "2026-01-01", "-5", "1.5"])
+def test_a_time_without_a_zone_or_a_meaning_is_refused(value: str) -> None:
+    with pytest.raises(InvalidInput, match=r"startingTimestamp is .* with its zone such as 2026"):
+        parse(startingTimestamp=value)
+
+
+def test_a_time_and_a_position_contradict_each_other() -> None:
+    with pytest.raises(InvalidInput, match=r"startingTimestamp .* and startingOffsets are both"):
+        parse(startingTimestamp="5", startingOffsets="earliest")
+
+
+def test_a_query_that_acknowledges_nothing_makes_no_queue() -> None:
+    assert parse(acknowledge="false").acknowledge is False
+    with pytest.raises(InvalidInput, match="createIfMissing is true and acknowledge is false"):
+        parse(acknowledge="false", createIfMissing="true").check_stream()

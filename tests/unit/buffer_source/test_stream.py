@@ -921,3 +921,123 @@ def test_stop_acknowledges_nothing(world: World) -> None:
     driver.stop()
     driver.stop()
     assert world.queued == [0]
+
+
+# Beside the consumer
+
+
+def beside(world: World, **options: str) -> StreamDriver:
+    return world.run(acknowledge="false", **options)
+
+
+def test_a_reader_beside_the_owner_fences_nobody_and_writes_nothing(world: World) -> None:
+    world.produce(3)
+    owner = world.run(maxBatchesPerTrigger="1")
+    position, _ = batch(owner, None)
+    before = world.manifest(), world.store.list("").objects
+    reader = beside(world)
+    first, read = batch(reader, None)
+    assert read == [0, 1, 2]
+    reader.commit(first)
+    assert reader.latest(first) is first
+    reader.stop()
+    assert (world.manifest(), world.store.list("").objects) == before
+    # The owner was not fenced.
+    position, read = batch(owner, position)
+    assert read == [1]
+
+
+def test_a_reader_beside_the_owner_makes_no_marker(world: World) -> None:
+    world.produce(1)  # Without one: the producer of this world claims nothing.
+    keys = [each.key for each in world.store.list("").objects]
+    end, read = batch(beside(world), None)
+    assert (read, end.only.queue) == ([0], "")
+    assert [each.key for each in world.store.list("").objects] == keys
+
+
+def test_a_reader_beside_the_owner_is_where_its_offsets_say(world: World) -> None:
+    world.produce(2)
+    first, read = batch(beside(world, startingOffsets="1"), None)
+    assert read == [1]
+    world.produce(2)
+    again = beside(world)
+    second, read = batch(again, first)
+    assert read == [2, 3]
+    assert planned(beside(world), first, second) == [2, 3]
+    assert planned(beside(world), None, first) == [1]
+
+
+def test_a_reader_beside_the_owner_may_start_at_the_end(world: World) -> None:
+    world.produce(2)
+    reader = beside(world, startingOffsets="latest")
+    position, read = batch(reader, None)
+    assert read == []
+    world.produce(1)
+    assert batch(reader, position)[1] == [2]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_an_owner_that_was_faster_is_a_loss_for_the_reader_beside_it(
+    world: World, restarts: bool
+) -> None:
+    world.produce(2)
+    readers = {loss: beside(world, failOnDataLoss=loss) for loss in ("true", "false")}
+    ends = {loss: batch(reader, None)[0] for loss, reader in readers.items()}
+    world.produce(4)
+    consume(world, 3)
+    if restarts:
+        readers = {loss: beside(world, failOnDataLoss=loss) for loss in readers}
+    with pytest.raises(DataLoss, match=r"sequence 2 is needed .* starts at 4: .*was faster"):
+        readers["true"].latest(ends["true"])
+    end, read = batch(readers["false"], ends["false"])
+    assert read == [4, 5]
+    assert planned(beside(world, failOnDataLoss="false"), ends["false"], end) == [4, 5]
+
+
+def test_a_reader_beside_the_owner_needs_a_queue(world: World) -> None:
+    with pytest.raises(InvalidInput, match="there is no queue"):
+        beside(world).latest(None)
+
+
+def test_a_reader_beside_the_owner_sees_that_the_queue_was_replaced(world: World) -> None:
+    world.produce(3)
+    batch(world.run(), None)  # The owner makes the marker.
+    end, _ = batch(beside(world), None)
+    world.delete_everything()
+    world.produce(5)
+    batch(world.run(), None)
+    with pytest.raises(QueueReset, match=f"is about queue {end.only.queue}"):
+        beside(world).latest(end)
+    lenient = beside(world, failOnDataLoss="false")
+    start, _ = batch(lenient, end)
+    assert batch(lenient, start)[1] == [0, 1, 2, 3, 4]
+
+
+# Starting at a time
+
+
+@pytest.mark.parametrize("acknowledge", ["true", "false"])
+def test_reading_starts_at_the_first_batch_of_a_time(world: World, acknowledge: str) -> None:
+    world.produce(2)
+    world.runtime.advance(60)
+    middle = world.runtime.now_ms()
+    world.produce(2)
+    world.runtime.advance(60)
+
+    def started(since_ms: int) -> list[int]:
+        driver = world.run(acknowledge=acknowledge, startingTimestamp=str(since_ms))
+        end = driver.latest(None)
+        return planned(driver, None, end)
+
+    assert started(0) == started(middle - 60_000) == [0, 1, 2, 3]
+    assert started(middle - 59_999) == started(middle) == [2, 3]
+    assert started(middle + 1) == []
+
+
+def test_a_start_in_the_future_is_the_end(world: World) -> None:
+    world.produce(2)
+    driver = world.run(startingTimestamp=str(world.runtime.now_ms() + 10_000))
+    end, read = batch(driver, None)
+    assert read == []
+    world.produce(1)
+    assert batch(driver, end)[1] == [2]

@@ -1,0 +1,120 @@
+"""Reading a queue beside its consumer: no claim, no acknowledgement, no collector, no marker."""
+
+from __future__ import annotations
+
+import logging
+
+from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.consumer.descriptors import BatchDescriptor
+from opendata_buffer.consumer.frontier import Frontier
+from opendata_buffer.errors import DataLoss, QueueReset
+from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.runtime import Runtime
+from opendata_buffer.stores import Store
+
+__all__ = ["Observer"]
+
+log = logging.getLogger(__name__)
+
+
+class Observer:
+    """Hands out queue entries as a consumer does, and writes nothing anywhere.
+
+    The queue's consumer does not know of it and takes entries away when it is done with them.
+    What was handed out here stays readable until the collector deletes the objects; what was not
+    is lost to this reader.
+
+    Args:
+        config: Where the queue is.
+        last_acked_sequence: Reading starts behind it; None: at the oldest queued batch.
+        store: The opened store.
+        runtime: Clock.
+        allow_data_loss: Go on behind a gap, with a warning, instead of raising ``DataLoss``.
+
+    Raises:
+        QueueReset: The queue ends before ``last_acked_sequence``.
+        DataLoss: The queue begins behind it, and no loss is allowed.
+        CorruptManifest, StorageError: The manifest could not be read.
+    """
+
+    def __init__(
+        self,
+        config: ConsumerConfig,
+        last_acked_sequence: int | None = None,
+        *,
+        store: Store,
+        runtime: Runtime,
+        allow_data_loss: bool = False,
+    ) -> None:
+        self._queue = Queue(store, config, runtime=runtime, role="reader")
+        self._allow_data_loss = allow_data_loss
+        manifest = self._queue.read() or Manifest.empty()
+        begin = manifest.first_sequence
+        if last_acked_sequence is not None:
+            begin = last_acked_sequence + 1
+            if begin > manifest.next_sequence:
+                raise QueueReset(
+                    f"cannot resume after sequence {last_acked_sequence}: manifest "
+                    f"{self._queue.key!r} in {store.url} ends at {manifest.next_sequence - 1}. The "
+                    "queue was recreated or the position belongs to another queue."
+                )
+        self._frontier = self._continued(Frontier.at(begin), manifest)
+        self._next_sequence = manifest.next_sequence
+
+    @property
+    def last_acked_sequence(self) -> int | None:
+        """The last sequence that is done with here; the queue does not learn of it."""
+        return self._frontier.last_acked
+
+    @property
+    def last_handed_out_sequence(self) -> int | None:
+        """The last sequence handed out; None before the queue's first batch."""
+        return self._frontier.last_handed_out
+
+    @property
+    def next_sequence(self) -> int:
+        """What the next appended batch will get, as of the last look at the manifest."""
+        return self._next_sequence
+
+    def next_descriptors(self, max: int) -> list[BatchDescriptor]:  # noqa: A002
+        """Up to so many next entries, from one look at the manifest; nothing is fetched.
+
+        Raises:
+            DataLoss: The consumer took entries that were not handed out here, and no loss is
+                allowed.
+            QueueReset, CorruptManifest, StorageError: The manifest could not be read.
+        """
+        manifest = self._queue.read() or Manifest.empty()
+        self._frontier = self._continued(self._frontier, manifest)
+        self._next_sequence = manifest.next_sequence
+        found = manifest.entries(self._frontier.next_hand_out, max)
+        if found:
+            self._frontier = self._frontier.hand_out(found[-1].sequence)
+        return [BatchDescriptor.of(entry) for entry in found]
+
+    def ack_through(self, sequence: int) -> None:
+        """Nothing up to and including ``sequence`` is asked for again. Makes no request."""
+        self._frontier = self._frontier.ack_through(sequence)
+
+    def close(self) -> None:
+        """There is nothing to let go."""
+
+    def _continued(self, frontier: Frontier, manifest: Manifest) -> Frontier:
+        needed, oldest = frontier.next_hand_out, manifest.first_sequence
+        if oldest <= needed:
+            return frontier
+        if not self._allow_data_loss:
+            raise DataLoss(
+                self._queue.key,
+                needed,
+                oldest,
+                "The queue's consumer was faster than this query, which reads beside it.",
+            )
+        log.warning(
+            "data loss allowed: the consumer of %s was faster, sequences %d to %d are gone unread",
+            self._queue.key,
+            needed,
+            oldest - 1,
+        )
+        return frontier.jump(oldest)
