@@ -85,6 +85,9 @@ from opendata_buffer.errors import (
     DataLoss as DataLoss,
 )
 from opendata_buffer.errors import (
+    Drained as Drained,
+)
+from opendata_buffer.errors import (
     Fenced as Fenced,
 )
 from opendata_buffer.errors import (
@@ -149,6 +152,15 @@ from opendata_buffer.producer.producer import (
 )
 from opendata_buffer.stores.factory import (
     open_store as open_store,
+)
+from opendata_buffer.topic.description import (
+    Partition as Partition,
+)
+from opendata_buffer.topic.description import (
+    TopicDescription as TopicDescription,
+)
+from opendata_buffer.topic.topic import (
+    Topic as Topic,
 )
 from opendata_buffer.worker.worker import (
     ClaimedBatch as ClaimedBatch,

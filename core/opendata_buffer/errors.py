@@ -14,6 +14,7 @@
     ├── CommitStateUnknown            a write may or may not have landed: read what is known
     ├── QueueFull                     the manifest is too large: let the consumer catch up
     ├── Fenced                        another consumer owns the queue: stop this one
+    ├── Drained                       the partition has left its topic: use the others
     ├── CorruptData                   bytes on storage break the v1 format
     │   ├── CorruptManifest           stop and look: ``opendata-buffer manifest dump``
     │   └── CorruptBatch              the batch object cannot be decoded
@@ -46,6 +47,7 @@ __all__ = [
     "CorruptData",
     "CorruptManifest",
     "DataLoss",
+    "Drained",
     "Fenced",
     "FlushFailed",
     "ForeignLocation",
@@ -202,6 +204,18 @@ class Fenced(OpenDataBufferError):
         self.key = key
         self.epoch = epoch
         self.current_epoch = current_epoch
+
+
+class Drained(OpenDataBufferError):
+    """The partition was drained and has left its topic: nothing is written to it any more."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(
+            f"the queue with manifest {key!r} was a partition of a topic, was drained and is "
+            "closed for good. Nothing was written. Look at the topic again ('opendata-buffer topic "
+            "describe STORE') and use its other partitions."
+        )
+        self.key = key
 
 
 class CorruptData(OpenDataBufferError):

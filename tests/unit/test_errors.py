@@ -22,6 +22,7 @@ EXAMPLES: list[OpenDataBufferError] = [
     errors.CommitStateUnknown("ingest/manifest", 5, ("ingest/x.batch",), 9, "answer lost"),
     errors.QueueFull("ingest/manifest", 100, 90, 7, 60_000),
     errors.Fenced("ingest/manifest", 7, 8),
+    errors.Drained("p-00001/manifest"),
     errors.CorruptData("?"),
     errors.CorruptManifest("?"),
     errors.CorruptBatch("?"),

@@ -36,6 +36,8 @@ DOCUMENTED: dict[str, list[str] | None] = {
     "gc.decision": ["GcPlan"],
     "producer.producer": ["Producer"],
     "stores.factory": ["open_store"],
+    "topic.description": ["Partition", "TopicDescription"],
+    "topic.topic": ["Topic"],
     "worker.worker": ["ClaimedBatch", "Worker"],
 }
 

@@ -26,6 +26,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"consumer"}),
     frozenset({"broker"}),
     frozenset({"producer", "worker"}),
+    frozenset({"topic"}),
     frozenset({"admin", "testing"}),
     frozenset({"cli"}),
     frozenset({"__main__"}),

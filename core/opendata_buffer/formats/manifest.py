@@ -33,6 +33,7 @@ from opendata_buffer.formats.keys import MAX_LOCATION_BYTES
 __all__ = [
     "FOOTER_SIZE",
     "MAX_MANIFEST_BYTES",
+    "SEALED_EPOCH",
     "VERSION",
     "Manifest",
     "Metadata",
@@ -52,6 +53,10 @@ _U32 = struct.Struct("<I")
 _U32_MAX = 2**32 - 1
 _U64_MAX = 2**64 - 1
 _EPOCH_LIMIT = 2**63
+
+SEALED_EPOCH = _EPOCH_LIMIT - 1
+"""Epoch of a queue that is closed for good: no consumer gets there by counting, and none can
+claim what has it."""
 
 
 class Manifest:
@@ -117,6 +122,11 @@ class Manifest:
     def size(self) -> int:
         """Bytes on storage."""
         return len(self.raw)
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the queue is closed for good: nothing may be appended or claimed."""
+        return self.epoch == SEALED_EPOCH
 
     @classmethod
     def empty(cls) -> Manifest:

@@ -3,21 +3,30 @@
 The collector of a v1 client deletes everything under its prefix that its manifest does not name:
 a whole queue, if one lies there. Each queue's marker shows where a queue is, so who makes a new
 one looks for markers above it, and among the first objects below it.
+
+A topic's root shows by the topic's description. Below it lie its partitions and nothing else: a
+queue beside them is one that its readers do not see, most likely made by a producer that took
+the topic for a queue.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Protocol
 
-from opendata_buffer.errors import InvalidInput, ObjectNotFound
+from opendata_buffer.errors import InvalidInput, ObjectNotFound, PermanentStorageError
 from opendata_buffer.stores import Get, List
 
-__all__ = ["refuse_nesting"]
+__all__ = ["TOPIC_KEY", "refuse_nesting"]
+
+TOPIC_KEY = "_topic.json"
+"""The description of a topic, below its root."""
 
 LOOKED_AT = 1_000
 """Objects below the new prefix that are looked at: one page of a listing."""
 
 _MAX_MARKER_BYTES = 1024 * 1024
+_PARTITION = re.compile(r"p-[0-9]{5}")
 
 
 class ReadList(Get, List, Protocol):
@@ -28,10 +37,16 @@ def refuse_nesting(store: ReadList, data_path_prefix: str, marker_name: str) -> 
     """Check a data prefix that is about to get its first queue.
 
     Raises:
-        InvalidInput: It lies inside another queue's data prefix, or one lies inside it.
+        InvalidInput: It lies inside another queue's data prefix, or one lies inside it; or it
+            lies at, in or around a topic and is no partition's.
         StorageError: The store did not answer.
     """
     parts = data_path_prefix.split("/")
+    for length in range(len(parts) + 1):
+        root, inner = "/".join(parts[:length]), "/".join(parts[length:])
+        is_partition = _PARTITION.fullmatch(inner) is not None
+        if not is_partition and _is_topic(store, root):
+            raise _in_topic(data_path_prefix, root)
     for length in range(1, len(parts)):
         outer = "/".join(parts[:length])
         if _exists(store, f"{outer}/{marker_name}"):
@@ -41,6 +56,18 @@ def refuse_nesting(store: ReadList, data_path_prefix: str, marker_name: str) -> 
         folder, _, name = found.key.rpartition("/")
         if name == marker_name and folder != data_path_prefix:
             raise _nested(data_path_prefix, folder, f"around the data prefix {folder!r} of another")
+        if name == TOPIC_KEY:
+            raise InvalidInput(
+                f"data prefix {data_path_prefix!r} lies around the topic at {folder!r}: a garbage "
+                f"collector may delete the topic's batches. Use a prefix beside {folder!r}."
+            )
+
+
+def _is_topic(store: Get, root: str) -> bool:
+    try:
+        return _exists(store, f"{root}/{TOPIC_KEY}".lstrip("/"))
+    except PermanentStorageError:
+        return False  # who may not look outside of the prefix may still have a queue there
 
 
 def _exists(store: Get, key: str) -> bool:
@@ -49,6 +76,15 @@ def _exists(store: Get, key: str) -> bool:
     except ObjectNotFound:
         return False
     return True
+
+
+def _in_topic(data_path_prefix: str, root: str) -> InvalidInput:
+    where = f"{root!r} in this store" if root else "the root of this store"
+    return InvalidInput(
+        f"there is a topic at {where}, and {data_path_prefix!r} is none of its partitions: readers "
+        "of the topic would not see this queue. Use a TopicProducer or TopicConsumer, one "
+        "partition (--partition p-00000, in Python Topic.config_of), or another store for a queue."
+    )
 
 
 def _nested(data_path_prefix: str, other: str, where: str) -> InvalidInput:

@@ -18,6 +18,7 @@ from opendata_buffer.errors import (
     CommitStateUnknown,
     Conflict,
     DataLoss,
+    Drained,
     Fenced,
     InvalidInput,
     QueueFull,
@@ -25,7 +26,12 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.invariants import check_transition
-from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest, NewEntry
+from opendata_buffer.formats.manifest import (
+    MAX_MANIFEST_BYTES,
+    SEALED_EPOCH,
+    Manifest,
+    NewEntry,
+)
 from opendata_buffer.queue.cas import (
     CasStore,
     Done,
@@ -166,11 +172,12 @@ class Queue:
             Conflict: Every attempt lost its race until the deadline; nothing was appended.
             CommitStateUnknown: The group may have landed and was dequeued since, or storage
                 stopped answering before that could be told.
+            Drained: The queue was sealed; nothing was appended.
             QueueReset, CorruptManifest, PermanentStorageError: Nothing was appended.
         """
         if not entries:
             raise InvalidInput("append of no entries: give at least one")
-        append = _Append(entries, self._check_size, guard)
+        append = _Append(entries, self._check_append, guard)
         outcome = self._update(append.decide, append, from_memory=not read_first)
         if isinstance(outcome, Doubtful):
             seen = self._register.last_seen
@@ -196,9 +203,11 @@ class Queue:
                 before it (failures F4, F27).
             DataLoss: Entries after ``last_acked_sequence`` were dequeued by somebody else, and
                 ``allow_data_loss`` is false.
+            Drained: The queue was sealed.
         """
 
         def claim(before: Manifest) -> Manifest:
+            self._check_open(before)
             if last_acked_sequence is not None:
                 self._check_resume(before, last_acked_sequence, allow_data_loss)
             after = before.with_epoch(before.epoch + 1)
@@ -244,6 +253,7 @@ class Queue:
         """
 
         def swap(before: Manifest) -> Manifest:
+            self._check_open(before)
             found = next(iter(before.entries(sequence, 1)), None)
             if found is not None and found.location == entry.location:
                 return before
@@ -256,10 +266,29 @@ class Queue:
 
         return self._change(swap)
 
+    def seal(self) -> bool:
+        """Close an empty queue for good; repeatable. While it has entries: False, no write.
+
+        What is decided here is decided in the manifest itself: an append that was on its way
+        lands before the seal, and then there is none, or it is refused (``Drained``). So nothing
+        is ever queued where nobody looks any more. A queue without a manifest gets a sealed one.
+
+        Raises:
+            Conflict, QueueReset, CorruptManifest, StorageError: The manifest was not written.
+        """
+        return self._change(
+            lambda before: before if before.entry_count else before.with_epoch(SEALED_EPOCH)
+        ).sealed
+
     def check_epoch(self, manifest: Manifest, epoch: int) -> None:
-        """Raise :class:`Fenced` unless ``epoch`` is the manifest's."""
+        """Raise :class:`Fenced` unless ``epoch`` is the manifest's; ``Drained`` if it is sealed."""
+        self._check_open(manifest)
         if manifest.epoch != epoch:
             raise Fenced(self._key, epoch, manifest.epoch)
+
+    def _check_open(self, manifest: Manifest) -> None:
+        if manifest.sealed:
+            raise Drained(self._key)
 
     def _change(self, change: Callable[[Manifest], Manifest]) -> Manifest:
         """A change that may be applied twice: nothing needs to be recognised."""
@@ -366,7 +395,8 @@ class Queue:
                 "explicitly.",
             )
 
-    def _check_size(self, before: Manifest, after: Manifest) -> None:
+    def _check_append(self, before: Manifest, after: Manifest) -> None:
+        self._check_open(before)
         limit = self._config.max_manifest_bytes
         if after.size <= limit:
             return
@@ -384,11 +414,11 @@ class _Append(Generic[T]):
     def __init__(
         self,
         entries: Sequence[NewEntry],
-        check_size: Callable[[Manifest, Manifest], None],
+        check: Callable[[Manifest, Manifest], None],
         guard: Callable[[Manifest], T | None] | None,
     ) -> None:
         self._entries = entries
-        self._check_size = check_size
+        self._check = check
         self._guard = guard
         self.sequence = -1
         self.stopped: T | None = None
@@ -398,7 +428,7 @@ class _Append(Generic[T]):
         if self.stopped is not None:
             return before
         after = before.append(self._entries)
-        self._check_size(before, after)
+        self._check(before, after)
         self.sequence = before.next_sequence
         return after
 

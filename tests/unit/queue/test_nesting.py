@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.errors import InvalidInput
-from opendata_buffer.queue.nesting import refuse_nesting
+from opendata_buffer.errors import InvalidInput, PermanentStorageError
+from opendata_buffer.queue.nesting import TOPIC_KEY, refuse_nesting
 from opendata_buffer.queue.owner import MARKER_NAME, claim_for_use
 from opendata_buffer.stores.memory import MemoryStore
 
@@ -37,6 +37,44 @@ def test_queues_beside_each_other_are_made_and_used_again() -> None:
     for _ in range(2):
         for prefix in ("a", "ab", "b/a", "b/ab"):
             claim(store, prefix)
+
+
+def test_partitions_of_a_topic_are_queues_also_as_seen_from_further_up() -> None:
+    for root in ("", "lake/"):
+        store = MemoryStore()
+        store.put(f"{root}{TOPIC_KEY}", b"{}")
+        for prefix in ("p-00000", "p-00001"):
+            claim(store, f"{root}{prefix}")
+        assert store.get(f"{root}p-00001/_owner.json")
+
+
+@pytest.mark.parametrize("prefix", ["ingest", "p-0", "p-00000/a", "a/p-00000"])
+def test_a_queue_beside_the_partitions_of_a_topic_is_not_made(prefix: str) -> None:
+    store = MemoryStore()
+    store.put(TOPIC_KEY, b"{}")
+    with pytest.raises(InvalidInput, match=rf"topic at the root .* '{prefix}' is none of its"):
+        claim(store, prefix)
+
+
+def test_a_queue_at_or_around_a_topic_is_not_made() -> None:
+    store = MemoryStore()
+    store.put(f"lake/orders/{TOPIC_KEY}", b"{}")
+    with pytest.raises(InvalidInput, match="a topic at 'lake/orders'"):
+        claim(store, "lake/orders")
+    with pytest.raises(InvalidInput, match="'lake' lies around the topic at 'lake/orders'"):
+        claim(store, "lake")
+
+
+def test_who_may_not_read_outside_of_the_prefix_still_gets_a_queue() -> None:
+    class Walled(MemoryStore):
+        def get(self, key: str, **options: object) -> object:  # type: ignore[override]
+            if not key.startswith("ingest/"):
+                raise PermanentStorageError("403")
+            return super().get(key, **options)  # type: ignore[arg-type]
+
+    store = Walled()
+    claim(store, "ingest")
+    assert store.get("ingest/_owner.json")
 
 
 def test_who_uses_a_queue_that_is_there_looks_for_no_others() -> None:

@@ -11,6 +11,7 @@ from opendata_buffer.errors import (
     CorruptData,
     CorruptManifest,
     DataLoss,
+    Drained,
     Fenced,
     InvalidInput,
     PermanentStorageError,
@@ -33,6 +34,7 @@ from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.scripted import (
     DeafStore,
     ScriptedStore,
+    Step,
     applied,
     applied_answer_lost,
     applied_then_412,
@@ -589,3 +591,50 @@ def test_the_manifest_is_created_only_if_absent() -> None:
     )
     assert make(store).append([entry(0)]) == 1
     assert locations(store) == [entry(9).location, entry(0).location]
+
+
+# ---- sealing
+
+
+def test_an_empty_queue_is_sealed_and_takes_nothing_more() -> None:
+    queue = make(ScriptedStore())
+    assert queue.seal()
+    assert queue.seal()
+    for call in (lambda: queue.append([entry(0)]), lambda: queue.claim_epoch(None)):
+        with pytest.raises(Drained):
+            call()
+    manifest = queue.read()
+    assert manifest is not None
+    assert manifest.sealed
+    assert manifest.next_sequence == 0
+
+
+def test_a_queue_with_entries_is_not_sealed() -> None:
+    queue = make(ScriptedStore())
+    queue.append([entry(0)])
+    assert not queue.seal()
+    assert queue.append([entry(1)]) == 1
+
+
+def test_an_append_that_races_with_the_seal_is_either_in_the_queue_or_refused() -> None:
+    store = ScriptedStore()
+    queue = make(store)
+    queue.append([entry(0)])
+    queue.dequeue(0, queue.claim_epoch(None).epoch)
+    store.script = [before(applied_then_412, append_as_other(1))]
+    assert not make(store).seal()  # the append was first
+    assert locations(store) == [entry(1).location]
+    queue.dequeue(1, 1)
+    slow = make(store)
+    slow.read()
+    assert make(store).seal()  # the seal was first
+    with pytest.raises(Drained):
+        slow.append([entry(2)])
+    assert locations(store) == []
+
+
+@pytest.mark.parametrize("step", [applied_answer_lost, applied_then_412, not_applied_answer_lost])
+def test_f1_f2_a_seal_whose_answer_is_lost_holds(step: Step) -> None:
+    store = ScriptedStore(step)
+    assert make(store).seal()
+    assert stored(store).sealed

@@ -1,0 +1,231 @@
+"""Which partitions a topic has: one small object at the store's root, as a pure value.
+
+::
+
+    {"version": 1, "id": "01J5...", "next": 3,
+     "partitions": [{"name": "p-00000", "state": "active"},
+                    {"name": "p-00002", "state": "draining"}]}
+
+A partition is an ordinary v1 queue: its data prefix is its name, its manifest lies below that.
+Numbers are given once: a partition that has left the topic never comes back under its name, so
+positions in it cannot be taken for positions in another one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from opendata_buffer.errors import CorruptData, InvalidInput
+
+__all__ = ["MAX_PARTITIONS", "Partition", "State", "TopicDescription"]
+
+MAX_PARTITIONS = 1_000
+"""Most partitions of a topic: each is a manifest that readers look at with every trigger."""
+
+_VERSION = 1
+_MOST_NUMBERS = 100_000
+_NAME = re.compile(r"p-[0-9]{5}")
+_FIELDS = frozenset({"version", "id", "partitions", "next"})
+
+
+class State(StrEnum):
+    """What may be done with a partition."""
+
+    ACTIVE = "active"
+    """Written and read."""
+    DRAINING = "draining"
+    """Read, and written no more; it leaves the topic once it is empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """One queue of a topic.
+
+    Attributes:
+        name: Its data prefix, as column ``partition`` shows it: ``p-00000``.
+        state: Whether it is still written.
+    """
+
+    name: str
+    state: State = State.ACTIVE
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDescription:
+    """The partitions of a topic. A value: changes give a new one, or the same if nothing changes.
+
+    Attributes:
+        topic_id: A ULID, drawn when the topic was created.
+        partitions: In the order of their numbers; mappings count in this order.
+        next_number: Of the next partition.
+        others: Fields of later versions, kept when the object is written again.
+    """
+
+    topic_id: str
+    partitions: tuple[Partition, ...]
+    next_number: int
+    others: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def new(cls, topic_id: str, partitions: int) -> TopicDescription:
+        """A topic that begins with so many partitions.
+
+        Raises:
+            InvalidInput: Fewer than 1 or more than ``MAX_PARTITIONS``.
+        """
+        return cls(topic_id, (), 0).expanded(partitions)
+
+    @property
+    def names(self) -> list[str]:
+        """Of all partitions: what a reader reads."""
+        return [each.name for each in self.partitions]
+
+    @property
+    def active(self) -> list[str]:
+        """Of the partitions that are written: what keys are mapped to."""
+        return [each.name for each in self.partitions if each.state is State.ACTIVE]
+
+    @property
+    def draining(self) -> list[str]:
+        """Of the partitions that leave once they are empty."""
+        return [each.name for each in self.partitions if each.state is State.DRAINING]
+
+    def expanded(self, partitions: int) -> TopicDescription:
+        """The topic with so many active partitions in all; draining ones do not count.
+
+        A total and no increment, so that a command that is repeated adds nothing twice.
+
+        Raises:
+            InvalidInput: Fewer than there are, more than ``MAX_PARTITIONS``, or the numbers of
+                five digits are used up.
+        """
+        if not isinstance(partitions, int) or isinstance(partitions, bool) or partitions < 1:
+            raise InvalidInput(f"partitions is {partitions!r}: use a whole number of at least 1")
+        if partitions > MAX_PARTITIONS:  # before anything is made of the number
+            raise InvalidInput(f"partitions is {partitions}: use at most {MAX_PARTITIONS}")
+        missing = partitions - len(self.active)
+        if missing < 0:
+            raise InvalidInput(
+                f"partitions is {partitions}, and the topic has {len(self.active)} already: give "
+                "the number it shall have in all. Partitions are taken away one by one, with "
+                "'opendata-buffer topic drain STORE PARTITION'."
+            )
+        if not missing:
+            return self
+        if len(self.partitions) + missing > MAX_PARTITIONS:
+            raise InvalidInput(
+                f"partitions is {partitions}: with {len(self.draining)} that drain the topic would "
+                f"have more than {MAX_PARTITIONS}. Wait until those have left."
+            )
+        last = self.next_number + missing
+        if last > _MOST_NUMBERS:
+            raise InvalidInput(
+                f"cannot add {missing} partitions: the topic has given {self.next_number} of "
+                f"{_MOST_NUMBERS} numbers away, and none is given twice. Create another topic."
+            )
+        new = (Partition(f"p-{number:05}") for number in range(self.next_number, last))
+        return replace(self, partitions=(*self.partitions, *new), next_number=last)
+
+    def drained(self, name: str) -> TopicDescription:
+        """The topic with one partition draining; one that drains already, or has left, is let be.
+
+        Raises:
+            InvalidInput: The topic never had such a partition, or it is the last one written.
+        """
+        if name not in self.names:
+            if _NAME.fullmatch(name) and int(name[2:]) < self.next_number:
+                return self  # it has left
+            raise InvalidInput(f"partition is {name!r}: the topic has {_listed(self.names)}")
+        if self.active == [name]:
+            raise InvalidInput(
+                f"partition {name!r} is the last one that is written: add others first, with "
+                "'opendata-buffer topic expand STORE --partitions N'"
+            )
+        return self._with(
+            replace(each, state=State.DRAINING)
+            if each.name == name and each.state is State.ACTIVE
+            else each
+            for each in self.partitions
+        )
+
+    def without(self, names: Iterable[str]) -> TopicDescription:
+        """The topic without these partitions, as far as they are draining."""
+        left = set(names) & set(self.draining)
+        return self._with(each for each in self.partitions if each.name not in left)
+
+    def check_names(self, names: Sequence[str]) -> None:
+        """Refuse names that are no partitions of this topic.
+
+        Raises:
+            InvalidInput: Names the first that is none, and those that there are.
+        """
+        for name in names:
+            if name not in self.names:
+                raise InvalidInput(f"partition is {name!r}: the topic has {_listed(self.names)}")
+
+    def to_json(self) -> bytes:
+        """The object's bytes."""
+        fields = {
+            "version": _VERSION,
+            "id": self.topic_id,
+            "next": self.next_number,
+            "partitions": [{"name": each.name, "state": each.state} for each in self.partitions],
+        }
+        return json.dumps({**self.others, **fields}, ensure_ascii=False).encode() + b"\n"
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> TopicDescription:
+        """Read the object's bytes.
+
+        Raises:
+            CorruptData: They are no description of this version, or contradict themselves.
+        """
+        try:
+            fields = json.loads(raw)
+        except (ValueError, RecursionError):
+            fields = None
+        match fields:
+            case {"version": 1, "id": str(topic_id), "next": int(number), "partitions": [*given]}:
+                others = {name: value for name, value in fields.items() if name not in _FIELDS}
+                found = cls(topic_id, tuple(map(_partition, given)), number, others)
+                found._check()
+                return found
+        raise CorruptData(
+            f"{raw[:100]!r} describes no topic of version {_VERSION}: a later version of this "
+            "library or somebody else wrote it"
+        )
+
+    def _with(self, partitions: Iterable[Partition]) -> TopicDescription:
+        given = tuple(partitions)
+        return self if given == self.partitions else replace(self, partitions=given)
+
+    def _check(self) -> None:
+        numbers = [int(name[2:]) for name in self.names]
+        if not self.active:
+            raise CorruptData("the topic has no partition that is written")
+        if len(numbers) > MAX_PARTITIONS:
+            raise CorruptData(f"the topic has {len(numbers)} partitions, and not {MAX_PARTITIONS}")
+        if numbers != sorted(set(numbers)):
+            raise CorruptData(f"the topic's partitions are out of order or twice: {self.names}")
+        if numbers[-1] >= self.next_number:
+            raise CorruptData(
+                f"the topic's next partition is {self.next_number}, and it has {self.names[-1]!r}"
+            )
+
+
+def _partition(given: Any) -> Partition:
+    match given:
+        case {"name": str(name), "state": "active" | "draining" as state} if _NAME.fullmatch(name):
+            return Partition(name, State(state))
+    raise CorruptData(f"{given!r} describes no partition that this version of the library knows")
+
+
+def _listed(names: Sequence[str]) -> str:
+    if len(names) <= 4:
+        return ", ".join(names)
+    return f"{names[0]}, {names[1]}, ... {names[-1]}"

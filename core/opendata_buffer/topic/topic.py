@@ -1,0 +1,312 @@
+"""A topic on storage: its description, and what changes it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, QueueConfig
+from opendata_buffer.errors import (
+    CorruptData,
+    Drained,
+    InvalidInput,
+    ObjectNotFound,
+    QueueReset,
+    TransientStorageError,
+)
+from opendata_buffer.locks import locked
+from opendata_buffer.queue.cas import Done, Gone, Outcome, Register
+from opendata_buffer.queue.nesting import LOOKED_AT, TOPIC_KEY
+from opendata_buffer.queue.owner import MARKER_NAME
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
+from opendata_buffer.stores import Get, Store
+from opendata_buffer.stores.factory import open_store
+from opendata_buffer.topic.description import TopicDescription
+
+__all__ = ["Topic", "is_topic"]
+
+log = logging.getLogger(__name__)
+
+Config = TypeVar("Config", bound=QueueConfig)
+
+_MAX_BYTES = 1024 * 1024
+
+
+def is_topic(store: Get) -> bool:
+    """Whether a topic lies at the store's root, by one small read.
+
+    Raises:
+        TransientStorageError, PermanentStorageError: The store did not answer.
+    """
+    try:
+        store.get(TOPIC_KEY, max_bytes=_MAX_BYTES)
+    except ObjectNotFound:
+        return False
+    except CorruptData:
+        return True  # too large to read, but there; whoever reads it says so
+    return True
+
+
+class Topic:
+    """Many queues as one stream: made with :meth:`create` or :meth:`open`. Thread-safe.
+
+    ::
+
+        topic = Topic.create("s3://bucket/orders", partitions=16)
+        topic.expand(32)
+        topic.drain("p-00003")
+
+    Each partition is an ordinary queue in the same store, with its name as data prefix. Topics
+    are changed while they are in use: producers and readers notice within seconds.
+
+    Attributes:
+        store: Where the topic and all its partitions are.
+    """
+
+    def __init__(
+        self, store: Store, settings: QueueConfig, runtime: Runtime, description: TopicDescription
+    ) -> None:
+        self.store = store
+        self._settings = settings
+        self._runtime = runtime
+        self._condition = runtime.condition()
+        self._register = _register(store, settings, runtime)
+        self._description = description
+
+    @classmethod
+    def create(
+        cls,
+        config: QueueConfig | str,
+        partitions: int,
+        *,
+        store: Store | None = None,
+        runtime: Runtime | None = None,
+    ) -> Topic:
+        """Make a topic at a store's root.
+
+        Args:
+            config: The store's URL, or settings with it: deadline and backoff.
+            partitions: How many it begins with; each is made when it is first used.
+            store: Use this store instead of opening ``config.store``.
+            runtime: Clock, jitter and the topic's id; the system's by default.
+
+        Raises:
+            InvalidInput: There is a topic, or a queue lies below the root; a number of
+                partitions that no topic can have.
+            UnsafeStore: The store has no compare-and-swap.
+            StorageError: It did not answer.
+        """
+        settings, opened, runtime = _taken(config, store, runtime)
+        fresh = TopicDescription.new(runtime.ulid(), partitions)
+        with deadline(runtime, settings.cas_deadline_ms / 1000):
+            opened.check_conditional_writes(TOPIC_KEY)
+            found = _register(opened, settings, runtime).read()
+            if isinstance(found, Done) and found.value is not None:
+                raise _exists(opened.url, found.value)
+            _refuse_queues(opened)
+            outcome = _register(opened, settings, runtime).update(lambda before: before or fresh)
+            description = _settled(outcome, opened.url)
+        if description.topic_id != fresh.topic_id:
+            raise _exists(opened.url, description)
+        return cls.open(settings, store=opened, runtime=runtime)
+
+    @classmethod
+    def open(
+        cls,
+        config: QueueConfig | str,
+        *,
+        store: Store | None = None,
+        runtime: Runtime | None = None,
+    ) -> Topic:
+        """The topic at a store's root, by one read.
+
+        Raises:
+            InvalidInput: There is none.
+            CorruptData: Its description cannot be read.
+            StorageError: The store did not answer.
+        """
+        settings, opened, runtime = _taken(config, store, runtime)
+        topic = cls(opened, settings, runtime, TopicDescription("", (), 0))
+        topic.read()
+        return topic
+
+    @property
+    def url(self) -> str:
+        """The URL of the topic's store."""
+        return self.store.url
+
+    @property
+    def description(self) -> TopicDescription:
+        """As last read or written by this object."""
+        return self._description
+
+    @locked
+    def read(self) -> TopicDescription:
+        """The description as it is now. One conditional GET.
+
+        Raises:
+            InvalidInput: There is no topic.
+            QueueReset: It was there, and was deleted since, or another one took its place.
+            CorruptData: It cannot be read.
+            StorageError: The store did not answer within ``cas_deadline_ms``.
+        """
+        found = self._register.read()
+        if isinstance(found, Done) and found.value is None:
+            raise InvalidInput(
+                f"there is no topic at {self.url}: make one with 'opendata-buffer topic create "
+                f"{self.url} --partitions N'"
+            )
+        self._description = _settled(found, self.url)
+        return self._description
+
+    def expand(self, partitions: int) -> TopicDescription:
+        """Add partitions until so many are written. Repeatable.
+
+        Adding changes which partition a key goes to, and so breaks the order of records per key
+        once, for the keys that move: with ``rendezvous`` those that the new partitions take
+        over, with ``modulo`` nearly all.
+
+        Raises:
+            InvalidInput: Fewer than there are, or more than a topic can have.
+            QueueReset, CorruptData, StorageError: As :meth:`read`; nothing was changed.
+        """
+        return self._change(lambda before: before.expanded(partitions))
+
+    def drain(self, partition: str) -> TopicDescription:
+        """Let nothing more be written to a partition. Repeatable.
+
+        Producers notice within seconds. It leaves the topic once everything in it is read and
+        acknowledged: see :meth:`remove_drained`.
+
+        Raises:
+            InvalidInput: There is no such partition, or it is the last one that is written.
+            QueueReset, CorruptData, StorageError: As :meth:`read`; nothing was changed.
+        """
+        return self._change(lambda before: before.drained(partition))
+
+    def remove_drained(self) -> list[str]:
+        """Take those draining partitions out of the topic that are empty. Returns their names.
+
+        Each is sealed first (:meth:`.Queue.seal`): a producer that has not noticed yet that it
+        drains is refused from then on, and nothing is left behind unread.
+
+        Raises:
+            QueueReset, CorruptData, StorageError: As :meth:`read`, of the topic or a partition.
+        """
+        empty = [name for name in self.read().draining if self.seal(name)]
+        if empty:
+            self._change(lambda before: before.without(empty))
+            log.info("left the topic at %s, drained: %s", self.url, ", ".join(empty))
+        return empty
+
+    def seal(self, partition: str) -> bool:
+        """Close a partition if it is empty. False while it has entries."""
+        config = self.config_of(partition, self._settings)
+        queue = Queue(self.store, config, runtime=self._runtime, role="topic")
+        try:
+            return queue.seal()
+        except Drained:
+            return True
+
+    @staticmethod
+    def config_of(partition: str, config: Config) -> Config:
+        """Settings for one partition of the topic from those for all of them.
+
+        Raises:
+            InvalidInput: ``config`` names a data prefix or a manifest: partitions have their own.
+        """
+        _check_config(config)
+        return replace(config, data_path_prefix=partition, manifest_path="")
+
+    @locked
+    def _change(self, change: Callable[[TopicDescription], TopicDescription]) -> TopicDescription:
+        # Every change may be applied twice, so a lost answer needs no proof.
+        def decide(before: TopicDescription | None) -> TopicDescription | None:
+            return None if before is None else change(before)
+
+        self._description = _settled(self._register.update(decide), self.url)
+        return self._description
+
+
+def _taken(
+    config: QueueConfig | str, store: Store | None, runtime: Runtime | None
+) -> tuple[QueueConfig, Store, Runtime]:
+    settings = QueueConfig(store=config) if isinstance(config, str) else config
+    _check_config(settings)
+    opened = store if store is not None else open_store(settings.store, settings.store_options)
+    return settings, opened, runtime if runtime is not None else SystemRuntime()
+
+
+def _check_config(config: QueueConfig) -> None:
+    default = f"{DEFAULT_DATA_PATH_PREFIX}/manifest"
+    if config.data_path_prefix != DEFAULT_DATA_PATH_PREFIX:
+        name, value = "data_path_prefix", config.data_path_prefix
+    elif config.manifest_path != default:
+        name, value = "manifest_path", config.manifest_path
+    else:
+        return
+    raise InvalidInput(
+        f"{name} is {value!r}, but the partitions of a topic have names of their own: leave it "
+        "out, or use the queue of one partition"
+    )
+
+
+def _register(store: Store, settings: QueueConfig, runtime: Runtime) -> Register[TopicDescription]:
+    return Register(
+        store,
+        TOPIC_KEY,
+        decode=TopicDescription.from_json,
+        encode=TopicDescription.to_json,
+        runtime=runtime,
+        settings=settings,
+        max_bytes=_MAX_BYTES,
+        check_read=lambda known, now: _check_same(known, now, store.url),
+    )
+
+
+def _check_same(known: TopicDescription, now: TopicDescription, url: str) -> None:
+    if now.topic_id != known.topic_id or now.next_number < known.next_number:
+        raise QueueReset(
+            f"the topic at {url} is another one than before (id {known.topic_id} -> "
+            f"{now.topic_id}, next partition {known.next_number} -> {now.next_number}): "
+            f"{TOPIC_KEY!r} was deleted and made again, or restored from an old copy. Stop its "
+            "producers and readers, and put its latest version back."
+        )
+
+
+def _settled(
+    outcome: Outcome[TopicDescription | None] | Done[TopicDescription | None] | Gone, url: str
+) -> TopicDescription:
+    if isinstance(outcome, Done) and outcome.value is not None:
+        return outcome.value
+    if isinstance(outcome, Gone | Done):
+        raise QueueReset(
+            f"{TOPIC_KEY!r} vanished from {url} while in use. It is not made again: partitions "
+            "would get the names of others. Put its latest version back (bucket versioning)."
+        )
+    raise TransientStorageError(
+        f"{TOPIC_KEY!r} in {url} could not be written: {outcome}. It may have been written; try "
+        "again."
+    )
+
+
+def _exists(url: str, found: TopicDescription) -> InvalidInput:
+    return InvalidInput(
+        f"there is a topic at {url} already, with {len(found.active)} partitions: use it, add "
+        f"partitions with 'opendata-buffer topic expand {url} --partitions N', or take another "
+        "root for the new one"
+    )
+
+
+def _refuse_queues(store: Store) -> None:
+    """A queue below the root is another one's: a partition of a lost topic, or no topic's."""
+    for found in store.list("", limit=LOOKED_AT).objects:
+        folder, _, name = found.key.rpartition("/")
+        if name == MARKER_NAME:
+            raise InvalidInput(
+                f"there is a queue at {folder!r} in {store.url}: a topic wants a root of its own, "
+                "and its first partitions must be new. Take another root."
+            )

@@ -1,0 +1,142 @@
+"""The description of a topic: a pure value."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from opendata_buffer.errors import CorruptData, InvalidInput
+from opendata_buffer.topic.description import (
+    MAX_PARTITIONS,
+    Partition,
+    State,
+    TopicDescription,
+)
+
+THREE = TopicDescription.new("01J5", 3)
+
+
+def test_a_new_topic_has_partitions_numbered_from_zero() -> None:
+    assert THREE.names == THREE.active == ["p-00000", "p-00001", "p-00002"]
+    assert THREE.next_number == 3
+
+
+def test_what_is_written_is_read_again() -> None:
+    topic = THREE.drained("p-00001").expanded(4)
+    assert TopicDescription.from_json(topic.to_json()) == topic
+    assert json.loads(topic.to_json())["partitions"][1] == {"name": "p-00001", "state": "draining"}
+
+
+def test_fields_of_later_versions_are_kept() -> None:
+    fields = json.loads(THREE.to_json()) | {"owner": "billing"}
+    again = TopicDescription.from_json(json.dumps(fields).encode()).expanded(4)
+    assert json.loads(again.to_json())["owner"] == "billing"
+
+
+def test_expanding_gives_the_total_and_so_may_be_repeated() -> None:
+    five = THREE.expanded(5)
+    assert five.names[3:] == ["p-00003", "p-00004"]
+    assert five.expanded(5) is five
+
+
+def test_a_draining_partition_is_read_and_not_written() -> None:
+    topic = THREE.drained("p-00001")
+    assert topic.names == THREE.names
+    assert topic.active == ["p-00000", "p-00002"]
+    assert topic.draining == ["p-00001"]
+    assert topic.drained("p-00001") is topic
+
+
+def test_a_number_is_never_given_twice() -> None:
+    topic = THREE.drained("p-00002").without(["p-00002"]).expanded(3)
+    assert topic.names == ["p-00000", "p-00001", "p-00003"]
+    assert topic.drained("p-00002") is topic  # it has left: nothing to do
+
+
+def test_only_draining_partitions_leave() -> None:
+    topic = THREE.drained("p-00001")
+    assert topic.without(["p-00000", "p-00001"]).names == ["p-00000", "p-00002"]
+    assert topic.without(["p-00000"]) is topic
+
+
+def test_the_last_partition_that_is_written_does_not_drain() -> None:
+    topic = THREE.drained("p-00000").drained("p-00001")
+    with pytest.raises(InvalidInput, match=r"'p-00002' is the last one.*topic expand"):
+        topic.drained("p-00002")
+
+
+@pytest.mark.parametrize("name", ["p-00003", "ingest", "p-1", ""])
+def test_a_partition_that_never_was_is_named_with_those_that_are(name: str) -> None:
+    with pytest.raises(InvalidInput, match=rf"'{name}': the topic has p-00000, p-00001, p-00002"):
+        THREE.drained(name)
+    with pytest.raises(InvalidInput, match=rf"'{name}': the topic has"):
+        THREE.check_names(["p-00000", name])
+    THREE.check_names(["p-00000", "p-00002"])
+
+
+def test_a_long_list_is_not_printed_whole() -> None:
+    with pytest.raises(InvalidInput, match=r"has p-00000, p-00001, \.\.\. p-00099$"):
+        TopicDescription.new("01J5", 100).check_names(["x"])
+
+
+@pytest.mark.parametrize(
+    ("partitions", "message"),
+    [
+        (0, "at least 1"),
+        (-1, "at least 1"),
+        (True, "at least 1"),
+        (MAX_PARTITIONS + 1, f"at most {MAX_PARTITIONS}"),
+        (10**18, f"at most {MAX_PARTITIONS}"),
+        (2, "has 3 already.*topic drain"),
+    ],
+)
+def test_a_number_of_partitions_that_cannot_be_is_refused(partitions: int, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        THREE.expanded(partitions)
+
+
+def test_draining_partitions_count_against_the_limit() -> None:
+    full = TopicDescription.new("01J5", MAX_PARTITIONS).drained("p-00000")
+    with pytest.raises(InvalidInput, match="with 1 that drain"):
+        full.expanded(MAX_PARTITIONS)
+
+
+def test_a_topic_that_has_given_all_its_numbers_away_says_so() -> None:
+    old = TopicDescription("01J5", (Partition("p-99999"),), 100_000)
+    with pytest.raises(InvalidInput, match="Create another topic"):
+        old.expanded(2)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"[]",
+        b"{",
+        b"[" * 100_000,
+        b'{"version": 2, "id": "a", "next": 1, "partitions": []}',
+        b'{"version": 1, "id": "a", "next": 1, "partitions": []}',
+        b'{"version": 1, "id": "a", "next": 1, "partitions": [{"name": "x", "state": "active"}]}',
+        b'{"version": 1, "id": "a", "next": 1, "partitions": [{"name": "p-00000"}]}',
+        b'{"version": 1, "id": "a", "next": 1,'
+        b' "partitions": [{"name": "p-00000", "state": "frozen"}]}',
+        b'{"version": 1, "id": "a", "next": 1,'
+        b' "partitions": [{"name": "p-00000", "state": "draining"}]}',
+        b'{"version": 1, "id": "a", "next": 0,'
+        b' "partitions": [{"name": "p-00000", "state": "active"}]}',
+    ],
+)
+def test_bytes_that_describe_no_topic_are_corrupt_data(raw: bytes) -> None:
+    with pytest.raises(CorruptData):
+        TopicDescription.from_json(raw)
+
+
+def test_partitions_twice_or_out_of_order_are_corrupt_data() -> None:
+    for names in (["p-00001", "p-00000"], ["p-00000", "p-00000"]):
+        topic = TopicDescription("a", tuple(Partition(name) for name in names), 2)
+        with pytest.raises(CorruptData, match="out of order or twice"):
+            TopicDescription.from_json(topic.to_json())
+    many = tuple(Partition(f"p-{number:05}", State.ACTIVE) for number in range(MAX_PARTITIONS + 1))
+    with pytest.raises(CorruptData, match="1001 partitions, and not 1000"):
+        TopicDescription.from_json(TopicDescription("a", many, 2000).to_json())

@@ -1,0 +1,197 @@
+"""A topic on storage: made, changed by several at once, drained."""
+
+from __future__ import annotations
+
+import pytest
+
+from opendata_buffer.config import ConsumerConfig, ProducerConfig, QueueConfig
+from opendata_buffer.errors import CorruptData, Drained, InvalidInput, QueueReset
+from opendata_buffer.formats.manifest import NewEntry
+from opendata_buffer.queue.nesting import TOPIC_KEY
+from opendata_buffer.queue.owner import claim_for_use
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
+from opendata_buffer.topic.topic import Topic, is_topic
+from tests.unit.scripted import (
+    ScriptedStore,
+    applied_answer_lost,
+    applied_then_412,
+    before,
+    not_applied_answer_lost,
+)
+
+CONFIG = QueueConfig(store="memory://unused")
+
+
+def create(store: MemoryStore, partitions: int = 3) -> Topic:
+    return Topic.create(CONFIG, partitions, store=store, runtime=ManualRuntime())
+
+
+def opened(store: MemoryStore) -> Topic:
+    return Topic.open(CONFIG, store=store, runtime=ManualRuntime(seed=1))
+
+
+def queue_of(store: MemoryStore, name: str) -> Queue:
+    config = Topic.config_of(name, CONFIG)
+    return Queue(store, config, runtime=ManualRuntime(), role="test")
+
+
+def append(store: MemoryStore, name: str) -> int:
+    return queue_of(store, name).append([NewEntry(f"{name}/x.batch", ())], read_first=True)
+
+
+def test_a_topic_that_is_made_is_found_and_opened() -> None:
+    store = MemoryStore()
+    assert not is_topic(store)
+    made = create(store)
+    assert is_topic(store)
+    assert opened(store).description == made.description
+    assert made.description.names == ["p-00000", "p-00001", "p-00002"]
+
+
+def test_a_url_is_enough() -> None:
+    Topic.create("memory://by-url", 2)
+    assert Topic.open("memory://by-url").url == "memory://by-url"
+
+
+def test_a_topic_that_is_not_there_says_how_to_make_it() -> None:
+    with pytest.raises(InvalidInput, match="topic create memory:// --partitions N"):
+        opened(MemoryStore())
+
+
+def test_a_second_topic_at_one_root_is_refused() -> None:
+    store = MemoryStore()
+    first = create(store).description
+    with pytest.raises(InvalidInput, match=r"already, with 3 partitions.*topic expand"):
+        create(store, 5)
+    assert opened(store).description == first
+
+
+def test_of_two_that_create_one_topic_at_once_the_second_is_refused() -> None:
+    store = ScriptedStore()
+    other = Topic.create(CONFIG, 2, store=MemoryStore(), runtime=ManualRuntime(seed=7)).description
+    store.script = [before(applied_then_412, lambda s: s.put(TOPIC_KEY, other.to_json()))]
+    with pytest.raises(InvalidInput, match="already, with 2 partitions"):
+        create(store)
+    assert opened(store).description == other
+
+
+@pytest.mark.parametrize("step", [applied_answer_lost, applied_then_412, not_applied_answer_lost])
+def test_f1_f2_a_lost_answer_makes_no_second_topic(step: object) -> None:
+    store = ScriptedStore(step)  # type: ignore[arg-type]
+    made = create(store)
+    assert opened(store).description == made.description
+
+
+def test_a_root_with_a_queue_below_it_becomes_no_topic() -> None:
+    store = MemoryStore()
+    claim_for_use(store, QueueConfig(store="memory://unused"))
+    with pytest.raises(InvalidInput, match="a queue at 'ingest'"):
+        create(store)
+    assert not is_topic(store)
+
+
+def test_changes_of_two_processes_are_both_there() -> None:
+    store = MemoryStore()
+    one, two = create(store), opened(store)
+    one.expand(5)
+    two.drain("p-00001")
+    assert one.read() == two.description
+    assert one.description.active == ["p-00000", "p-00002", "p-00003", "p-00004"]
+    assert one.description.draining == ["p-00001"]
+
+
+@pytest.mark.parametrize("step", [applied_answer_lost, applied_then_412, not_applied_answer_lost])
+def test_f1_f2_a_lost_answer_adds_no_partition_twice(step: object) -> None:
+    store = ScriptedStore()
+    topic = create(store)
+    store.script = [step]  # type: ignore[list-item]
+    assert len(topic.expand(4).names) == 4
+    assert len(opened(store).description.names) == 4
+
+
+def test_a_partition_s_settings_are_the_topic_s_with_a_place_of_its_own() -> None:
+    given = ProducerConfig(store="s3://bucket", flush_interval_ms=7)
+    config = Topic.config_of("p-00004", given)
+    assert isinstance(config, ProducerConfig)
+    assert (config.data_path_prefix, config.manifest_path) == ("p-00004", "p-00004/manifest")
+    assert config.flush_interval_ms == 7
+    for wrong in ({"data_path_prefix": "mine"}, {"manifest_path": "mine"}):
+        with pytest.raises(InvalidInput, match="is 'mine', but the partitions"):
+            Topic.config_of("p-00004", ConsumerConfig(store="s3://bucket", **wrong))  # type: ignore[arg-type]
+
+
+def test_a_draining_partition_stays_while_it_has_something_to_read() -> None:
+    store = MemoryStore()
+    topic = create(store)
+    append(store, "p-00001")
+    topic.drain("p-00001")
+    assert topic.remove_drained() == []
+    queue = queue_of(store, "p-00001")
+    queue.dequeue(0, queue.claim_epoch(None).epoch)
+    assert topic.remove_drained() == ["p-00001"]
+    assert opened(store).description.names == ["p-00000", "p-00002"]
+    assert topic.remove_drained() == []
+
+
+def test_a_partition_that_was_never_written_leaves_at_once() -> None:
+    topic = create(MemoryStore())
+    topic.drain("p-00002")
+    assert topic.remove_drained() == ["p-00002"]
+
+
+def test_what_was_to_be_appended_to_a_partition_that_left_is_refused_and_not_lost() -> None:
+    store = MemoryStore()
+    topic = create(store)
+    append(store, "p-00001")
+    slow = queue_of(store, "p-00001")
+    slow.read()
+    queue = queue_of(store, "p-00001")
+    epoch = queue.claim_epoch(None).epoch
+    queue.dequeue(0, epoch)
+    topic.drain("p-00001")
+    assert topic.remove_drained() == ["p-00001"]
+    with pytest.raises(Drained, match=r"p-00001/manifest.*Nothing was written"):
+        slow.append([NewEntry("p-00001/y.batch", ())])
+    with pytest.raises(Drained):
+        queue.dequeue(0, epoch)
+    with pytest.raises(Drained):
+        queue.claim_epoch(None)
+
+
+def test_a_crash_between_closing_and_leaving_is_made_good_by_the_next_look() -> None:
+    store = MemoryStore()
+    topic = create(store)
+    topic.drain("p-00001")
+    assert topic.seal("p-00001")
+    assert topic.remove_drained() == ["p-00001"]
+
+
+def test_f4_a_topic_that_vanishes_while_in_use_is_not_made_again() -> None:
+    store = MemoryStore()
+    topic = create(store)
+    store.delete_many([TOPIC_KEY])
+    for call in (topic.read, lambda: topic.expand(9)):
+        with pytest.raises(QueueReset, match="vanished"):
+            call()
+    assert not is_topic(store)
+
+
+def test_f4_another_topic_in_the_place_of_this_one_is_noticed() -> None:
+    store = MemoryStore()
+    topic = create(store)
+    store.delete_many([TOPIC_KEY])
+    Topic.create(CONFIG, 3, store=store, runtime=ManualRuntime(seed=5))
+    with pytest.raises(QueueReset, match="another one than before"):
+        topic.read()
+
+
+def test_a_description_that_cannot_be_read_is_corrupt_and_still_a_topic() -> None:
+    store = MemoryStore()
+    store.put(TOPIC_KEY, b"nonsense")
+    assert is_topic(store)
+    with pytest.raises(CorruptData, match=r"_topic\.json"):
+        opened(store)
+    store.put(TOPIC_KEY, b" " * 2_000_000)
+    assert is_topic(store)
