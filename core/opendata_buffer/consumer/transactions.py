@@ -68,9 +68,10 @@ class TransactionFilter:
         repeat. Entries without a transaction always pass.
         """
         named = parse_location(location, self._prefix)
-        if named is None or named.txn is None:
+        if named is None or named.txn is None or named.message is not None:
             # One append writes a transaction without a gap. So an entry without a transaction
-            # ends it: what follows of the same transaction is a second append.
+            # ends it: what follows of the same transaction is a second append. Whether a message
+            # counts, ReadCommitted decides.
             self._tail = None
             return True
         txn = named.txn
@@ -94,7 +95,7 @@ class TransactionFilter:
         because part of it would come twice, and what was skipped is lost.
         """
         named = parse_location(location, self._prefix)
-        if named is None or named.txn is None:
+        if named is None or named.txn is None or named.message is not None:
             return
         txn = named.txn
         if self._continues(txn, sequence):

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import Enum
 from typing import Any
@@ -165,8 +165,7 @@ class Sequencer:
         Raises:
             InvalidInput: Committed messages are still to be dequeued.
         """
-        if self._emitting is not None:
-            raise InvalidInput("committed messages wait: take all of dequeue_committed() first")
+        self._check_taken()
         if len(self._buffer) == self._size:
             self._evict()
         if self._checkpointed is None:
@@ -191,6 +190,10 @@ class Sequencer:
             span.high = message.clock
             self._emitting, self._producer = span, message.producer
         return outcome
+
+    def has_committed(self) -> bool:
+        """Whether committed messages wait to be dequeued."""
+        return self._emitting is not None
 
     def replay_range(self) -> tuple[int, int]:
         """Positions from, and up to, which the log must be read again.
@@ -258,6 +261,55 @@ class Sequencer:
         if self._end is not None:
             self._checkpointed = self._end
         return [ProducerState(who, span.low, span.begin) for who, span in self._spans.items()]
+
+    def pending_from(self) -> int | None:
+        """Position of the first message of the oldest open transaction; None where none is open."""
+        return min(
+            (span.begin for span in self._spans.values() if span.begin != NONE), default=None
+        )
+
+    def forget(self, producer: Hashable) -> None:
+        """A producer writes nothing more, or never again something that it wrote before.
+
+        What it has open is dropped; where it comes back it is taken for a new one.
+
+        Raises:
+            InvalidInput: Committed messages are still to be dequeued.
+        """
+        self._check_taken()
+        self._spans.pop(producer, None)
+
+    def drop_before(self, position: int) -> None:
+        """Transactions that were begun before a position are dropped, as by a roll-back.
+
+        For messages that can never be read again, and neither can what would decide them.
+
+        Raises:
+            InvalidInput: Committed messages are still to be dequeued.
+        """
+        self._check_taken()
+        for span in self._spans.values():
+            if NONE < span.begin < position:
+                span.reset(span.low)
+
+    def copy(self) -> Sequencer:
+        """An independent sequencer in the same state.
+
+        Raises:
+            InvalidInput: Committed messages are still to be dequeued.
+        """
+        self._check_taken()
+        other = Sequencer(buffer=self._size)
+        other._buffer = deque(self._buffer)
+        other._spans = {
+            who: replace(span, buffered=deque(span.buffered)) for who, span in self._spans.items()
+        }
+        other._end, other._checkpointed = self._end, self._checkpointed
+        return other
+
+    def _check_taken(self) -> None:
+        if self._emitting is not None:
+            raise InvalidInput("committed messages wait: take all of dequeue_committed() first")
 
     def _judge(self, message: Message) -> tuple[_Span, Outcome]:
         clock = message.clock
