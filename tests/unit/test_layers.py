@@ -18,7 +18,9 @@ LIBRARY = "opendata_buffer"
 # know each other. A room is a package of core or one of the modules that lie beside them.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"_public", "errors", "runtime"}),
-    frozenset({"locks", "metrics", "formats", "framing", "mapping", "redaction", "retry"}),
+    frozenset(
+        {"locks", "metrics", "formats", "framing", "mapping", "redaction", "retry", "together"}
+    ),
     frozenset({"config", "messages"}),
     frozenset({"option_reader", "stores"}),
     frozenset({"queue"}),

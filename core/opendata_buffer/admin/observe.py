@@ -8,6 +8,7 @@ from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Store
+from opendata_buffer.topic.topic import is_topic
 
 __all__ = ["Observer"]
 
@@ -37,6 +38,12 @@ class Observer:
             TransientStorageError, PermanentStorageError: The store did not answer.
         """
         manifest = self._queue.read()
+        if manifest is None and is_topic(self.store):
+            raise InvalidInput(
+                f"there is a topic at {self.store.url}, and {self.config.data_path_prefix!r} is no "
+                "partition of it that was ever written. See 'opendata-buffer topic describe "
+                f"{self.store.url}', and name one of its partitions with --partition."
+            )
         if manifest is None:
             raise InvalidInput(
                 f"there is no queue: no manifest {self.config.manifest_path!r} in "

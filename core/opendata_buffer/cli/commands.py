@@ -16,6 +16,7 @@ from opendata_buffer.cli.options import version_option
 from opendata_buffer.cli.queues import fsck, gc, status
 from opendata_buffer.cli.records import consume, produce
 from opendata_buffer.cli.repairs import quarantine, rebuild, skip
+from opendata_buffer.cli.topic import topic
 from opendata_buffer.cli.work import work
 
 __all__ = ["cli", "main"]
@@ -38,7 +39,7 @@ def cli(context: click.Context, verbose: int) -> None:
 
 
 for command in (
-    produce, consume, broker, work, status, fsck, gc, skip, quarantine, manifest, batch,
+    produce, consume, broker, work, status, fsck, gc, skip, quarantine, topic, manifest, batch,
 ):  # fmt: skip
     cli.add_command(command)
 

@@ -79,6 +79,7 @@ _queue = _options(
     click.option(
         "--manifest-path", metavar="KEY", help="The manifest. Default: <data-path-prefix>/manifest."
     ),
+    click.option("--partition", metavar="NAME", help="The queue is this partition of a topic."),
     _reach_store,
 )
 queue_options = _options(_queue, _timeout(SOON_MS))
@@ -160,7 +161,14 @@ def queue_fields_of(options: dict[str, Any]) -> dict[str, Any]:
     from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX
 
     _remember(options)
-    prefix = options.pop("data_path_prefix")
+    prefix, partition = options.pop("data_path_prefix"), options.pop("partition")
+    if partition is not None:
+        if prefix is not None or options["manifest_path"] is not None:
+            raise click.UsageError(
+                "--partition says where the queue is: leave --data-path-prefix and "
+                "--manifest-path out"
+            )
+        prefix = partition
     return {
         "store": options.pop("store"),
         # An empty one is refused by the configuration, not taken for "not given".
@@ -190,7 +198,9 @@ def _remember(options: dict[str, Any]) -> None:
     context.meta[_QUEUE] = shlex.join([str(options["store"]), *words])
 
 
-_NAMES_A_QUEUE = ("data_path_prefix", "manifest_path", "endpoint_url", "region", "profile")
+_NAMES_A_QUEUE = (
+    "partition", "data_path_prefix", "manifest_path", "endpoint_url", "region", "profile",
+)  # fmt: skip
 
 
 def spelled(context: click.Context, message: str) -> str:

@@ -23,8 +23,17 @@ from rich.text import Text
 
 from opendata_buffer.admin.broker import BrokerStatus, ClaimsStatus
 from opendata_buffer.admin.status import Status
+from opendata_buffer.admin.topic import TopicStatus
 
-__all__ = ["counting", "format_age", "format_bytes", "status_table", "table", "track"]
+__all__ = [
+    "counting",
+    "format_age",
+    "format_bytes",
+    "status_table",
+    "table",
+    "topic_table",
+    "track",
+]
 
 
 def format_bytes(size: int) -> str:
@@ -57,6 +66,26 @@ def format_age(seconds: float | None) -> str:
     if minutes:
         return f"{minutes} min {whole} s"
     return f"{whole} s"
+
+
+def topic_table(status: TopicStatus) -> Table:
+    """A topic for a person: a line for each partition."""
+    total = f"{len(status.partitions):,} partitions, {status.queue_length:,} batches wait"
+    result = Table(title=Text(f"{status.store}: {total}"), title_justify="left", box=None)
+    result.add_column("partition", style="cyan")
+    result.add_column("state")
+    for name in ("batches", "oldest", "next sequence", "epoch"):
+        result.add_column(name, justify="right")
+    for each in status.partitions:
+        result.add_row(
+            Text(each.name),
+            each.state,
+            f"{each.queue_length:,}",
+            format_age(each.oldest_age_seconds),
+            f"{each.next_sequence:,}",
+            f"{each.epoch:,}",
+        )
+    return result
 
 
 def table(title: str, rows: Iterable[tuple[str, str]]) -> Table:

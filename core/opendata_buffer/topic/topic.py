@@ -16,7 +16,6 @@ from opendata_buffer.errors import (
     QueueReset,
     TransientStorageError,
 )
-from opendata_buffer.locks import locked
 from opendata_buffer.queue.cas import Done, Gone, Outcome, Register
 from opendata_buffer.queue.nesting import LOOKED_AT, TOPIC_KEY
 from opendata_buffer.queue.owner import MARKER_NAME
@@ -51,7 +50,7 @@ def is_topic(store: Get) -> bool:
 
 
 class Topic:
-    """Many queues as one stream: made with :meth:`create` or :meth:`open`. Thread-safe.
+    """Many queues as one stream: made with :meth:`create` or :meth:`open`. Not thread-safe.
 
     ::
 
@@ -72,7 +71,6 @@ class Topic:
         self.store = store
         self._settings = settings
         self._runtime = runtime
-        self._condition = runtime.condition()
         self._register = _register(store, settings, runtime)
         self._description = description
 
@@ -143,7 +141,6 @@ class Topic:
         """As last read or written by this object."""
         return self._description
 
-    @locked
     def read(self) -> TopicDescription:
         """The description as it is now. One conditional GET.
 
@@ -221,7 +218,6 @@ class Topic:
         _check_config(config)
         return replace(config, data_path_prefix=partition, manifest_path="")
 
-    @locked
     def _change(self, change: Callable[[TopicDescription], TopicDescription]) -> TopicDescription:
         # Every change may be applied twice, so a lost answer needs no proof.
         def decide(before: TopicDescription | None) -> TopicDescription | None:

@@ -1,0 +1,123 @@
+"""Commands about a topic: ``topic create``, ``expand``, ``describe``, ``drain``."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from opendata_buffer.cli.options import (
+    POSITIVE,
+    SOON_MS,
+    json_option,
+    store_options,
+    store_options_of,
+)
+
+__all__ = ["topic"]
+
+
+@click.group()
+def topic() -> None:
+    """Make and change topics: many queues as one stream.
+
+    Any command about a queue works on one partition of a topic, with --partition.
+    """
+
+
+_total = click.option(
+    "--partitions", type=POSITIVE, required=True, metavar="N", help="How many, in all."
+)
+
+
+@topic.command("create")
+@click.argument("store")
+@_total
+@store_options
+@json_option
+@click.pass_obj
+def create(runtime: Any, /, store: str, partitions: int, as_json: bool, **options: Any) -> None:
+    """Make a topic at the root of STORE."""
+    from opendata_buffer.topic.topic import Topic
+
+    made = Topic.create(_settings(store, options), partitions, runtime=runtime)
+    _tell(made, as_json, f"created a topic at {made.url} with {partitions:,} partitions")
+
+
+@topic.command("expand")
+@click.argument("store")
+@_total
+@store_options
+@json_option
+@click.pass_obj
+def expand(runtime: Any, /, store: str, partitions: int, as_json: bool, **options: Any) -> None:
+    """Add partitions until a topic has N that are written.
+
+    Keys that move to a new partition lose their order once, against what they wrote before.
+    """
+    from opendata_buffer.topic.topic import Topic
+
+    opened = Topic.open(_settings(store, options), runtime=runtime)
+    had = len(opened.description.active)
+    has = len(opened.expand(partitions).active)
+    _tell(opened, as_json, f"the topic at {opened.url} has {has:,} partitions, had {had:,}")
+
+
+@topic.command("describe")
+@click.argument("store")
+@store_options
+@json_option
+@click.pass_obj
+def describe(runtime: Any, /, store: str, as_json: bool, **options: Any) -> None:
+    """Show a topic's partitions and what waits in each, changing nothing."""
+    from rich.console import Console
+
+    from opendata_buffer.admin.topic import read_topic
+    from opendata_buffer.cli.terminal import topic_table
+    from opendata_buffer.topic.topic import Topic
+
+    settings = _settings(store, options)
+    found = read_topic(Topic.open(settings, runtime=runtime), settings, runtime)
+    if as_json:
+        click.echo(json.dumps(found.as_json()))
+    else:
+        Console().print(topic_table(found))
+
+
+@topic.command("drain")
+@click.argument("store")
+@click.argument("partition")
+@store_options
+@json_option
+@click.pass_obj
+def drain(runtime: Any, /, store: str, partition: str, as_json: bool, **options: Any) -> None:
+    """Let nothing more be written to a partition; it leaves the topic once it is empty.
+
+    Its consumer takes it out when it has read everything. Run the command again to do that where
+    no consumer runs any more.
+    """
+    from opendata_buffer.topic.topic import Topic
+
+    opened = Topic.open(_settings(store, options), runtime=runtime)
+    opened.drain(partition)
+    opened.remove_drained()
+    if partition in opened.description.names:
+        said = f"{partition} drains: it leaves once what waits in it is read"
+    else:
+        said = f"{partition} has left the topic"
+    _tell(opened, as_json, said)
+
+
+def _settings(store: str, options: dict[str, Any]) -> Any:
+    from opendata_buffer.config import QueueConfig
+
+    timeout_ms = options.get("timeout_ms", SOON_MS)
+    return QueueConfig(
+        store=store, cas_deadline_ms=timeout_ms, store_options=store_options_of(options)
+    )
+
+
+def _tell(topic: Any, as_json: bool, said: str) -> None:
+    """What was done, or with --json the topic as it is now, as it is written on storage."""
+    click.echo(topic.description.to_json().decode().strip() if as_json else said)

@@ -1,0 +1,96 @@
+"""``opendata-buffer topic``, and the other commands on one partition."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from opendata_buffer.stores.memory import MemoryStore
+from tests.unit.cli.shell import fails, fill, ok, records_of, run
+
+
+def test_a_topic_is_made_grows_and_is_described(url: str) -> None:
+    assert ok("topic", "create", url, "--partitions", "2").stdout == (
+        f"created a topic at {url} with 2 partitions\n"
+    )
+    said = ok("topic", "expand", url, "--partitions", "3").stdout
+    assert said == f"the topic at {url} has 3 partitions, had 2\n"
+    fill(url, [b"a"], [b"b"], data_path_prefix="p-00001")
+    found = json.loads(ok("topic", "describe", url, "--json").stdout)
+    assert found["queue_length"] == 2
+    assert [(each["name"], each["queue_length"]) for each in found["partitions"]] == [
+        ("p-00000", 0), ("p-00001", 2), ("p-00002", 0),
+    ]  # fmt: skip
+    assert found["partitions"][1]["oldest_age_seconds"] >= 0
+    shown = ok("topic", "describe", url).stdout
+    assert "3 partitions, 2 batches wait" in " ".join(shown.split())
+    assert "p-00002" in shown
+
+
+def test_json_is_the_topic_as_it_is_stored(url: str, store: MemoryStore) -> None:
+    said = ok("topic", "create", url, "--partitions", "2", "--json").stdout
+    assert json.loads(said) == json.loads(store.get("_topic.json").data)  # type: ignore[union-attr]
+    names = [each["name"] for each in json.loads(said)["partitions"]]
+    assert names == ["p-00000", "p-00001"]
+
+
+def test_a_partition_drains_until_it_is_empty_and_leaves(url: str) -> None:
+    ok("topic", "create", url, "--partitions", "2")
+    fill(url, [b"a"], data_path_prefix="p-00001")
+    assert "drains: it leaves once" in ok("topic", "drain", url, "p-00001").stdout
+    found = json.loads(ok("topic", "describe", url, "--json").stdout)["partitions"]
+    assert [each["state"] for each in found] == ["active", "draining"]
+    ok("consume", url, "--partition", "p-00001")
+    assert ok("topic", "drain", url, "p-00001").stdout == "p-00001 has left the topic\n"
+    found = json.loads(ok("topic", "drain", url, "p-00001", "--json").stdout)
+    assert [each["name"] for each in found["partitions"]] == ["p-00000"]
+
+
+def test_commands_work_on_one_partition_of_a_topic(url: str, store: MemoryStore) -> None:
+    ok("topic", "create", url, "--partitions", "2")
+    ok("produce", url, "--partition", "p-00000", stdin=b"a\nb\n")
+    assert records_of(store, "p-00000/manifest") == [b"a", b"b"]
+    for command in ("status", "fsck", "gc"):
+        ok(command, url, "--partition", "p-00000")
+    assert ok("consume", url, "--partition", "p-00000", "--no-ack").stdout == "a\nb\n"
+
+
+def test_a_queue_command_on_a_topic_says_how_to_name_a_partition(url: str) -> None:
+    ok("topic", "create", url, "--partitions", "2")
+    for command in ("status", "fsck", "consume"):
+        line = fails(command, url)
+        assert "a topic at" in line
+        assert "--partition" in line
+    line = fails("produce", url, stdin=b"a\n")
+    assert "'ingest' is none of its partitions" in line
+
+
+def test_a_partition_and_a_prefix_do_not_go_together(url: str) -> None:
+    result = run("status", url, "--partition", "p-00000", "--data-path-prefix", "x")
+    assert result.exit_code == 2
+    assert "leave --data-path-prefix" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("describe",), "topic create"),
+        (("expand", "--partitions", "2"), "topic create"),
+        (("drain", "p-00000"), "topic create"),
+    ],
+)
+def test_without_a_topic_the_error_is_how_to_make_one(
+    url: str, arguments: tuple[str, ...], said: str
+) -> None:
+    command, *rest = arguments
+    assert said in fails("topic", command, url, *rest)
+
+
+def test_errors_name_the_command_that_helps(url: str) -> None:
+    ok("topic", "create", url, "--partitions", "2")
+    assert f"topic expand {url}" in fails("topic", "create", url, "--partitions", "2")
+    assert "topic drain STORE PARTITION" in fails("topic", "expand", url, "--partitions", "1")
+    assert "the topic has p-00000, p-00001" in fails("topic", "drain", url, "p-7")
+    ok("topic", "drain", url, "p-00001")
+    assert "topic expand STORE" in fails("topic", "drain", url, "p-00000")
