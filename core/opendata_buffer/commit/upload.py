@@ -30,6 +30,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TypeAlias
+from uuid import UUID
 
 from opendata_buffer.commit.durability import Completion, Durable
 from opendata_buffer.errors import CommitStateUnknown, OpenDataBufferError, TransientStorageError
@@ -60,6 +61,7 @@ class Upload:
         completion: What the callers wait on.
         metadata: The ranges of its queue entry; set with ``data``.
         transaction: Identity in its location.
+        message: Identity as a message in its location.
         ordered: Whether its failure stops the ordered uploads behind it.
         calls: ``produce()`` calls in it.
         count: Records in it; set with ``data``.
@@ -76,6 +78,7 @@ class Upload:
     completion: Completion
     metadata: tuple[Metadata, ...] = ()
     transaction: Transaction | None = None
+    message: UUID | None = None
     ordered: bool = False
     calls: int = 0
     count: int = 0

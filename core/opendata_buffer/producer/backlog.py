@@ -101,7 +101,7 @@ class Backlog:
             FlushFailed: The call has a transaction and an earlier one failed.
         """
         self._wait_for_room(call.held)
-        if call.transaction is not None:
+        if call.transaction is not None and call.message is None:
             if self._transaction_failed:
                 raise FlushFailed(self._failed_calls, f"an earlier batch failed: {self._failure}")
             if call.transaction.app not in self._apps:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 
@@ -65,7 +66,8 @@ class Call:
         count: How many entries.
         metadata: The caller's metadata payload.
         ingestion_time_ms: When the call was made, milliseconds since the Unix epoch.
-        transaction: Identity of the call; it then has a batch of its own.
+        transaction: Whose the call is; it then has a batch of its own.
+        message: Identity of the call as a message; it then has a batch of its own, too.
     """
 
     block: bytes | memoryview
@@ -73,6 +75,12 @@ class Call:
     metadata: bytes
     ingestion_time_ms: int
     transaction: Transaction | None = None
+    message: UUID | None = None
+
+    @property
+    def alone(self) -> bool:
+        """Whether it has a batch to itself."""
+        return self.transaction is not None or self.message is not None
 
     @property
     def held(self) -> int:
@@ -117,6 +125,11 @@ class Batch:
         """Identity of the call that has this batch to itself."""
         return self.calls[0].transaction if self.calls else None
 
+    @property
+    def message(self) -> UUID | None:
+        """Identity as a message of the call that has this batch to itself."""
+        return self.calls[0].message if self.calls else None
+
     def add(self, call: Call) -> None:
         """Accept a call."""
         self.size += len(call.block)
@@ -143,8 +156,10 @@ class Batch:
         return Upload(
             completion=self.completion,
             transaction=self.transaction,
-            # A batch without calls is the separator in front of a first transaction.
-            ordered=self.transaction is not None or not self.calls,
+            message=self.message,
+            # A batch without calls is the separator in front of a first transaction. Messages
+            # are told by their clocks: of one that failed a later one says nothing.
+            ordered=not self.calls or (self.transaction is not None and self.message is None),
             calls=len(self.calls),
             held=self.held,
             deadline=deadline,
@@ -234,7 +249,7 @@ class Batcher:
         """
         batch = self._open()
         if batch is not None and (
-            call.transaction is not None
+            call.alone
             or batch.size + len(call.block) > self._max_size
             or batch.count + call.count > MAX_RECORDS
         ):
@@ -243,7 +258,7 @@ class Batcher:
         if batch is None:
             batch = self._new(now)
             batch.add(call)
-            if call.transaction is not None:
+            if call.alone:
                 batch.sealed_at = now
             self._last_due_at = batch.due_at
             self._batches.append(batch)

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
+from uuid import UUID
 
 import pyarrow as pa
 
@@ -23,6 +24,7 @@ from opendata_buffer.commit.durability import DurabilityWatcher, WriteHandle
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, FlushFailed, InvalidInput, OpenDataBufferError
 from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.messages import parse_uuid
 from opendata_buffer.producer.batcher import Call, encode_entries
 from opendata_buffer.producer.pipeline import Pipeline
 from opendata_buffer.runtime import Runtime, SystemRuntime
@@ -81,6 +83,7 @@ class Producer:
         metadata: bytes = b"",
         *,
         transaction: Transaction | None = None,
+        message: UUID | None = None,
     ) -> WriteHandle:
         """Accept entries; they keep their order. Blocks while the buffer is full.
 
@@ -93,13 +96,19 @@ class Producer:
                 process or the one that takes over. Batch numbers of one app must rise, and one
                 live producer at a time may use it: two that produce one batch at the same
                 moment can queue it twice back to back, which reads as one transaction.
+            message: Gives the call a batch of its own that is this message: a version 1 UUID of
+                producer, clock and flags, see :mod:`opendata_buffer.messages`. Messages enter
+                the queue in produce order, so clocks of one producer must rise from call to
+                call: readers take a lower one for a duplicate. ``transaction`` then only says
+                whose it is. A :class:`.Publisher` does all that.
 
         Returns:
             A handle to await durability with. The entries are not durable before.
 
         Raises:
-            InvalidInput: An entry is not bytes-like or null, or the call exceeds
-                ``max_batch_bytes``. Nothing of the call was accepted.
+            InvalidInput: An entry is not bytes-like or null, the call exceeds
+                ``max_batch_bytes``, or ``message`` is no version 1 UUID. Nothing of the call was
+                accepted.
             Closed: The producer was closed, or made before this process was forked.
             KeyboardInterrupt: The entries may have been accepted or not, as after any exception
                 that a signal handler raises; what was accepted before is not affected.
@@ -120,7 +129,9 @@ class Producer:
                 f"{self._config.max_batch_bytes}: split it, or raise the limit here and at the "
                 "consumer"
             )
-        call = Call(block, count, metadata, 0, transaction)
+        if message is not None:
+            parse_uuid(message)
+        call = Call(block, count, metadata, 0, transaction, message)
         completion = self._pipeline.backlog.accept(call)
         return WriteHandle(DurabilityWatcher(completion), call.ingestion_time_ms)
 

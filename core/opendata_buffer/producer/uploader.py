@@ -53,7 +53,9 @@ class Uploader:
             return
         ulid = tagged_ulid(self._runtime.ulid(), tag)
         upload.minted = Moment.now(self._runtime)
-        upload.location = batch_key(config.data_path_prefix, ulid, upload.transaction)
+        upload.location = batch_key(
+            config.data_path_prefix, ulid, upload.transaction, upload.message
+        )
         started = self._runtime.monotonic()
         left = max(0.001, upload.deadline - started)
         retrying = queue_retry(self._runtime, config, deadline_ms=int(left * 1000))

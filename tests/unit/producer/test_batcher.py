@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from uuid import UUID
+
 import pytest
 
 from opendata_buffer.commit.durability import Completion
@@ -171,6 +173,19 @@ def test_f34_no_batch_has_more_records_than_its_footer_can_count(
         b.add(call(b"x"), now=0.0)
         added.append(sealed(b))
     assert [[batch.count for batch in full] for full in added] == [[], [], [2]]
+
+
+def test_a_message_has_its_batch_to_itself_and_its_failure_stops_no_other() -> None:
+    b = batcher()
+    message = UUID("9a1b2c3d-4e5f-1678-8a02-010203040506")
+    b.add(call(b"x"), now=0.0)
+    b.add(Call(b"\1\0\0\0m", 1, b"", 1_700, Transaction("a", 1), message), now=0.0)
+    b.add(call(b"y"), now=0.0)
+    full = sealed(b)
+    assert [each.message for each in full] == [None, message]
+    upload = full[1].upload(1.0)
+    assert (upload.message, upload.transaction) == (message, Transaction("a", 1))
+    assert not upload.ordered
 
 
 def test_a_transaction_has_its_batch_to_itself() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pytest
@@ -24,6 +25,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.batch import Compression, decode_batch
 from opendata_buffer.formats.keys import Transaction, parse_location
 from opendata_buffer.formats.manifest import Manifest, QueueEntry
+from opendata_buffer.messages import CONTINUE_TXN, OUTSIDE_TXN, build_uuid
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores import Absent, Blob, IfVersion, NotModified, PutOutcome, Unknown
@@ -592,6 +594,56 @@ def test_a_failed_transaction_is_not_overtaken_by_later_ones() -> None:
     with pytest.raises(FlushFailed):
         producer.close()
     assert records(store) == []
+
+
+def test_messages_have_a_batch_each_and_enter_the_queue_in_produce_order() -> None:
+    store = MemoryStore()
+    txn = Transaction("a", 1)
+    messages = [build_uuid(b"\1AAAAA", clock, CONTINUE_TXN) for clock in range(2, 22)]
+    with Producer(config(upload_concurrency=8), store=store) as producer:
+        producer.produce([b"before"])
+        for at, message in enumerate(messages):
+            producer.produce([b"%d" % at], message=message, transaction=txn if at % 2 else None)
+        producer.produce([b"behind"])
+    found = [parse_location(entry.location, "ingest") for entry in entries(store)]
+    assert [each and each.message for each in found] == [None, *messages, None]
+    assert [each and each.txn for each in found[1:-1]] == [None, txn] * 10
+    assert records(store) == [b"before", *(b"%d" % at for at in range(20)), b"behind"]
+
+
+def test_a_failed_message_holds_up_no_other() -> None:
+    """Clocks tell them apart, so none would be taken for a repeat of the one that failed."""
+    store = Gate()
+
+    def fail(key: str, data: bytes) -> None:
+        if b"one" in data:
+            raise PermanentStorageError("access denied")
+
+    store.fail = fail
+    producer = Producer(config(), store=store)
+    one, two = (
+        producer.produce([entry], message=build_uuid(b"\1AAAAA", clock, OUTSIDE_TXN))
+        for entry, clock in ((b"one", 2), (b"two", 3))
+    )
+    with pytest.raises(PermanentStorageError):
+        one.watcher.await_durable(WAIT_S)
+    two.watcher.await_durable(WAIT_S)
+    three = producer.produce(
+        [b"three"], message=build_uuid(b"\1AAAAA", 4, OUTSIDE_TXN), transaction=Transaction("a", 1)
+    )
+    three.watcher.await_durable(WAIT_S)
+    with pytest.raises(FlushFailed):
+        producer.close()
+    assert records(store) == [b"two", b"three"]
+
+
+def test_a_message_of_another_uuid_version_is_refused_and_nothing_is_accepted() -> None:
+    store = MemoryStore()
+    with Producer(config(), store=store) as producer:
+        with pytest.raises(InvalidInput, match="no version 1 UUID"):
+            producer.produce([b"x"], message=UUID("7d444840-9dc0-41d1-b245-5ffdce74fad2"))
+        producer.produce([b"y"])
+    assert records(store) == [b"y"]
 
 
 def test_f12_a_store_without_compare_and_swap_is_refused_before_anything_is_written() -> None:
