@@ -27,12 +27,10 @@ belongs to, from before its first append, and any other one is refused.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass
 
-from opendata_buffer.errors import CorruptData, InvalidInput, QueueReset
+from opendata_buffer.commit.record import CommitRecord, record_key
+from opendata_buffer.errors import QueueReset
 from opendata_buffer.formats.keys import Transaction, parse_location
 from opendata_buffer.formats.manifest import Manifest
 
@@ -42,76 +40,14 @@ __all__ = [
     "SEPARATE",
     "AlreadyDone",
     "Append",
-    "CommitRecord",
     "Decision",
     "Expired",
     "Kind",
     "Separate",
-    "claimed",
     "decide",
     "is_queued",
-    "record_key",
     "transaction_prefix",
 ]
-
-_VERSION = 1
-
-
-@dataclass(frozen=True, slots=True)
-class CommitRecord:
-    """What is surely committed of one app.
-
-    Attributes:
-        batch: Highest committed batch; -1 when the app id is only claimed.
-        next_sequence: The queue's next sequence just after that batch.
-        query: Id of the streaming query the app id belongs to; None when no query was ever
-            known, as in records of versions that did not keep it.
-        others: Fields of later versions, kept when the record is written again.
-    """
-
-    batch: int
-    next_sequence: int
-    query: str | None = None
-    others: Mapping[str, Any] = field(default_factory=dict)
-
-    def to_json(self) -> bytes:
-        """The object's bytes; without the query if it has none, as version 1 began."""
-        fields: dict[str, Any] = {"version": _VERSION, "batch": self.batch}
-        fields["next_sequence"] = self.next_sequence
-        if self.query is not None:
-            fields["query"] = self.query
-        return json.dumps({**fields, **self.others}).encode()
-
-    @classmethod
-    def from_json(cls, raw: bytes) -> CommitRecord:
-        """Read the object's bytes.
-
-        Raises:
-            CorruptData: They are no commit record of this version.
-        """
-        try:
-            fields = json.loads(raw)
-        except ValueError:
-            fields = None
-        match fields:
-            case {"version": 1, "batch": int(batch), "next_sequence": int(next_sequence)}:
-                own = ("version", "batch", "next_sequence", "query")
-                others = {name: fields[name] for name in fields if name not in own}
-                query = fields.get("query")
-                numbers = type(batch) is type(next_sequence) is int  # a bool is an int, too
-                if numbers and batch >= -1 and next_sequence >= 0 and isinstance(query, str | None):
-                    return cls(batch, next_sequence, query, others)
-        raise CorruptData(
-            f"the commit record is not readable: {raw[:100]!r}. It remembers which batch of a "
-            "query was written last. If you delete it, the manifest and the reader's filter "
-            "still recognise repeats."
-        )
-
-    def raised(self, batch: int, next_sequence: int, query: str | None) -> CommitRecord:
-        """The record after one more batch; unchanged by a late writer of an older one."""
-        if self.batch >= batch or (query is not None and self.query not in (None, query)):
-            return self
-        return replace(self, batch=batch, next_sequence=next_sequence, query=self.query or query)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,39 +88,6 @@ Kind = type[Append] | type[Separate] | type[AlreadyDone] | type[Expired]
 def transaction_prefix(prefix: str, transaction: Transaction) -> str:
     """The directory of a transaction's batches, with a slash at the end."""
     return f"{prefix}/app={transaction.app}/batch={transaction.batch}/"
-
-
-def record_key(prefix: str, app: str) -> str:
-    """Key of an app's commit record; no batch has such a name, so the collector spares it."""
-    return f"{prefix}/app={app}/_commit.json"
-
-
-def claimed(record: CommitRecord | None, app: str, query: str | None) -> CommitRecord | None:
-    """The record of an app once a query is about to write under its id.
-
-    Args:
-        record: As it is; None when there is none.
-        app: The app id.
-        query: The query's id; None where Spark does not tell it: such a writer is let through.
-
-    Raises:
-        InvalidInput: The app id belongs to another query.
-    """
-    if query is None or query == app:
-        return record  # an app id that is the query's own id cannot be taken by another one
-    if record is None:
-        return CommitRecord(-1, 0, query)
-    if record.query is None:
-        return replace(record, query=query)
-    if record.query != query:
-        done = f"its batches up to {record.batch}" if record.batch >= 0 else "nothing yet"
-        raise InvalidInput(
-            f"txnAppId {app!r} belongs to query {record.query}, which has written {done}; this is "
-            f"query {query}. Both count their batches from 0, so batches of one would be taken "
-            "for repeats of the other's and be lost. Give this query a txnAppId of its own. A "
-            "query whose checkpoint was deleted is a new query, and needs a new one, too."
-        )
-    return record
 
 
 def decide(

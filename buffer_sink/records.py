@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from buffer_sink.decision import CommitRecord, claimed, record_key
+from opendata_buffer.commit.record import CommitRecord, claimed, record_key
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import OpenDataBufferError, TransientStorageError
 from opendata_buffer.queue.cas import CasStore, Done, Register

@@ -124,6 +124,9 @@ from opendata_buffer.errors import (
     StorageError as StorageError,
 )
 from opendata_buffer.errors import (
+    Superseded as Superseded,
+)
+from opendata_buffer.errors import (
     TransientStorageError as TransientStorageError,
 )
 from opendata_buffer.errors import (

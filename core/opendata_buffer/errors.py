@@ -15,6 +15,7 @@
     ├── QueueFull                     the manifest is too large: let the consumer catch up
     ├── Fenced                        another consumer owns the queue: stop this one
     ├── Drained                       the partition has left its topic: use the others
+    ├── Superseded                    another run of the app writes to the topic: stop one
     ├── CorruptData                   bytes on storage break the v1 format
     │   ├── CorruptManifest           stop and look: ``opendata-buffer manifest dump``
     │   └── CorruptBatch              the batch object cannot be decoded
@@ -59,6 +60,7 @@ __all__ = [
     "QueueFull",
     "QueueReset",
     "StorageError",
+    "Superseded",
     "TransientStorageError",
     "UnsafeStore",
 ]
@@ -216,6 +218,21 @@ class Drained(OpenDataBufferError):
             "describe STORE') and use its other partitions."
         )
         self.key = key
+
+
+class Superseded(OpenDataBufferError):
+    """Another run of the same app has begun to write to the topic; this one wrote nothing."""
+
+    def __init__(self, app: str, batch: int) -> None:
+        super().__init__(
+            f"another run of app {app!r} has begun to write since this one did: nothing of batch "
+            f"{batch} is visible. If you have just started the query again, or ended its "
+            "transactions with 'opendata-buffer transactions abort', this is the old run: let it "
+            "end. Otherwise two drivers share one checkpoint or txnAppId: stop one, then start "
+            "the query again."
+        )
+        self.app = app
+        self.batch = batch
 
 
 class CorruptData(OpenDataBufferError):

@@ -23,6 +23,7 @@ EXAMPLES: list[OpenDataBufferError] = [
     errors.QueueFull("ingest/manifest", 100, 90, 7, 60_000),
     errors.Fenced("ingest/manifest", 7, 8),
     errors.Drained("p-00001/manifest"),
+    errors.Superseded("query-1", 7),
     errors.CorruptData("?"),
     errors.CorruptManifest("?"),
     errors.CorruptBatch("?"),

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from buffer_sink.committer import WriteCommitter
-from buffer_sink.decision import CommitRecord, record_key
 from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
+from opendata_buffer.commit.record import CommitRecord, record_key
 from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.consumer.transactions import TransactionFilter
 from opendata_buffer.errors import (

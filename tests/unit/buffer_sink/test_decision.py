@@ -7,16 +7,14 @@ from buffer_sink.decision import (
     APPEND,
     SEPARATE,
     AlreadyDone,
-    CommitRecord,
     Decision,
-    claimed,
     decide,
     is_queued,
-    record_key,
     transaction_prefix,
 )
+from opendata_buffer.commit.record import CommitRecord, record_key
 from opendata_buffer.consumer.transactions import TransactionFilter
-from opendata_buffer.errors import CorruptData, InvalidInput, QueueReset
+from opendata_buffer.errors import QueueReset
 from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 
@@ -149,78 +147,5 @@ def test_names() -> None:
     assert parse_location(record_key("a/b", "3f-a"), "a/b") is None
 
 
-def test_the_record_on_storage() -> None:
-    record = CommitRecord(batch=3, next_sequence=7)
-    assert record.to_json() == b'{"version": 1, "batch": 3, "next_sequence": 7}'
-    assert CommitRecord.from_json(record.to_json()) == record
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"",
-        b"[]",
-        b"7",
-        b"{}",
-        b"\xff",
-        b'{"version": 2, "batch": 3, "next_sequence": 7}',
-        b'{"version": 1, "batch": -2, "next_sequence": 7}',
-        b'{"version": 1, "batch": 3, "next_sequence": -1}',
-        b'{"version": 1, "batch": 3, "next_sequence": 7, "query": 5}',
-        b'{"version": 1, "batch": true, "next_sequence": 7}',
-        b'{"version": 1, "batch": 3, "next_sequence": "7"}',
-    ],
-)
-def test_an_unreadable_record_is_named(raw: bytes) -> None:
-    with pytest.raises(CorruptData, match="the commit record is not readable"):
-        CommitRecord.from_json(raw)
-
-
-# Which query an app id belongs to.
-
-
-def test_the_record_of_an_older_version_has_no_query_and_is_read() -> None:
-    record = CommitRecord.from_json(b'{"version": 1, "batch": 3, "next_sequence": 7}')
-    assert record == CommitRecord(3, 7, None)
-    assert record.to_json() == b'{"version": 1, "batch": 3, "next_sequence": 7}'
-
-
-def test_the_query_and_fields_of_later_versions_survive_being_written_again() -> None:
-    raw = b'{"version": 1, "batch": 3, "next_sequence": 7, "query": "one", "later": [1]}'
-    record = CommitRecord.from_json(raw)
-    assert (record.query, record.others) == ("one", {"later": [1]})
-    assert CommitRecord.from_json(record.raised(4, 9, "one").to_json()) == CommitRecord(
-        4, 9, "one", {"later": [1]}
-    )
-
-
-def test_a_record_never_falls_and_is_not_raised_by_another_query() -> None:
-    record = CommitRecord(3, 7, "one")
-    assert record.raised(2, 9, "one") is record
-    assert record.raised(4, 9, "two") is record
-    assert record.raised(4, 9, None) == CommitRecord(4, 9, "one")
-
-
-def test_the_first_query_claims_an_app_id() -> None:
-    assert claimed(None, "job", "one") == CommitRecord(-1, 0, "one")
-    assert claimed(CommitRecord(3, 7), "job", "one") == CommitRecord(3, 7, "one")
-    mine = CommitRecord(3, 7, "one")
-    assert claimed(mine, "job", "one") is mine
-
-
 def test_a_claimed_app_id_without_batches_lets_batch_0_be_appended() -> None:
     assert decision(Manifest.empty(), CommitRecord(-1, 0, "one"), 0) == APPEND
-
-
-def test_another_query_is_refused_naming_both_and_the_fix() -> None:
-    with pytest.raises(InvalidInput) as refused:
-        claimed(CommitRecord(3, 7, "one"), "job", "two")
-    for part in ("'job'", "query one", "up to 3", "query two", "txnAppId of its own"):
-        assert part in str(refused.value)
-
-
-def test_a_writer_without_a_query_and_one_named_after_its_query_claim_nothing() -> None:
-    theirs = CommitRecord(3, 7, "one")
-    assert claimed(theirs, "job", None) is theirs
-    assert claimed(None, "job", None) is None
-    assert claimed(None, "two", "two") is None

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from buffer_sink.decision import CommitRecord, record_key
 from buffer_sink.records import CommitRecords
+from opendata_buffer.commit.record import CommitRecord, record_key
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptData, InvalidInput, TransientStorageError
 from opendata_buffer.stores import Absent, IfVersion, PutOutcome, Unknown

@@ -1,0 +1,145 @@
+"""How an undecided transaction of one queue is ended: by an acknowledgement, exactly once.
+
+What a producer wrote as CONTINUE_TXN messages stays undecided until an ACK_TXN message of it
+follows: one beyond their clocks commits them, one before them rolls them back. The entry is
+appended only where the very manifest that it goes into shows the producer undecided. Undecided
+entries do not leave a manifest before they are decided, so this tells for sure, and whoever
+ends the same transaction again, after a crash or beside somebody else, does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.keys import Transaction, batch_key, later_ulid
+from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.messages import ACK_TXN, FINAL, Undecided, build_uuid, undecided
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.runtime import Runtime
+from opendata_buffer.stores import Put
+
+__all__ = ["ROLL_BACK", "Ending", "open_endings", "settle", "undecided_of"]
+
+ROLL_BACK = 1
+"""Clock of an acknowledgement that rolls back; clocks of transactions begin beyond it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How one producer's transaction is to end in one queue.
+
+    Attributes:
+        producer: 6 bytes; it writes nothing afterwards.
+        clock: Of the acknowledgement: beyond the last message, or :data:`ROLL_BACK`.
+        txn: Whose transaction it is; part of the entry's name.
+        since: A sequence before which the producer wrote nothing; saves decoding those entries.
+    """
+
+    producer: bytes
+    clock: int
+    txn: Transaction | None = None
+    since: int = 0
+
+
+def undecided_of(
+    manifest: Manifest, prefix: str, app: str, since: int = 0
+) -> dict[bytes, Undecided]:
+    """An app's undecided transactions by producer, as far as they began at ``since`` or later.
+
+    Args:
+        manifest: Of the queue.
+        prefix: Its data prefix.
+        app: The app id.
+        since: Earlier entries are not decoded.
+
+    Raises:
+        CorruptManifest: Entries break the format.
+    """
+    if f"{prefix}/app={app}/".encode() not in manifest.raw:
+        return {}
+    found = _undecided(manifest, prefix, since)
+    return {
+        who: each for who, each in found.items() if each.txn is not None and each.txn.app == app
+    }
+
+
+def open_endings(manifest: Manifest, prefix: str, endings: Sequence[Ending]) -> tuple[Ending, ...]:
+    """Those whose producer the manifest shows undecided.
+
+    Raises:
+        CorruptManifest: Entries break the format.
+    """
+    # The last part of the text of a message's UUID is its producer: one search of bytes tells
+    # most manifests without it apart, and decodes nothing.
+    raw = manifest.raw
+    named = [each for each in endings if f"-{each.producer.hex()}/".encode() in raw]
+    if not named:
+        return ()
+    found = _undecided(manifest, prefix, min(each.since for each in named))
+    return tuple(each for each in named if each.producer in found)
+
+
+def settle(
+    queue: Queue,
+    prefix: str,
+    endings: Sequence[Ending],
+    *,
+    store: Put,
+    runtime: Runtime,
+    ahead_ms: int,
+) -> int:
+    """End transactions in one queue, in one write; those that are decided there already are not.
+
+    Free to repeat at any time and from any process.
+
+    Args:
+        queue: Which; it begins with the manifest it remembers.
+        prefix: Its data prefix.
+        endings: How to end them.
+        store: Where the acknowledgements' batches go; they are empty.
+        runtime: Clock and names.
+        ahead_ms: How far the names of these batches are ahead of time: the collector's grace
+            period, so that a process that is paused here does not lose them.
+
+    Returns:
+        How many were undecided, and are ended now by this call.
+
+    Raises:
+        CommitStateUnknown: It may have landed. Repeat it.
+        QueueReset, CorruptManifest, QueueFull, Conflict, StorageError: As :meth:`Queue.append`.
+    """
+    wanted = tuple(endings)
+    while wanted:
+        todo = wanted
+        entries = [_acknowledgement(prefix, each, store, runtime, ahead_ms) for each in todo]
+
+        def guard(before: Manifest, todo: tuple[Ending, ...] = todo) -> tuple[Ending, ...] | None:
+            left = open_endings(before, prefix, todo)
+            return None if left == todo else left
+
+        outcome = queue.append(entries, guard=guard)
+        if isinstance(outcome, int):
+            return len(todo)
+        wanted = outcome
+    return 0
+
+
+def _undecided(manifest: Manifest, prefix: str, since: int) -> dict[bytes, Undecided]:
+    first = max(since, manifest.first_sequence)
+    if first == manifest.first_sequence:
+        locations = manifest.locations()  # several times faster than the entries
+    else:
+        locations = [entry.location for entry in manifest.entries(first)]
+    return undecided(enumerate(locations, first), prefix)
+
+
+def _acknowledgement(
+    prefix: str, ending: Ending, store: Put, runtime: Runtime, ahead_ms: int
+) -> NewEntry:
+    message = build_uuid(ending.producer, ending.clock, ACK_TXN | FINAL)
+    name = later_ulid(runtime.ulid(), ahead_ms)
+    location = batch_key(prefix, name, ending.txn, message)
+    store.put(location, encode_batch([]))
+    return NewEntry(location)

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import pytest
+
+from opendata_buffer.commit.settlement import (
+    ROLL_BACK,
+    Ending,
+    open_endings,
+    settle,
+    undecided_of,
+)
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.formats.batch import decode_batch
+from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
+from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
+from opendata_buffer.messages import (
+    ACK_TXN,
+    CONTINUE_TXN,
+    FINAL,
+    build_uuid,
+    parse_uuid,
+    undecided,
+)
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
+from tests.unit.scripted import ScriptedStore, applied_answer_lost, before
+
+PREFIX = "p-00000"
+CONFIG = QueueConfig(store="memory://x", data_path_prefix=PREFIX)
+ME, OTHER = b"\x01" * 6, b"\x03" * 6
+
+
+class World:
+    def __init__(self, store: MemoryStore | None = None) -> None:
+        self.runtime = ManualRuntime()
+        self.store = store or MemoryStore(now_ms=self.runtime.now_ms)
+
+    @property
+    def queue(self) -> Queue:
+        return Queue(self.store, CONFIG, runtime=self.runtime, role="test")
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.queue.read() or Manifest.empty()
+
+    def write(
+        self, producer: bytes, *clocks: int, app: str = "q", flags: int = CONTINUE_TXN
+    ) -> int:
+        entries = [
+            NewEntry(
+                batch_key(
+                    PREFIX,
+                    self.runtime.ulid(),
+                    Transaction(app, 7),
+                    build_uuid(producer, clock, CONTINUE_TXN),
+                ),
+                (Metadata(0, 5, b""),),
+            )
+            for clock in clocks
+        ]
+        return self.queue.append(entries, read_first=True)
+
+    def settle(self, *endings: Ending, queue: Queue | None = None) -> int:
+        return settle(
+            queue or self.queue,
+            PREFIX,
+            endings,
+            store=self.store,
+            runtime=self.runtime,
+            ahead_ms=600_000,
+        )
+
+    def undecided(self) -> set[bytes]:
+        return set(undecided(enumerate(self.manifest.locations()), PREFIX))
+
+
+@pytest.mark.parametrize("clock", [4, ROLL_BACK])
+def test_an_undecided_transaction_is_ended_once(clock: int) -> None:
+    world = World()
+    world.write(ME, 2, 3)
+    assert world.settle(Ending(ME, clock, Transaction("q", 7))) == 1
+    assert world.settle(Ending(ME, clock, Transaction("q", 7))) == 0
+    last = world.manifest.entries()[-1]
+    assert world.manifest.next_sequence == 3
+    named = parse_location(last.location, PREFIX)
+    assert named is not None
+    assert named.message is not None
+    assert named.txn == Transaction("q", 7)
+    message = parse_uuid(named.message)
+    assert (message.producer, message.clock, message.flags) == (ME, clock, ACK_TXN | FINAL)
+    assert decode_batch(world.store.get(last.location).data) == []
+    assert named.timestamp_ms == world.runtime.now_ms() + 600_000, "no collector takes it"
+
+
+def test_what_is_not_there_is_not_ended() -> None:
+    world = World()
+    world.write(OTHER, 2)
+    assert world.settle(Ending(ME, 4)) == 0
+    assert world.manifest.next_sequence == 1
+
+
+def test_of_several_only_the_undecided_ones_are_ended_and_in_one_write() -> None:
+    world = World(ScriptedStore())
+    third = b"\x05" * 6
+    world.write(ME, 2)
+    world.write(OTHER, 2)
+    world.write(third, 2)
+    world.settle(Ending(OTHER, ROLL_BACK))
+    assert isinstance(world.store, ScriptedStore)
+    puts = world.store.puts
+    endings = [Ending(ME, 3), Ending(OTHER, ROLL_BACK), Ending(third, ROLL_BACK)]
+    assert world.settle(*endings) == 2
+    assert world.store.puts == puts + 1
+    assert world.undecided() == set()
+
+
+def test_a_lost_answer_ends_nothing_twice() -> None:
+    store = ScriptedStore()
+    world = World(store)
+    world.write(ME, 2)
+    store.script = [applied_answer_lost]
+    assert world.settle(Ending(ME, 3)) == 1
+    assert world.manifest.next_sequence == 2
+
+
+def test_somebody_else_ends_it_between_the_look_and_the_write() -> None:
+    store = ScriptedStore()
+    world = World(store)
+    world.write(ME, 2)
+    queue = world.queue
+    queue.read()
+    rival = World(store)
+    store.script = [
+        before(
+            lambda mine, key, data, when: mine.really_put_if(key, data, when),
+            lambda _: _end(rival),
+        )
+    ]
+    assert world.settle(Ending(ME, 3), queue=queue) == 0
+    assert world.manifest.next_sequence == 2
+
+
+def _end(world: World) -> None:
+    assert world.settle(Ending(ME, 3)) == 1
+
+
+def test_undecided_transactions_of_an_app() -> None:
+    world = World()
+    assert undecided_of(world.manifest, PREFIX, "q") == {}
+    world.write(ME, 2, 3)
+    world.write(OTHER, 2, app="q2")
+    assert set(undecided_of(world.manifest, PREFIX, "q")) == {ME}
+    assert set(undecided_of(world.manifest, PREFIX, "q2")) == {OTHER}
+    assert undecided_of(world.manifest, PREFIX, "q", since=2) == {}
+    world.settle(Ending(ME, 4))
+    assert undecided_of(world.manifest, PREFIX, "q") == {}
+
+
+def test_a_producer_named_in_a_payload_is_not_there() -> None:
+    world = World()
+    payload = f"x-{ME.hex()}/y".encode()
+    world.queue.append([NewEntry(f"{PREFIX}/a", (Metadata(0, 5, payload),))])
+    assert open_endings(world.manifest, PREFIX, [Ending(ME, 4)]) == ()
+
+
+def test_entries_before_the_first_of_a_transaction_need_not_be_decoded() -> None:
+    world = World()
+    world.write(OTHER, 2)
+    first = world.write(ME, 2)
+    endings = [Ending(ME, 3, since=first)]
+    assert open_endings(world.manifest, PREFIX, endings) == tuple(endings)
+    assert open_endings(world.manifest, PREFIX, [Ending(OTHER, 3, since=first)]) == ()
