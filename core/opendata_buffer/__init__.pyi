@@ -162,6 +162,15 @@ from opendata_buffer.topic.description import (
 from opendata_buffer.topic.description import (
     TopicDescription as TopicDescription,
 )
+from opendata_buffer.topic.handle import (
+    TopicHandle as TopicHandle,
+)
+from opendata_buffer.topic.handle import (
+    TopicWatcher as TopicWatcher,
+)
+from opendata_buffer.topic.producer import (
+    TopicProducer as TopicProducer,
+)
 from opendata_buffer.topic.topic import (
     Topic as Topic,
 )

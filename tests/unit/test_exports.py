@@ -37,6 +37,8 @@ DOCUMENTED: dict[str, list[str] | None] = {
     "producer.producer": ["Producer"],
     "stores.factory": ["open_store"],
     "topic.description": ["Partition", "TopicDescription"],
+    "topic.handle": ["TopicHandle", "TopicWatcher"],
+    "topic.producer": ["TopicProducer"],
     "topic.topic": ["Topic"],
     "worker.worker": ["ClaimedBatch", "Worker"],
 }

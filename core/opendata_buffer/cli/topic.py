@@ -94,8 +94,8 @@ def describe(runtime: Any, /, store: str, as_json: bool, **options: Any) -> None
 def drain(runtime: Any, /, store: str, partition: str, as_json: bool, **options: Any) -> None:
     """Let nothing more be written to a partition; it leaves the topic once it is empty.
 
-    Its consumer takes it out when it has read everything. Run the command again to do that where
-    no consumer runs any more.
+    Its consumer takes it out when it has read everything, a minute after this at the earliest:
+    producers finish what they have begun. Where no consumer runs, run the command again.
     """
     from opendata_buffer.topic.topic import Topic
 

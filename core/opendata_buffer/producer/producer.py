@@ -114,6 +114,23 @@ class Producer:
                 that a signal handler raises; what was accepted before is not affected.
             FlushFailed: An earlier transaction failed; later ones would be taken for repeats.
         """
+        call = self.prepare(entries, metadata, transaction=transaction, message=message)
+        return self.accept(call)
+
+    def prepare(
+        self,
+        entries: Sequence[bytes | bytearray | memoryview] | pa.Array | pa.ChunkedArray,
+        metadata: bytes = b"",
+        *,
+        transaction: Transaction | None = None,
+        message: UUID | None = None,
+    ) -> Call:
+        """The first half of :meth:`produce`: check and encode a call. Nothing is accepted yet.
+
+        Raises:
+            InvalidInput: As :meth:`produce`.
+            Closed: The producer was made before this process was forked.
+        """
         self._check_process()
         metadata = bytes(metadata)
         if len(metadata) > MAX_METADATA_BYTES:
@@ -131,7 +148,14 @@ class Producer:
             )
         if message is not None:
             parse_uuid(message)
-        call = Call(block, count, metadata, 0, transaction, message)
+        return Call(block, count, metadata, 0, transaction, message)
+
+    def accept(self, call: Call) -> WriteHandle:
+        """The second half: take a prepared call in. Blocks while the buffer is full.
+
+        Raises:
+            Closed, FlushFailed: As :meth:`produce`.
+        """
         completion = self._pipeline.backlog.accept(call)
         return WriteHandle(DurabilityWatcher(completion), call.ingestion_time_ms)
 

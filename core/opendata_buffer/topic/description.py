@@ -4,7 +4,7 @@
 
     {"version": 1, "id": "01J5...", "next": 3,
      "partitions": [{"name": "p-00000", "state": "active"},
-                    {"name": "p-00002", "state": "draining"}]}
+                    {"name": "p-00002", "state": "draining", "since": 1767225600000}]}
 
 A partition is an ordinary v1 queue: its data prefix is its name, its manifest lies below that.
 Numbers are given once: a partition that has left the topic never comes back under its name, so
@@ -49,10 +49,18 @@ class Partition:
     Attributes:
         name: Its data prefix, as column ``partition`` shows it: ``p-00000``.
         state: Whether it is still written.
+        since_ms: When it began to drain, milliseconds since the Unix epoch, by the clock of
+            whoever said so; 0 while it does not.
     """
 
     name: str
     state: State = State.ACTIVE
+    since_ms: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """Its fields as they are stored."""
+        since = {"since": self.since_ms} if self.since_ms else {}
+        return {"name": self.name, "state": str(self.state), **since}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +139,7 @@ class TopicDescription:
         new = (Partition(f"p-{number:05}") for number in range(self.next_number, last))
         return replace(self, partitions=(*self.partitions, *new), next_number=last)
 
-    def drained(self, name: str) -> TopicDescription:
+    def drained(self, name: str, now_ms: int = 0) -> TopicDescription:
         """The topic with one partition draining; one that drains already, or has left, is let be.
 
         Raises:
@@ -147,7 +155,7 @@ class TopicDescription:
                 "'opendata-buffer topic expand STORE --partitions N'"
             )
         return self._with(
-            replace(each, state=State.DRAINING)
+            replace(each, state=State.DRAINING, since_ms=now_ms)
             if each.name == name and each.state is State.ACTIVE
             else each
             for each in self.partitions
@@ -174,7 +182,7 @@ class TopicDescription:
             "version": _VERSION,
             "id": self.topic_id,
             "next": self.next_number,
-            "partitions": [{"name": each.name, "state": each.state} for each in self.partitions],
+            "partitions": [each.as_json() for each in self.partitions],
         }
         return json.dumps({**self.others, **fields}, ensure_ascii=False).encode() + b"\n"
 
@@ -221,7 +229,9 @@ class TopicDescription:
 def _partition(given: Any) -> Partition:
     match given:
         case {"name": str(name), "state": "active" | "draining" as state} if _NAME.fullmatch(name):
-            return Partition(name, State(state))
+            since_ms = given.get("since", 0)
+            if isinstance(since_ms, int):
+                return Partition(name, State(state), since_ms)
     raise CorruptData(f"{given!r} describes no partition that this version of the library knows")
 
 

@@ -23,15 +23,19 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores import Get, Store
 from opendata_buffer.stores.factory import open_store
-from opendata_buffer.topic.description import TopicDescription
+from opendata_buffer.topic.description import Partition, State, TopicDescription
 
-__all__ = ["Topic", "is_topic"]
+__all__ = ["DRAIN_S", "Topic", "is_topic"]
 
 log = logging.getLogger(__name__)
 
 Config = TypeVar("Config", bound=QueueConfig)
 
 _MAX_BYTES = 1024 * 1024
+
+DRAIN_S = 60.0
+"""How long a partition drains at least. Nothing depends on it but that producers, which notice
+within seconds, can finish what they have begun instead of being refused."""
 
 
 def is_topic(store: Get) -> bool:
@@ -182,18 +186,25 @@ class Topic:
             InvalidInput: There is no such partition, or it is the last one that is written.
             QueueReset, CorruptData, StorageError: As :meth:`read`; nothing was changed.
         """
-        return self._change(lambda before: before.drained(partition))
+        now_ms = self._runtime.now_ms()
+        return self._change(lambda before: before.drained(partition, now_ms))
 
-    def remove_drained(self) -> list[str]:
+    def remove_drained(self, after_s: float = DRAIN_S) -> list[str]:
         """Take those draining partitions out of the topic that are empty. Returns their names.
 
         Each is sealed first (:meth:`.Queue.seal`): a producer that has not noticed yet that it
         drains is refused from then on, and nothing is left behind unread.
 
+        Args:
+            after_s: Seconds that a partition drains at least, by the clocks of this process and
+                of the one that let it drain.
+
         Raises:
             QueueReset, CorruptData, StorageError: As :meth:`read`, of the topic or a partition.
         """
-        empty = [name for name in self.read().draining if self.seal(name)]
+        until_ms = self._runtime.now_ms() - after_s * 1000
+        due = [each.name for each in self.read().partitions if _is_due(each, until_ms)]
+        empty = [name for name in due if self.seal(name)]
         if empty:
             self._change(lambda before: before.without(empty))
             log.info("left the topic at %s, drained: %s", self.url, ", ".join(empty))
@@ -225,6 +236,10 @@ class Topic:
 
         self._description = _settled(self._register.update(decide), self.url)
         return self._description
+
+
+def _is_due(partition: Partition, until_ms: float) -> bool:
+    return partition.state is State.DRAINING and partition.since_ms <= until_ms
 
 
 def _taken(

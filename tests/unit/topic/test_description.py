@@ -23,9 +23,11 @@ def test_a_new_topic_has_partitions_numbered_from_zero() -> None:
 
 
 def test_what_is_written_is_read_again() -> None:
-    topic = THREE.drained("p-00001").expanded(4)
+    topic = THREE.drained("p-00001", 17).expanded(4)
     assert TopicDescription.from_json(topic.to_json()) == topic
-    assert json.loads(topic.to_json())["partitions"][1] == {"name": "p-00001", "state": "draining"}
+    first, second, *_ = json.loads(topic.to_json())["partitions"]
+    assert first == {"name": "p-00000", "state": "active"}
+    assert second == {"name": "p-00001", "state": "draining", "since": 17}
 
 
 def test_fields_of_later_versions_are_kept() -> None:
@@ -121,6 +123,8 @@ def test_a_topic_that_has_given_all_its_numbers_away_says_so() -> None:
         b'{"version": 1, "id": "a", "next": 1, "partitions": [{"name": "p-00000"}]}',
         b'{"version": 1, "id": "a", "next": 1,'
         b' "partitions": [{"name": "p-00000", "state": "frozen"}]}',
+        b'{"version": 1, "id": "a", "next": 1,'
+        b' "partitions": [{"name": "p-00000", "state": "active", "since": "now"}]}',
         b'{"version": 1, "id": "a", "next": 1,'
         b' "partitions": [{"name": "p-00000", "state": "draining"}]}',
         b'{"version": 1, "id": "a", "next": 0,'

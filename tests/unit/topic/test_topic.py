@@ -12,7 +12,7 @@ from opendata_buffer.queue.owner import claim_for_use
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.topic.topic import Topic, is_topic
+from opendata_buffer.topic.topic import DRAIN_S, Topic, is_topic
 from tests.unit.scripted import (
     ScriptedStore,
     applied_answer_lost,
@@ -127,18 +127,29 @@ def test_a_draining_partition_stays_while_it_has_something_to_read() -> None:
     topic = create(store)
     append(store, "p-00001")
     topic.drain("p-00001")
-    assert topic.remove_drained() == []
+    assert topic.remove_drained(0) == []
     queue = queue_of(store, "p-00001")
     queue.dequeue(0, queue.claim_epoch(None).epoch)
-    assert topic.remove_drained() == ["p-00001"]
+    assert topic.remove_drained(0) == ["p-00001"]
     assert opened(store).description.names == ["p-00000", "p-00002"]
+    assert topic.remove_drained(0) == []
+
+
+def test_an_empty_partition_drains_for_a_while_so_that_its_producers_can_finish() -> None:
+    runtime = ManualRuntime()
+    topic = Topic.create(CONFIG, 2, store=MemoryStore(), runtime=runtime)
+    topic.drain("p-00001")
+    runtime.advance(DRAIN_S - 1)
+    topic.drain("p-00001")  # again: the time goes on
     assert topic.remove_drained() == []
+    runtime.advance(1)
+    assert topic.remove_drained() == ["p-00001"]
 
 
-def test_a_partition_that_was_never_written_leaves_at_once() -> None:
+def test_a_partition_that_was_never_written_leaves() -> None:
     topic = create(MemoryStore())
     topic.drain("p-00002")
-    assert topic.remove_drained() == ["p-00002"]
+    assert topic.remove_drained(0) == ["p-00002"]
 
 
 def test_what_was_to_be_appended_to_a_partition_that_left_is_refused_and_not_lost() -> None:
@@ -151,7 +162,7 @@ def test_what_was_to_be_appended_to_a_partition_that_left_is_refused_and_not_los
     epoch = queue.claim_epoch(None).epoch
     queue.dequeue(0, epoch)
     topic.drain("p-00001")
-    assert topic.remove_drained() == ["p-00001"]
+    assert topic.remove_drained(0) == ["p-00001"]
     with pytest.raises(Drained, match=r"p-00001/manifest.*Nothing was written"):
         slow.append([NewEntry("p-00001/y.batch", ())])
     with pytest.raises(Drained):
@@ -165,7 +176,7 @@ def test_a_crash_between_closing_and_leaving_is_made_good_by_the_next_look() -> 
     topic = create(store)
     topic.drain("p-00001")
     assert topic.seal("p-00001")
-    assert topic.remove_drained() == ["p-00001"]
+    assert topic.remove_drained(0) == ["p-00001"]
 
 
 def test_f4_a_topic_that_vanishes_while_in_use_is_not_made_again() -> None:

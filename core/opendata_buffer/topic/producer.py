@@ -1,0 +1,217 @@
+"""Produces into a topic: each record into the partition that its key is mapped to."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from opendata_buffer import mapping
+from opendata_buffer.broker.network import Network
+from opendata_buffer.config import ProducerConfig
+from opendata_buffer.errors import InvalidInput, OpenDataBufferError
+from opendata_buffer.mapping import Keys, Mapping
+from opendata_buffer.producer.producer import Producer
+from opendata_buffer.runtime import Runtime, SystemRuntime
+from opendata_buffer.stores import Store
+from opendata_buffer.topic.current import CurrentTopic
+from opendata_buffer.topic.description import TopicDescription
+from opendata_buffer.topic.handle import TopicHandle, TopicWatcher
+from opendata_buffer.topic.pool import ProducerPool
+from opendata_buffer.topic.split import split
+from opendata_buffer.topic.topic import Topic
+
+if TYPE_CHECKING:
+    from opendata_buffer.topic.split import Entries
+
+__all__ = ["TopicProducer"]
+
+log = logging.getLogger(__name__)
+
+REFRESH_S = 2.0
+"""Age of the list of partitions at which it is read again."""
+
+
+class TopicProducer:
+    """Accepts entries and puts them into the partitions of a topic. Thread-safe, not fork-safe.
+
+    ::
+
+        with TopicProducer(ProducerConfig(store="s3://bucket/orders")) as producer:
+            handle = producer.produce(payloads, keys=customers)
+            handle.watcher.await_durable()
+
+    Each partition has a :class:`Producer` of its own, and a broker of its own where brokers are
+    used. Partitions that are added while it runs are written within seconds, those that drain no
+    more.
+
+    Args:
+        config: Settings of each partition's producer, of which the partitions share
+            ``max_buffered_bytes`` and ``max_buffered_inputs``.
+        store: Use this store instead of opening ``config.store``.
+        runtime: Clock and threads; the system's by default.
+        network: How brokers are reached; WebSockets by default.
+        refresh_s: Seconds after which the list of partitions is read again, in the background.
+
+    Raises:
+        InvalidInput: There is no topic; a setting or the URL is wrong.
+        CorruptData: The topic's description cannot be read.
+        StorageError: The store cannot be reached, or did not answer within ``cas_deadline_ms``.
+    """
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        *,
+        store: Store | None = None,
+        runtime: Runtime | None = None,
+        network: Network | None = None,
+        refresh_s: float = REFRESH_S,
+    ) -> None:
+        self._config = config
+        self._runtime = runtime or SystemRuntime()
+        self._network = network
+        topic = Topic.open(config, store=store, runtime=self._runtime)
+        self._store = topic.store
+        self._current = CurrentTopic(topic, self._runtime, refresh_s)
+        self._pool = ProducerPool(self._open, self._runtime)
+        # Any start, so that processes that begin together do not all begin at one partition.
+        self._turn = int(self._runtime.random() * (1 << 20))
+
+    def produce(
+        self,
+        entries: Entries,
+        *,
+        keys: Keys | None = None,
+        partitioner: Mapping | None = None,
+        partition: str | None = None,
+        metadata: bytes = b"",
+    ) -> TopicHandle:
+        """Accept entries; those of one key keep their order while the partitions stay the same.
+
+        Args:
+            entries: Bytes-like objects, or an Arrow array of binary or string type, which is
+                divided and encoded without a Python object per entry. They may be reused at once.
+            keys: One for each entry: an Arrow column of binary or string type, or bytes and text.
+                Without keys a call stays together and calls go to the partitions in turn.
+            partitioner: From keys and names to indices into the names: ``rendezvous`` (default),
+                ``modulo`` or ``random`` of :mod:`opendata_buffer.mapping`, or a function of your
+                own. Use the same one for every call, in every process: order per key depends on
+                it.
+            partition: Put all entries into this partition, whatever their keys.
+            metadata: Payload that the consumer gets with the entries, in each partition.
+
+        Returns:
+            One handle, durable when all parts are.
+
+        Raises:
+            InvalidInput: An entry or a key is null or of another type, there are not as many
+                keys as entries, a part exceeds ``max_batch_bytes``, ``partition`` is none that
+                is written, or the partitioner gave no indices. Nothing was accepted.
+            StorageError: A partition that is written for the first time could not be reached.
+                Nothing was accepted.
+            Closed: The producer was closed, or made before this process was forked.
+            KeyboardInterrupt: Parts of the call may have been accepted or not.
+        """
+        active = self._current.get().active
+        self._pool.keep(active)
+        parts = self._parted(entries, keys, partitioner, partition, active)
+        with self._pool.using(list(parts)) as producers:
+            # First all checks, then all parts: what is wrong is refused as a whole.
+            calls = {name: producers[name].prepare(part, metadata) for name, part in parts.items()}
+            handles = {name: producers[name].accept(call) for name, call in calls.items()}
+        times = [each.ingestion_time_ms for each in handles.values()]
+        return TopicHandle(TopicWatcher(handles, self._runtime), min(times, default=0))
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Make everything produced so far durable, in all partitions at once.
+
+        Args:
+            timeout: Seconds for all of them. Default: as :meth:`.Producer.flush`.
+
+        Raises:
+            FlushFailed: This or an earlier batch was given up, in whichever partition.
+            TimeoutError: Not done after ``timeout`` seconds; the producer goes on trying.
+            Closed: The producer was made before this process was forked.
+        """
+        self._pool.flush(timeout)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Flush, then end the threads of all partitions. Free to repeat.
+
+        Args:
+            timeout: Seconds until what is not durable is given up. Default: as in :meth:`flush`.
+
+        Raises:
+            FlushFailed: As in :meth:`flush`. The producer is closed all the same.
+        """
+        self._pool.close(timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except OpenDataBufferError:
+            if exc is None:
+                raise
+            # Do not hide the error that ended the with block.
+            log.exception("closing the producer failed")
+
+    @property
+    def description(self) -> TopicDescription:
+        """The topic as this producer knows it; read again when it is older than ``refresh_s``."""
+        return self._current.get()
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of ``max_buffered_bytes`` that are taken by what is not yet settled."""
+        return self._pool.buffered_bytes
+
+    def _open(self, partition: str) -> Producer:
+        config = Topic.config_of(partition, self._config)
+        share = max(1, len(self._current.get().active))
+        inputs = config.max_buffered_inputs
+        config = replace(
+            config,
+            max_buffered_bytes=max(1, config.max_buffered_bytes // share),
+            max_buffered_inputs=None if inputs is None else max(1, inputs // share),
+        )
+        return Producer(config, store=self._store, runtime=self._runtime, network=self._network)
+
+    def _parted(
+        self,
+        entries: Entries,
+        keys: Keys | None,
+        partitioner: Mapping | None,
+        partition: str | None,
+        active: Sequence[str],
+    ) -> dict[str, Entries]:
+        if isinstance(entries, bytes | bytearray | memoryview | str):
+            raise InvalidInput(
+                f"entries is one {type(entries).__name__}: give a list of entries, [entry]"
+            )
+        if partition is not None:
+            if partition not in active:
+                raise InvalidInput(
+                    f"partition is {partition!r}: the topic's partitions that are written are "
+                    f"{', '.join(active[:3])}{', ...' if len(active) > 3 else ''}"
+                )
+            return {partition: entries} if len(entries) else {}
+        if keys is not None:
+            return split(entries, keys, active, partitioner or mapping.rendezvous)
+        if partitioner is not None and partitioner is not mapping.random:
+            name = getattr(partitioner, "__name__", repr(partitioner))
+            raise InvalidInput(f"partitioner {name} maps keys: give keys=, one for each entry")
+        if not len(entries):
+            return {}
+        self._turn += 1  # two threads that take the same turn do no harm
+        return {active[self._turn % len(active)]: entries}
