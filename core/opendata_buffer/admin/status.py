@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import repeat
 from typing import Any
 
 from opendata_buffer.admin.broker import BrokerStatus, ClaimsStatus, ask_broker, read_claims
 from opendata_buffer.admin.observe import Observer
+from opendata_buffer.admin.transactions import PATIENCE_S, OpenTransaction, open_in
 from opendata_buffer.broker.announcement import Announcement
 from opendata_buffer.broker.client import Connection
 from opendata_buffer.broker.lease import Lease
@@ -44,7 +45,10 @@ class Status:
         orphan_bytes: Their sizes.
         broker: The announced broker; None where there never was one.
         claims: What workers hold; None where there never was one.
-        notes: Objects beside the manifest that cannot be read.
+        undecided: Transactions that are neither committed nor rolled back.
+        oldest_undecided_seconds: Since the first batch of the oldest of them was produced.
+        notes: What somebody should look at: a transaction that nobody ends, or an object beside
+            the manifest that cannot be read.
     """
 
     store: str
@@ -64,6 +68,8 @@ class Status:
     orphan_bytes: int
     broker: BrokerStatus | None = None
     claims: ClaimsStatus | None = None
+    undecided: int = 0
+    oldest_undecided_seconds: float | None = None
     notes: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
@@ -96,7 +102,7 @@ def read_status(
     after = observer.manifest()
     now_ms = observer.runtime.now_ms()
     found = summarise(before, after, listing, store=store.url, config=config, now_ms=now_ms)
-    notes = []
+    notes = list(found.notes)
     broker, claims = None, None
     try:
         announced = Lease(store, config, observer.runtime).read()
@@ -143,6 +149,8 @@ def summarise(
     ]
     oldest = next(iter(after.entries(limit=1)), None)
     newest = next(iter(after.entries(after.next_sequence - 1)), None)
+    pending = open_in(after, config.data_path_prefix, now_ms)
+    oldest_pending = max((each.age_seconds or 0.0 for each in pending), default=None)
     return Status(
         store=store,
         manifest=config.manifest_path,
@@ -159,7 +167,25 @@ def summarise(
         missing=sum(each in known and each not in sizes for each in locations),
         orphans=len(orphaned),
         orphan_bytes=_total(sizes, orphaned),
+        undecided=len(pending),
+        oldest_undecided_seconds=oldest_pending,
+        notes=_stuck(pending, store),
     )
+
+
+def _stuck(pending: Sequence[OpenTransaction], store: str) -> tuple[str, ...]:
+    """A warning for the transaction that holds up most, if nobody seems to end it."""
+    for each in pending:
+        age_s = each.age_seconds or 0.0
+        if age_s >= PATIENCE_S:
+            whose = "a publisher without a name" if each.app is None else f"app {each.app!r}"
+            return (
+                f"a transaction of {whose} (producer {each.producer}) is undecided for "
+                f"{age_s / 60:,.0f} min: nothing behind sequence {each.first_sequence} leaves the "
+                "queue. Start its writer again, or see 'opendata-buffer transactions list "
+                f"{store}' and end it with 'transactions abort'.",
+            )
+    return ()
 
 
 def _total(sizes: dict[str, int], locations: Iterable[str]) -> int:

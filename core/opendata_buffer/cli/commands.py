@@ -17,6 +17,7 @@ from opendata_buffer.cli.queues import fsck, gc, status
 from opendata_buffer.cli.records import consume, produce
 from opendata_buffer.cli.repairs import quarantine, rebuild, skip
 from opendata_buffer.cli.topic import topic
+from opendata_buffer.cli.transactions import transactions
 from opendata_buffer.cli.work import work
 
 __all__ = ["cli", "main"]
@@ -39,7 +40,8 @@ def cli(context: click.Context, verbose: int) -> None:
 
 
 for command in (
-    produce, consume, broker, work, status, fsck, gc, skip, quarantine, topic, manifest, batch,
+    produce, consume, broker, work, status, fsck, gc, skip, quarantine, topic, transactions,
+    manifest, batch,
 ):  # fmt: skip
     cli.add_command(command)
 

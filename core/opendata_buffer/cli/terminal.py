@@ -116,6 +116,9 @@ def status_table(status: Status) -> Table:
     ]
     if status.missing:
         rows.append(("missing", f"{status.missing:,} queued batches have no object: run fsck"))
+    if status.undecided:
+        oldest = format_age(status.oldest_undecided_seconds)
+        rows.append(("undecided", f"{status.undecided:,} transactions, the oldest {oldest} old"))
     if status.broker is not None:
         rows += _broker_rows(status.broker)
     if status.claims is not None:

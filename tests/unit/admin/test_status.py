@@ -55,6 +55,8 @@ def test_empty_queue() -> None:
         "orphan_bytes": 0,
         "broker": None,
         "claims": None,
+        "undecided": 0,
+        "oldest_undecided_seconds": None,
         "notes": (),
     }
 

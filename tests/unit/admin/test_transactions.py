@@ -1,0 +1,171 @@
+"""Undecided transactions are told, and ended as their record says: in all partitions or none."""
+
+from __future__ import annotations
+
+import pytest
+
+from opendata_buffer.admin.transactions import Aborted, OpenTransaction, Place, abort, list_open
+from opendata_buffer.commit.ledger import Attempt, Ledger
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.consumer.read_committed import ReadCommitted
+from opendata_buffer.errors import InvalidInput, Superseded
+from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.keys import Transaction, batch_key
+from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
+from opendata_buffer.messages import CONTINUE_TXN, build_uuid
+from opendata_buffer.queue.owner import claim_for_use
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.stores import Blob
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
+from opendata_buffer.topic.topic import Topic
+
+A, B, C = b"\1AAAAA", b"\1BBBBB", b"\1CCCCC"
+NAMES = ["p-00000", "p-00001", "p-00002"]
+CONFIG = QueueConfig(store="memory://transactions")
+HOUR_MS = 3_600_000
+
+
+class World:
+    """A topic of three partitions whose writers come and go."""
+
+    def __init__(self) -> None:
+        self.runtime = ManualRuntime()
+        self.store = MemoryStore(now_ms=self.runtime.now_ms)
+        self.topic = Topic.create(CONFIG, 3, store=self.store, runtime=self.runtime)
+        self.place = Place(CONFIG, self.store, self.runtime, self.topic)
+
+    def queue(self, name: str) -> Queue:
+        config = Topic.config_of(name, CONFIG)
+        claim = claim_for_use(self.store, config, runtime=self.runtime)
+        return Queue(self.store, config, runtime=self.runtime, role="test", claim=claim)
+
+    def ledger(self) -> Ledger:
+        return Ledger(self.store, CONFIG, self.queue, self.runtime, ahead_ms=0)
+
+    def write(
+        self, producer: bytes, txn: Transaction | None, *names: str, age_ms: int = HOUR_MS
+    ) -> Attempt:
+        """Two pending batches in each of these partitions."""
+        metadata = (Metadata(0, self.runtime.now_ms() - age_ms),)
+        for name in names:
+            entries = []
+            for clock in (2, 3):
+                message = build_uuid(producer, clock, CONTINUE_TXN)
+                location = batch_key(name, self.runtime.ulid(), txn, message)
+                self.store.put(location, encode_batch([producer]))
+                entries.append(NewEntry(location, metadata))
+            self.queue(name).append(entries)
+        return Attempt(txn or Transaction("none", 0), producer, dict.fromkeys(names, 4))
+
+    def delivered(self, name: str) -> list[int]:
+        got = self.store.get(f"{name}/manifest")
+        assert isinstance(got, Blob)
+        rule, found = ReadCommitted(name), []
+        for entry in Manifest.parse(got.data).entries():
+            found += rule.offer(entry.sequence, entry.location, lambda begin, end: [])
+        return found
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_a_topic_without_transactions_has_none_open(world: World) -> None:
+    assert list_open(world.place) == []
+    world.queue("p-00000").append([NewEntry("p-00000/x")])
+    assert list_open(world.place) == []
+
+
+def test_each_part_of_a_transaction_is_told_with_what_waits_behind_it(world: World) -> None:
+    world.queue("p-00001").append([NewEntry("p-00001/x")])
+    world.write(A, Transaction("orders", 7), "p-00000", "p-00001")
+    world.queue("p-00001").append([NewEntry("p-00001/y")])
+    world.write(B, None, "p-00002", age_ms=1_500)
+    whole = {"producer": A.hex(), "app": "orders", "batch": 7, "batches": 2, "age_seconds": 3600.0}
+    assert list_open(world.place) == [
+        OpenTransaction(partition="p-00000", first_sequence=0, behind=2, **whole),  # type: ignore[arg-type]
+        OpenTransaction(partition="p-00001", first_sequence=1, behind=3, **whole),  # type: ignore[arg-type]
+        OpenTransaction(
+            partition="p-00002", producer=B.hex(), app=None, batch=None, first_sequence=0,
+            batches=2, behind=2, age_seconds=1.5,
+        ),
+    ]  # fmt: skip
+
+
+def test_an_undecided_transaction_is_rolled_back_everywhere(world: World) -> None:
+    world.write(A, Transaction("orders", 7), *NAMES)
+    listed = list_open(world.place)
+    assert abort(world.place, A.hex()) == Aborted(committed=(), rolled_back=tuple(listed))
+    assert list_open(world.place) == []
+    assert [world.delivered(name) for name in NAMES] == [[], [], []]
+    with pytest.raises(InvalidInput, match="no transaction of producer"):
+        abort(world.place, A.hex())
+
+
+def test_what_the_record_names_is_completed_and_not_rolled_back(world: World) -> None:
+    ledger, txn = world.ledger(), Transaction("orders", 7)
+    assert ledger.begin(txn, None, NAMES)
+    world.write(B, Transaction("orders", 6), "p-00002")
+    assert ledger.decide(world.write(A, txn, "p-00000", "p-00001", age_ms=0))  # and is killed
+    assert [each.committed for each in list_open(world.place)] == [True, True, False]
+    done = abort(world.place, A.hex())
+    assert [each.partition for each in done.committed] == ["p-00000", "p-00001"]
+    assert [each.producer for each in done.rolled_back] == [B.hex()]
+    assert [world.delivered(name) for name in NAMES] == [[0, 1], [0, 1], []]
+
+
+def test_a_writer_that_lives_fails_after_its_transaction_was_ended(world: World) -> None:
+    ledger, txn = world.ledger(), Transaction("orders", 7)
+    ledger.begin(txn, None, NAMES)
+    attempt = world.write(A, txn, *NAMES)
+    abort(world.place, A.hex())
+    with pytest.raises(Superseded):
+        ledger.decide(attempt)
+    assert [world.delivered(name) for name in NAMES] == [[], [], []]
+
+
+def test_other_apps_are_let_be(world: World) -> None:
+    world.write(A, Transaction("orders", 7), "p-00000")
+    world.write(B, Transaction("bills", 7), "p-00000")
+    world.write(C, None, "p-00000")
+    abort(world.place, A.hex())
+    assert [each.producer for each in list_open(world.place)] == [B.hex(), C.hex()]
+
+
+def test_one_without_an_app_is_rolled_back_by_its_producer_alone(world: World) -> None:
+    world.write(A, None, *NAMES)
+    world.write(B, None, "p-00001")
+    assert len(abort(world.place, A.hex()).rolled_back) == 3
+    assert [each.producer for each in list_open(world.place)] == [B.hex()]
+    assert [world.delivered(name) for name in NAMES] == [[], [], []]
+
+
+def test_a_young_transaction_may_be_at_work(world: World) -> None:
+    world.write(A, Transaction("orders", 7), "p-00000")
+    world.write(A, Transaction("orders", 7), "p-00001", age_ms=10_000)
+    with pytest.raises(InvalidInput, match=r"is 10 s old: its writer may be at work.*force=True"):
+        abort(world.place, A.hex())
+    assert len(list_open(world.place)) == 2
+    assert len(abort(world.place, A.hex(), force=True).rolled_back) == 2
+
+
+def test_one_partition_of_a_topic_is_looked_at_and_not_ended_alone(world: World) -> None:
+    world.write(A, Transaction("orders", 7), *NAMES)
+    one = Place(Topic.config_of("p-00001", CONFIG), world.store, world.runtime)
+    assert [each.partition for each in list_open(one)] == ["p-00001"]
+    with pytest.raises(InvalidInput, match="in all of them or in none"):
+        abort(one, A.hex())
+    assert len(list_open(world.place)) == 3
+
+
+def test_a_queue_of_its_own_is_looked_at_and_ended() -> None:
+    runtime, store = ManualRuntime(), MemoryStore()
+    place = Place(CONFIG, store, runtime)
+    with pytest.raises(InvalidInput, match="there is no queue"):
+        list_open(place)
+    queue = Queue(store, CONFIG, runtime=runtime, role="test")
+    queue.append([NewEntry(batch_key("ingest", runtime.ulid(), None, build_uuid(A, 2, 1)))])
+    assert abort(place, A.hex(), force=True).rolled_back[0].partition == "ingest"
+    assert list_open(place) == []
