@@ -19,6 +19,7 @@ from opendata_buffer import metrics
 from opendata_buffer.broker.claims import MAX_BYTES, Claims, claims_key, decode, encode
 from opendata_buffer.broker.messages import error_body, metadata_body
 from opendata_buffer.broker.requests import Answer, ClaimRequest, FinishRequest
+from opendata_buffer.broker.shared_queue import SharedQueue
 from opendata_buffer.broker.wire import MAX_MESSAGE_BYTES
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
@@ -44,6 +45,9 @@ may have missed heartbeats, so it gives the worker the whole time anew, once, as
 MAX_ANSWER_BYTES = MAX_MESSAGE_BYTES // 2
 """About the size of one answer; the batches that do not fit are handed out later."""
 
+ACK_S = 1.0
+"""Between two acknowledgements while workers wait: each is a write for which they would wait."""
+
 RETRY_S = 1.0
 """After storage did not answer."""
 
@@ -66,10 +70,18 @@ class Foreman:
         store: Where the queue lives.
         config: The consumer's settings.
         runtime: Clock and threads.
+        queue: What the broker appends to; None for a queue of its own.
     """
 
-    def __init__(self, store: Store, config: ConsumerConfig, runtime: Runtime) -> None:
+    def __init__(
+        self,
+        store: Store,
+        config: ConsumerConfig,
+        runtime: Runtime,
+        queue: SharedQueue | None = None,
+    ) -> None:
         self._store = store
+        self._queue = queue
         self._config = config
         self._runtime = runtime
         self._labels = {"queue": metrics.queue_label(store.url, config.manifest_path)}
@@ -90,6 +102,7 @@ class Foreman:
         self._renewed: dict[int, int] = {}
         self._rests: dict[int, float] = {}
         self._polled_at = float("-inf")
+        self._acked_at = float("-inf")
 
     def submit(self, request: ClaimRequest | FinishRequest) -> None:
         """Take a request; its ``answer`` is called when it is settled."""
@@ -213,7 +226,9 @@ class Foreman:
             raise self._fenced
         if self._claims is not None and self._consumer is not None:
             return self._claims, self._consumer
-        consumer = Consumer(self._config, store=self._store, runtime=self._runtime)
+        consumer = Consumer(
+            self._config, store=self._store, runtime=self._runtime, queue=self._queue
+        )
         register: Register[Claims] = Register(
             self._store,
             claims_key(self._config.data_path_prefix),
@@ -428,6 +443,10 @@ class Foreman:
         acked = consumer.last_acked_sequence
         if frontier == 0 or (acked is not None and acked >= frontier - 1) or self._end < frontier:
             return
+        now = self._runtime.monotonic()
+        if (self._finishing or self._news) and now - self._acked_at < ACK_S:
+            return  # There is another turn at once.
+        self._acked_at = now
         try:
             consumer.ack_through(frontier - 1)
         except TransientStorageError as error:

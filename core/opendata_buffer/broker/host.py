@@ -18,6 +18,7 @@ from opendata_buffer.broker.client import ChannelClosed, ChannelRefused, Connect
 from opendata_buffer.broker.foreman import Foreman
 from opendata_buffer.broker.lease import Lease, Watch
 from opendata_buffer.broker.service import Service
+from opendata_buffer.broker.shared_queue import SharedQueue
 from opendata_buffer.broker.wire import ProtocolError
 from opendata_buffer.config import (
     ConsumerConfig,
@@ -27,7 +28,6 @@ from opendata_buffer.config import (
 )
 from opendata_buffer.errors import CorruptData, OpenDataBufferError, StorageError
 from opendata_buffer.queue.owner import claim_for_use
-from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, Task
 from opendata_buffer.stores import Store
 
@@ -227,13 +227,13 @@ class Host:
             seen_ms=self._runtime.now_ms(),
         )
         claim = claim_for_use(self._store, self._config, runtime=self._runtime)
-        queue = Queue(self._store, self._config, runtime=self._runtime, role="broker", claim=claim)
+        queue = SharedQueue(self._store, self._config, runtime=self._runtime, claim=claim)
         service = Service(
             queue,
             self._runtime,
             self._config.data_path_prefix,
             on_conflict=self._doubt,
-            foreman=Foreman(self._store, consumer_settings(self._config), self._runtime),
+            foreman=Foreman(self._store, consumer_settings(self._config), self._runtime, queue),
         )
         try:
             service.start()

@@ -25,6 +25,7 @@ from opendata_buffer.broker.messages import (
 )
 from opendata_buffer.broker.requests import parse_beat, parse_claim, parse_finish
 from opendata_buffer.broker.wire import BrokerEnd, ProtocolError
+from opendata_buffer.commit.gaps import Gaps
 from opendata_buffer.errors import CommitStateUnknown, QueueFull
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.queue import Queue
@@ -95,6 +96,7 @@ class Service:
         self._bytes = 0
         self._next = 0
         self._leaving = False
+        self._gaps = Gaps()
         self._task: Task | None = None
         self.sessions = 0
         self.commits = 0
@@ -191,15 +193,24 @@ class Service:
                 for each in group:
                     self._refuse(each, "moved")
                 return
-            conflicts = self._queue.conflicts
+            began, conflicts = self._runtime.monotonic(), self._queue.conflicts
             try:
                 self._commit(group)
             except Exception as error:
                 # A thread that dies would leave every client waiting until it gives up.
                 log.exception("group commit failed")
                 self._fail(group, error)
+            now = self._runtime.monotonic()
             if self._queue.conflicts > conflicts:
+                self._gaps.lost(now)
                 self._on_conflict()
+            self._let_others_in(self._gaps.wrote(began, now))
+
+    def _let_others_in(self, seconds: float) -> None:
+        until = self._runtime.monotonic() + seconds
+        with self._condition:
+            while not self._leaving and (left := until - self._runtime.monotonic()) > 0:
+                self._condition.wait(left)
 
     def _commit(self, group: Sequence[_Waiting]) -> None:
         fresh = []

@@ -21,6 +21,7 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from opendata_buffer.commit.gaps import Gaps
 from opendata_buffer.formats.keys import location_tag
 
 __all__ = ["Turns"]
@@ -54,6 +55,8 @@ class Turns:
         self._conflict_at: float | None = None
         self._cycles: deque[float] = deque(maxlen=5)
         self._began: float | None = None
+        self._gaps = Gaps()
+        self._write_began = 0.0
         self._turn_at = 0.0
         self._window = WINDOW_S
 
@@ -83,11 +86,13 @@ class Turns:
         """A write begins; whether to read first, because others write, too."""
         shared = self.others(now) > 0
         self._began = now if shared else None
+        self._write_began = now
         return shared
 
     def lost(self, now: float) -> float:
         """A race was lost; seconds to wait before the next attempt, which begins with a read."""
         self._conflict_at = now
+        self._gaps.lost(now)
         wait = self._random() * self._cycle() / 2
         self._began = now + wait
         return wait
@@ -99,6 +104,8 @@ class Turns:
             self._began = None
         pause = self.others(now) * CYCLES_EACH * self._cycle()
         pause = min(pause * (1 + JITTER * (2 * self._random() - 1)), MAX_PAUSE_S)
+        # Not everybody is counted: a consumer that never won a race has left no trace.
+        pause = pause or self._gaps.wrote(self._write_began, now)
         self._window = max(WINDOW_S, 2 * pause)
         self._turn_at = now + pause
 

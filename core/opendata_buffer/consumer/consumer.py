@@ -61,6 +61,7 @@ class Consumer:
         store: Instead of the one ``config.store`` names.
         runtime: Clock and threads.
         allow_data_loss: Go on behind a gap, with a warning, instead of raising ``DataLoss``.
+        queue: Use this one, which the same process also appends to, instead of one of its own.
 
     Raises:
         UnsafeStore: The store has no compare-and-swap.
@@ -80,6 +81,7 @@ class Consumer:
         store: Store | None = None,
         runtime: Runtime | None = None,
         allow_data_loss: bool = False,
+        queue: Queue | None = None,
     ) -> None:
         self._config = config
         self._runtime = runtime if runtime is not None else SystemRuntime()
@@ -93,9 +95,11 @@ class Consumer:
         with self._deadline():
             # Before the epoch: a consumer with the wrong configuration must not fence the right
             # one.
-            claim = claim_for_use(opened, config, runtime=self._runtime)
-            self._queue = Queue(opened, config, runtime=self._runtime, role="consumer", claim=claim)
-            self._queue_id = claim.queue_id
+            if queue is None:
+                claim = claim_for_use(opened, config, runtime=self._runtime)
+                queue = Queue(opened, config, runtime=self._runtime, role="consumer", claim=claim)
+            self._queue = queue
+            self._queue_id = queue.queue_id
             last_acked = None if start is None else self._sequence_of(start, opened.url)
             manifest = self._queue.claim_epoch(last_acked, allow_data_loss=allow_data_loss)
         self._epoch = manifest.epoch

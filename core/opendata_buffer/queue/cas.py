@@ -232,7 +232,7 @@ class Register(Generic[T]):
             raises when the second cannot follow the first.
         check_write: Called with the value that is about to be replaced, or None, and its
             successor: the last gate before the store.
-        after_conflict: Seconds to wait after a lost race, asked each time; without it the
+        after_conflict: Seconds to wait after a lost race, asked each time; None for the
             backoff of any other retry.
     """
 
@@ -248,7 +248,7 @@ class Register(Generic[T]):
         max_bytes: int,
         check_read: Callable[[T, T], None] | None = None,
         check_write: Callable[[T | None, T], None] | None = None,
-        after_conflict: Callable[[], float] | None = None,
+        after_conflict: Callable[[], float | None] | None = None,
     ) -> None:
         self._store = store
         self._key = key

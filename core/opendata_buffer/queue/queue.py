@@ -49,6 +49,9 @@ __all__ = ["Queue"]
 
 T = TypeVar("T")
 
+SOON_S = 0.1
+"""Longest wait after a lost race, where a write takes longer than the first step of the backoff."""
+
 
 class Queue:
     """One manifest, as seen by one owner. Not thread-safe: its owner serialises the calls.
@@ -64,6 +67,10 @@ class Queue:
             backoff of any other retry.
     """
 
+    # Producers write all the time, so a consumer's remembered manifest is out of date: one read is
+    # cheaper than a lost race that makes a producer retry, too.
+    _changes_from_memory = False
+
     def __init__(
         self,
         store: CasStore,
@@ -72,7 +79,7 @@ class Queue:
         runtime: Runtime,
         role: str,
         claim: Claim | None = None,
-        after_conflict: Callable[[], float] | None = None,
+        after_conflict: Callable[[], float | None] | None = None,
     ) -> None:
         self._store = store
         self._config = config
@@ -96,13 +103,19 @@ class Queue:
             max_bytes=MAX_MANIFEST_BYTES,
             check_read=self._check_read,
             check_write=lambda before, after: check_transition(before or Manifest.empty(), after),
-            after_conflict=after_conflict,
+            after_conflict=after_conflict or self._soon,
         )
+        self._decided_at = runtime.monotonic()
 
     @property
     def key(self) -> str:
         """The manifest's key."""
         return self._key
+
+    @property
+    def queue_id(self) -> str:
+        """The queue's id; empty without a claim."""
+        return "" if self._claim is None else self._claim.queue_id
 
     @property
     def labels(self) -> dict[str, str]:
@@ -292,7 +305,7 @@ class Queue:
 
     def _change(self, change: Callable[[Manifest], Manifest]) -> Manifest:
         """A change that may be applied twice: nothing needs to be recognised."""
-        outcome = self._update(change)
+        outcome = self._update(change, from_memory=self._changes_from_memory)
         if isinstance(outcome, Doubtful):
             raise TransientStorageError(
                 f"manifest {self._key!r} in {self._store.url} could not be written: "
@@ -311,6 +324,7 @@ class Queue:
         attempts, conflicts = register.attempts, register.conflicts
 
         def decide(before: Manifest | None) -> Manifest | None:
+            self._decided_at = self._runtime.monotonic()
             if self._claim is not None:
                 self._claim.check(before)
             old = before if before is not None else Manifest.empty()
@@ -321,11 +335,20 @@ class Queue:
             return before if new is old else new
 
         try:
-            # Producers write all the time, so a consumer's remembered manifest is stale: one
-            # read is cheaper than a lost race that makes a producer retry too.
             return register.update(decide, proof=append, from_memory=from_memory)
         finally:
             self._count(register.attempts - attempts, register.conflicts - conflicts)
+
+    def _soon(self) -> float | None:
+        """Seconds to wait after a lost race; None for the backoff, which grows each time.
+
+        Who waits longer each time hardly ever meets the gap that a busy writer leaves
+        (``commit/gaps.py``). What a write takes is wait enough, unless the store is quick.
+        """
+        took = self._runtime.monotonic() - self._decided_at
+        if took <= self._config.backoff_base_ms / 1000:
+            return None
+        return self._runtime.random() * min(took, SOON_S)
 
     def _count(self, tried: int, lost: int) -> None:
         if not tried:

@@ -32,6 +32,7 @@ from opendata_buffer.broker.wire import ProtocolError
 from opendata_buffer.config import WorkerConfig
 from opendata_buffer.consumer.descriptors import BatchDescriptor
 from opendata_buffer.consumer.fetch import FetchHandle
+from opendata_buffer.consumer.read_ahead import Pace, fetch_many
 from opendata_buffer.errors import (
     ClaimLost,
     Closed,
@@ -155,6 +156,7 @@ class Worker:
             network = WebSocketNetwork(self._runtime, listen_for(self._store))
         self._network = network
         self._fetch = FetchHandle.of(config, store=self._store, runtime=self._runtime)
+        self._pace = Pace()
         self._lease = Lease(self._store, config, self._runtime)
         self.name = (
             config.name or f"{os.uname().nodename}-{os.getpid()}-{self._runtime.ulid()[-6:]}"
@@ -266,21 +268,32 @@ class Worker:
             with self._condition:
                 self._tokens[each["token"]] = descriptor.sequence
                 self._batches[each["token"]] = batch
+        found = fetch_many(
+            self._fetch_or_why_not,
+            [descriptor for _, descriptor in made],
+            runtime=self._runtime,
+            pace=self._pace,
+        )
         fetched = []
         try:
-            for batch, descriptor in made:
-                try:
-                    batch.entries = self._fetch.fetch(descriptor).entries
-                except PoisonBatch as error:
+            for (batch, _), entries in zip(made, found, strict=True):
+                if isinstance(entries, PoisonBatch):
                     with suppress(ClaimLost):
-                        batch.reject(str(error))
+                        batch.reject(str(entries))
                     continue
+                batch.entries = entries
                 fetched.append(batch)
         except BaseException:
             # Nobody gets to see these: kept alive by heartbeats they would never be done.
             self._give_back([batch for batch, _ in made])
             raise
         return fetched
+
+    def _fetch_or_why_not(self, descriptor: BatchDescriptor) -> Sequence[bytes] | PoisonBatch:
+        try:
+            return self._fetch.fetch(descriptor).entries
+        except PoisonBatch as error:
+            return error
 
     def _give_back(self, batches: Sequence[ClaimedBatch]) -> None:
         connection = self._connection
