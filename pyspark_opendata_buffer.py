@@ -47,11 +47,18 @@ class DefaultSource(DataSource):
         return "opendata-buffer"
 
     def schema(self) -> StructType:
-        """Columns of a read without ``.schema(...)``; checks the options on the way."""
-        from buffer_source.options import SourceOptions
-        from buffer_source.rows import default_schema
+        """Columns of a read without ``.schema(...)``; checks the options on the way.
 
-        return default_schema(SourceOptions.from_spark(self.options).include_location)
+        Makes one small request: whether a topic is there, which has one column more.
+        """
+        from buffer_source.options import SourceOptions
+        from buffer_source.partitions import reads_topic
+        from buffer_source.rows import default_schema
+        from opendata_buffer.stores.factory import open_store
+
+        options = SourceOptions.from_spark(self.options)
+        store = open_store(options.queue.store, options.queue.store_options)
+        return default_schema(options.include_location, reads_topic(options, store))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For ``spark.read``."""

@@ -1,4 +1,4 @@
-"""The batch source: a snapshot of what is queued, taken without disturbing its consumer."""
+"""The batch source: a snapshot of what is queued, taken without disturbing any consumer."""
 
 from __future__ import annotations
 
@@ -7,19 +7,24 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from buffer_source.batches import PartitionBatch
 from buffer_source.measures import Measures
 from buffer_source.options import EARLIEST, LATEST, SourceOptions
+from buffer_source.partitions import Partitions
 from buffer_source.planner import pack
 from buffer_source.rows import check_schema
 from buffer_source.task import BatchPartition, read_batches
 from buffer_source.times import newest_ms
 from opendata_buffer.consumer.descriptors import BatchDescriptor
-from opendata_buffer.consumer.transactions import TransactionFilter
+from opendata_buffer.consumer.read_committed import ReadCommitted
 from opendata_buffer.errors import DataLoss, InvalidInput
 from opendata_buffer.formats.manifest import Manifest, QueueEntry
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.retry import queue_retry
+from opendata_buffer.runtime import Runtime, SystemRuntime
+from opendata_buffer.stores import Store
 from opendata_buffer.stores.factory import open_store
+from opendata_buffer.together import together
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -59,27 +64,16 @@ class BufferBatchReader(DataSourceReader):
             DataLoss: ``startingOffsets`` is before its start, unless ``failOnDataLoss`` is off.
         """
         options, runtime = self._options, SystemRuntime()
-        config = options.consumer
-        store = open_store(config.store, config.store_options)
-        queue = Queue(store, config, runtime=runtime, role="reader")
-        manifest = queue.read()
-        if manifest is None:
-            raise InvalidInput(
-                f"there is no queue with manifest {config.manifest_path!r} in {store.url}: check "
-                "the path and the options dataPathPrefix and manifestPath"
-            )
-        entries = select(manifest, options)
-        batches = [BatchDescriptor.of(entry) for entry in entries]
-        measures = Measures(
-            store,
-            config.data_path_prefix,
-            runtime=runtime,
-            concurrency=options.fetch_concurrency,
-            allow_foreign=options.allow_foreign_locations,
-        )
-        tasks = pack(
-            batches, measures.estimates(batches), options.parallelism, options.min_partitions
-        )
+        store = open_store(options.queue.store, options.queue.store_options)
+        partitions = Partitions(options, store, runtime, queue_retry(runtime, options.queue))
+
+        def waiting(name: str) -> tuple[list[PartitionBatch], list[int]]:
+            return _waiting(partitions.options_of(name), name, store, runtime)
+
+        found = together(runtime, waiting, partitions.names())
+        batches = [batch for part, _ in found for batch in part]
+        sizes = [size for _, part in found for size in part]
+        tasks = pack(batches, sizes, options.parallelism, options.min_partitions)
         return [BatchPartition(task) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -89,8 +83,35 @@ class BufferBatchReader(DataSourceReader):
         return read_batches(self._options, self._schema, descriptors)
 
 
+def _waiting(
+    options: SourceOptions, name: str, store: Store, runtime: Runtime
+) -> tuple[list[PartitionBatch], list[int]]:
+    """What is wanted of one queue, and estimates of the stored bytes of each batch."""
+    config = options.consumer
+    manifest = Queue(store, config, runtime=runtime, role="reader").read()
+    if manifest is None:
+        if options.create_if_missing:  # a partition that nobody has written to yet
+            return [], []
+        raise InvalidInput(
+            f"there is no queue with manifest {config.manifest_path!r} in {store.url}: check "
+            "the path and the options dataPathPrefix and manifestPath"
+        )
+    batches = [
+        PartitionBatch.within(name, BatchDescriptor.of(entry))
+        for entry in select(manifest, options)
+    ]
+    measures = Measures(
+        store,
+        config.data_path_prefix,
+        runtime=runtime,
+        concurrency=options.fetch_concurrency,
+        allow_foreign=options.allow_foreign_locations,
+    )
+    return batches, measures.estimates(batches)
+
+
 def select(manifest: Manifest, options: SourceOptions) -> list[QueueEntry]:
-    """The entries a batch read wants, repeats of a transaction left out.
+    """The entries a batch read wants, without repeats and what is not committed.
 
     Raises:
         InvalidInput, DataLoss: The wanted positions are not in the queue.
@@ -116,12 +137,18 @@ def select(manifest: Manifest, options: SourceOptions) -> list[QueueEntry]:
     since_ms = options.starting_timestamp_ms
     if since_ms is not None:
         begin = _first_since(manifest, since_ms)
-    transactions = TransactionFilter(options.queue.data_path_prefix)
+    entries = manifest.entries()
+
+    def again(start: int, stop: int) -> list[tuple[int, str]]:
+        return [(each.sequence, each.location) for each in entries[start - first : stop - first]]
+
+    rule = ReadCommitted(options.queue.data_path_prefix, options.isolation)
     return [
-        entry
-        for entry in manifest.entries()
-        # Offered first, whatever else is asked: the filter must see every entry.
-        if transactions.offer(entry.sequence, entry.location) and begin <= entry.sequence <= until
+        entries[sequence - first]
+        for entry in entries
+        # Offered first, whatever else is asked: the rule must see every entry.
+        for sequence in rule.offer(entry.sequence, entry.location, again)
+        if begin <= sequence <= until
     ]
 
 

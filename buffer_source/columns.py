@@ -46,12 +46,14 @@ class Piece:
         values: The records of the rows, of type ``pa.binary()``.
         runs: The metadata ranges of the rows, counted from the first.
         begin: Index in the batch of the first row.
+        partition: Of the source, that the batch is in.
     """
 
     batch: Records
     values: pa.BinaryArray
     runs: Runs
     begin: int
+    partition: str
 
     @property
     def count(self) -> int:
@@ -191,6 +193,16 @@ class _Sequences:
         return self._constant.repeat(piece.batch.sequence, piece.count)
 
 
+class _Partitions:
+    """Names of the partitions that batches are in."""
+
+    def __init__(self, dtype: pa.DataType) -> None:
+        self._constant = _Constant(dtype)
+
+    def build(self, piece: Piece) -> pa.Array:
+        return self._constant.repeat(piece.partition, piece.count)
+
+
 class _Locations:
     """Keys of the batch objects."""
 
@@ -204,6 +216,8 @@ class _Locations:
 COLUMNS: dict[str, Column] = {
     "value": Column((BinaryType, StringType), _Values),
     "metadata": Column((BinaryType, StringType), _Payloads, nullable=True),
+    # Of a topic; in a queue it is the same on every row.
+    "partition": Column((StringType,), _Partitions, by_default=False),
     "sequence": Column((LongType,), _Sequences),
     "index": Column((IntegerType,), _Indexes),
     "ingestion_time": Column((TimestampType,), _Times, nullable=True),

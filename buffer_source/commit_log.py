@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from buffer_source.offsets import Position
+from buffer_source.offsets import SourceOffset
 
 __all__ = ["FIRST_BATCH_SETTLES_S", "CommitLog", "Tracking"]
 
@@ -49,17 +49,17 @@ class CommitLog:
     def __init__(self) -> None:
         self.tracking = Tracking.UNKNOWN
         self._planned = 0  # Micro-batches planned in this run.
-        self._planned_from: tuple[Position | None] | None = None  # Where the last one begins.
+        self._planned_from: tuple[SourceOffset | None] | None = None  # Where the last one begins.
         self._in_place = 0
-        self._handed: Position | None = None
+        self._handed: SourceOffset | None = None
         self._handed_at = 0.0
-        self._committed: Position | None = None
+        self._committed: SourceOffset | None = None
 
     def available_now(self) -> None:
         """The trigger is AvailableNow, which has no asynchronous tracking."""
         self.tracking = Tracking.SYNCHRONOUS
 
-    def handed(self, start: Position | None, now: float) -> bool:
+    def handed(self, start: SourceOffset | None, now: float) -> bool:
         """``latestOffset(start)`` was called: is ``start`` in the commit log for sure?"""
         if start != self._handed:
             self._handed = start
@@ -72,14 +72,14 @@ class CommitLog:
             return False
         return self._planned == 1 and now - self._handed_at >= FIRST_BATCH_SETTLES_S
 
-    def committed(self, end: Position) -> None:
+    def committed(self, end: SourceOffset) -> None:
         """``commit(end)`` was called: ``end`` is in the commit log, whatever the tracking."""
         self._committed = end
         if self._handed is not None and end != self._handed:
             # Only a log that lags commits an older offset than the one just handed over.
             self.tracking = Tracking.ASYNCHRONOUS
 
-    def planned(self, start: Position | None) -> None:
+    def planned(self, start: SourceOffset | None) -> None:
         """``partitions(start, end)`` was called.
 
         A query that scans the source in two places, as a union of a DataFrame with itself

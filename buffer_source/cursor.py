@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from buffer_source.isolation import floor_of
 from buffer_source.observer import Observer
 from buffer_source.offsets import Position
 from buffer_source.options import EARLIEST, LATEST, SourceOptions
@@ -22,6 +23,7 @@ from opendata_buffer.consumer.descriptors import BatchDescriptor
 from opendata_buffer.errors import (
     Conflict,
     DataLoss,
+    Drained,
     InvalidInput,
     QueueReset,
     TransientStorageError,
@@ -37,6 +39,9 @@ log = logging.getLogger(__name__)
 
 EVERYTHING = 1 << 62
 """A sequence that no queue reaches."""
+
+Observe = Callable[[int | None], Observer]
+"""Reads behind a sequence without being the consumer."""
 
 Patient = Callable[..., Any]
 """Calls a function again while the store is unavailable for a time."""
@@ -65,10 +70,14 @@ class Cursor:
         reader: The claimed queue, or what reads beside whoever claimed it.
         queue_id: Its identity; empty for a queue that has none.
         options: What the query asked for.
+        observe: Reads on where the queue was closed, because it has left its topic.
     """
 
-    def __init__(self, reader: Reader, queue_id: str, options: SourceOptions) -> None:
+    def __init__(
+        self, reader: Reader, queue_id: str, options: SourceOptions, observe: Observe
+    ) -> None:
         self._reader = reader
+        self._observe = observe
         self._options = options
         self._manifest_path = options.consumer.manifest_path
         self.queue_id = queue_id
@@ -92,7 +101,7 @@ class Cursor:
             store: The opened store.
             runtime: Clock and sleep.
             patient: Repeats what fails for a time.
-            start: A position in the commit log: everything before it may leave the queue.
+            start: A position in the commit log: what was read before it may leave the queue.
             queue_id: The queue the checkpoint is about; empty when it does not say.
 
         Raises:
@@ -106,9 +115,8 @@ class Cursor:
         if start is None and not loss_allowed and not options.create_if_missing:
             _check_exists(store, options, runtime)
 
-        def read_behind(last_acked: int | None) -> Reader:
-            kind: type[Consumer] | type[Observer] = Consumer if options.acknowledge else Observer
-            return kind(
+        def observe(last_acked: int | None) -> Observer:
+            return Observer(
                 options.consumer,
                 last_acked,
                 store=store,
@@ -116,17 +124,43 @@ class Cursor:
                 allow_data_loss=not options.fail_on_data_loss,
             )
 
+        def read_behind(last_acked: int | None) -> Reader:
+            if not options.acknowledge:
+                return observe(last_acked)
+            try:
+                return Consumer(
+                    options.consumer,
+                    last_acked,
+                    store=store,
+                    runtime=runtime,
+                    allow_data_loss=not options.fail_on_data_loss,
+                )
+            except Drained:
+                # It was empty when it left its topic: nothing is there to be consumed, and this
+                # finds out whether that was all read.
+                return observe(last_acked)
+
         found: str = patient(_identity, store, options, runtime)
-        last = start.next - 1 if start is not None and start.next > 0 else None
+        floor = 0 if start is None else floor_of(start, options)
+        last = floor - 1 if floor > 0 else None
         try:
             # Before anything is claimed or dropped (failure F4).
             _check_identity(store, options, queue_id, found)
-            return cls(patient(read_behind, last), found, options)
+            cursor = cls(patient(read_behind, last), found, options, observe)
+            if start is None or start.next <= cursor.end:
+                return cursor
+            cursor.close()
+            # With a transaction open the queue is claimed behind an earlier sequence than this.
+            raise QueueReset(
+                f"cannot resume after sequence {start.next - 1}: manifest "
+                f"{options.consumer.manifest_path!r} in {store.url} ends at {cursor.end - 1}. The "
+                "queue was recreated or the position belongs to another queue."
+            )
         except QueueReset as error:
             if options.fail_on_data_loss:
                 raise
             log.warning("data loss allowed, reading from the start of another queue: %s", error)
-        cursor = cls(patient(read_behind, None), found, options)
+        cursor = cls(patient(read_behind, None), found, options, observe)
         if start is not None:
             cursor._rebased = (start, cursor.handed_out)
         return cursor
@@ -135,6 +169,12 @@ class Cursor:
     def handed_out(self) -> int:
         """First sequence that was not handed out."""
         last = self._reader.last_handed_out_sequence
+        return 0 if last is None else last + 1
+
+    @property
+    def acknowledged(self) -> int:
+        """First sequence that is not acknowledged."""
+        last = self._reader.last_acked_sequence
         return 0 if last is None else last + 1
 
     @property
@@ -212,7 +252,12 @@ class Cursor:
         """Have entries below ``stop`` handed out, as far as the queue has them."""
         if self.handed_out < stop:
             wanted = min(stop - self.handed_out, EVERYTHING)
-            self._waiting.extend(self._reader.next_descriptors(wanted))
+            try:
+                found = self._reader.next_descriptors(wanted)
+            except Drained:
+                self._leave()
+                found = self._reader.next_descriptors(wanted)
+            self._waiting.extend(found)
 
     def waiting(self, begin: int, stop: int = EVERYTHING) -> list[BatchDescriptor]:
         """Entries in [begin, stop) that were handed out and not acknowledged."""
@@ -253,24 +298,39 @@ class Cursor:
             log.warning("data loss allowed: %s", message)
         return found
 
-    def acknowledge(self, end: Position) -> bool:
-        """Let everything below ``end`` leave the queue; whether anything did.
+    def acknowledge(self, end: Position, floor: int) -> bool:
+        """Let everything below ``floor`` leave the queue; whether anything did.
+
+        Args:
+            end: A position in the commit log.
+            floor: The first sequence that whoever goes on there may still ask for.
 
         Cumulative and repeatable: what was done before, and a position of a queue that was
         replaced, does nothing. A store that does not answer is no failure either: the next
         acknowledgement makes up for it.
         """
-        acked = self._reader.last_acked_sequence
-        done = 0 if acked is None else acked + 1
-        if not self.owns(end) or not done < end.next <= self.handed_out:
+        if not self.owns(end) or not self.acknowledged < floor <= self.handed_out:
             return False
         try:
-            self._reader.ack_through(end.next - 1)
+            self._reader.ack_through(floor - 1)
         except (TransientStorageError, Conflict) as error:
-            log.warning("acknowledging through %d is put off: %s", end.next - 1, error)
+            log.warning("acknowledging through %d is put off: %s", floor - 1, error)
             return False
-        self._waiting = self.waiting(end.next)
+        except Drained:
+            self._leave()  # Only an empty queue is closed: what was to leave it has left.
+        self._waiting = self.waiting(floor)
         return True
+
+    @property
+    def empty(self) -> bool:
+        """Whether all there is, as of the last look, is acknowledged."""
+        return self.end == self.acknowledged
+
+    def _leave(self) -> None:
+        """The queue was closed for good: look on."""
+        last = self._reader.last_handed_out_sequence
+        self._reader.close()
+        self._reader = self._observe(last)
 
     def close(self) -> None:
         """Stop the collector and let the queue go; acknowledges nothing."""

@@ -13,6 +13,7 @@ from opendata_buffer.config import (
     GarbageCollectorConfig,
     QueueConfig,
 )
+from opendata_buffer.consumer.read_committed import ISOLATION_LEVELS, READ_COMMITTED
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats import MIB
 from opendata_buffer.option_reader import (
@@ -35,6 +36,7 @@ _SHARED = (
     *STORAGE_OPTIONS,
     "startingOffsets",
     "startingTimestamp",
+    "isolationLevel",
     "failOnDataLoss",
     "corruptBatches",
     "minPartitions",
@@ -66,12 +68,17 @@ class SourceOptions:
     Attributes:
         queue: Where the queue lives (``path``, ``dataPathPrefix``, ``manifestPath``,
             ``endpointUrl``, ``region``, ``profile``).
+        one_queue: Whether the queue was named by ``dataPathPrefix`` or ``manifestPath``; else it
+            may be a topic that lies in the store.
         starting_offsets: ``earliest`` (default), ``latest`` or the first sequence to read. Only
             a new query looks at it.
         starting_timestamp_ms: Instead of a position: read from the first batch with a record that
             was taken in at that time or later, in milliseconds since the Unix epoch; from the
             end where there is none.
         ending_offsets: Batch reads: ``latest`` (default) or the last sequence to read.
+        isolation: ``read_committed`` (default) holds batches of transactions back until they are
+            decided; ``read_uncommitted`` delivers every batch, also those that are rolled back
+            later and repeats.
         fail_on_data_loss: Whether positions or batch objects that are gone end the query.
             Default true.
         corrupt_batches: What to do with a batch that does not decode: ``fail`` (default) ends
@@ -99,9 +106,11 @@ class SourceOptions:
     """
 
     queue: QueueConfig
+    one_queue: bool = True
     starting_offsets: str | int = EARLIEST
     starting_timestamp_ms: int | None = None
     ending_offsets: str | int = LATEST
+    isolation: str = READ_COMMITTED
     fail_on_data_loss: bool = True
     corrupt_batches: str = FAIL
     acknowledge: bool = True
@@ -130,9 +139,11 @@ class SourceOptions:
         open_store(queue.store, queue.store_options)  # a URL that is none fails at load()
         return cls(
             queue=queue,
+            one_queue=any(read.text(name) for name in ("dataPathPrefix", "manifestPath")),
             starting_offsets=_position(read, "startingOffsets", EARLIEST),
             starting_timestamp_ms=_starting_timestamp(read),
             ending_offsets=_position(read, "endingOffsets", LATEST),
+            isolation=read.choice("isolationLevel", ISOLATION_LEVELS, READ_COMMITTED),
             fail_on_data_loss=read.boolean("failOnDataLoss", True),
             corrupt_batches=read.choice("corruptBatches", (FAIL, QUARANTINE), FAIL),
             acknowledge=read.boolean("acknowledge", True),
@@ -191,6 +202,12 @@ class SourceOptions:
                 f"option startingOffsets is {start}, behind endingOffsets {end}: both are read, "
                 "so make startingOffsets the smaller one"
             )
+
+    def of_partition(self, name: str) -> SourceOptions:
+        """The same for one partition of a topic."""
+        # It is part of a topic that exists, even if nobody has written to it yet.
+        queue = replace(self.queue, data_path_prefix=name, manifest_path="")
+        return replace(self, queue=queue, one_queue=True, create_if_missing=True)
 
     @property
     def consumer(self) -> ConsumerConfig:

@@ -6,13 +6,14 @@ than a limit would stop the stream for good.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import heapq
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from opendata_buffer.formats import MIB
 
-__all__ = ["Limits", "admit", "pack"]
+__all__ = ["Limits", "admit", "interleave", "pack"]
 
 
 OPEN_COST_BYTES = 256 * 1024
@@ -81,6 +82,29 @@ def admit(
             if over and index > 0:
                 return index
     return most
+
+
+def interleave(lengths: Sequence[int], backlogs: Sequence[int]) -> Iterator[int]:
+    """The order in which a trigger takes batches from several queues, as indices of queues.
+
+    Wherever it is cut, each queue has had a share in proportion to its backlog; and the first
+    round takes one batch of each, so that a short queue is not kept waiting by long ones. Queues
+    that are equal take turns in the order they are given: give those first that wait longest,
+    for a limit may be smaller than the number of queues.
+
+    Args:
+        lengths: Batches of each queue that may be taken.
+        backlogs: Batches that wait in each, which may be more.
+    """
+    turns = [(0.0, index, 0) for index, length in enumerate(lengths) if length]
+    while turns:
+        _, index, taken = turns[0]
+        yield index
+        taken += 1
+        if taken < lengths[index]:
+            heapq.heapreplace(turns, (taken / max(1, backlogs[index]), index, taken))
+        else:
+            heapq.heappop(turns)
 
 
 def pack(

@@ -11,6 +11,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from buffer_source.columns import COLUMNS, Piece
+from buffer_source.offsets import ONLY
 from buffer_source.runs import Runs
 from opendata_buffer.consumer.descriptors import Records
 from opendata_buffer.errors import InvalidInput
@@ -24,13 +25,14 @@ PIECE_ROWS = 256 * 1024
 """Rows in one record batch at most; bounds the columns that are not values."""
 
 
-def default_schema(include_location: bool = False) -> StructType:
-    """The schema of a read without ``.schema(...)``."""
+def default_schema(include_location: bool = False, topic: bool = False) -> StructType:
+    """The schema of a read without ``.schema(...)``; that of a topic tells partitions apart."""
+    also = {"location": include_location, "partition": topic}
     return StructType(
         [
             StructField(name, column.types[0]())
             for name, column in COLUMNS.items()
-            if column.by_default or (include_location and name == "location")
+            if column.by_default or also.get(name, False)
         ]
     )
 
@@ -96,8 +98,12 @@ class RowBuilder:
         self._piece_bytes = piece_bytes
         self._piece_rows = piece_rows
 
-    def pieces(self, batch: Records) -> Iterator[pa.RecordBatch]:
+    def pieces(self, batch: Records, partition: str = ONLY) -> Iterator[pa.RecordBatch]:
         """The batch as record batches in row order; none if it has no records.
+
+        Args:
+            batch: The batch, opened.
+            partition: Of the source, that it is in.
 
         Raises:
             BatchUnreadable: A record array could not be decoded.
@@ -113,7 +119,9 @@ class RowBuilder:
                     end = runs.fit(first + begin, first + end, self._piece_bytes) - first
                 end = self._cut(values, begin, end)
                 rows = runs.cut(first + begin, first + end)
-                piece = Piece(batch, values.slice(begin, end - begin), rows, first + begin)
+                piece = Piece(
+                    batch, values.slice(begin, end - begin), rows, first + begin, partition
+                )
                 columns = [builder.build(piece) for builder in self._builders.values()]
                 del piece
                 yield pa.RecordBatch.from_arrays(columns, schema=self.schema)

@@ -1,44 +1,39 @@
 """Turns Spark's calls into offsets and task plans, for one run of one query. No Spark in it.
 
-Every answer is a function of the offsets Spark hands over and of the manifest; what is kept
+Every answer is a function of the offsets Spark hands over and of the manifests; what is kept
 between calls only saves requests. So a replay after a crash, which calls
 :meth:`StreamDriver.plan` first, needs nothing.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from buffer_source.batches import PartitionBatch
 from buffer_source.commit_log import CommitLog
-from buffer_source.cursor import EVERYTHING, Cursor
-from buffer_source.measures import Measures
 from buffer_source.offsets import Position, SourceOffset
 from buffer_source.options import QUARANTINE, SourceOptions
-from buffer_source.planner import Limits, admit, pack
+from buffer_source.partition import READ_AHEAD, Look, Part
+from buffer_source.partitions import Partitions
+from buffer_source.planner import Limits, admit, interleave, pack
 from buffer_source.progress import Progress
-from buffer_source.times import oldest_ms
-from opendata_buffer.consumer.descriptors import BatchDescriptor
-from opendata_buffer.consumer.transactions import TransactionFilter
-from opendata_buffer.errors import TransientStorageError
-from opendata_buffer.formats.keys import parse_location
-from opendata_buffer.quarantine import count_quarantine
-from opendata_buffer.queue.queue import Queue
+from opendata_buffer.queue.nesting import TOPIC_KEY
 from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Store
+from opendata_buffer.together import together
 
 __all__ = ["StreamDriver"]
 
-log = logging.getLogger(__name__)
-
-READ_AHEAD = 10_000
-"""Entries looked at for one trigger when only bytes or records limit it."""
-
 
 class StreamDriver:
-    """Offsets, limits and plans of one run of one query; the queue itself is its cursor's.
+    """Offsets, limits and plans of one run of one query, over all partitions of its source.
+
+    What concerns one queue is its :class:`~buffer_source.partition.PartitionStream`'s; here is
+    what they share: the trigger's limits, the tasks, and what Spark has committed. Partitions
+    are looked at, acknowledged and planned at the same time.
 
     Nothing is claimed before Spark hands over the first offset: a reader that is only made, to
     be pickled or to look at its schema, must not fence a running query.
@@ -46,42 +41,37 @@ class StreamDriver:
     Args:
         options: What the query asked for.
         store: The opened store.
-        runtime: Clock and sleep.
+        runtime: Clock, sleep and threads.
     """
 
     def __init__(self, options: SourceOptions, store: Store, runtime: Runtime) -> None:
         self._options = options
-        self._config = options.consumer
         self._store = store
         self._runtime = runtime
-        self._measures = Measures(
-            store,
-            self._config.data_path_prefix,
-            runtime=runtime,
-            concurrency=options.fetch_concurrency,
-            allow_foreign=options.allow_foreign_locations,
-        )
         # An error in any call ends the query, so what may pass is waited for.
         self._progress = Progress()
-        self._patient = queue_retry(runtime, self._config).copy(before_sleep=self._progress.retried)
+        self._patient = queue_retry(runtime, options.consumer).copy(
+            before_sleep=self._progress.retried
+        )
+        self._partitions = Partitions(options, store, runtime, self._patient)
         self._log = CommitLog()
-        self._cursor: Cursor | None = None
-        self._base: int | None = None  # What startingOffsets meant, once it is resolved.
-        self._target: int | None = None  # Where a run with AvailableNow ends.
+        self._frozen: list[str] | None = None  # What a run with AvailableNow reads.
         self._idle_at: float | None = None  # When nothing was found, monotonic seconds.
-        self._next = 0  # Where the last answer of latest() ends.
         self._counted: tuple[SourceOffset | None, SourceOffset] | None = None
         self._quarantine_known = False  # Whether no task ran since the quarantine was looked at.
 
     def prepare_available_now(self) -> None:
         """Freeze the end of the run: what is queued now, and nothing later."""
-        queue = Queue(self._store, self._config, runtime=self._runtime, role="consumer")
-        manifest = queue.read()  # Retries by itself.
-        self._target = 0 if manifest is None else manifest.next_sequence
+        self._frozen = self._partitions.names()
+        streams = [self._partitions.stream(name) for name in self._frozen]
+        together(self._runtime, lambda stream: stream.freeze(), streams)
         self._log.available_now()
 
     def latest(self, start: SourceOffset | None, *, unlimited: bool = False) -> SourceOffset:
         """The end of the next micro-batch; ``start`` itself when nothing waits.
+
+        Partitions that are new are read from their beginning; those that have left the topic
+        leave the offset when there is one to be made.
 
         Args:
             start: Where the last micro-batch ended; None for a new query.
@@ -90,46 +80,57 @@ class StreamDriver:
         Raises:
             Fenced: Another consumer took the queue.
             DataLoss, QueueReset: ``start`` is not a position of this queue any more.
+            InvalidInput: ``start`` is about something else than this source reads.
         """
-        before = None if start is None else start.only
-        cursor = self._opened(before, "" if before is None else before.queue)
-        if self._log.handed(before, self._runtime.monotonic()) and before is not None:
-            self._acknowledge(cursor, before)
-        self._look_at_quarantine()
-        end = self._next_position(cursor, before, unlimited)
-        self._next = end.next
-        return start if start is not None and end == before else SourceOffset.of(end)
-
-    def _next_position(self, cursor: Cursor, start: Position | None, unlimited: bool) -> Position:
-        begin, base = self._begin(cursor, start)
-        if start is not None and (begin != start.next or not cursor.owns(start)):
-            # First a micro-batch without rows. One with rows might end beyond `start`, and a
-            # replay would take it for one that begins at `start`.
-            # Writers count their batches per queue: another queue's numbers say nothing here.
-            passed = start.transactions if cursor.owns(start) else {}
-            return Position(begin, base, passed, cursor.queue_id)
+        self._partitions.check(start)
+        before: Mapping[str, Position] = {} if start is None else start.partitions
+        if self._log.handed(start, self._runtime.monotonic()):
+            self._acknowledge(before)
+        self._await_poll()
+        current = self._frozen if self._frozen is not None else self._partitions.names()
+        names = sorted({*current, *before})
         options = self._options
         limits = (
             Limits()
             if unlimited
             else Limits(options.max_batches, options.max_bytes, options.max_records)
         )
-        waiting = self._wait_for(cursor, begin, limits)
-        if waiting and waiting[0].sequence > begin:
-            begin = base = waiting[0].sequence  # A loss the consumer was allowed to pass by.
-        count = self._patient(admit, waiting, limits, self._measures.sizes, self._measures.records)
-        if count == 0 and start is not None:
+
+        def look(name: str) -> Look:
+            stream = self._partitions.stream(name)
+            return stream.look(
+                before.get(name),
+                limits,
+                read_ahead=max(1, READ_AHEAD // len(names)),
+                earliest=start is not None,
+            )
+
+        looks = dict(zip(names, together(self._runtime, look, names), strict=True))
+        self._look_at_quarantine(names)
+        counts: Mapping[str, int] = self._patient(self._admitted, looks, limits)
+
+        def end_of(name: str) -> Position:
+            return self._partitions.stream(name).end_of(looks[name], counts[name])
+
+        taken = [name for name in names if counts[name]]
+        ends = dict(zip(taken, together(self._runtime, end_of, taken), strict=True))
+        ends |= {name: end_of(name) for name in names if name not in ends}  # no request, no thread
+        moved = [name for name, look in looks.items() if look.moves_to(ends[name])]
+        self._idle_at = None if moved else self._runtime.monotonic()
+        self._partitions.let_drained_leave()
+        if start is not None and not moved:
             return start
-        missing = self._missing(waiting[:count])
-        _, transactions = self._pass(start, waiting[:count], missing)
-        # Apps are forgotten here and not in plan(), which must give the same answer for the same
-        # offsets whenever it is asked.
-        transactions.prune(self._runtime.now_ms())
-        return Position(begin + count, base, transactions.to_dict(), cursor.queue_id, missing)
+        left = {
+            name
+            for name in {*before}.difference(current, moved)
+            if not self._partitions.stream(name).backlog
+        }
+        self._partitions.close(left)
+        return SourceOffset({name: ends[name] for name in names if name not in left})
 
     def plan(
         self, start: SourceOffset | None, end: SourceOffset
-    ) -> list[tuple[BatchDescriptor, ...]]:
+    ) -> list[tuple[PartitionBatch, ...]]:
         """The tasks of the micro-batch from ``start`` to ``end``.
 
         The same batches in the same order for equal arguments, in any run. Repeats of a
@@ -138,40 +139,40 @@ class StreamDriver:
         Raises:
             Fenced: Another consumer took the queue.
             DataLoss, QueueReset: The queue does not have these entries any more.
+            InvalidInput: ``end`` is about something else than this source reads.
         """
-        before, until = None if start is None else start.only, end.only
-        self._log.planned(before)
-        begin = until.begin_of(before)
-        # The first call of a run is a replay after a crash. What is before `start` is in the
-        # commit log of the batch before; what is before another base was never read, nor is it
-        # ours to drop.
-        same = before is not None and begin == before.next and before.queue == until.queue
-        cursor = self._opened(before if same else None, until.queue)
-        batches = cursor.between(begin, until.next)
-        passed, _ = self._pass(before, batches, until.missing)
-        sizes = self._patient(self._measures.estimates, passed)
+        self._partitions.check(end)
+        self._log.planned(start)
+        before: Mapping[str, Position] = {} if start is None else start.partitions
+        names = sorted(end.partitions)
+
+        def part_of(name: str) -> Part:
+            return self._partitions.stream(name).plan(before.get(name), end.partitions[name])
+
+        parts = together(self._runtime, part_of, names)
         if (start, end) != self._counted:  # Spark plans once for each scan of the source.
             self._counted = (start, end)
             self._quarantine_known = False
-            known = {each.sequence for each in passed}.union(until.missing)
-            repeats = [each for each in batches if each.sequence not in known]
-            size = self._measures.total(passed)
-            self._progress.planned(len(passed), size, len(until.missing), repeats)
+            for part in parts:
+                self._progress.planned(len(part.batches), part.total, part.missing, part.repeats)
         options = self._options
-        return pack(passed, sizes, options.parallelism, options.min_partitions)
+        batches = [batch for part in parts for batch in part.batches]
+        sizes = [size for part in parts for size in part.sizes]
+        return pack(batches, sizes, options.parallelism, options.min_partitions)
 
     def commit(self, end: SourceOffset) -> None:
-        """Everything below ``end`` is safe with Spark: let it leave the queue.
+        """Everything below ``end`` is safe with Spark: let it leave the queues.
 
         Cumulative and repeatable. A store that does not answer is no failure here: the next
         commit makes up for it.
 
         Raises:
             Fenced: Another consumer took the queue.
+            InvalidInput: ``end`` is about something else than this source reads.
         """
-        position = end.only
-        self._log.committed(position)
-        self._acknowledge(self._opened(position, position.queue), position)
+        self._partitions.check(end)
+        self._log.committed(end)
+        self._acknowledge(end.partitions)
 
     def report(self) -> dict[str, Any] | None:
         """What the source is, how far the queue reaches, and what was read; makes no request.
@@ -181,150 +182,102 @@ class StreamDriver:
         run. ``{"v":1, "source": "<store>/<manifest>", "next": first sequence not queued yet,
         "backlogBatches", "lagMs": age of the oldest of them, "batches" and "bytes" planned,
         "droppedRepeats", "missing", "quarantined", "retries"}``; see
-        :class:`~buffer_source.progress.Progress`.
+        :class:`~buffer_source.progress.Progress`. Of a topic ``next`` is a map, as is
+        ``partitionBacklogs`` with those partitions that have one, and ``lagMs`` is the largest.
         """
-        if self._cursor is None:
+        streams = sorted(self._partitions.opened, key=lambda each: each.name)
+        if not streams:
             return None
-        behind = self._cursor.waiting(self._next)
-        written = oldest_ms(behind[0]) if behind else None
-        lag_ms = 0 if written is None else max(0, self._runtime.now_ms() - written)
-        end = max(self._next, self._cursor.end)
-        return {
+        topic = self._partitions.topic
+        key = self._options.queue.manifest_path if topic is None else TOPIC_KEY
+        ahead = {each.name: each.ahead for each in streams}
+        self._progress.quarantined = sum(each.quarantined for each in streams)
+        report = {
             "v": 1,
-            "source": f"{self._store.url}/{self._config.manifest_path}",
-            "next": end,
-            "backlogBatches": end - self._next,
-            "lagMs": lag_ms,
+            "source": f"{self._store.url}/{key}",
+            "next": ahead if topic is not None else streams[0].ahead,
+            "backlogBatches": sum(each.backlog for each in streams),
+            "lagMs": max(each.lag_ms for each in streams),
             **self._progress.to_json(),
         }
+        if topic is not None:
+            report["partitionBacklogs"] = {
+                each.name: each.backlog for each in streams if each.backlog
+            }
+        return report
 
     def stop(self) -> None:
-        """Stop the collector and let the queue go; acknowledges nothing."""
-        cursor, self._cursor = self._cursor, None
-        if cursor is not None:
-            cursor.close()
+        """Stop the collectors and let the queues go; acknowledges nothing."""
+        self._partitions.close()
 
-    def _opened(self, start: Position | None, queue_id: str) -> Cursor:
-        """The queue's cursor, opened behind ``start`` by the first call of a run."""
-        if self._cursor is None:
-            self._cursor = Cursor.open(
-                self._options, self._store, self._runtime, self._patient, start, queue_id
+    def _acknowledge(self, ends: Mapping[str, Position]) -> None:
+        streams = {name: self._partitions.stream(name) for name in ends}
+        due = [name for name in ends if not streams[name].has_acknowledged(ends[name])]
+        together(self._runtime, lambda name: streams[name].acknowledge(ends[name]), due)
+
+    def _admitted(self, looks: Mapping[str, Look], limits: Limits) -> Mapping[str, int]:
+        """How many of the batches that wait in each partition one trigger reads."""
+        if limits == Limits():
+            return {name: len(look.waiting) for name, look in looks.items()}
+        # Where the limit is smaller than the number of partitions, those go first that wait
+        # longest, and so none waits for ever.
+        names = sorted(looks, key=lambda name: -self._partitions.stream(name).lag_ms)
+        lengths = [len(looks[name].waiting) for name in names]
+        backlogs = [self._partitions.stream(name).backlog for name in names]
+        most = sum(lengths) if limits.batches is None else limits.batches
+        taken = Counter[str]()
+        merged: list[PartitionBatch] = []
+        for index in interleave(lengths, backlogs):
+            if len(merged) >= most:
+                break
+            name = names[index]
+            merged.append(PartitionBatch.within(name, looks[name].waiting[taken[name]]))
+            taken[name] += 1
+
+        def sizes(batches: Sequence[PartitionBatch]) -> Sequence[int]:
+            return self._measured("sizes", batches)
+
+        def records(batches: Sequence[PartitionBatch]) -> Sequence[int]:
+            return self._measured("records", batches)
+
+        count = admit(merged, limits, sizes, records)
+        return Counter(each.partition for each in merged[:count])
+
+    def _measured(self, what: str, batches: Sequence[PartitionBatch]) -> Sequence[int]:
+        """Sizes or records of batches, looked up in all their partitions at the same time."""
+        groups: dict[str, list[int]] = {}
+        for index, batch in enumerate(batches):
+            groups.setdefault(batch.partition, []).append(index)
+
+        def measure(name: str) -> Sequence[int]:
+            found: Sequence[int] = getattr(self._partitions.stream(name).measures, what)(
+                [batches[index] for index in groups[name]]
             )
-        return self._cursor
+            return found
 
-    def _begin(self, cursor: Cursor, start: Position | None) -> tuple[int, int]:
-        """Where the next micro-batch begins, and the base that goes with it."""
-        if start is not None:
-            return cursor.resume(start)
-        if self._base is None:
-            self._base = cursor.first(self._target)
-        return self._base, self._base
+        measured = [0] * len(batches)
+        for name, found in zip(groups, together(self._runtime, measure, groups), strict=True):
+            for index, value in zip(groups[name], found, strict=True):
+                measured[index] = value
+        return measured
 
-    def _acknowledge(self, cursor: Cursor, end: Position) -> None:
-        if cursor.acknowledge(end):
-            self._measures.forget_before(end.next)
-
-    def _filter(self, start: Position | None) -> TransactionFilter:
-        prefix = self._config.data_path_prefix
-        if start is None or not start.transactions:
-            return TransactionFilter(prefix)
-        return TransactionFilter.from_dict(start.transactions, prefix)
-
-    def _missing(self, batches: Sequence[BatchDescriptor]) -> tuple[int, ...]:
-        """Sequences of batches that are passed by because their objects are gone.
-
-        Only looked for where that is allowed, and only among batches of transactions: the
-        writer of one knows that it is gone and repeats it, and the filter lets the repeat
-        through only when it is told. Of other batches the task finds out by itself.
-        """
-        if self._options.fail_on_data_loss:
-            return ()
-        prefix = self._config.data_path_prefix
-        named = [
-            each
-            for each in batches
-            if (parsed := parse_location(each.location, prefix)) is not None and parsed.txn
-        ]
-        missing: list[BatchDescriptor] = self._patient(self._measures.missing, named)
-        for each in missing:
-            log.warning(
-                "data loss allowed: batch %d at %r is passed by, its object does not exist",
-                each.sequence,
-                each.location,
-            )
-        return tuple(each.sequence for each in missing)
-
-    def _pass(
-        self, start: Position | None, batches: Sequence[BatchDescriptor], missing: Sequence[int]
-    ) -> tuple[list[BatchDescriptor], TransactionFilter]:
-        """The batches behind ``start`` that are read, and the transactions known after them.
-
-        A function of its arguments alone: what :meth:`latest` puts on record :meth:`plan` finds
-        again.
-        """
-        transactions = self._filter(start)
-        gone = frozenset(missing)
-        passed = []
-        expected = None if start is None else start.next
-        for each in batches:
-            if expected is not None and each.sequence > expected:
-                transactions.lost(each.sequence - 1)
-            expected = each.sequence + 1
-            if each.sequence in gone:
-                transactions.skip(each.sequence, each.location)
-            elif transactions.offer(each.sequence, each.location):
-                passed.append(each)
-        return passed, transactions
-
-    def _look_at_quarantine(self) -> None:
+    def _look_at_quarantine(self, names: Sequence[str]) -> None:
         """Count the batches in quarantine, once after each micro-batch that may have added one."""
-        if self._options.corrupt_batches != QUARANTINE or self._quarantine_known:
-            return
-        try:
-            reports = count_quarantine(self._store, self._config.data_path_prefix)
-        except TransientStorageError as error:
-            log.warning("the quarantine was not counted: %s", error)
-            return
-        self._progress.quarantined = reports
-        self._quarantine_known = True
-
-    def _wait_for(self, cursor: Cursor, begin: int, limits: Limits) -> list[BatchDescriptor]:
-        """Entries in a row from ``begin`` on that this trigger may read."""
-        stop = self._stop(cursor.behind_gap(begin), limits)
-        if cursor.handed_out < stop:
-            if self._target is None and not cursor.waiting(begin):
-                self._await_poll()
-            # One more than is wanted: its age is the lag the progress shows.
-            cursor.hand_out(stop + 1)
-        # Counted anew: a gap that was passed by may be wider than all that a trigger reads.
-        waiting = cursor.waiting(begin, self._stop(cursor.behind_gap(begin), limits))
-        self._idle_at = None if waiting else self._runtime.monotonic()
-        if waiting and waiting[-1].sequence - waiting[0].sequence >= len(waiting):
-            # A loss that was allowed, in the middle: a micro-batch ends at it.
-            gap = next(
-                index
-                for index in range(1, len(waiting))
-                if waiting[index].sequence != waiting[index - 1].sequence + 1
+        if self._options.corrupt_batches == QUARANTINE and not self._quarantine_known:
+            counted = together(
+                self._runtime,
+                lambda name: self._partitions.stream(name).count_quarantine(),
+                names,
             )
-            waiting = waiting[:gap]
-        return waiting
-
-    def _stop(self, begin: int, limits: Limits) -> int:
-        """Where a trigger that reads from ``begin`` on ends at the latest."""
-        stop = EVERYTHING if self._target is None else self._target
-        if limits.batches is not None:
-            return min(stop, begin + limits.batches)
-        if limits.bytes is not None or limits.records is not None:
-            return min(stop, begin + READ_AHEAD)
-        return stop
+            self._quarantine_known = all(counted)
 
     def _await_poll(self) -> None:
-        """Let ``pollIntervalMs`` pass between two looks at an idle queue.
+        """Let ``pollIntervalMs`` pass between two looks at idle queues.
 
         Waits and then looks, rather than answering from the last look: an answer older than
         the call would let ``processAllAvailable()`` return before it saw what was there.
         """
-        if self._idle_at is not None:
+        if self._idle_at is not None and self._frozen is None:
             due = self._idle_at + self._options.poll_interval_ms / 1000
             left = due - self._runtime.monotonic()
             if left > 0:

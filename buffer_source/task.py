@@ -13,6 +13,8 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition
 
 from buffer_source.bad_batches import Action
+from buffer_source.batches import PartitionBatch
+from buffer_source.offsets import ONLY
 from buffer_source.options import SourceOptions
 from buffer_source.rows import PIECE_BYTES, RowBuilder
 from opendata_buffer import metrics
@@ -35,21 +37,24 @@ log = logging.getLogger(__name__)
 
 
 class BatchPartition(InputPartition):
-    """Batches of one task, in queue order; pickled into the task."""
+    """Batches of one task, of each partition in queue order; pickled into the task."""
 
-    def __init__(self, descriptors: tuple[BatchDescriptor, ...]) -> None:
+    def __init__(self, descriptors: tuple[PartitionBatch, ...]) -> None:
         super().__init__(descriptors)
         self.descriptors = descriptors
 
     def __repr__(self) -> str:
         if not self.descriptors:
             return "BatchPartition()"
-        first, last = self.descriptors[0].sequence, self.descriptors[-1].sequence
+        first, last = (
+            f"{each.sequence}" if each.partition == ONLY else f"{each.partition}:{each.sequence}"
+            for each in (self.descriptors[0], self.descriptors[-1])
+        )
         return f"BatchPartition({len(self.descriptors)} batches, {first} to {last})"
 
 
 def read_batches(
-    options: SourceOptions, schema: StructType, descriptors: Sequence[BatchDescriptor]
+    options: SourceOptions, schema: StructType, descriptors: Sequence[PartitionBatch]
 ) -> Iterator[pa.RecordBatch]:
     """The rows of some batches, in order, while later ones are still being downloaded.
 
@@ -62,41 +67,46 @@ def read_batches(
         InvalidInput: A STRING column was asked for and a record is not UTF-8.
     """
     builder = RowBuilder(schema)
-    for records in _readable(options, descriptors):
-        yield from builder.pieces(records)
+    for partition, records in _readable(options, descriptors):
+        yield from builder.pieces(records, partition)
         del records  # or its memory is not free while the next one is decoded
 
 
-def _readable(options: SourceOptions, descriptors: Sequence[BatchDescriptor]) -> Iterator[Records]:
-    """The batches that can be delivered, opened one after the other."""
-    handle, pace = _handle(options)
-    policy = options.bad_batches
+def _readable(
+    options: SourceOptions, descriptors: Sequence[PartitionBatch]
+) -> Iterator[tuple[str, Records]]:
+    """The batches that can be delivered, with their partitions, opened one after the other."""
     runtime = SystemRuntime()
     # Spark repeats a failed task too, but not in local mode, and with everything it did.
     patient = queue_retry(runtime, options.queue)
+    policy = options.bad_batches
+    queues = {name: _queue(options, name) for name in {each.partition for each in descriptors}}
 
-    def fetch(descriptor: BatchDescriptor) -> PooledBatch | _Undelivered:
+    def fetch(descriptor: BatchDescriptor) -> _Fetched:
+        assert isinstance(descriptor, PartitionBatch)
+        handle = queues[descriptor.partition].handle
         try:
-            batch: PooledBatch = patient(handle.fetch_pooled, descriptor)
-            return batch
+            stored: PooledBatch = patient(handle.fetch_pooled, descriptor)
+            return _Fetched(descriptor, stored)
         except PoisonBatch as error:
             if policy.action(error) is Action.FAIL:
                 raise
-            return _Undelivered(descriptor, error)
+            return _Fetched(descriptor, error=error)
 
-    def pass_by(batch: BatchDescriptor | PooledBatch, error: PoisonBatch) -> None:
+    def pass_by(fetched: _Fetched, error: PoisonBatch) -> None:
         if policy.action(error) is Action.PASS_BY:
             log.warning("data loss allowed: %s", error)
             return
+        own = queues[fetched.descriptor.partition].options
         report = patient(
             quarantine,
-            open_store(options.queue.store, options.queue.store_options),
-            options.queue.data_path_prefix,
-            batch,
+            open_store(own.queue.store, own.queue.store_options),
+            own.queue.data_path_prefix,
+            fetched.descriptor if fetched.stored is None else fetched.stored,
             error,
             runtime=runtime,
             query=_query_id(),
-            allow_foreign_locations=options.allow_foreign_locations,
+            allow_foreign_locations=own.allow_foreign_locations,
         )
         metrics.batches_quarantined.add(1)
         log.warning("batch is in quarantine as %s and passed by: %s", report.id, error)
@@ -107,32 +117,49 @@ def _readable(options: SourceOptions, descriptors: Sequence[BatchDescriptor]) ->
         concurrency=options.fetch_concurrency,
         max_in_flight_bytes=options.max_in_flight_bytes,
         runtime=runtime,
-        pace=pace,
+        pace=_pace(options),
     )
     with closing(stored):
-        for batch in stored:
-            if isinstance(batch, _Undelivered):
-                pass_by(batch.descriptor, batch.error)
+        for fetched in stored:
+            if fetched.stored is None:
+                assert fetched.error is not None
+                pass_by(fetched, fetched.error)
                 continue
+            partition = fetched.descriptor.partition
             try:
-                records = handle.records(batch, PIECE_BYTES, check_first=policy.checks_first)
+                records = queues[partition].handle.records(
+                    fetched.stored, PIECE_BYTES, check_first=policy.checks_first
+                )
             except PoisonBatch as error:
                 if policy.action(error) is Action.FAIL:
                     raise
-                pass_by(batch, error)
+                pass_by(fetched, error)
                 continue
-            del batch  # or it would live beside the budget while the next is fetched
-            yield records
+            del fetched  # or it would live beside the budget while the next is fetched
+            yield partition, records
             del records
 
 
 @dataclass(frozen=True, slots=True)
-class _Undelivered:
-    """A batch that could not be fetched and is to be passed by, at its place in the order."""
+class _Fetched:
+    """A batch as stored, or why it could not be fetched and is to be passed by."""
 
-    descriptor: BatchDescriptor
-    error: PoisonBatch
-    nbytes: int = 0
+    descriptor: PartitionBatch
+    stored: PooledBatch | None = None
+    error: PoisonBatch | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """What counts for the budget of downloads."""
+        return 0 if self.stored is None else self.stored.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Queue:
+    """One partition, as tasks read it."""
+
+    options: SourceOptions
+    handle: FetchHandle
 
 
 def _query_id() -> str:
@@ -142,7 +169,14 @@ def _query_id() -> str:
     return found or ""
 
 
+@lru_cache(maxsize=1024)
+def _queue(options: SourceOptions, partition: str) -> _Queue:
+    """Kept for all tasks of a worker process; all partitions share one set of connections."""
+    own = options if partition == ONLY else options.of_partition(partition)
+    return _Queue(own, FetchHandle.of(own.consumer))
+
+
 @lru_cache(maxsize=32)
-def _handle(options: SourceOptions) -> tuple[FetchHandle, Pace]:
-    """One handle, and so one set of connections, for all tasks of a worker process."""
-    return FetchHandle.of(options.consumer), Pace()
+def _pace(options: SourceOptions) -> Pace:
+    """What the tasks of a worker process have learnt about the store."""
+    return Pace()

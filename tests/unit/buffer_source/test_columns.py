@@ -13,7 +13,7 @@ def piece(count: int, begin: int = 0, sequence: int = 5) -> Piece:
     metadata = (Metadata(0, 1_000, b"m"),)
     batch = Records(begin + count, iter(()), sequence, "ingest/a", metadata)
     values = pa.array([b"x"] * count, pa.binary())
-    return Piece(batch, values, Runs.of(metadata, count), begin)
+    return Piece(batch, values, Runs.of(metadata, count), begin, "p-00001")
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,7 @@ def piece(count: int, begin: int = 0, sequence: int = 5) -> Piece:
         ("record_index", pa.int32(), 7),
         ("ingestion_time", pa.int64(), 1_000_000),
         ("location", pa.string(), "ingest/a"),
+        ("partition", pa.string(), "p-00001"),
     ],
 )
 def test_each_column_has_one_value_for_each_row(

@@ -39,11 +39,11 @@ def test_entries_are_handed_out_once_and_stay_until_they_are_acknowledged(world:
     cursor = claim(world)
     assert sequences(cursor, 0, 3) == [0, 1, 2]
     assert sequences(cursor, 1, 4) == [1, 2, 3]
-    assert cursor.acknowledge(Position(2, 0))
+    assert cursor.acknowledge(Position(2, 0), 2)
     assert [each.sequence for each in cursor.waiting(0)] == [2, 3]
     assert world.queued == [2, 3]
-    assert not cursor.acknowledge(Position(2, 0))
-    assert not cursor.acknowledge(Position(9, 0))
+    assert not cursor.acknowledge(Position(2, 0), 2)
+    assert not cursor.acknowledge(Position(9, 0), 9)
 
 
 def test_a_position_of_another_queue_acknowledges_nothing(world: World) -> None:
@@ -51,7 +51,7 @@ def test_a_position_of_another_queue_acknowledges_nothing(world: World) -> None:
     cursor = claim(world)
     cursor.hand_out(2)
     assert not cursor.owns(Position(1, 0, {}, "another"))
-    assert not cursor.acknowledge(Position(1, 0, {}, "another"))
+    assert not cursor.acknowledge(Position(1, 0, {}, "another"), 1)
     assert world.queued == [0, 1]
 
 

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buffer_source.planner import MAX_TASK_BYTES, Limits, admit, pack
+from buffer_source.planner import MAX_TASK_BYTES, Limits, admit, interleave, pack
 from opendata_buffer.formats import MIB
 
 
@@ -102,3 +103,24 @@ def test_packing_loses_repeats_and_reorders_nothing(
     for task in tasks:
         # A task exceeds its share by less than the two batches at its edges.
         assert sum(sizes[each] for each in task[1:-1]) <= MAX_TASK_BYTES
+
+
+def test_queues_share_a_limit_by_their_backlogs() -> None:
+    order = list(interleave([100, 100, 100], [600, 300, 100]))
+    assert len(order) == 300
+    for most in (10, 30, 100):
+        taken = [order[:most].count(queue) for queue in range(3)]
+        assert taken[0] == pytest.approx(most * 0.6, abs=2)
+        assert taken[1] == pytest.approx(most * 0.3, abs=2)
+        assert taken[2] >= 1
+
+
+def test_a_short_queue_does_not_wait_for_long_ones() -> None:
+    order = list(interleave([0, 1000, 1], [0, 1_000_000, 1]))
+    assert order[:2] == [1, 2]
+    assert len(order) == 1001
+
+
+def test_equal_queues_take_turns_in_the_order_they_are_given() -> None:
+    assert list(interleave([3, 3], [3, 3])) == [0, 1, 0, 1, 0, 1]
+    assert list(interleave([], [])) == []

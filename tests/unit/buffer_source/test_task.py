@@ -6,11 +6,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from buffer_source.batches import PartitionBatch
 from buffer_source.options import SourceOptions
 from buffer_source.rows import default_schema
 from buffer_source.task import BatchPartition, read_batches
 from opendata_buffer import metrics
-from opendata_buffer.consumer.descriptors import BatchDescriptor
 from opendata_buffer.errors import BatchMissing, BatchUnreadable, ForeignLocation
 from opendata_buffer.formats.batch import Compression, encode_batch
 from opendata_buffer.formats.keys import batch_key
@@ -29,16 +29,16 @@ def options(tmp_path: Path, **given: str) -> SourceOptions:
     return SourceOptions.from_spark({"path": str(tmp_path), **given})
 
 
-def put(store: Store, runtime: ManualRuntime, *batches: bytes) -> list[BatchDescriptor]:
+def put(store: Store, runtime: ManualRuntime, *batches: bytes) -> list[PartitionBatch]:
     descriptors = []
     for sequence, data in enumerate(batches):
         location = batch_key("ingest", runtime.ulid())
         store.put(location, data)
-        descriptors.append(BatchDescriptor(sequence, location))
+        descriptors.append(PartitionBatch(sequence, location))
     return descriptors
 
 
-def sequences(given: SourceOptions, descriptors: list[BatchDescriptor]) -> list[int]:
+def sequences(given: SourceOptions, descriptors: list[PartitionBatch]) -> list[int]:
     pieces = list(read_batches(given, default_schema(), descriptors))
     return [row for piece in pieces for row in piece["sequence"].to_pylist()]
 
@@ -53,7 +53,7 @@ def corrupt_behind_good_rows() -> bytes:
 
 
 def test_a_partition_says_what_is_in_it_and_pickles(runtime: ManualRuntime) -> None:
-    partition = BatchPartition((BatchDescriptor(3, "a"), BatchDescriptor(4, "b")))
+    partition = BatchPartition((PartitionBatch(3, "a"), PartitionBatch(4, "b")))
     assert repr(partition) == "BatchPartition(2 batches, 3 to 4)"
     assert repr(BatchPartition(())) == "BatchPartition()"
     assert pickle.loads(pickle.dumps(partition)).descriptors == partition.descriptors
@@ -117,7 +117,7 @@ def test_a_foreign_batch_is_neither_read_nor_copied(
     tmp_path: Path, store: Store, runtime: ManualRuntime
 ) -> None:
     store.put("elsewhere/secret", b"secret")
-    foreign = [BatchDescriptor(0, "elsewhere/secret")]
+    foreign = [PartitionBatch(0, "elsewhere/secret")]
     given = options(tmp_path, corruptBatches="quarantine", failOnDataLoss="false")
     with pytest.raises(ForeignLocation):
         sequences(given, foreign)

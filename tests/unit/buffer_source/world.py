@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 
+from buffer_source.offsets import SourceOffset
 from buffer_source.options import SourceOptions
 from buffer_source.stream import StreamDriver
 from opendata_buffer.config import QueueConfig
@@ -14,8 +16,9 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
+from opendata_buffer.topic.topic import Topic
 
-__all__ = ["World"]
+__all__ = ["TopicWorld", "World", "values_of"]
 
 
 class World:
@@ -64,3 +67,44 @@ class World:
         """A new run of the query, as after a restart."""
         given = {"path": "/world", "gcEnabled": "false", **options}
         return StreamDriver(SourceOptions.from_spark(given), self.store, self.runtime)
+
+
+class TopicWorld(World):
+    """A topic in memory, its producers, and runs of one query that reads it."""
+
+    def __init__(self, runtime: ManualRuntime, partitions: int) -> None:
+        super().__init__(runtime)
+        config = QueueConfig(store="/world")
+        self.topic = Topic.create(config, partitions, store=self.store, runtime=runtime)
+
+    def queue(self, partition: str) -> Queue:
+        config = Topic.config_of(partition, QueueConfig(store="/world"))
+        return Queue(self.store, config, runtime=self.runtime, role="producer")
+
+    def append(
+        self,
+        partition: str,
+        *values: bytes,
+        message: uuid.UUID | None = None,
+        txn: Transaction | None = None,
+    ) -> None:
+        """One batch of one record for each value, in one append; its metadata is the value.
+
+        An acknowledgement is a message without values: one empty batch.
+        """
+        entries = []
+        for records in [[value] for value in values] or [[]]:
+            location = batch_key(partition, self.runtime.ulid(), txn, message)
+            self.store.put(location, encode_batch(records))
+            payload = records[0] if records else b""
+            entries.append(NewEntry(location, (Metadata(0, self.runtime.now_ms(), payload),)))
+        self.queue(partition).append(entries)
+
+    def queued_in(self, partition: str) -> list[int]:
+        manifest = self.queue(partition).read()
+        return [] if manifest is None else [each.sequence for each in manifest.entries()]
+
+
+def values_of(driver: StreamDriver, start: SourceOffset | None, end: SourceOffset) -> list[bytes]:
+    """What a micro-batch reads, by what :meth:`TopicWorld.append` wrote as metadata."""
+    return [each.metadata[0].payload for task in driver.plan(start, end) for each in task]

@@ -1,0 +1,93 @@
+"""Which queues a source reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from buffer_source.offsets import Position, SourceOffset
+from buffer_source.options import SourceOptions
+from buffer_source.partitions import Partitions, reads_topic
+from opendata_buffer.errors import InvalidInput, PermanentStorageError, QueueReset
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
+from tests.unit.buffer_source.world import TopicWorld, World
+
+
+def once(call: Any, *args: Any, **kwargs: Any) -> Any:
+    return call(*args, **kwargs)
+
+
+def options(**given: str) -> SourceOptions:
+    return SourceOptions.from_spark({"path": "/world", "gcEnabled": "false", **given})
+
+
+def partitions(world: World, **given: str) -> Partitions:
+    return Partitions(options(**given), world.store, world.runtime, once)
+
+
+@pytest.fixture
+def topic(runtime: ManualRuntime) -> TopicWorld:
+    return TopicWorld(runtime, 3)
+
+
+def test_a_queue_is_the_one_partition_of_its_source(runtime: ManualRuntime) -> None:
+    assert partitions(World(runtime)).names() == ["0"]
+
+
+def test_a_topic_is_found_by_itself_and_seen_to_grow(topic: TopicWorld) -> None:
+    found = partitions(topic)
+    assert found.names() == ["p-00000", "p-00001", "p-00002"]
+    topic.topic.expand(4)
+    assert found.names()[-1] == "p-00003"
+
+
+@pytest.mark.parametrize("option", ["dataPathPrefix", "manifestPath"])
+def test_naming_a_queue_leads_to_that_queue_also_in_a_topic(topic: TopicWorld, option: str) -> None:
+    assert not reads_topic(options(**{option: "p-00001"}), topic.store)
+    assert partitions(topic, **{option: "p-00001"}).names() == ["0"]
+
+
+class Locked(MemoryStore):
+    """Only what lies below a queue's prefix may be read."""
+
+    def get(self, key: str, **how: Any) -> Any:
+        if "/" not in key:
+            raise PermanentStorageError("403 AccessDenied")
+        return super().get(key, **how)
+
+
+def test_who_may_only_read_below_a_prefix_has_a_queue() -> None:
+    assert not reads_topic(options(), Locked())
+
+
+@pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
+def test_a_sequence_means_nothing_in_a_topic(topic: TopicWorld, option: str) -> None:
+    with pytest.raises(InvalidInput, match=f"option {option} is 7, and .* is a topic"):
+        partitions(topic, **{option: "7"}).names()
+
+
+def test_a_checkpoint_is_of_a_topic_or_of_a_queue(
+    topic: TopicWorld, runtime: ManualRuntime
+) -> None:
+    queue, many = SourceOffset.of(Position(1, 0)), SourceOffset({"p-00001": Position(1, 0)})
+    partitions(topic).check(many)
+    partitions(World(runtime)).check(queue)
+    with pytest.raises(InvalidInput, match=r"about one queue, and .* is a topic with 3 partitions"):
+        partitions(topic).check(queue)
+    with pytest.raises(InvalidInput, match="this source reads one queue"):
+        partitions(World(runtime)).check(many)
+
+
+def test_a_topic_that_vanishes_is_not_taken_for_a_queue(topic: TopicWorld) -> None:
+    found = partitions(topic)
+    found.names()
+    topic.store.delete_many(["_topic.json"])
+    with pytest.raises(QueueReset, match="vanished"):
+        found.names()
+
+
+def test_a_partition_that_nobody_wrote_to_is_made_when_it_is_read(topic: TopicWorld) -> None:
+    assert partitions(topic).options_of("p-00002").create_if_missing
+    assert not options().create_if_missing

@@ -1,0 +1,304 @@
+"""The driver's side over a topic: partitions that come and go, limits, restarts."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from buffer_source.offsets import SourceOffset
+from buffer_source.stream import StreamDriver
+from opendata_buffer.errors import DataLoss, Fenced
+from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
+from opendata_buffer.stores import NotModified
+from opendata_buffer.testing.runtime import ManualRuntime
+from opendata_buffer.topic.topic import DRAIN_S
+from tests.unit.buffer_source.world import TopicWorld, values_of
+
+P0, P1, P2 = "p-00000", "p-00001", "p-00002"
+
+
+@pytest.fixture
+def world(runtime: ManualRuntime) -> TopicWorld:
+    return TopicWorld(runtime, 3)
+
+
+def batch(driver: StreamDriver, start: SourceOffset | None) -> tuple[SourceOffset, list[bytes]]:
+    """One micro-batch as a normal query runs it."""
+    end = driver.latest(start)
+    if end == start:
+        return end, []
+    if start is not None:
+        driver.commit(start)
+    return end, values_of(driver, start, end)
+
+
+def numbered(name: str, count: int) -> list[bytes]:
+    return [b"%s-%d" % (name.encode(), number) for number in range(count)]
+
+
+def drain(world: TopicWorld, name: str) -> None:
+    """Nothing is written any more, and for so long that all producers know."""
+    world.topic.drain(name)
+    world.runtime.advance(DRAIN_S + 1)
+
+
+def nexts(offset: SourceOffset) -> dict[str, int]:
+    return {name: position.next for name, position in offset.partitions.items()}
+
+
+def test_all_partitions_are_read_each_in_its_order(world: TopicWorld) -> None:
+    for name in (P0, P1):
+        world.append(name, *numbered(name, 3))
+    driver = world.run()
+    first, read = batch(driver, None)
+    assert read == numbered(P0, 3) + numbered(P1, 3)
+    assert nexts(first) == {P0: 3, P1: 3, P2: 0}
+    assert driver.latest(first) is first
+    world.append(P2, b"later")
+    second, read = batch(driver, first)
+    assert read == [b"later"]
+    assert SourceOffset.from_json(json.loads(json.dumps(second.to_json()))) == second
+
+
+def test_tasks_are_packed_over_all_partitions(world: TopicWorld) -> None:
+    for name in (P0, P1, P2):
+        world.append(name, *numbered(name, 4))
+    driver = world.run(minPartitions="2")
+    tasks = driver.plan(None, driver.latest(None))
+    assert [len(task) for task in tasks] == [6, 6]
+    assert [each.partition for each in tasks[0]] == [P0] * 4 + [P1] * 2
+
+
+def test_what_is_committed_leaves_every_partition(world: TopicWorld) -> None:
+    for name in (P0, P1, P2):
+        world.append(name, *numbered(name, 2))
+    driver = world.run(maxBatchesPerTrigger="3")
+    end, _ = batch(driver, None)
+    driver.commit(end)
+    assert [world.queued_in(name) for name in (P0, P1, P2)] == [[1], [1], [1]]
+
+
+def test_a_second_query_fences_the_first_in_every_partition(world: TopicWorld) -> None:
+    world.append(P1, b"x")
+    first = world.run()
+    end, _ = batch(first, None)
+    batch(world.run(), None)
+    with pytest.raises(Fenced):
+        first.latest(end)
+
+
+def test_a_limit_is_shared_by_backlog_and_leaves_nobody_waiting(world: TopicWorld) -> None:
+    world.append(P0, *numbered(P0, 80))
+    world.append(P1, *numbered(P1, 20))
+    world.append(P2, *numbered(P2, 1))
+    driver = world.run(maxBatchesPerTrigger="20")
+    end, read = batch(driver, None)
+    assert len(read) == 20
+    assert nexts(end)[P0] == pytest.approx(15, abs=1)
+    assert nexts(end)[P1] == pytest.approx(4, abs=1)
+    assert nexts(end)[P2] == 1
+
+
+@pytest.mark.parametrize("limit", ["maxBatchesPerTrigger", "maxRecordsPerTrigger"])
+def test_a_limit_below_the_number_of_partitions_starves_none(world: TopicWorld, limit: str) -> None:
+    driver = world.run(**{limit: "1"})
+    position: SourceOffset | None = None
+    read: list[bytes] = []
+    for turn in range(30):
+        if turn < 20:  # the first partition gets more than a trigger may read
+            world.append(P0, b"busy", b"busy")
+        if turn == 5:
+            world.append(P1, b"one")
+            world.append(P2, b"two")
+        world.runtime.advance(1)
+        position, part = batch(driver, position)
+        read += part
+    assert b"one" in read
+    assert b"two" in read
+    assert len(read) == 30
+
+
+def test_limits_in_bytes_are_looked_up_in_all_partitions(world: TopicWorld) -> None:
+    for name in (P0, P1, P2):
+        world.append(name, *(b"x" * 89 for _ in range(4)))  # 4 + 89 + 7 bytes each
+    driver = world.run(maxBytesPerTrigger="650")
+    end, read = batch(driver, None)
+    assert len(read) == 6
+    assert set(nexts(end).values()) == {2}
+
+
+def test_a_new_partition_is_read_from_its_beginning_at_the_next_trigger(
+    world: TopicWorld,
+) -> None:
+    world.append(P0, b"before")
+    driver = world.run(startingOffsets="latest")
+    position, read = batch(driver, None)
+    assert read == []
+    world.topic.expand(4)
+    world.append("p-00003", b"new")
+    position, read = batch(driver, position)
+    assert read == [b"new"]
+    # And so it is by a run that finds it at its start.
+    world.topic.expand(5)
+    world.append("p-00004", b"newer")
+    again = world.run(startingOffsets="latest")
+    end, read = batch(again, position)
+    assert read == [b"newer"]
+    assert values_of(world.run(), position, end) == [b"newer"]
+
+
+def test_an_empty_new_partition_makes_no_micro_batch(world: TopicWorld) -> None:
+    driver = world.run()
+    world.append(P0, b"x")
+    position, _ = batch(driver, None)
+    world.topic.expand(4)
+    assert driver.latest(position) is position
+    world.append(P1, b"y")
+    end, _ = batch(driver, position)
+    assert nexts(end)["p-00003"] == 0
+
+
+def test_a_drained_partition_leaves_topic_and_offsets(world: TopicWorld) -> None:
+    world.append(P1, b"last")
+    driver = world.run()
+    position, read = batch(driver, None)
+    assert read == [b"last"]
+    drain(world, P1)
+    world.append(P0, b"1")
+    position, _ = batch(driver, position)  # acknowledges what was read before
+    driver.latest(position)
+    assert world.topic.read().names == [P0, P2]
+    world.append(P0, b"2")
+    position, read = batch(driver, position)
+    assert read == [b"2"]
+    assert set(nexts(position)) == {P0, P2}
+    world.append(P2, b"3")
+    assert batch(world.run(), position)[1] == [b"3"]
+
+
+def test_a_draining_partition_stays_until_it_was_read(world: TopicWorld) -> None:
+    world.append(P1, *numbered(P1, 3))
+    drain(world, P1)
+    driver = world.run(maxBatchesPerTrigger="1")
+    position: SourceOffset | None = None
+    read: list[bytes] = []
+    while len(read) < 3:
+        position, part = batch(driver, position)
+        assert P1 in world.topic.read().names
+        read += part
+    assert read == numbered(P1, 3)
+
+
+@pytest.mark.parametrize("loss", ["true", "false"])
+def test_a_partition_that_left_with_unread_batches_is_a_loss(world: TopicWorld, loss: str) -> None:
+    reader = world.run(acknowledge="false", failOnDataLoss=loss)
+    world.append(P1, b"seen")
+    position, _ = batch(reader, None)
+    world.append(P1, b"unseen")
+    end, _ = batch(world.run(), None)
+    drain(world, P1)
+    world.run().latest(end)
+    assert P1 not in world.topic.read().names
+    if loss == "true":
+        with pytest.raises(DataLoss, match=r"manifest 'p-00001/manifest'"):
+            reader.latest(position)
+        return
+    world.append(P0, b"more")
+    end, read = batch(reader, position)
+    assert read == [b"more"]
+    assert set(nexts(end)) >= {P0, P2}
+
+
+def test_available_now_reads_what_was_there_in_the_partitions_that_were_there(
+    world: TopicWorld,
+) -> None:
+    world.append(P0, *numbered(P0, 2))
+    world.append(P1, *numbered(P1, 2))
+    driver = world.run(maxBatchesPerTrigger="2")
+    driver.prepare_available_now()
+    world.append(P0, b"late")
+    world.topic.expand(4)
+    world.append("p-00003", b"late")
+    position: SourceOffset | None = None
+    read: list[bytes] = []
+    while True:
+        end, part = batch(driver, position)
+        if end == position:
+            break
+        read += part
+        position = end
+    assert sorted(read) == numbered(P0, 2) + numbered(P1, 2)
+    assert world.queued_in(P0) == [2]
+
+
+def test_one_transaction_over_several_partitions(world: TopicWorld) -> None:
+    driver = world.run()
+    for name in (P0, P2):
+        world.append(name, b"part", message=build_uuid(b"writer", 2, CONTINUE_TXN))
+    world.append(P1, b"plain")
+    position, read = batch(driver, None)
+    assert read == [b"plain"]
+    for name in (P0, P2):
+        world.append(name, message=build_uuid(b"writer", 3, ACK_TXN))
+    position, read = batch(driver, position)
+    assert read == [b"part", b"part"]
+    driver.commit(position)
+    assert [world.queued_in(name) for name in (P0, P1, P2)] == [[], [], []]
+
+
+def test_an_idle_trigger_looks_once_at_the_topic_and_at_each_partition(
+    world: TopicWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.append(P0, b"x")
+    driver = world.run()
+    position, _ = batch(driver, None)
+    driver.latest(position)
+    answers: dict[str, Any] = {}
+    get = world.store.get
+
+    def counted(key: str, **how: Any) -> Any:
+        assert key not in answers
+        answers[key] = get(key, **how)
+        return answers[key]
+
+    monkeypatch.setattr(world.store, "get", counted)
+    assert driver.latest(position) is position
+    assert set(answers) == {"_topic.json", *(f"{name}/manifest" for name in (P0, P1, P2))}
+    assert all(isinstance(each, NotModified) for each in answers.values())
+
+
+def test_undecided_batches_do_not_make_an_idle_query_spin(world: TopicWorld) -> None:
+    world.append(P0, b"held", message=build_uuid(b"writer", 2, CONTINUE_TXN))
+    driver = world.run(pollIntervalMs="250")
+    position, _ = batch(driver, None)
+    began = world.runtime.monotonic()
+    for _ in range(4):
+        assert driver.latest(position) is position
+    assert world.runtime.monotonic() - began == pytest.approx(4 * 0.250)
+
+
+def test_progress_shows_the_partitions_that_lag(world: TopicWorld) -> None:
+    world.append(P0, *numbered(P0, 3))
+    world.append(P1, b"x")
+    world.runtime.advance(2)
+    driver = world.run(maxBatchesPerTrigger="2")
+    assert driver.report() is None
+    batch(driver, None)
+    report = driver.report()
+    assert report is not None
+    assert report["source"] == "memory:///_topic.json"
+    assert report["next"] == {P0: 3, P1: 1, P2: 0}
+    assert (report["backlogBatches"], report["lagMs"]) == (2, 2000)
+    assert report["partitionBacklogs"] == {P0: 2}
+    assert report["batches"] == 2
+
+
+def test_stop_lets_all_partitions_go_and_acknowledges_nothing(world: TopicWorld) -> None:
+    world.append(P0, b"x")
+    driver = world.run()
+    batch(driver, None)
+    driver.stop()
+    driver.stop()
+    assert world.queued_in(P0) == [0]
