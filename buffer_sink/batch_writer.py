@@ -28,12 +28,19 @@ class BufferBatchWriter(DataSourceArrowWriter):
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
 
+    def __reduce__(self) -> tuple[type[BufferBatchWriter], tuple[Plan]]:
+        # Spark pickles the writer that it plans a write with, once for the tasks and once more,
+        # and not the one that it commits a micro-batch with. So this is where a write learns
+        # what it goes to, by one read.
+        self._plan = self._plan.locate()
+        return BufferBatchWriter, (self._plan,)
+
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Upload a task's rows; nothing is visible yet."""
         return self._plan.upload(iterator, self._plan.options.transaction)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Append the uploads of all tasks in one write of the manifest."""
+        """Make the uploads of all tasks visible, all or none of them."""
         self._plan.append(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:

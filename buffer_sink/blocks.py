@@ -17,22 +17,36 @@ from opendata_buffer.formats.manifest import Metadata
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-__all__ = ["Block", "BlockBuilder", "Columns", "check_schema"]
+__all__ = ["Block", "BlockBuilder", "Columns", "check_one_queue", "check_schema"]
 
 _FIX = (
     "put the row into it first, df.selectExpr('to_json(struct(*)) AS value'), or select what a "
     "buffer takes: `value` and optionally `metadata`, each BINARY or STRING"
 )
-_TYPES = ("binary", "string")
+_TYPES = {
+    "value": ("binary", "string"),
+    "metadata": ("binary", "string"),
+    "key": ("binary", "string"),
+    "partition": ("string",),
+}
 _LENGTH_BYTES = 4  # of every record in a block
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Positions of the input columns."""
+    """Positions of the input columns.
+
+    Attributes:
+        value: The record.
+        metadata: What a range of records carries.
+        key: What a topic's partition is chosen by; it is not stored.
+        partition: The name of a topic's partition; it is not stored either.
+    """
 
     value: int
     metadata: int | None
+    key: int | None = None
+    partition: int | None = None
 
 
 def check_schema(schema: StructType) -> Columns:
@@ -44,22 +58,38 @@ def check_schema(schema: StructType) -> Columns:
     found: dict[str, int] = {}
     for position, field in enumerate(schema.fields):
         name = field.name.lower()
-        if name not in ("value", "metadata"):
+        if name not in _TYPES:
             raise InvalidInput(
                 f"column {field.name!r} ({field.dataType.simpleString()}) cannot be written to a "
                 f"buffer: {_FIX}"
             )
         if name in found:
             raise InvalidInput(f"column {name!r} is there twice: drop or rename one")
-        if field.dataType.typeName() not in _TYPES:
+        if field.dataType.typeName() not in _TYPES[name]:
+            fix = f"cast it, or {_FIX}" if name in ("value", "metadata") else "cast it"
             raise InvalidInput(
-                f"column {field.name!r} has type {field.dataType.simpleString()}, not BINARY or "
-                f"STRING: cast it, or {_FIX}"
+                f"column {field.name!r} has type {field.dataType.simpleString()}, not "
+                f"{' or '.join(_TYPES[name]).upper().replace(' OR ', ' or ')}: {fix}"
             )
         found[name] = position
     if "value" not in found:
         raise InvalidInput(f"column 'value' is missing: {_FIX}")
-    return Columns(found["value"], found.get("metadata"))
+    return Columns(found["value"], found.get("metadata"), found.get("key"), found.get("partition"))
+
+
+def check_one_queue(columns: Columns) -> None:
+    """Refuse columns that only a topic has a use for.
+
+    Raises:
+        InvalidInput: There is one.
+    """
+    for name, position in (("key", columns.key), ("partition", columns.partition)):
+        if position is not None:
+            raise InvalidInput(
+                f"column {name!r} cannot be written to a single queue, it chooses a partition of "
+                f"a topic: write to a topic ('opendata-buffer topic create STORE --partitions N'), "
+                f"drop the column, or {_FIX}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,23 +119,28 @@ class BlockBuilder:
 
     Args:
         columns: Where value and metadata are.
-        partition: The task's partition; for messages.
+        where: Which rows these are; for messages.
         target: Block size in bytes.
         limit: Largest block in bytes.
         max_ranges: Runs of equal metadata that may be written.
     """
 
     def __init__(
-        self, columns: Columns, *, partition: int, target: int, limit: int, max_ranges: int
+        self, columns: Columns, *, where: str, target: int, limit: int, max_ranges: int
     ) -> None:
         self._columns = columns
-        self._partition = partition
+        self._where = where
         self._target = target
         self._limit = limit
         self._max_ranges = max_ranges
         self._rows = 0
         self._ranges = 0
         self._clear()
+
+    @property
+    def size(self) -> int:
+        """Bytes of the block begun last."""
+        return self._size
 
     def _clear(self) -> None:
         self._pieces: list[bytes | memoryview] = []
@@ -127,7 +162,7 @@ class BlockBuilder:
         if values.null_count:
             row = self._rows + pc.index(pc.is_null(values), True).as_py()
             raise InvalidInput(
-                f"value is null in row {row} of partition {self._partition} (counted from 0): a "
+                f"value is null in row {row} of {self._where} (counted from 0): a "
                 "buffer has no null. Filter such rows, df.where('value IS NOT NULL'), or give "
                 "them a value."
             )
@@ -153,7 +188,7 @@ class BlockBuilder:
         self._rows += len(values)
 
     def finish(self) -> Block | None:
-        """The block begun last; None when there is none."""
+        """The block begun last, and begin another; None when it has no rows."""
         return self._close() if self._records else None
 
     def _append(self, values: pa.Array, size: int) -> None:
@@ -181,8 +216,8 @@ class BlockBuilder:
     def _check_size(self, size: int, start: int) -> None:
         if size > self._limit:
             raise InvalidInput(
-                f"value has {size - _LENGTH_BYTES} bytes in row {self._rows + start} of partition "
-                f"{self._partition} (counted from 0), more than maxBatchBytes {self._limit} "
+                f"value has {size - _LENGTH_BYTES} bytes in row {self._rows + start} of "
+                f"{self._where} (counted from 0), more than maxBatchBytes {self._limit} "
                 "allows: readers refuse such a batch. Make it smaller, or raise maxBatchBytes "
                 "here and where the queue is read."
             )
@@ -190,8 +225,8 @@ class BlockBuilder:
     def _check_ranges(self) -> None:
         if self._ranges > self._max_ranges:
             raise InvalidInput(
-                f"metadata changes more than {self._max_ranges} times in partition "
-                f"{self._partition}: every run of equal metadata is kept in the manifest, which "
+                f"metadata changes more than {self._max_ranges} times in "
+                f"{self._where}: every run of equal metadata is kept in the manifest, which "
                 "each append rewrites. Sort by metadata, put it into value, or raise "
                 "maxMetadataRanges."
             )

@@ -76,7 +76,7 @@ class Lifetimes:
         if age_ms is None or age_ms > self._grace_ms / 2:
             age_ms = self.oldest_ms(each.location for each in group.uploads)
             if age_ms is None or age_ms > self._grace_ms / 2:
-                raise self._too_old()
+                raise self.too_old()
         return Expiry(now, self._grace_ms - age_ms)
 
     def oldest_ms(self, locations: Iterable[str]) -> float | None:
@@ -113,7 +113,8 @@ class Lifetimes:
         )
         self._runtime.sleep(wait_s)
 
-    def _too_old(self) -> TransientStorageError:
+    def too_old(self) -> TransientStorageError:
+        """What to raise for uploads that may be deleted before they are queued, or are gone."""
         return TransientStorageError(
             f"the write took so long that its first batches may be deleted as orphans, or are "
             f"gone: it may take {self._max_write_ms / 1000:.0f} s from its plan to its commit "

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pyspark.sql.datasource import WriterCommitMessage
 
+from buffer_sink.topic_write import TopicWrite
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Metadata, NewEntry
@@ -24,12 +25,16 @@ class UploadedBatch:
         records: How many records it holds.
         bytes: Size of the object.
         metadata: Its ranges, as the queue entry will carry them.
+        partition: Name of the topic's partition it is for; None for a single queue.
+        clock: Of its message in that partition; 0 for a single queue.
     """
 
     location: str
     records: int
     bytes: int
     metadata: tuple[Metadata, ...]
+    partition: str | None = None
+    clock: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +46,14 @@ class WriteTask:
         planned: When the driver planned the write, by its clocks: no upload of it is older.
         transaction: Identity of the write, if it has one.
         query: Id of the streaming query that writes; None where Spark does not tell it.
+        topic: The topic it writes to; None for a single queue.
     """
 
     partition: int
     planned: Moment
     transaction: Transaction | None = None
     query: str | None = None
+    topic: TopicWrite | None = None
 
 
 @dataclass(frozen=True)
@@ -71,12 +78,14 @@ class Group:
         uploads: In the order of partitions and rows.
         transaction: Identity of the write, if it has one.
         query: Id of the streaming query that writes, if it is known.
+        topic: The topic it is for; None for a single queue.
     """
 
     planned: Moment
     uploads: tuple[UploadedBatch, ...]
     transaction: Transaction | None = None
     query: str | None = None
+    topic: TopicWrite | None = None
 
     @property
     def entries(self) -> list[NewEntry]:
@@ -95,7 +104,11 @@ class Group:
 
 
 def collect(messages: Iterable[WriterCommitMessage | None]) -> Group | None:
-    """Join the tasks' messages, in partition order. None when no task wrote a row.
+    """Join the tasks' messages, in partition order.
+
+    None when no task wrote a row into a single queue. A write of no rows to a topic is a group
+    without uploads: it may be the first one after a restart, and has to end what the last run
+    left.
 
     Raises:
         InvalidInput: The messages belong to different writes.
@@ -103,21 +116,26 @@ def collect(messages: Iterable[WriterCommitMessage | None]) -> Group | None:
     # None stands for a task without an answer. Spark calls commit only when every task has
     # succeeded, but its interface allows for it.
     results = sorted(
-        (each for each in messages if isinstance(each, TaskUploads) and each.uploads),
+        (
+            each
+            for each in messages
+            if isinstance(each, TaskUploads) and (each.uploads or each.task.topic is not None)
+        ),
         key=lambda each: each.task.partition,
     )
     if not results:
         return None
-    writes = {(each.task.transaction, each.task.query) for each in results}
+    writes = {(each.task.transaction, each.task.query, each.task.topic) for each in results}
     if len(writes) > 1:
         names = ", ".join(
-            sorted(f"{transaction} of query {query}" for transaction, query in writes)
+            sorted(f"{transaction} of query {query}" for transaction, query, _ in writes)
         )
         raise InvalidInput(f"tasks of one write carry different identities: {names}")
-    ((transaction, query),) = writes
+    ((transaction, query, topic),) = writes
     return Group(
         planned=min((each.task.planned for each in results), key=lambda each: each.monotonic),
         uploads=tuple(upload for each in results for upload in each.uploads),
         transaction=transaction,
         query=query,
+        topic=topic,
     )

@@ -13,7 +13,7 @@ from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.option_reader import STORAGE_OPTIONS, OptionReader, storage_settings
 from opendata_buffer.stores.factory import open_store
 
-__all__ = ["SINK_OPTIONS", "SinkOptions"]
+__all__ = ["PARTITIONERS", "SINK_OPTIONS", "SinkOptions"]
 
 
 # Spark hands a streaming sink the options of the whole query, its own among them.
@@ -31,7 +31,11 @@ SINK_OPTIONS = (
     "maxMetadataRanges",
     "gcGracePeriodMs",
     "maxWriteDurationMs",
+    "partitioner",
 )
+
+PARTITIONERS = ("random", "modulo", "rendezvous")
+"""How rows are divided among the partitions of a topic; the last two by column ``key``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +62,10 @@ class SinkOptions:
             one is refused. Batches are named so far ahead of time, and no collector deletes
             them, used or not, before that and its grace period are over. Default 21,600,000,
             six hours.
+        partitioner: How rows are divided among the partitions of a topic, one of
+            :data:`PARTITIONERS`. Default None: ``random``. Not for a single queue.
+        one_queue: A data prefix or a manifest is named, so this is a single queue, whatever
+            else is in the store.
     """
 
     queue: QueueConfig
@@ -71,6 +79,8 @@ class SinkOptions:
     max_metadata_ranges: int = 100_000
     gc_grace_period_ms: int = 600_000
     max_write_duration_ms: int = 21_600_000
+    partitioner: str | None = None
+    one_queue: bool = False
 
     def __post_init__(self) -> None:
         if self.app is not None:
@@ -139,6 +149,16 @@ def _parse(options: Mapping[str, str], what: str) -> SinkOptions:
     grace_ms = reader.integer("gcGracePeriodMs", 600_000, least=2)
     # An append that may race for longer than half of the grace period would be refused.
     queue = replace(queue, cas_deadline_ms=min(queue.cas_deadline_ms, grace_ms // 2))
+    partitioner = None
+    if reader.text("partitioner") is not None:
+        partitioner = reader.choice("partitioner", PARTITIONERS, "random")
+    one_queue = any(reader.text(name) for name in ("dataPathPrefix", "manifestPath"))
+    if one_queue and partitioner is not None:
+        raise InvalidInput(
+            f"option partitioner is {partitioner!r}, but dataPathPrefix or manifestPath names one "
+            "queue: a partitioner divides rows among the partitions of a topic. Leave out one of "
+            "them."
+        )
     open_store(queue.store, queue.store_options)  # a URL that is none fails here, not in a task
     return SinkOptions(
         queue=queue,
@@ -152,4 +172,6 @@ def _parse(options: Mapping[str, str], what: str) -> SinkOptions:
         max_metadata_ranges=reader.integer("maxMetadataRanges", 100_000, least=1),
         gc_grace_period_ms=grace_ms,
         max_write_duration_ms=reader.integer("maxWriteDurationMs", 21_600_000, least=0),
+        partitioner=partitioner,
+        one_queue=one_queue,
     )

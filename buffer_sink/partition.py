@@ -1,7 +1,8 @@
-"""One task's part of a write: encode its rows, upload them as batches, say where they are."""
+"""One task's part of a write: divide, encode and upload its rows, and say where they are."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from functools import partial
 
@@ -10,6 +11,7 @@ import pyarrow as pa
 from buffer_sink.blocks import Block, BlockBuilder, Columns
 from buffer_sink.messages import TaskUploads, UploadedBatch, WriteTask
 from buffer_sink.options import SinkOptions
+from buffer_sink.routing import Router
 from buffer_sink.uploads import UploadWindow
 from opendata_buffer import metrics
 from opendata_buffer.formats.batch import seal_block
@@ -18,7 +20,10 @@ from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Put
 
-__all__ = ["PartitionWriter"]
+__all__ = ["OPEN_BLOCKS", "PartitionWriter"]
+
+OPEN_BLOCKS = 4
+"""Blocks' worth of rows that wait in blocks which are not full; the largest goes first."""
 
 
 class PartitionWriter:
@@ -28,7 +33,9 @@ class PartitionWriter:
     failed or a repeated task uploaded is an orphan, and the collector deletes it by its age.
 
     Memory: the block being filled, one waiting and ``upload_concurrency`` in upload, these with
-    their sealed copy, each of ``target_batch_bytes``; and one of Spark's Arrow batches.
+    their sealed copy, each of ``target_batch_bytes``; and one of Spark's Arrow batches. Of a
+    topic there is a block being filled per partition, and all of them together have
+    :data:`OPEN_BLOCKS` times the size of one at most.
 
     Args:
         options: The sink's options.
@@ -51,13 +58,14 @@ class PartitionWriter:
         self._task = task
         self._store = store
         self._runtime = runtime
-        self._builder = BlockBuilder(
-            columns,
-            partition=task.partition,
-            target=options.target_batch_bytes,
-            limit=options.max_batch_bytes,
-            max_ranges=options.max_metadata_ranges,
-        )
+        self._columns = columns
+        self._router: Router | None = None
+        if task.topic is not None:
+            self._router = Router(
+                columns, options.partitioner, task.topic, task=task.partition, runtime=runtime
+            )
+        self._builders: dict[str | None, BlockBuilder] = {}
+        self._counts: Counter[str] = Counter()
         # Spark repeats a failed task too, but not in local mode, and with everything it did.
         self._retrying = queue_retry(runtime, options.queue)
         self._started = 0
@@ -72,33 +80,72 @@ class PartitionWriter:
         """
         with UploadWindow(self._options.upload_concurrency, self._runtime) as window:
             for batch in rows:
-                for block in self._builder.add(batch, self._runtime.now_ms()):
-                    self._start(window, block)
-                    del block  # it would stay in memory until the next one is full
-            last = self._builder.finish()
-            if last is not None:
-                self._start(window, last)
-                del last
+                for name, part in self._parts(batch):
+                    for block in self._builder(name).add(part, self._runtime.now_ms()):
+                        self._start(window, name, block)
+                        del block  # it would stay in memory until the next one is full
+                self._shed(window)
+            for name in list(self._builders):
+                self._close(window, name)
         # Uploads end in any order; the queue gets them in the order of the rows.
         return TaskUploads(
             self._task, tuple(upload for _, upload in sorted(self._uploaded.items()))
         )
 
-    def _start(self, window: UploadWindow, block: Block) -> None:
+    def _parts(self, rows: pa.RecordBatch) -> Iterable[tuple[str | None, pa.RecordBatch]]:
+        return [(None, rows)] if self._router is None else self._router.split(rows)
+
+    def _builder(self, name: str | None) -> BlockBuilder:
+        if name not in self._builders:
+            where = f"partition {self._task.partition}"
+            if name is not None:
+                where = f"what partition {self._task.partition} of the DataFrame has for {name}"
+            self._builders[name] = BlockBuilder(
+                self._columns,
+                where=where,
+                target=self._options.target_batch_bytes,
+                limit=self._options.max_batch_bytes,
+                max_ranges=self._options.max_metadata_ranges,
+            )
+        return self._builders[name]
+
+    def _shed(self, window: UploadWindow) -> None:
+        """Keep blocks that are not full yet from adding up over many partitions."""
+        most = OPEN_BLOCKS * self._options.target_batch_bytes
+        while sum(builder.size for builder in self._builders.values()) > most:
+            self._close(window, max(self._builders, key=lambda name: self._builders[name].size))
+
+    def _close(self, window: UploadWindow, name: str | None) -> None:
+        block = self._builders[name].finish()
+        if block is not None:
+            self._start(window, name, block)
+
+    def _start(self, window: UploadWindow, partition: str | None, block: Block) -> None:
         # The name tells collectors how long the object may wait for the driver's append.
         name = later_ulid(self._runtime.ulid(), self._options.max_write_duration_ms)
-        key = batch_key(self._options.queue.data_path_prefix, name, self._task.transaction)
+        task, clock = self._task, 0
+        if partition is None or task.topic is None:
+            key = batch_key(self._options.queue.data_path_prefix, name, task.transaction)
+        else:
+            clock = task.topic.clock(task.partition, self._counts[partition])
+            self._counts[partition] += 1
+            txn = task.topic.transaction(task.transaction)
+            key = task.topic.location(partition, name, txn, clock)
         position, self._started = self._started, self._started + 1
-        window.submit(partial(self._upload, position, key, block))
+        window.submit(partial(self._upload, position, key, partition, clock, block))
 
-    def _upload(self, position: int, key: str, block: Block) -> None:
+    def _upload(
+        self, position: int, key: str, partition: str | None, clock: int, block: Block
+    ) -> None:
         # Compression releases the interpreter lock, so here, on an upload thread, it overlaps
         # with the next block's encoding and with the JVM.
         began = self._runtime.monotonic()
         options = self._options
         data = seal_block(block.pieces, block.records, options.compression, options.zstd_level)
         self._retrying(self._store.put, key, data)
-        self._uploaded[position] = UploadedBatch(key, block.records, len(data), block.metadata)
+        self._uploaded[position] = UploadedBatch(
+            key, block.records, len(data), block.metadata, partition, clock
+        )
         metrics.batches_flushed.add(1)
         metrics.entries_flushed.add(block.records)
         metrics.bytes_flushed.add(block.size)

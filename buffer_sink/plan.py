@@ -14,11 +14,15 @@ from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
 
-from buffer_sink.blocks import Columns, check_schema
+from buffer_sink.blocks import Columns, check_one_queue, check_schema
 from buffer_sink.committer import WriteCommitter
 from buffer_sink.messages import TaskUploads, WriteTask, collect
 from buffer_sink.options import SinkOptions
 from buffer_sink.partition import PartitionWriter
+from buffer_sink.routing import check_topic
+from buffer_sink.topic_committer import TopicCommitter
+from buffer_sink.topic_write import TopicWrite, find_topic
+from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.runtime import Moment, SystemRuntime
 from opendata_buffer.stores.factory import open_store
@@ -41,20 +45,54 @@ class Plan:
         options: The sink's options.
         columns: Where the input columns are.
         made: When; no upload of the write is older.
+        located: Whether somebody looked what the store holds.
+        topic: The topic it goes to; None for a single queue, and as long as nobody looked.
     """
 
     options: SinkOptions
     columns: Columns
     made: Moment
+    located: bool = False
+    topic: TopicWrite | None = None
 
     @classmethod
     def make(cls, options: SinkOptions, schema: StructType) -> Plan:
-        """Plan a write now.
+        """Plan a write now. Asks no store.
 
         Raises:
             InvalidInput: A column cannot be written.
         """
         return cls(options, check_schema(schema), Moment.now(_RUNTIME))
+
+    def locate(self) -> Plan:
+        """The plan of one attempt, once it is known what the store holds: a topic or a queue.
+
+        Costs one small read, unless the options name one queue, or it is known already.
+
+        Raises:
+            InvalidInput: A column or the partitioner has no use here, or is missing.
+            CorruptData, StorageError: The topic's description cannot be read.
+        """
+        if self.located:
+            return self
+        options, topic = self.options, None
+        if not options.one_queue:
+            store = open_store(options.queue.store, options.queue.store_options)
+            description = find_topic(store)
+            if description is not None:
+                topic = TopicWrite.planned(description, _RUNTIME)
+        if topic is not None:
+            check_topic(self.columns, options.partitioner)
+        else:
+            check_one_queue(self.columns)
+            if options.partitioner is not None:
+                raise InvalidInput(
+                    f"option partitioner is {options.partitioner!r}, but there is no topic at "
+                    f"{options.queue.store}, and a single queue has nothing to choose from: make "
+                    f"one with 'opendata-buffer topic create {options.queue.store} --partitions "
+                    "N', or leave out the option"
+                )
+        return replace(self, located=True, topic=topic)
 
     def upload(
         self, rows: Iterator[pa.RecordBatch], transaction: Transaction | None
@@ -66,6 +104,7 @@ class Plan:
             planned=self.made,
             transaction=transaction,
             query=query_id(),
+            topic=self.topic,
         )
         queue = self.options.queue
         store = open_store(queue.store, queue.store_options)
@@ -73,12 +112,13 @@ class Plan:
         return writer.write(rows)
 
     def append(self, messages: Iterable[WriterCommitMessage | None]) -> None:
-        """On the driver: make the uploads of all tasks visible, in one write of the manifest."""
+        """On the driver: make the uploads of all tasks visible, all of them or none."""
         # Without the identity: it differs for each micro-batch of foreachBatch, and each
         # committer remembers a whole manifest.
         options = replace(self.options, app=None, version=None)
+        group = collect(messages)
         try:
-            _committer(options).append(collect(messages))
+            _committer(options, group is not None and group.topic is not None).append(group)
         except BaseException:
             # What this process remembers of the queue may be the reason, for example when the
             # queue was deleted on purpose. The error told it; a new start looks afresh.
@@ -87,9 +127,10 @@ class Plan:
 
 
 @functools.lru_cache(maxsize=8)
-def _committer(options: SinkOptions) -> WriteCommitter:
+def _committer(options: SinkOptions, is_of_topic: bool) -> WriteCommitter | TopicCommitter:
     store = open_store(options.queue.store, options.queue.store_options)
-    return WriteCommitter(store, options, _RUNTIME)
+    made = TopicCommitter if is_of_topic else WriteCommitter
+    return made(store, options, _RUNTIME)
 
 
 def task_property(name: str) -> str | None:

@@ -30,12 +30,19 @@ class BufferStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
 
+    def __reduce__(self) -> tuple[type[BufferStreamWriter], tuple[Plan]]:
+        # Spark pickles the writer that it plans a write with, once for the tasks and once more,
+        # and not the one that it commits a micro-batch with. So this is where a write learns
+        # what it goes to, by one read.
+        self._plan = self._plan.locate()
+        return BufferStreamWriter, (self._plan,)
+
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Upload a task's rows; nothing is visible yet."""
         return self._plan.upload(iterator, _transaction(self._plan.options.app))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Append the uploads of all tasks in one write of the manifest, once."""
+        """Make the uploads of all tasks visible, all or none of them, and once."""
         for message in messages:
             if isinstance(message, TaskUploads) and message.task.transaction is not None:
                 found = message.task.transaction.batch

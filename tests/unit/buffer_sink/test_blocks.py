@@ -39,7 +39,7 @@ def builder(
 ) -> BlockBuilder:
     return BlockBuilder(
         Columns(0, 1 if metadata else None),
-        partition=3,
+        where="partition 3",
         target=target,
         limit=limit,
         max_ranges=ranges,
