@@ -93,7 +93,7 @@ class PartitionWriter:
         )
 
     def _parts(self, rows: pa.RecordBatch) -> Iterable[tuple[str | None, pa.RecordBatch]]:
-        return [(None, rows)] if self._router is None else self._router.split(rows)
+        return [(None, rows)] if self._router is None else self._router.split(rows).items()
 
     def _builder(self, name: str | None) -> BlockBuilder:
         if name not in self._builders:

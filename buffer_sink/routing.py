@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from buffer_sink.topic_write import TopicWrite
 from opendata_buffer import mapping
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.runtime import Runtime
+from opendata_buffer.topic.split import split
 
 if TYPE_CHECKING:
     from opendata_buffer.mapping import Mapping
@@ -83,45 +84,34 @@ class Router:
         self._mapping = mappings[partitioner or "random"]
         self._rows = 0
 
-    def split(self, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+    def split(self, rows: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
         """The rows of each partition that gets some, in the order in which they came.
 
         Raises:
             InvalidInput: A key or a partition is null, or there is no such partition.
         """
-        import numpy as np
-
-        if not len(rows):
-            return
-        indices = self._indices(rows)
+        columns = self._columns
+        if columns.partition is not None:
+            parts = split(rows, rows.column(columns.partition), self._names, self._chosen)
+        elif columns.key is None:
+            # Only their number counts, and so the values serve as keys.
+            parts = split(rows, rows.column(columns.value), self._names, self._mapping)
+        else:
+            self._check_keys(rows.column(columns.key))
+            parts = split(rows, rows.column(columns.key), self._names, self._mapping)
         self._rows += len(rows)
-        counts = np.bincount(indices, minlength=len(self._names))
-        wanted = np.flatnonzero(counts).tolist()
-        if len(wanted) == 1:
-            yield self._names[wanted[0]], rows
-            return
-        # Stable: rows of one partition keep their order.
-        ordered = rows.take(pa.array(np.argsort(indices, kind="stable")))
-        ends = np.cumsum(counts)
-        for each in wanted:
-            yield self._names[each], ordered.slice(ends[each] - counts[each], counts[each])
+        return parts
 
-    def _indices(self, rows: pa.RecordBatch) -> Any:
-        if self._columns.partition is not None:
-            return self._chosen(rows.column(self._columns.partition))
-        if self._columns.key is None:
-            return self._mapping(rows.column(self._columns.value), self._names)
-        keys = rows.column(self._columns.key)
+    def _check_keys(self, keys: pa.Array) -> None:
         if keys.null_count:
             raise InvalidInput(
                 f"key is null in {self._row(pc.is_null(keys))}: a row without a key belongs to no "
                 "partition. Give it one, df.selectExpr(\"coalesce(key, '') AS key\", ...), or "
                 "filter it out."
             )
-        return self._mapping(keys, self._names)
 
-    def _chosen(self, names: pa.Array) -> Any:
-        found = pc.index_in(names, value_set=pa.array(self._names, names.type))
+    def _chosen(self, names: Any, partitions: Sequence[str]) -> Any:
+        found = pc.index_in(names, value_set=pa.array(partitions, names.type))
         if not found.null_count:
             return found.to_numpy(zero_copy_only=False)
         wrong = pc.is_null(found)

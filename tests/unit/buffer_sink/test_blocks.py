@@ -13,7 +13,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from buffer_sink.blocks import Block, BlockBuilder, Columns, check_schema
+from buffer_sink.blocks import Block, BlockBuilder, Columns, check_one_queue, check_schema
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.batch import Compression, decode_batch, seal_block
 from opendata_buffer.formats.manifest import Metadata
@@ -209,3 +209,24 @@ def test_every_row_comes_out_once_in_order_with_its_metadata(
         )
         out += zip(values, payloads, strict=True)
     assert out == [row for part in data for row in part]
+
+
+def test_key_and_partition_are_found_and_are_a_topic_s() -> None:
+    columns = check_schema(schema("key binary, Value string, partition string"))
+    assert columns == Columns(1, None, key=0, partition=2)
+    with pytest.raises(InvalidInput, match="column 'key' cannot be written to a single queue"):
+        check_one_queue(columns)
+    check_one_queue(Columns(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ("partition int", "column 'partition' has type int, not STRING: cast it"),
+        ("partition binary", "column 'partition' has type binary, not STRING: cast it"),
+        ("key int", "column 'key' has type int, not BINARY or STRING: cast it"),
+    ],
+)
+def test_a_key_or_partition_of_another_type(column: str, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        check_schema(schema(f"value string, {column}"))

@@ -102,3 +102,21 @@ def test_a_stream_takes_its_version_from_its_batch_id() -> None:
 def test_half_an_identity_is_refused(half: dict[str, str]) -> None:
     with pytest.raises(InvalidInput, match="recognised by both"):
         SinkOptions.for_batch({**STORE, **half})
+
+
+@pytest.mark.parametrize("given", ["modulo", "RENDEZVOUS", "random"])
+def test_a_partitioner(given: str) -> None:
+    options = SinkOptions.for_stream({**STORE, "partitioner": given})
+    assert (options.partitioner, options.one_queue) == (given.lower(), False)
+
+
+def test_an_unknown_partitioner_names_the_known_ones() -> None:
+    with pytest.raises(InvalidInput, match="use random or modulo or rendezvous"):
+        SinkOptions.for_stream({**STORE, "partitioner": "hash"})
+
+
+@pytest.mark.parametrize("name", ["dataPathPrefix", "manifestPath"])
+def test_who_names_one_queue_has_nothing_to_divide(name: str) -> None:
+    assert SinkOptions.for_stream({**STORE, name: "x"}).one_queue
+    with pytest.raises(InvalidInput, match="names one queue"):
+        SinkOptions.for_stream({**STORE, name: "x", "partitioner": "modulo"})

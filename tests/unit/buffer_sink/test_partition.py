@@ -1,18 +1,22 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from buffer_sink.blocks import Columns
-from buffer_sink.messages import WriteTask
+from buffer_sink.messages import TaskUploads, WriteTask
 from buffer_sink.options import SinkOptions
-from buffer_sink.partition import PartitionWriter
+from buffer_sink.partition import OPEN_BLOCKS, PartitionWriter
+from buffer_sink.topic_write import TopicWrite
+from buffer_sink.uploads import UploadWindow
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, PermanentStorageError, TransientStorageError
 from opendata_buffer.formats.batch import Compression, decode_batch, parse_footer
 from opendata_buffer.formats.keys import Transaction, location_timestamp_ms, parse_location
+from opendata_buffer.messages import CONTINUE_TXN, parse_uuid
 from opendata_buffer.runtime import Moment
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -169,3 +173,78 @@ def test_memory_is_bounded_by_the_uploads_in_flight() -> None:
     commit = writer.write(endless())
     assert len(commit.uploads) == 30
     assert store.most == 3
+
+
+# A topic.
+
+TOPIC = TopicWrite(("p-00000", "p-00001", "p-00002"), (), b"\x01" * 6, "write-x")
+
+
+def write_topic(*batches: pa.RecordBatch, task: int = 2, **options: Any) -> TaskUploads:
+    store = options.pop("store", None) or MemoryStore()
+    writer = PartitionWriter(
+        SinkOptions(queue=QueueConfig(store="memory://x"), **options),
+        Columns(0, None, partition=1),
+        WriteTask(task, MOMENT, TXN, topic=TOPIC),
+        store=store,
+        runtime=ManualRuntime(),
+    )
+    return writer.write(iter(batches))
+
+
+def to(name: str, *values: bytes) -> pa.RecordBatch:
+    return pa.record_batch(
+        [pa.array(values, pa.binary()), pa.array([name] * len(values))],
+        names=["value", "partition"],
+    )
+
+
+def test_the_batches_of_each_partition_are_messages_with_rising_clocks() -> None:
+    store = MemoryStore()
+    given = [to(f"p-0000{number % 3}", bytes([number]) * 10) for number in range(30)]
+    commit = write_topic(*given, store=store, target_batch_bytes=30)
+    read: dict[str, list[bytes]] = {}
+    clocks: dict[str, list[int]] = {}
+    for upload in commit.uploads:
+        assert upload.partition is not None
+        named = parse_location(upload.location, upload.partition)
+        assert named is not None
+        assert named.message is not None
+        assert named.txn == TXN
+        said = parse_uuid(named.message)
+        assert (said.producer, said.flags) == (TOPIC.producer, CONTINUE_TXN)
+        assert said.clock == upload.clock
+        clocks.setdefault(upload.partition, []).append(said.clock)
+        read.setdefault(upload.partition, []).extend(decode_batch(store.get(upload.location).data))
+    assert set(clocks) == set(TOPIC.active)
+    for partition, name in enumerate(TOPIC.active):
+        assert clocks[name] == [TOPIC.clock(2, index) for index in range(5)]
+        assert read[name] == [bytes([number]) * 10 for number in range(partition, 30, 3)]
+
+
+def test_rows_for_many_partitions_do_not_add_up_in_memory() -> None:
+    names = tuple(f"p-{number:05}" for number in range(100))
+    topic = TopicWrite(names, (), b"\x01" * 6, "write-x")
+    store = MemoryStore()
+    open_bytes = []
+
+    class Watched(PartitionWriter):
+        def _shed(self, window: UploadWindow) -> None:
+            super()._shed(window)
+            open_bytes.append(sum(each.size for each in self._builders.values()))
+
+    writer = Watched(
+        SinkOptions(queue=QueueConfig(store="memory://x"), target_batch_bytes=1_000),
+        Columns(0, None, partition=1),
+        WriteTask(0, MOMENT, TXN, topic=topic),
+        store=store,
+        runtime=ManualRuntime(),
+    )
+    commit = writer.write(to(names[row % 100], b"x" * 96) for row in range(900))
+    assert sum(upload.records for upload in commit.uploads) == 900
+    assert max(open_bytes) == OPEN_BLOCKS * 1_000
+
+
+def test_a_value_that_cannot_be_written_to_a_partition_is_named() -> None:
+    with pytest.raises(InvalidInput, match="of what partition 2 of the DataFrame has for p-00001"):
+        write_topic(to("p-00001", b"x" * 100), target_batch_bytes=20, max_batch_bytes=50)
