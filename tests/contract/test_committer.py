@@ -28,7 +28,7 @@ from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores import Absent, Blob, IfVersion, NotModified, PutOutcome, Unknown
 from opendata_buffer.stores.memory import MemoryStore
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 RUNTIME = SystemRuntime()
 
 Make = Callable[..., Committer]
@@ -222,7 +222,8 @@ def test_an_append_whose_fate_cannot_be_told_says_so(make: Make, store: Store) -
     append(committer, 1)
     store.lost_requests = 10**6
     with pytest.raises(CommitStateUnknown) as caught:
-        append(committer, 2, 3)
+        # A broker that does not reach the store is asked again until then.
+        append(committer, 2, 3, within=3)
     assert set(locations(2, 3)) <= set(caught.value.locations)
 
 

@@ -120,7 +120,7 @@ def test_a_worker_that_ends_gives_its_batch_back_at_once(
         os.kill(int(pid.read_text()), 0)
     other = start("work", str(store), "--", "sh", "-c", f"cat > {tmp_path / 'done'}")
     # Long before --claim-timeout-ms, a minute.
-    until(lambda: (tmp_path / "done").exists() and (tmp_path / "done").read_text(), seconds=30)
-    until(lambda: status(store)["queue_length"] == 0, seconds=20)
+    until(lambda: (tmp_path / "done").exists() and (tmp_path / "done").read_text())
+    until(lambda: status(store)["queue_length"] == 0)
     other.send_signal(signal.SIGINT)
     assert other.wait(30) == 130

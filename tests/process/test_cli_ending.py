@@ -16,6 +16,7 @@ import pytest
 
 COMMAND = [sys.executable, "-m", "opendata_buffer"]
 STARTING_S = 10  # what a slow machine may take to start Python
+READY_S = 60  # until something that never happens fails a test
 PROMISE_S = 5  # from a signal to the end
 
 # Stands in for a store that hangs in one upload, in the process of the command.
@@ -124,7 +125,7 @@ def test_a_signal_during_a_hanging_upload_tells_which_lines_are_durable(
     assert process.stderr is not None
     process.stdin.write(b"one\ntwo\n")
     process.stdin.flush()
-    deadline = time.monotonic() + STARTING_S
+    deadline = time.monotonic() + READY_S
     while not (tmp_path / "ingest" / "manifest").exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -149,7 +150,7 @@ def test_an_orderly_end_tells_that_all_lines_are_durable(tmp_path: Path) -> None
     assert process.stdin is not None
     process.stdin.write(b"one\ntwo\n")
     process.stdin.flush()
-    deadline = time.monotonic() + STARTING_S
+    deadline = time.monotonic() + READY_S
     while not (tmp_path / "ingest" / "manifest").exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)

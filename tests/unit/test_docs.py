@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from opendata_buffer import errors
 from opendata_buffer.cli.commands import cli
 from opendata_buffer.metrics import TABLE
 from opendata_buffer.option_reader import STORAGE_OPTIONS
+from tests.unit.cli.shell import ok
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "core").rglob("*.md")])
@@ -263,11 +262,7 @@ def test_commands_have_these_names_and_options(page: Path, line: str) -> None:
 def test_the_shell_s_example_runs(page: str, tmp_path: Path) -> None:
     def run(line: str, text: str = "") -> str:
         words = line.replace("/tmp/queue", str(tmp_path)).split()[1:]
-        done = subprocess.run(
-            [sys.executable, "-m", "opendata_buffer", *words],
-            input=text, capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        return done.stdout
+        return ok(*words, stdin=text.encode()).stdout
 
     numbers = "".join(f"{n}\n" for n in range(1, 1001))
     lines = [

@@ -9,7 +9,7 @@ from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.testing.simulation import Simulation
 from tests.unit.interrupts import interrupted
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class Counter:

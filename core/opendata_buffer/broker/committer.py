@@ -230,8 +230,12 @@ class BrokeredCommitter:
                 self._condition.wait()
             if self._closed:
                 return None
-            if self._connection is not None and not self._connection.is_over:
-                return self._connection
+            if self._connection is not None:
+                if not self._connection.is_over:
+                    return self._connection
+                # It was lost between two appends: a successor is looked for at once, too.
+                self._connection = None
+                self._expect_successor()
             if not self._is_time():
                 return None
             self._looking = True
@@ -279,8 +283,11 @@ class BrokeredCommitter:
         with self._condition:
             if self._connection is connection:
                 self._connection = None
-                now = self._runtime.monotonic()
-                self._look_at, self._hopeful_until = now, now + PATIENCE_S
+                self._expect_successor()
+
+    def _expect_successor(self) -> None:
+        now = self._runtime.monotonic()
+        self._look_at, self._hopeful_until = now, now + PATIENCE_S
 
     def _await(self, moment: float) -> None:
         left = moment - self._runtime.monotonic()

@@ -331,10 +331,11 @@ class Worker:
                 of lapses by itself.
             batch: Whose claim it is to end; notes that an attempt may have landed.
         """
-        limit_s = (self._config.cas_deadline_ms + body.get("wait_ms", 0)) / 1000
+        patience_s = self._config.cas_deadline_ms / 1000
+        limit_s = patience_s + body.get("wait_ms", 0) / 1000
         deadline = self._runtime.monotonic() + limit_s
         while True:
-            connection = self._find(deadline)
+            connection = self._find(min(deadline, self._runtime.monotonic() + patience_s))
             try:
                 reply = connection.ask(body)
             except TransientStorageError:

@@ -29,7 +29,7 @@ def entries(*names: str) -> list[NewEntry]:
     return [NewEntry(f"ingest/{name}.batch") for name in names]
 
 
-def soon(seconds: float = 10.0) -> float:
+def soon(seconds: float = 60.0) -> float:
     return RUNTIME.monotonic() + seconds
 
 
@@ -38,7 +38,7 @@ def queued(store: Store) -> list[str]:
     return [entry.location for entry in manifest.entries()]
 
 
-def eventually(condition: Callable[[], object], seconds: float = 30.0) -> None:
+def eventually(condition: Callable[[], object], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not come true"

@@ -16,7 +16,7 @@ from opendata_buffer.stores import Absent, IfVersion, NotModified, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 
 CONFIG = QueueConfig(store="memory://unused")
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 def entry(n: int) -> NewEntry:

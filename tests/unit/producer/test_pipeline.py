@@ -30,7 +30,7 @@ from opendata_buffer.stores import Absent, Blob, IfVersion, NotModified, PutOutc
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.interrupts import interrupted
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 """Far beyond what any of these takes; reached only by a failure."""
 
 

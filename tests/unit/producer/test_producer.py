@@ -32,7 +32,7 @@ from opendata_buffer.stores import Absent, Blob, IfVersion, NotModified, PutOutc
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 """Far beyond what any of these takes; reached only by a failure."""
 
 

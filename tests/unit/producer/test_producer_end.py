@@ -18,7 +18,7 @@ from opendata_buffer.runtime import SystemRuntime, Task
 from opendata_buffer.stores import NotModified
 from opendata_buffer.stores.memory import MemoryStore
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 def config(**settings: Any) -> ProducerConfig:

@@ -11,7 +11,7 @@ from opendata_buffer.stores import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic.topic import Topic
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 """Far beyond what any of these takes; reached only by a failure."""
 
 URL = "memory://unused"

@@ -92,7 +92,7 @@ def test_a_released_batch_is_handed_out_again_and_counted(
     (batch,) = workers[0].claim()
     assert batch.delivery_count == 1
     batch.release()
-    (again,) = workers[1].claim(timeout=30)
+    (again,) = workers[1].claim(timeout=60)
     assert (again.sequence, again.delivery_count) == (0, 2)
 
 
@@ -102,7 +102,7 @@ def test_a_released_batch_rests_first_when_it_is_told_to(
     fill(store, 1)
     began = time.monotonic()
     workers[0].claim()[0].release(rest_ms=600)
-    (again,) = workers[1].claim(timeout=30)
+    (again,) = workers[1].claim(timeout=60)
     assert time.monotonic() - began >= 0.6
     assert again.sequence == 0
 
@@ -135,7 +135,7 @@ def test_a_batch_that_nobody_ever_finishes_goes_to_the_quarantine(store: MemoryS
     config = replace(SETTINGS, max_deliveries=2)
     with Worker(config, store=store) as worker:
         for count in (1, 2):
-            (batch,) = worker.claim(timeout=30)
+            (batch,) = worker.claim(timeout=60)
             assert batch.delivery_count == count
             batch.release()
         assert worker.claim(timeout=0.5) == []
@@ -160,7 +160,7 @@ def test_a_silent_workers_batch_goes_to_another_and_its_end_is_lost(store: Memor
     (batch,) = silent.claim()
     silent._tokens.clear()  # Its heartbeats name no batch any more.
     with Worker(SETTINGS, store=store) as other:
-        (again,) = other.claim(timeout=30)
+        (again,) = other.claim(timeout=60)
         assert (again.sequence, again.delivery_count) == (0, 2)
         with pytest.raises(ClaimLost, match="batch 0 was lost"):
             batch.done()
@@ -194,7 +194,7 @@ def test_a_worker_that_closes_gives_back_what_it_holds(store: MemoryStore) -> No
     with Worker(replace(SETTINGS, claim_timeout_ms=600_000), store=store) as leaving:
         assert len(leaving.claim(2)) == 2
     with Worker(SETTINGS, store=store) as other:
-        assert [each.sequence for each in other.claim(2, timeout=30)] == [0, 1]
+        assert [each.sequence for each in other.claim(2, timeout=60)] == [0, 1]
     with pytest.raises(Closed):
         leaving.claim()
     leaving.close()
@@ -206,13 +206,13 @@ def test_a_batch_that_comes_while_a_worker_waits_is_handed_out_soon(
     found: list[int] = []
 
     def wait() -> None:
-        found.extend(each.sequence for each in workers[0].claim(timeout=20))
+        found.extend(each.sequence for each in workers[0].claim(timeout=60))
 
     waiting = threading.Thread(target=wait)
     waiting.start()
     time.sleep(0.2)
     fill(store, 1)
-    waiting.join(30)
+    waiting.join(90)
     assert found == [0]
 
 
@@ -257,7 +257,7 @@ def test_a_successor_of_the_broker_knows_every_claim(broker: tuple[MemoryStore, 
         assert successor.serving is None
         first.stop(10)
         eventually(lambda: successor.serving)
-        (free,) = two.claim(5, timeout=30)
+        (free,) = two.claim(5, timeout=60)
         assert free.sequence == 2
         held[0].done()
         free.done()
@@ -291,7 +291,7 @@ def test_a_lone_worker_can_be_the_broker_itself() -> None:
     store = MemoryStore()
     fill(store, 1)
     with Worker(replace(SETTINGS, broker="host"), store=store) as worker:
-        (batch,) = worker.claim(timeout=20)
+        (batch,) = worker.claim(timeout=60)
         batch.done()
         eventually(lambda: queued(store) == [])
 
@@ -326,7 +326,7 @@ def test_what_a_claim_could_not_fetch_is_given_back_and_not_held_for_ever() -> N
         with pytest.raises(TransientStorageError):
             one.claim(2)
         store.down = False
-        assert [each.sequence for each in other.claim(2, timeout=10)] == [0, 1]
+        assert [each.sequence for each in other.claim(2, timeout=60)] == [0, 1]
     serving.stop(10)
 
 
@@ -337,7 +337,7 @@ def test_a_batch_that_was_dropped_without_a_word_goes_to_another_worker(
     quick = replace(SETTINGS, claim_timeout_ms=800)
     with Worker(quick, store=store) as careless, Worker(quick, store=store) as other:
         careless.claim()
-        (again,) = other.claim(timeout=10)
+        (again,) = other.claim(timeout=60)
         assert (again.sequence, again.delivery_count) == (0, 2)
         again.done()
 
