@@ -1,0 +1,231 @@
+"""A topic with transactions under Spark's protocol, with crashes between any two of its steps.
+
+The engines are those of ``test_stream_restarts``. Here the writers are others: transactions over
+several partitions are open while the query is restarted, are committed or rolled back one
+partition after the other, and send messages twice; partitions come and go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import pytest
+
+from buffer_source.options import SourceOptions
+from buffer_source.stream import StreamDriver
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.keys import Transaction, batch_key
+from opendata_buffer.formats.manifest import Metadata, NewEntry
+from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, FINAL, OUTSIDE_TXN, build_uuid
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.topic.topic import DRAIN_S, Topic
+from tests.properties.test_stream_restarts import (
+    LIMITS,
+    Crash,
+    World,
+    before,
+    run_asynchronously,
+)
+
+PARTITIONS = 3
+
+
+@dataclass
+class Open:
+    """A transaction that is being written.
+
+    Attributes:
+        producer: Of all its messages.
+        clock: Of its last message.
+        parts: Values by partition, in the order they were written.
+        ending: Once it is decided, the clock of its acknowledgements.
+        left: Partitions that have not got theirs.
+    """
+
+    producer: bytes
+    clock: int = 1
+    parts: dict[str, list[bytes]] = field(default_factory=dict)
+    ending: int | None = None
+    left: list[str] = field(default_factory=list)
+
+
+class TopicWorld(World):
+    """The writers of a topic, and what is on record of a query that reads it."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.topic = Topic.create(
+            QueueConfig(store="/world"), PARTITIONS, store=self.store, runtime=self.runtime
+        )
+        self.open: list[Open] = []
+        self.ended = Counter[str]()
+        self._producers = 0
+        self._slow = False  # Whether so much time may pass as a drain takes.
+        self._sent: list[tuple[str, bytes, int, int, bytes]] = []
+
+    def produce(self, pauses: Iterable[float] = (0, 1, 90)) -> None:
+        moments = tuple(pauses)
+        self._slow = max(moments) > DRAIN_S
+        for _ in range(self.random.choice((0, 0, 1, 2, 5))):
+            kind = self.random.choice(
+                ("plain", "alone", "begin", "more", "more", "decide", "decide", "again", "change")
+            )
+            getattr(self, f"_{kind}")()
+        self.runtime.advance(self.random.choice(moments))
+
+    def settle(self) -> None:
+        """Every transaction is decided, in all its partitions."""
+        while self.open:
+            self._decide()
+
+    def driver(self) -> StreamDriver:
+        options = {"path": "/world", "gcEnabled": "false"}
+        for name, values in LIMITS.items():
+            if self.random.random() < 0.3:
+                options[name] = str(self.random.choice(values))
+        return StreamDriver(SourceOptions.from_spark(options), self.store, self.runtime)
+
+    def queued(self) -> int:
+        manifests = [self._queue_of(name).read() for name in self.topic.read().names]
+        return sum(0 if each is None else each.entry_count for each in manifests)
+
+    def _plain(self) -> None:
+        values = self._new(self.random.randint(1, 3))
+        txn = Transaction("app", len(self.written)) if self.random.random() < 0.5 else None
+        self._put(self._any(), values, txn=txn)
+
+    def _alone(self) -> None:
+        """A message that is in no transaction."""
+        producer = self._producer()
+        self._send(self._any(), producer, 2, OUTSIDE_TXN, self._new(1)[0])
+
+    def _begin(self) -> None:
+        self.open.append(Open(self._producer()))
+        self._more(self.open[-1])
+
+    def _more(self, transaction: Open | None = None) -> None:
+        undecided = [each for each in self.open if each.ending is None]
+        if transaction is None and undecided:
+            transaction = self.random.choice(undecided)
+        if transaction is None:
+            return
+        for _ in range(self.random.randint(1, 3)):
+            name = self._any()
+            value = b"%d.%d" % (len(transaction.parts), self.random.getrandbits(60))
+            transaction.clock += 1
+            transaction.parts.setdefault(name, []).append(value)
+            self._send(name, transaction.producer, transaction.clock, CONTINUE_TXN, value)
+
+    def _decide(self) -> None:
+        """Decide one that is open, or go on telling its partitions."""
+        if not self.open:
+            return
+        transaction = self.random.choice(self.open)
+        if transaction.ending is None:
+            committed = self.random.random() < 0.7
+            self.ended["committed" if committed else "rolled back"] += 1
+            transaction.ending = transaction.clock + 1 if committed else 1
+            transaction.left = sorted(transaction.parts)
+            if committed:
+                self.written += [each for part in transaction.parts.values() for each in part]
+        for _ in range(self.random.randint(1, len(transaction.left))):
+            name = transaction.left.pop(self.random.randrange(len(transaction.left)))
+            message = build_uuid(transaction.producer, transaction.ending, ACK_TXN | FINAL)
+            self._put(name, [], message=message)
+        if not transaction.left:
+            self.open.remove(transaction)
+
+    def _again(self) -> None:
+        """A writer that had no answer repeats a message of a transaction that is still open."""
+        producers = {each.producer for each in self.open if each.ending is None}
+        sent = [each for each in self._sent if each[1] in producers]
+        if sent:
+            name, producer, clock, flags, value = self.random.choice(sent)
+            self._put(name, [value], message=build_uuid(producer, clock, flags))
+            self.ended["sent again"] += 1
+
+    def _change(self) -> None:
+        """The topic grows, or one partition is drained."""
+        active = self.topic.read().active
+        busy = {name for each in self.open for name in each.parts}
+        idle = [name for name in active if name not in busy]
+        if self._slow and len(active) > 1 and idle and self.random.random() < 0.6:
+            self.topic.drain(self.random.choice(idle))
+            self.runtime.advance(DRAIN_S)
+            self.ended["drained"] += 1
+        elif len(active) < 5:
+            self.topic.expand(len(active) + 1)
+            self.ended["expanded"] += 1
+
+    def _any(self) -> str:
+        return self.random.choice(self.topic.read().active)
+
+    def _producer(self) -> bytes:
+        self._producers += 1
+        return self._producers.to_bytes(6, "big")
+
+    def _send(self, name: str, producer: bytes, clock: int, flags: int, value: bytes) -> None:
+        self._sent.append((name, producer, clock, flags, value))
+        self._put(name, [value], message=build_uuid(producer, clock, flags))
+
+    def _put(
+        self, name: str, values: list[bytes], *, message: object = None, txn: object = None
+    ) -> None:
+        entries = []
+        for records in [[value] for value in values] or [[]]:
+            location = batch_key(name, self.runtime.ulid(), txn, message)  # type: ignore[arg-type]
+            self.store.put(location, encode_batch(records))
+            payload = records[0] if records else b""
+            entries.append(NewEntry(location, (Metadata(0, 0, payload),)))
+        self._queue_of(name).append(entries)
+
+    def _queue_of(self, name: str) -> Queue:
+        config = Topic.config_of(name, QueueConfig(store="/world"))
+        return Queue(self.store, config, runtime=self.runtime, role="producer")
+
+
+def runs_of(seed: int) -> TopicWorld:
+    """A query that was restarted some times while transactions were open, and then ran dry."""
+    world = TopicWorld(seed)
+    for _ in range(world.random.randint(1, 6)):
+        with contextlib.suppress(Crash):
+            world.run(world.random.randint(1, 8))
+    world.settle()
+    world.run(None)
+    return world
+
+
+def test_what_is_committed_is_in_exactly_one_micro_batch_and_nothing_else_is() -> None:
+    ended, crashes, left = Counter[str](), 0, 0
+    for seed in range(60):
+        world = runs_of(seed)
+        read = [row for rows in world.output.values() for row in rows]
+        assert Counter(read) == Counter(world.written), f"seed {seed}"
+        assert world.queued() == 0, f"seed {seed}"
+        ended += world.ended
+        crashes += world.crashes
+        left += world.ended["drained"] - len(world.topic.read().draining)
+    assert min(ended.values()) > 20
+    assert set(ended) == {"committed", "rolled back", "sent again", "drained", "expanded"}
+    assert crashes > 50
+    assert left > 20
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_with_a_lagging_log_no_committed_record_is_lost(seed: int) -> None:
+    world = TopicWorld(seed)
+    seen: list[bytes] = []
+    for _ in range(world.random.randint(2, 6)):
+        with contextlib.suppress(Crash):
+            run_asynchronously(world, world.random.randint(1, 12), seen)
+    world.settle()
+    last = max(world.offsets, default=-1)
+    if last >= 0 and last not in world.commits and (previous := before(world, last)) >= 0:
+        world.offsets[last - 1] = world.offsets[previous]
+    world.run(None)
+    assert {*seen, *(row for rows in world.output.values() for row in rows)} == set(world.written)
+    assert world.queued() == 0

@@ -1,0 +1,103 @@
+"""A topic in a real session: schema, partitions that are added, transactions, batch reads."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING
+
+from opendata_buffer.config import ProducerConfig, QueueConfig
+from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.keys import batch_key
+from opendata_buffer.formats.manifest import Metadata, NewEntry
+from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores.factory import open_store
+from opendata_buffer.topic.producer import TopicProducer
+from opendata_buffer.topic.topic import Topic
+from tests.spark.queues import Query
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def append(store: str, partition: str, *values: int, message: uuid.UUID | None = None) -> None:
+    """One batch of one record for each value; an empty one without values."""
+    opened, runtime = open_store(store), SystemRuntime()
+    entries = []
+    for records in [[b"%d" % value] for value in values] or [[]]:
+        location = batch_key(partition, runtime.ulid(), message=message)
+        opened.put(location, encode_batch(records))
+        entries.append(NewEntry(location, (Metadata(0, runtime.now_ms(), b"m"),)))
+    config = Topic.config_of(partition, QueueConfig(store=store))
+    Queue(opened, config, runtime=runtime, role="test").append(entries)
+
+
+def all_queued(store: str) -> int:
+    topic = Topic.open(store)
+    found = 0
+    for name in topic.read().names:
+        config = Topic.config_of(name, QueueConfig(store=store))
+        manifest = Queue(topic.store, config, runtime=SystemRuntime(), role="test").read()
+        found += 0 if manifest is None else manifest.entry_count
+    return found
+
+
+def test_a_topic_grows_under_a_query_that_goes_on_after_a_restart(
+    spark: SparkSession, store: str, checkpoint: str
+) -> None:
+    topic = Topic.create(store, 2)
+    query = Query(spark, store, checkpoint)
+    with TopicProducer(ProducerConfig(store=store)) as producer:
+        producer.produce([b"%d" % number for number in range(10)])
+    with query.running(maxBatchesPerTrigger="1") as run:
+        run.processAllAvailable()
+        assert sorted(query.sink.values) == list(range(10))
+        topic.expand(3)
+        append(store, "p-00002", 10, 11)
+        run.processAllAvailable()
+        assert sorted(query.sink.values) == list(range(12))
+    append(store, "p-00002", 12)
+    append(store, "p-00000", 13)
+    query.available_now()
+    assert sorted(query.sink.values) == list(range(14))
+    assert all_queued(store) == 0
+
+
+def test_transactions_are_read_whole_over_a_restart(
+    spark: SparkSession, store: str, checkpoint: str
+) -> None:
+    Topic.create(store, 2)
+    query = Query(spark, store, checkpoint)
+    for partition, value in (("p-00000", 1), ("p-00001", 2)):
+        append(store, partition, value, message=build_uuid(b"writer", 2, CONTINUE_TXN))
+    append(store, "p-00001", 3)
+    query.available_now()
+    assert query.sink.values == [3]
+    for partition in ("p-00000", "p-00001"):
+        append(store, partition, message=build_uuid(b"writer", 3, ACK_TXN))
+    query.available_now()
+    assert sorted(query.sink.values) == [1, 2, 3]
+    assert all_queued(store) == 0
+
+
+def test_a_batch_read_shows_partitions_and_what_is_committed(
+    spark: SparkSession, store: str, checkpoint: str
+) -> None:
+    Topic.create(store, 3)
+    append(store, "p-00000", 1, 2)
+    append(store, "p-00002", 3)
+    append(store, "p-00002", 4, message=build_uuid(b"writer", 2, CONTINUE_TXN))
+
+    def rows(**options: str) -> list[tuple[str, int, bytes]]:
+        frame = spark.read.format("opendata-buffer").options(**options).load(store)
+        assert "partition:string" in frame.schema.simpleString()
+        found = frame.select("partition", "sequence", "value").collect()
+        return sorted((row[0], row[1], bytes(row[2])) for row in found)
+
+    committed = [("p-00000", 0, b"1"), ("p-00000", 1, b"2"), ("p-00002", 0, b"3")]
+    assert rows() == committed
+    assert rows(isolationLevel="read_uncommitted") == [*committed, ("p-00002", 1, b"4")]
+    one = spark.read.format("opendata-buffer").option("dataPathPrefix", "p-00002").load(store)
+    assert "partition" not in one.columns
+    assert one.count() == 1
