@@ -168,8 +168,14 @@ from opendata_buffer.topic.handle import (
 from opendata_buffer.topic.handle import (
     TopicWatcher as TopicWatcher,
 )
+from opendata_buffer.topic.intents import (
+    AckIntents as AckIntents,
+)
 from opendata_buffer.topic.producer import (
     TopicProducer as TopicProducer,
+)
+from opendata_buffer.topic.publisher import (
+    Publisher as Publisher,
 )
 from opendata_buffer.topic.topic import (
     Topic as Topic,

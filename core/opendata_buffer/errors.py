@@ -228,8 +228,8 @@ class Superseded(OpenDataBufferError):
             f"another run of app {app!r} has begun to write since this one did: nothing of batch "
             f"{batch} is visible. If you have just started the query again, or ended its "
             "transactions with 'opendata-buffer transactions abort', this is the old run: let it "
-            "end. Otherwise two drivers share one checkpoint or txnAppId: stop one, then start "
-            "the query again."
+            "end. Otherwise two drivers share one checkpoint or txnAppId, or two publishers one "
+            "name: stop one, then start the other again."
         )
         self.app = app
         self.batch = batch

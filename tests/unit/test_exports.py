@@ -38,7 +38,9 @@ DOCUMENTED: dict[str, list[str] | None] = {
     "stores.factory": ["open_store"],
     "topic.description": ["Partition", "TopicDescription"],
     "topic.handle": ["TopicHandle", "TopicWatcher"],
+    "topic.intents": ["AckIntents"],
     "topic.producer": ["TopicProducer"],
+    "topic.publisher": ["Publisher"],
     "topic.topic": ["Topic"],
     "worker.worker": ["ClaimedBatch", "Worker"],
 }

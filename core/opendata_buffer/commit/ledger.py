@@ -184,6 +184,11 @@ class Ledger:
         self._claims[app] = claim
         return ended
 
+    def committed(self, app: str) -> int:
+        """The highest committed batch of an app that was begun or recovered; -1 for none."""
+        record = self._claims[app].register.last_seen
+        return -1 if record is None else record.batch
+
     def decide(self, attempt: Attempt) -> bool:
         """Commit an attempt whose pending batches are in all partitions.
 
@@ -200,16 +205,15 @@ class Ledger:
         claim = self._claims.pop(app)
         for name in attempt.intents:
             self._note(claim, app, name, self._queue_of(name).last_seen, but=attempt.producer)
-        outcome = claim.register.update(
-            lambda record: decided(record, claim.run, batch, producer, attempt.intents),
-            from_memory=True,
-        )
-        if isinstance(outcome, Doubtful):
-            raise TransientStorageError(
-                f"whether {attempt.txn} was committed is not known: its commit record "
-                f"{claim.register.key!r} may or may not have been written ({outcome.reason}). "
-                "Start the query again: it reads the record, and completes or repeats the batch."
+        try:
+            outcome = claim.register.update(
+                lambda record: decided(record, claim.run, batch, producer, attempt.intents),
+                from_memory=True,
             )
+        except TransientStorageError as error:
+            raise _unknown(attempt.txn, claim.register.key, str(error)) from error
+        if isinstance(outcome, Doubtful):
+            raise _unknown(attempt.txn, claim.register.key, outcome.reason)
         record = outcome.value if isinstance(outcome, Done) else claim.register.last_seen
         found = verdict(record, batch, producer)
         if found is Verdict.COMMITTED:
@@ -350,3 +354,11 @@ class Ledger:
             settings=self._config,
             max_bytes=_MAX_RECORD_BYTES,
         )
+
+
+def _unknown(txn: Transaction, key: str, reason: str) -> TransientStorageError:
+    return TransientStorageError(
+        f"whether {txn} was committed is not known: its commit record {key!r} may or may not have "
+        f"been written ({reason}). Start the query, or open the publisher, again: it reads the "
+        "record, and completes or repeats the batch."
+    )

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from opendata_buffer import mapping
 from opendata_buffer.broker.network import Network
+from opendata_buffer.commit.durability import WriteHandle
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import InvalidInput, OpenDataBufferError
 from opendata_buffer.mapping import Keys, Mapping
+from opendata_buffer.producer.batcher import Call
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores import Store
@@ -115,13 +117,42 @@ class TopicProducer:
             Closed: The producer was closed, or made before this process was forked.
             KeyboardInterrupt: Parts of the call may have been accepted or not.
         """
+        return self.produce_by(
+            lambda _, producer, call: producer.accept(call),
+            entries,
+            keys=keys,
+            partitioner=partitioner,
+            partition=partition,
+            metadata=metadata,
+        )
+
+    def produce_by(
+        self,
+        accept: Callable[[str, Producer, Call], WriteHandle],
+        entries: Entries,
+        *,
+        keys: Keys | None = None,
+        partitioner: Mapping | None = None,
+        partition: str | None = None,
+        metadata: bytes = b"",
+    ) -> TopicHandle:
+        """As :meth:`produce`, for a caller who gives each part an identity.
+
+        Args:
+            accept: Called for each part, after all checks: with its partition, the producer of
+                that, and the prepared call, which it has the producer accept.
+            entries, keys, partitioner, partition, metadata: As for :meth:`produce`.
+
+        Raises:
+            OpenDataBufferError: As :meth:`produce`.
+        """
         active = self._current.get().active
         self._pool.keep(active)
         parts = self._parted(entries, keys, partitioner, partition, active)
         with self._pool.using(list(parts)) as producers:
             # First all checks, then all parts: what is wrong is refused as a whole.
             calls = {name: producers[name].prepare(part, metadata) for name, part in parts.items()}
-            handles = {name: producers[name].accept(call) for name, call in calls.items()}
+            handles = {name: accept(name, producers[name], call) for name, call in calls.items()}
         times = [each.ingestion_time_ms for each in handles.values()]
         return TopicHandle(TopicWatcher(handles, self._runtime), min(times, default=0))
 

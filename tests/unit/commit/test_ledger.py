@@ -267,6 +267,20 @@ def test_the_record_names_the_attempt_and_its_partitions() -> None:
     assert record.intents == {"p-00000": 3, "p-00001": 3}
 
 
+def test_a_run_knows_what_the_runs_before_it_committed() -> None:
+    world = World()
+    driver = Driver(world)
+    for batch in (0, 4):
+        driver.ledger.recover("q", "q", PARTITIONS)
+        driver.write(batch)
+        assert driver.ledger.committed("q") == batch
+    again = Driver(world).ledger
+    again.recover("q", "q", PARTITIONS)
+    assert again.committed("q") == 4
+    again.recover("new", None, PARTITIONS)
+    assert again.committed("new") == -1
+
+
 def test_a_batch_that_was_committed_is_not_written_again() -> None:
     world = World()
     driver = Driver(world)

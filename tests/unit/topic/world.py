@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, ProducerConfig
+from opendata_buffer.consumer.read_committed import ReadCommitted
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.stores import Blob
@@ -42,4 +43,19 @@ def records(store: MemoryStore, partition: str) -> list[bytes]:
         blob = store.get(entry.location)
         assert isinstance(blob, Blob)
         found += decode_batch(blob.data)
+    return found
+
+
+def delivered(store: MemoryStore, partition: str) -> list[bytes]:
+    """What a reader gets of one partition from the beginning, by the rule of read-committed."""
+    manifest = store.get(f"{partition}/manifest")
+    assert isinstance(manifest, Blob)
+    entries = Manifest.parse(manifest.data).entries()
+    pairs = [(entry.sequence, entry.location) for entry in entries]
+    rule, found = ReadCommitted(partition), []
+    for sequence, location in pairs:
+        for each in rule.offer(sequence, location, lambda begin, end: pairs[begin:end]):
+            blob = store.get(entries[each].location)
+            assert isinstance(blob, Blob)
+            found += decode_batch(blob.data)
     return found

@@ -1,0 +1,483 @@
+"""Publishes messages to a topic: single ones, and transactions over several partitions.
+
+Each batch that a publisher writes is a message: producer, clock and flags lie in its name, and
+readers by the rule of read-committed (the default) deliver it once, when it counts. A
+transaction is a producer of its own, so none waits for another, and nothing that an earlier one
+left behind can be taken for a part of it::
+
+    publish_uncommitted()   pending batches, in any partitions
+    build_ack_intents()     all of it is durable; what would commit it
+    ...                     the intents are saved: by the caller, or in the publisher's record
+    apply()                 acknowledgements in all partitions
+
+Before the intents are saved the transaction is not committed, whatever happens; from then on it
+is, and has to be applied until that succeeds. A publisher with a name does both by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from opendata_buffer.broker.network import Network
+from opendata_buffer.commit.durability import WriteHandle
+from opendata_buffer.commit.ledger import Attempt, Ledger
+from opendata_buffer.commit.settlement import ROLL_BACK
+from opendata_buffer.config import ProducerConfig
+from opendata_buffer.errors import (
+    Closed,
+    InvalidInput,
+    OpenDataBufferError,
+    TransientStorageError,
+)
+from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.locks import locked
+from opendata_buffer.messages import OUTSIDE_TXN, Clock, build_uuid, new_producer_id
+from opendata_buffer.producer.batcher import Call
+from opendata_buffer.producer.producer import Producer
+from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
+from opendata_buffer.stores import Store
+from opendata_buffer.topic.endings import Endings
+from opendata_buffer.topic.handle import TopicHandle
+from opendata_buffer.topic.intents import AckIntents
+from opendata_buffer.topic.producer import TopicProducer
+from opendata_buffer.topic.topic import Topic
+from opendata_buffer.topic.transaction import OpenTransaction
+
+if TYPE_CHECKING:
+    from opendata_buffer.mapping import Keys
+    from opendata_buffer.mapping import Mapping as Partitioner
+    from opendata_buffer.topic.split import Entries
+
+__all__ = ["Publisher"]
+
+log = logging.getLogger(__name__)
+
+CLOSE_S = 5.0
+"""How long a publisher that closes may take to tell readers that it writes nothing more."""
+
+_QUERY = "publisher"
+"""Stands in the commit record where a Spark query has its id, so that neither takes the other's."""
+
+
+class Publisher:
+    """Publishes to the partitions of a topic. A context manager, not fork-safe.
+
+    ::
+
+        with Publisher("s3://bucket/orders", "billing") as publisher:
+            publisher.publish_uncommitted(invoices, keys=customers)
+            publisher.publish_uncommitted(events, keys=customers)
+            publisher.commit()
+
+    Calls from several threads are carried out one after the other; a transaction belongs to the
+    publisher and not to a thread.
+
+    Args:
+        topic: The topic, or its URL.
+        name: Keeps the intents of transactions in a record beside the topic, decides them there,
+            and finds them again: a new instance of the name completes what the last one had
+            committed, rolls back the rest, and fences an instance that still lives. 1 to 190
+            characters of ``A-Z a-z 0-9 . _ -``. Without a name the caller saves the intents.
+        config: Settings of each partition's producer. Its ``store`` is that of the topic.
+        store: Use this store instead of opening the topic's URL.
+        runtime: Clock and threads; the system's by default.
+        network: How brokers are reached; WebSockets by default.
+        entropy: Gives that many random bytes, for producer ids.
+
+    Raises:
+        InvalidInput: There is no topic; or the name is not allowed.
+        Superseded: Another instance of the name was opened at the same moment.
+        OpenDataBufferError: Storage failed, or an earlier transaction could not be ended; open
+            it again.
+    """
+
+    def __init__(
+        self,
+        topic: Topic | str,
+        name: str | None = None,
+        *,
+        config: ProducerConfig | None = None,
+        store: Store | None = None,
+        runtime: Runtime | None = None,
+        network: Network | None = None,
+        entropy: Callable[[int], bytes] = secrets.token_bytes,
+    ) -> None:
+        url = topic if isinstance(topic, str) else topic.url
+        if isinstance(topic, Topic) and store is None:
+            store = topic.store
+        self._config = replace(config or ProducerConfig(store=url), store=url)
+        self._runtime = runtime or SystemRuntime()
+        self._entropy = entropy
+        self._condition = self._runtime.condition()
+        self._turn: object | None = None
+        self._topic = Topic.open(self._config, store=store, runtime=self._runtime)
+        self._store = self._topic.store
+        self._endings = Endings(self._store, self._config, self._runtime)
+        self._producer_id = new_producer_id(entropy)
+        self._clock = Clock()
+        self._spoken: set[str] = set()  # partitions that messages outside of transactions went to
+        self._open: OpenTransaction | None = None
+        self._broken: BaseException | None = None
+        self._closed = False
+        self._app: str | None = None
+        if name is not None:
+            self._app = _app_of(name)
+            self._ledger = Ledger(
+                self._store,
+                self._config,
+                self._endings.queue,
+                self._runtime,
+                ahead_ms=self._config.gc_grace_period_ms,
+            )
+            with self._deadline():
+                self._ledger.recover(self._app, _QUERY, self._topic.description.names)
+        self._producer = TopicProducer(
+            self._config, store=self._store, runtime=self._runtime, network=network
+        )
+
+    def publish_committed(
+        self,
+        entries: Entries,
+        *,
+        keys: Keys | None = None,
+        partitioner: Partitioner | None = None,
+        partition: str | None = None,
+        metadata: bytes = b"",
+    ) -> TopicHandle:
+        """Publish entries that count as soon as they are durable, beside any transaction.
+
+        Args:
+            entries, keys, partitioner, partition, metadata: As for
+                :meth:`.TopicProducer.produce`. Each part is a batch of its own.
+
+        Returns:
+            One handle, durable when all parts are.
+
+        Raises:
+            InvalidInput, StorageError: As :meth:`.TopicProducer.produce`; nothing was accepted.
+            Closed: The publisher was closed, or failed before.
+        """
+        with self._one_at_a_time():
+            self._check_usable()
+            self._clock.update(self._runtime.now_ms())
+            return self._producer.produce_by(
+                self._accept_committed,
+                entries,
+                keys=keys,
+                partitioner=partitioner,
+                partition=partition,
+                metadata=metadata,
+            )
+
+    def publish_uncommitted(
+        self,
+        entries: Entries,
+        *,
+        keys: Keys | None = None,
+        partitioner: Partitioner | None = None,
+        partition: str | None = None,
+        metadata: bytes = b"",
+    ) -> TopicHandle:
+        """Publish entries as part of the open transaction; the first ones begin it.
+
+        Args:
+            entries, keys, partitioner, partition, metadata: As for
+                :meth:`.TopicProducer.produce`. Each part is a batch of its own.
+
+        Returns:
+            One handle, durable when all parts are; they are delivered once the transaction is
+            committed. :meth:`build_ack_intents` waits for it.
+
+        Raises:
+            InvalidInput, StorageError: As :meth:`.TopicProducer.produce`; nothing was accepted.
+                Or the last transaction has intents, and they were not applied.
+            Closed: The publisher was closed, or failed before.
+        """
+        with self._one_at_a_time():
+            self._check_usable()
+            current = self._open or self._begin()
+            if current.intents is not None:
+                raise InvalidInput(
+                    "the transaction has its intents: apply() them, or roll_back(), before you "
+                    "publish the next one"
+                )
+            before = current.clock
+            try:
+                return self._producer.produce_by(
+                    current.accept,
+                    entries,
+                    keys=keys,
+                    partitioner=partitioner,
+                    partition=partition,
+                    metadata=metadata,
+                )
+            except BaseException as error:
+                if current.clock != before:
+                    current.fail(error)
+                raise
+
+    def build_ack_intents(self, timeout: float | None = None) -> AckIntents:
+        """Wait until the open transaction is durable, and say what commits it.
+
+        Save the intents before you :meth:`apply` them, unless the publisher has a name. Called
+        again it gives the same.
+
+        Args:
+            timeout: Seconds. Default: until each batch is durable or was given up.
+
+        Returns:
+            The intents; without clocks when nothing was published.
+
+        Raises:
+            TimeoutError: Not durable yet; the transaction stays open.
+            OpenDataBufferError: A part was given up. The transaction is rolled back: publish it
+                again.
+            Closed: The publisher was closed, or failed before.
+        """
+        with self._one_at_a_time():
+            self._check_usable()
+            return self._intents(timeout)
+
+    def apply(self, intents: AckIntents) -> None:
+        """Commit the transaction in all partitions it wrote to. Free to repeat.
+
+        Args:
+            intents: Of :meth:`build_ack_intents`; or saved by an instance before this one.
+
+        Raises:
+            InvalidInput: They are of another topic; or this publisher has a name, and they are
+                of a transaction that it has rolled back or that is another publisher's.
+            Superseded: A later instance of the name lives. The transaction is rolled back, and
+                so is whatever else this instance would publish.
+            TransientStorageError: The message says whether the transaction is committed. With a
+                name, open the publisher again; without, apply the intents again.
+            OpenDataBufferError: As that.
+            Closed: The publisher was closed, or failed before.
+        """
+        with self._one_at_a_time():
+            self._check_usable()
+            self._apply(intents)
+
+    def commit(self, timeout: float | None = None) -> AckIntents:
+        """:meth:`build_ack_intents` and :meth:`apply`: all that a publisher with a name needs.
+
+        Raises:
+            InvalidInput: The publisher has no name: save the intents in between.
+            OpenDataBufferError, TimeoutError: As those two.
+        """
+        if self._app is None:
+            raise InvalidInput(
+                "a publisher without a name does not keep its intents: build_ack_intents(), save "
+                "them, then apply() them; or give it a name"
+            )
+        with self._one_at_a_time():
+            self._check_usable()
+            intents = self._intents(timeout)
+            self._apply(intents)
+            return intents
+
+    def roll_back(self) -> None:
+        """Give the open transaction up: nothing of it is ever delivered. No transaction: nothing.
+
+        Raises:
+            OpenDataBufferError: It could not be rolled back in all partitions; it is not
+                committed in any. Call it again.
+            Closed: The publisher was closed, or failed before.
+        """
+        with self._one_at_a_time():
+            self._check_usable()
+            self._roll_back()
+
+    def close(self, timeout: float | None = None) -> None:
+        """Roll an open transaction back, flush, and end the threads. Free to repeat.
+
+        A transaction whose intents the caller has, because there is no name, is let be.
+
+        Args:
+            timeout: Seconds until what is not durable is given up.
+
+        Raises:
+            FlushFailed: Something was given up, now or before. It is closed all the same.
+        """
+        with self._one_at_a_time():
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                if self._open is not None and (self._app is not None or not self._open.intents):
+                    self._roll_back()
+            except OpenDataBufferError as error:
+                log.warning("a transaction was not rolled back, and will be: %s", error)
+            finally:
+                self._producer.close(timeout)
+            self._say_goodbye()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except OpenDataBufferError:
+            if exc is None:
+                raise
+            # Do not hide the error that ended the with block.
+            log.exception("closing the publisher failed")
+
+    # With the turn.
+
+    def _begin(self) -> OpenTransaction:
+        txn = None
+        if self._app is not None:
+            txn = Transaction(self._app, self._ledger.committed(self._app) + 1)
+        self._open = OpenTransaction(new_producer_id(self._entropy), txn, self._runtime)
+        return self._open
+
+    def _accept_committed(self, name: str, producer: Producer, call: Call) -> WriteHandle:
+        call.message = build_uuid(self._producer_id, self._clock.tick(), OUTSIDE_TXN)
+        self._spoken.add(name)
+        return producer.accept(call)
+
+    def _intents(self, timeout: float | None) -> AckIntents:
+        current = self._open
+        if current is None:
+            return AckIntents(self._topic.description.topic_id, self._producer_id)
+        if current.intents is not None:
+            return current.intents
+        failure = current.wait(timeout)
+        if failure is None:
+            return current.build(self._topic.description.topic_id)
+        try:
+            self._roll_back()
+        except OpenDataBufferError as error:
+            self._open = None
+            log.warning(
+                "a transaction that failed was not rolled back in all partitions (%s): see "
+                "'opendata-buffer transactions list'",
+                error,
+            )
+        raise failure
+
+    def _apply(self, intents: AckIntents) -> None:
+        if not intents.clocks:
+            return
+        topic_id = self._topic.description.topic_id
+        if intents.topic_id != topic_id:
+            raise InvalidInput(
+                f"the intents are of topic {intents.topic_id}, and this is {topic_id}: apply them "
+                "with a publisher of that topic"
+            )
+        current = self._open
+        own = current is not None and current.intents == intents
+        if self._app is not None:
+            self._decide(self._app, intents, current if own else None)
+        else:
+            since = current.since if own and current is not None else {}
+            with self._deadline():
+                self._endings.settle(intents.producer, intents.clocks, None, since)
+        if own:
+            self._open = None
+
+    def _decide(self, app: str, intents: AckIntents, current: OpenTransaction | None) -> None:
+        if current is None or current.txn is None:
+            # What the record names was applied when this instance was opened.
+            if intents.txn is None or intents.txn.app != app:
+                raise InvalidInput("the intents are of another publisher: apply them with that one")
+            if intents.txn.batch > self._ledger.committed(app):
+                raise InvalidInput(
+                    f"transaction {intents.txn.batch} was rolled back when its publisher was "
+                    "opened again, because it was not committed: publish it again"
+                )
+            return
+        attempt = Attempt(current.txn, current.producer, intents.clocks, _QUERY)
+        try:
+            with self._deadline():
+                self._ledger.decide(attempt)
+                try:
+                    self._ledger.settle(attempt, current.since)
+                except OpenDataBufferError as error:
+                    raise TransientStorageError(
+                        f"{current.txn} is committed, and not visible in all partitions yet: "
+                        f"{error} Open the publisher again: it completes that."
+                    ) from error
+        except BaseException as error:
+            # Going on could fence a later instance of the name.
+            self._broken = error
+            self._open = None
+            raise
+
+    def _roll_back(self) -> None:
+        current = self._open
+        if current is None:
+            return
+        # What is under way may land until its handle says so, and would stay undecided.
+        current.wait(None)
+        clocks = dict.fromkeys(current.clocks, ROLL_BACK)
+        with self._deadline():
+            self._endings.settle(current.producer, clocks, current.txn, current.since)
+        self._open = None
+
+    def _say_goodbye(self) -> None:
+        try:
+            with deadline(self._runtime, CLOSE_S):
+                clock = self._clock.value + 1
+                self._endings.say_goodbye(self._producer_id, clock, self._spoken)
+        except OpenDataBufferError as error:
+            log.info("readers remember this publisher for some weeks: %s", error)
+
+    def _deadline(self) -> AbstractContextManager[None]:
+        """For several changes of one call: the record's, and those of the partitions at once."""
+        return deadline(self._runtime, 3 * self._config.cas_deadline_ms / 1000)
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise Closed("the publisher is closed: open a new one")
+        if self._broken is not None:
+            raise Closed(
+                f"the publisher cannot go on since: {self._broken} Open a new one."
+            ) from self._broken
+
+    # One call at a time, without holding the lock through it.
+
+    @contextmanager
+    def _one_at_a_time(self) -> Iterator[None]:
+        own = object()
+        try:
+            self._take_turn(own)
+            yield
+        finally:
+            self._end_turn(own)
+
+    @locked
+    def _take_turn(self, own: object) -> None:
+        while self._turn is not None:
+            self._condition.wait()
+        self._turn = own
+
+    @locked
+    def _end_turn(self, own: object) -> None:
+        if self._turn is own:
+            self._turn = None
+            self._condition.notify_all()
+
+
+def _app_of(name: str) -> str:
+    try:
+        if name:
+            return Transaction(f"publisher.{name}", 0).app
+    except InvalidInput:
+        pass
+    raise InvalidInput(
+        f"publisher name is {name!r:.80}: use 1 to 190 characters of A-Z a-z 0-9 . _ -"
+    )
