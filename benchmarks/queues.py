@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from opendata_buffer.config import QueueConfig
+from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, QueueConfig
 from opendata_buffer.formats.batch import Compression, encode_batch
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
@@ -35,15 +35,17 @@ class Queued:
         store: Where it is.
         manifest: Its manifest when nothing was read yet.
         records: Records of each batch.
+        prefix: Its data prefix.
     """
 
     store: Puts
     manifest: Manifest
     records: int
+    prefix: str = DEFAULT_DATA_PATH_PREFIX
 
     def rewind(self) -> None:
         """Queue everything again, whatever was acknowledged; nobody may be reading."""
-        config = QueueConfig(store="memory://any")
+        config = QueueConfig(store="memory://any", data_path_prefix=self.prefix)
         # The marker remembers how far the manifest got, so an old copy is refused (failure F4).
         assert not self.store.delete_many([marker_key(config.data_path_prefix)])
         self.store.put(config.manifest_path, self.manifest.raw)
@@ -54,17 +56,17 @@ def fill(
     records: Sequence[bytes],
     batches: int,
     compression: Compression = Compression.NONE,
+    prefix: str = DEFAULT_DATA_PATH_PREFIX,
 ) -> Queued:
     """Queue ``batches`` batches of the same records."""
     runtime = SystemRuntime()
-    prefix = QueueConfig(store="memory://any").data_path_prefix
     data = encode_batch(records, compression)
     entries = []
     for _ in range(batches):
         location = batch_key(prefix, runtime.ulid())
         store.put(location, data)
         entries.append(NewEntry(location, (Metadata(0, INGESTED_MS, b"bench"),)))
-    queued = Queued(store, Manifest.empty().append(entries), len(records))
+    queued = Queued(store, Manifest.empty().append(entries), len(records), prefix)
     queued.rewind()
     return queued
 

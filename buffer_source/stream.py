@@ -87,25 +87,14 @@ class StreamDriver:
         if self._log.handed(start, self._runtime.monotonic()):
             self._acknowledge(before)
         self._await_poll()
-        current = self._frozen if self._frozen is not None else self._partitions.names()
-        names = sorted({*current, *before})
         options = self._options
         limits = (
             Limits()
             if unlimited
             else Limits(options.max_batches, options.max_bytes, options.max_records)
         )
-
-        def look(name: str) -> Look:
-            stream = self._partitions.stream(name)
-            return stream.look(
-                before.get(name),
-                limits,
-                read_ahead=max(1, READ_AHEAD // len(names)),
-                earliest=start is not None,
-            )
-
-        looks = dict(zip(names, together(self._runtime, look, names), strict=True))
+        current, looks = self._look(before, limits, earliest=start is not None)
+        names = sorted(looks)
         self._look_at_quarantine(names)
         counts: Mapping[str, int] = self._patient(self._admitted, looks, limits)
 
@@ -209,6 +198,34 @@ class StreamDriver:
     def stop(self) -> None:
         """Stop the collectors and let the queues go; acknowledges nothing."""
         self._partitions.close()
+
+    def _look(
+        self, before: Mapping[str, Position], limits: Limits, *, earliest: bool
+    ) -> tuple[list[str], dict[str, Look]]:
+        """Which partitions there are now, and what waits in those and in the ones ``before``."""
+        looks: dict[str, Look] = {}
+        read_ahead = max(1, READ_AHEAD // max(1, len(before)))
+        current: list[str] = []
+
+        def look(name: str | None) -> None:
+            if name is None:
+                current.extend(self._partitions.names())
+                return
+            looks[name] = self._partitions.stream(name).look(
+                before.get(name), limits, read_ahead=read_ahead, earliest=earliest
+            )
+
+        first: list[str | None] = [*before]
+        if self._frozen is not None:
+            current += self._frozen
+        elif self._partitions.topic is None:
+            current += self._partitions.names()  # no request, so no thread to wait for
+        else:
+            # At the same time, or every idle trigger would wait for two answers, one by one.
+            first.append(None)
+        together(self._runtime, look, first)
+        together(self._runtime, look, sorted({*current}.difference(before)))
+        return current, looks
 
     def _acknowledge(self, ends: Mapping[str, Position]) -> None:
         streams = {name: self._partitions.stream(name) for name in ends}
