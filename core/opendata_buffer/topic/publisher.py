@@ -33,6 +33,7 @@ from opendata_buffer.errors import (
     Closed,
     InvalidInput,
     OpenDataBufferError,
+    Superseded,
     TransientStorageError,
 )
 from opendata_buffer.formats.keys import Transaction
@@ -403,7 +404,9 @@ class Publisher:
         attempt = Attempt(current.txn, current.producer, intents.clocks, _QUERY)
         try:
             with self._deadline():
-                self._ledger.decide(attempt)
+                if not self._ledger.decide(attempt):
+                    # Another instance has committed a transaction of this number.
+                    raise Superseded(app, current.txn.batch)
                 try:
                     self._ledger.settle(attempt, current.since)
                 except OpenDataBufferError as error:

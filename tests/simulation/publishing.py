@@ -1,0 +1,300 @@
+"""A simulated topic with publishers that are killed, readers that restart, and an operator.
+
+Each transaction is known by a number, which its records carry. What its publisher was told about
+it is noted at once, so at the end every transaction can be counted: what was committed is there
+whole and once, what was rolled back is not there, and of what nobody knows it is one of both.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from opendata_buffer.admin.transactions import Place, abort, list_open
+from opendata_buffer.config import ProducerConfig, QueueConfig
+from opendata_buffer.consumer.read_committed import ReadCommitted
+from opendata_buffer.errors import (
+    Closed,
+    CommitStateUnknown,
+    Conflict,
+    Fenced,
+    FlushFailed,
+    InvalidInput,
+    StorageError,
+    Superseded,
+)
+from opendata_buffer.formats.batch import decode_batch
+from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.stores import Blob
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.faults import FaultPlan, FaultyStore
+from opendata_buffer.testing.simulation import SimRuntime, Simulation
+from opendata_buffer.topic.intents import AckIntents
+from opendata_buffer.topic.publisher import Publisher
+from opendata_buffer.topic.topic import Topic
+
+T = TypeVar("T")
+
+URL = "memory://simulation"
+NAMES = ["p-00000", "p-00001", "p-00002", "p-00003"]
+CONFIG = ProducerConfig(
+    store=URL,
+    broker="off",
+    flush_interval_ms=50,
+    delivery_timeout_ms=60_000,
+    cas_deadline_ms=20_000,
+)
+TROUBLE = (StorageError, Conflict, CommitStateUnknown, FlushFailed)
+
+
+class Way:
+    """One process's way to the shared store: it may be killed before and after each access."""
+
+    def __init__(self, world: PublishingWorld, process: SimRuntime) -> None:
+        self._world = world
+        self._process = process
+        self.url = URL
+
+    def __getattr__(self, operation: str) -> Callable[..., Any]:
+        def access(*arguments: Any, **options: Any) -> Any:
+            self._world.at_access(self._process, operation)
+            answer = getattr(self._world.memory, operation)(*arguments, **options)
+            self._world.at_access(self._process, operation)
+            return answer
+
+        return access
+
+
+@dataclass(slots=True)
+class Written:
+    """One transaction.
+
+    Attributes:
+        records: By partition, in order.
+        fate: What its publisher was told; None while it was told nothing.
+    """
+
+    records: dict[str, list[bytes]] = field(default_factory=lambda: defaultdict(list))
+    fate: str | None = None
+
+
+class PublishingWorld:
+    """A topic of four partitions and the processes around it; every choice comes from the seed."""
+
+    def __init__(self, seed: int, plan: FaultPlan | None = None) -> None:
+        self.simulation = Simulation(seed)
+        self.memory = MemoryStore("simulation", now_ms=self.simulation.now_ms)
+        self.plan = plan or FaultPlan()
+        self.director = self.simulation.process("director")
+        self.transactions: list[Written] = []
+        self.saved: dict[str, list[str]] = defaultdict(list)
+        """Intents that nameless publishers have saved, by who they are."""
+        self.delivered: dict[str, list[bytes]] = defaultdict(list)
+        self.on_access: Callable[[SimRuntime, str], None] = lambda process, operation: None
+        self.kills = 0
+        self.aborted = 0
+        self._nodes = 0
+
+    def at_access(self, process: SimRuntime, operation: str) -> None:
+        self.simulation.checkpoint()
+        self.on_access(process, operation)
+
+    def chance(self, probability: float) -> bool:
+        return self.simulation.random.random() < probability
+
+    def draw(self, below: int) -> int:
+        return self.simulation.random.randrange(below)
+
+    def node(self, name: str) -> tuple[SimRuntime, FaultyStore]:
+        """A new process and its way to the store."""
+        self._nodes += 1
+        process = self.simulation.process(f"{name}#{self._nodes}")
+        way: Any = Way(self, process)
+        store = FaultyStore(way, process, self.plan, seed=self.draw(2**32))
+        return process, store
+
+    def patiently(self, process: SimRuntime, call: Callable[[], T]) -> T:
+        while True:
+            try:
+                return call()
+            except TROUBLE as error:
+                self.simulation.log(f"{process.name}: {error}")
+                process.sleep(1)
+
+    def create(self) -> None:
+        Topic.create(QueueConfig(store=URL), 4, store=self.memory, runtime=self.director)
+
+    # Publishers.
+
+    def open_publisher(self, process: SimRuntime, store: Any, name: str | None) -> Publisher:
+        return self.patiently(
+            process,
+            lambda: Publisher(
+                URL,
+                name,
+                config=CONFIG,
+                store=store,
+                runtime=process,
+                entropy=self.simulation.random.randbytes,
+            ),
+        )
+
+    def publish(
+        self,
+        publisher: Publisher,
+        process: SimRuntime,
+        who: str,
+        *,
+        roll_back: bool,
+        parts: Sequence[str] = (),
+    ) -> None:
+        """One transaction, over the partitions given or any, of one record for each."""
+        number = len(self.transactions)
+        written = Written()
+        self.transactions.append(written)
+        for part, name in enumerate(parts or self._any_partitions()):
+            record = b"%d %d" % (number, part)
+            written.records[name].append(record)
+            publisher.publish_uncommitted([record], partition=name)
+            if self.chance(0.3):
+                process.sleep(self.simulation.random.uniform(0, 2))
+        if roll_back:
+            publisher.roll_back()
+            written.fate = "rolled back"
+            return
+        intents = publisher.build_ack_intents()
+        if intents.txn is None:
+            self.saved[who].append(intents.to_json())
+            written.fate = "committed"  # the caller has them, and applies them until it is done
+        publisher.apply(intents)
+        written.fate = "committed"
+
+    def _any_partitions(self) -> list[str]:
+        return [NAMES[self.draw(4)] for _ in range(1 + self.draw(6))]
+
+    def run_publisher(self, process: SimRuntime, store: Any, name: str | None, who: str) -> None:
+        """The life of one publisher process; it ends by a kill, by being fenced, or well."""
+        with suppress(Superseded, Closed):
+            publisher = self.open_publisher(process, store, name)
+            for text in self.saved[who]:
+                intents = AckIntents.from_json(text)
+                self.patiently(process, lambda intents=intents: publisher.apply(intents))  # type: ignore[misc]
+            for _ in range(3):
+                try:
+                    self.publish(publisher, process, who, roll_back=self.chance(0.2))
+                except TROUBLE as error:
+                    self.simulation.log(f"{process.name}: {error}")
+                    return  # as a service that starts anew
+            with suppress(*TROUBLE):
+                publisher.close(30.0)
+
+    # Readers.
+
+    def read(self, process: SimRuntime, store: Any, name: str, until: Callable[[], bool]) -> None:
+        """Reads a partition; its state and what it delivered are one, as in a target system."""
+        config = Topic.config_of(name, QueueConfig(store=URL))
+        queue = Queue(store, config, runtime=process, role="consumer")
+        state: dict[str, Any] | None = None
+        begin = 0
+        epoch: int | None = None
+        while not until():
+            try:
+                if epoch is None or self.chance(0.1):
+                    epoch = queue.claim_epoch(None).epoch
+                manifest = queue.read()
+                assert manifest is not None
+                rule = (
+                    ReadCommitted(name)
+                    if state is None
+                    else ReadCommitted.from_dict(state, name, buffer=1 + self.draw(4))
+                )
+                found = self._deliver(manifest, rule, name, begin)
+                # From here on it is as committed by Spark.
+                begin, state = manifest.next_sequence, rule.to_dict()
+                self.delivered[name] += found
+                floor = rule.floor(begin)
+                if floor > manifest.first_sequence:
+                    queue.dequeue(floor - 1, epoch)
+            except (*TROUBLE, Fenced) as error:
+                self.simulation.log(f"{process.name}: {error}")
+            process.sleep(self.simulation.random.uniform(0.1, 3))
+
+    def _deliver(
+        self, manifest: Manifest, rule: ReadCommitted, name: str, begin: int
+    ) -> list[bytes]:
+        first = manifest.first_sequence
+        locations = manifest.locations()
+
+        def replay(start: int, end: int) -> Sequence[tuple[int, str]]:
+            if start < first:
+                self.simulation.fail(f"{name}: {start} is asked for again, {first} is the first")
+            return list(enumerate(locations, first))[start - first : end - first]
+
+        if begin < first:
+            self.simulation.fail(f"{name}: {begin} was never read, {first} is the first")
+        found: list[bytes] = []
+        for sequence, location in enumerate(locations, first):
+            if sequence < begin:
+                continue
+            for each in rule.offer(sequence, location, replay):
+                blob = self.memory.get(locations[each - first])
+                assert isinstance(blob, Blob)
+                found += decode_batch(blob.data)
+        return found
+
+    # The operator.
+
+    def place(self, process: SimRuntime, store: Any) -> Place:
+        config = QueueConfig(store=URL)
+        return Place(config, store, process, Topic.open(config, store=store, runtime=process))
+
+    def end_some(self, process: SimRuntime, store: Any, *, everything: bool) -> None:
+        """End undecided transactions; those without a name only where no intents were saved."""
+        saved = {
+            AckIntents.from_json(each).producer.hex() for of in self.saved.values() for each in of
+        }
+
+        def look() -> None:
+            place = self.place(process, store)
+            for each in list_open(place):
+                if each.producer in saved or (each.app is None and not everything):
+                    continue
+                with suppress(InvalidInput, Superseded):  # it has ended meanwhile
+                    abort(place, each.producer, force=True)
+                    self.aborted += 1
+
+        self.patiently(process, look)
+
+    # The count.
+
+    def check(self) -> None:
+        """Each transaction is there whole and once, or not at all."""
+        manifests = {name: self.memory.get(f"{name}/manifest") for name in NAMES}
+        for name, got in manifests.items():
+            assert isinstance(got, Blob)
+            if Manifest.parse(got.data).entry_count:
+                self.simulation.fail(f"{name} is not empty: something was never decided")
+        for number, written in enumerate(self.transactions):
+            there = []
+            for name, records in written.records.items():
+                own = b"%d " % number
+                found = [each for each in self.delivered[name] if each.startswith(own)]
+                if found not in ([], records):
+                    self.simulation.fail(f"transaction {number} in {name}: {found}, not {records}")
+                there.append(bool(found))
+            if len(set(there)) > 1:
+                self.simulation.fail(f"transaction {number} is there by half: {there}")
+            wanted = {"committed": [True], "rolled back": [False]}.get(written.fate or "")
+            if wanted is not None and sorted(set(there)) != wanted:
+                self.simulation.fail(f"transaction {number} was {written.fate}: {there}")
+
+    def shares(self) -> dict[str, int]:
+        """How many transactions ended how."""
+        found: dict[str, int] = defaultdict(int)
+        for each in self.transactions:
+            found[each.fate or "unknown"] += 1
+        return dict(found)

@@ -1,0 +1,160 @@
+"""Transactions over four partitions, whose publishers are killed anywhere, are all or nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from opendata_buffer.testing.faults import FaultPlan
+from opendata_buffer.testing.simulation import SimRuntime, SimulationFailed
+from tests.simulation.publishing import NAMES, PublishingWorld
+
+SHARE = 0.25
+"""Of the seeds; see conftest.py."""
+
+PUBLISHERS = [("billing", "billing"), ("shipping", "shipping"), (None, "nameless")]
+
+
+def faults(world: PublishingWorld) -> FaultPlan:
+    uniform = world.simulation.random.uniform
+    return FaultPlan(
+        cas_lost_after=uniform(0, 0.2),
+        cas_lost_before=uniform(0, 0.2),
+        cas_late=uniform(0, 0.2),
+        get_errors=uniform(0, 0.1),
+        put_errors=uniform(0, 0.2),
+        get_ms=uniform(5, 100),
+        put_ms=uniform(5, 200),
+        cas_ms=uniform(5, 100),
+        jitter=0.5,
+    )
+
+
+def live(world: PublishingWorld) -> None:
+    """Publishers come, are killed or fenced, and come again; an operator meddles."""
+    world.create()
+    over = False
+    readers = []
+    for name in NAMES:
+        process, store = world.node(f"reader of {name}")
+        readers.append(
+            process.spawn(
+                lambda p=process, s=store, n=name: world.read(p, s, n, lambda: over),  # type: ignore[misc]
+                "main",
+            )
+        )
+    for _ in range(12):
+        name, who = PUBLISHERS[world.draw(3)]
+        process, store = world.node(who)
+        task = process.spawn(
+            lambda p=process, s=store, n=name, w=who: world.run_publisher(p, s, n, w),  # type: ignore[misc]
+            "main",
+        )
+        # With a name there may be an older one still: it is fenced, whatever it is at.
+        if name is None or world.chance(0.7):
+            task.join(world.simulation.random.uniform(0.5, 20))
+            if task.is_alive() and (name is None or world.chance(0.7)):
+                world.kills += 1
+                world.simulation.kill(process)
+        if world.chance(0.2):
+            operator, way = world.node("operator")
+            world.end_some(operator, way, everything=False)
+    world.plan = FaultPlan()
+    # Whoever still lives comes to an end, or is overtaken by the last instance of its name.
+    world.director.sleep(200)
+    for name, who in PUBLISHERS:
+        process, store = world.node(who)
+        process.spawn(
+            lambda p=process, s=store, n=name, w=who: world.run_publisher(p, s, n, w),  # type: ignore[misc]
+            "main",
+        ).join()
+    operator, way = world.node("operator")
+    world.end_some(operator, way, everything=True)
+    world.director.sleep(30)
+    over = True
+    for task in readers:
+        task.join()
+    world.check()
+
+
+def test_whatever_happens_to_publishers_a_transaction_is_there_whole_or_not_at_all(
+    seed: int,
+) -> None:
+    world = PublishingWorld(seed)
+    world.plan = faults(world)
+    try:
+        world.simulation.run(lambda: live(world))
+    except SimulationFailed as error:
+        history = "\n".join(world.simulation.history[-80:])
+        pytest.fail(f"{error}\n\n{history}\n\nOPENDATA_BUFFER_SEED={seed}", pytrace=False)
+    shares = world.shares()
+    assert shares.get("committed", 0) >= 5, shares
+
+
+def one_transaction(world: PublishingWorld, kill_at: int | None) -> int:
+    """A publisher with a name is killed before or after a write; the next instance ends it all.
+
+    Returns:
+        How many such points there are.
+    """
+    points = 0
+    world.create()
+    process, store = world.node("billing")
+
+    def at_access(who: SimRuntime, operation: str) -> None:
+        nonlocal points
+        if who is process and operation in ("put", "put_if"):
+            points += 1
+            if points - 1 == kill_at:
+                world.simulation.kill(process)
+
+    world.on_access = at_access
+
+    def publish() -> None:
+        publisher = world.open_publisher(process, store, "billing")
+        world.publish(publisher, process, "billing", roll_back=False, parts=NAMES)
+
+    process.spawn(publish, "main").join()
+    again, way = world.node("billing")
+    again.spawn(
+        lambda: world.publish(
+            world.open_publisher(again, way, "billing"),
+            again,
+            "billing",
+            roll_back=False,
+            parts=NAMES,
+        ),
+        "main",
+    ).join()
+    for name in NAMES:
+        reader, its = world.node(f"reader of {name}")
+        until = world.simulation.now + 10
+        reader.spawn(
+            lambda r=reader, s=its, n=name, end=until: world.read(  # type: ignore[misc]
+                r, s, n, lambda: world.simulation.now > end
+            ),
+            "main",
+        ).join()
+    world.check()
+    return points
+
+
+def run_once(kill_at: int | None) -> tuple[PublishingWorld, int]:
+    world = PublishingWorld(7)
+    points: list[int] = []
+    world.simulation.run(lambda: points.append(one_transaction(world, kill_at)))
+    return world, points[0]
+
+
+def test_killed_between_any_two_steps_a_transaction_is_completed_or_rolled_back() -> None:
+    world, points = run_once(None)
+    assert [each.fate for each in world.transactions] == ["committed", "committed"]
+    fates = []
+    for kill_at in range(points):
+        world, _ = run_once(kill_at)
+        found = {record for name in NAMES for record in world.delivered[name]}
+        # The first one, if it had come so far; and surely the one of the next instance.
+        fates.append(b"0 0" in found and len(world.transactions) == 2)
+        assert b"%d 0" % (len(world.transactions) - 1) in found
+    assert fates == sorted(fates), "committed once the record is written, and from there on"
+    assert fates.count(True) > 10
+    assert fates.count(False) > 20
