@@ -156,6 +156,12 @@ from opendata_buffer.producer.producer import (
 from opendata_buffer.stores.factory import (
     open_store as open_store,
 )
+from opendata_buffer.topic.consumer import (
+    TopicBatch as TopicBatch,
+)
+from opendata_buffer.topic.consumer import (
+    TopicConsumer as TopicConsumer,
+)
 from opendata_buffer.topic.description import (
     Partition as Partition,
 )
@@ -170,6 +176,9 @@ from opendata_buffer.topic.handle import (
 )
 from opendata_buffer.topic.intents import (
     AckIntents as AckIntents,
+)
+from opendata_buffer.topic.position import (
+    PartitionPosition as PartitionPosition,
 )
 from opendata_buffer.topic.producer import (
     TopicProducer as TopicProducer,

@@ -36,6 +36,8 @@ DOCUMENTED: dict[str, list[str] | None] = {
     "gc.decision": ["GcPlan"],
     "producer.producer": ["Producer"],
     "stores.factory": ["open_store"],
+    "topic.consumer": ["TopicBatch", "TopicConsumer"],
+    "topic.position": ["PartitionPosition"],
     "topic.description": ["Partition", "TopicDescription"],
     "topic.handle": ["TopicHandle", "TopicWatcher"],
     "topic.intents": ["AckIntents"],

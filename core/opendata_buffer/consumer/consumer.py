@@ -150,6 +150,11 @@ class Consumer:
         return self._frontier.last_handed_out
 
     @property
+    def first_sequence(self) -> int:
+        """The first that is not acknowledged: where reading starts, until something is."""
+        return self._frontier.next_ack
+
+    @property
     def next_sequence(self) -> int:
         """What the next appended batch will get, as of the last look at the manifest."""
         return self._next_sequence
@@ -247,6 +252,17 @@ class Consumer:
             if found:
                 self._hand_out(found)
             return found
+
+    def queued(self, begin: int, end: int) -> list[BatchDescriptor]:
+        """Entries from one sequence up to, not including, another, that are still queued.
+
+        As of the last look at the manifest; moves no cursor, reads nothing. For what was handed
+        out and is needed again before it is acknowledged.
+        """
+        manifest = self._queue.last_seen
+        if manifest is None or begin >= end:
+            return []
+        return [BatchDescriptor.of(entry) for entry in manifest.entries(begin, end - begin)]
 
     def fetch_descriptor(self, descriptor: BatchDescriptor) -> ConsumedBatch:
         """Fetch and decode one batch; moves no cursor.

@@ -22,7 +22,11 @@ from typing import Any
 
 from opendata_buffer.errors import CorruptData, InvalidInput
 
-__all__ = ["MAX_PARTITIONS", "Partition", "State", "TopicDescription"]
+__all__ = ["DRAIN_S", "MAX_PARTITIONS", "Partition", "State", "TopicDescription"]
+
+DRAIN_S = 60.0
+"""How long a partition drains at least. Nothing depends on it but that producers, which notice
+within seconds, can finish what they have begun instead of being refused."""
 
 MAX_PARTITIONS = 1_000
 """Most partitions of a topic: each is a manifest that readers look at with every trigger."""
@@ -165,6 +169,15 @@ class TopicDescription:
         """The topic without these partitions, as far as they are draining."""
         left = set(names) & set(self.draining)
         return self._with(each for each in self.partitions if each.name not in left)
+
+    def may_leave(self, name: str, now_ms: int, after_s: float = DRAIN_S) -> bool:
+        """Whether a partition has been draining for so long."""
+        return any(
+            each.name == name
+            and each.state is State.DRAINING
+            and each.since_ms <= now_ms - after_s * 1000
+            for each in self.partitions
+        )
 
     def check_names(self, names: Sequence[str]) -> None:
         """Refuse names that are no partitions of this topic.

@@ -23,19 +23,15 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores import Get, Store
 from opendata_buffer.stores.factory import open_store
-from opendata_buffer.topic.description import Partition, State, TopicDescription
+from opendata_buffer.topic.description import DRAIN_S, TopicDescription
 
-__all__ = ["DRAIN_S", "Topic", "is_topic"]
+__all__ = ["Topic", "is_topic"]
 
 log = logging.getLogger(__name__)
 
 Config = TypeVar("Config", bound=QueueConfig)
 
 _MAX_BYTES = 1024 * 1024
-
-DRAIN_S = 60.0
-"""How long a partition drains at least. Nothing depends on it but that producers, which notice
-within seconds, can finish what they have begun instead of being refused."""
 
 
 def is_topic(store: Get) -> bool:
@@ -202,8 +198,8 @@ class Topic:
         Raises:
             QueueReset, CorruptData, StorageError: As :meth:`read`, of the topic or a partition.
         """
-        until_ms = self._runtime.now_ms() - after_s * 1000
-        due = [each.name for each in self.read().partitions if _is_due(each, until_ms)]
+        now_ms, description = self._runtime.now_ms(), self.read()
+        due = [n for n in description.draining if description.may_leave(n, now_ms, after_s)]
         empty = [name for name in due if self.seal(name)]
         if empty:
             self._change(lambda before: before.without(empty))
@@ -236,10 +232,6 @@ class Topic:
 
         self._description = _settled(self._register.update(decide), self.url)
         return self._description
-
-
-def _is_due(partition: Partition, until_ms: float) -> bool:
-    return partition.state is State.DRAINING and partition.since_ms <= until_ms
 
 
 def _taken(

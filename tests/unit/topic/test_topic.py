@@ -12,7 +12,8 @@ from opendata_buffer.queue.owner import claim_for_use
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.topic.topic import DRAIN_S, Topic, is_topic
+from opendata_buffer.topic.description import DRAIN_S
+from opendata_buffer.topic.topic import Topic, is_topic
 from tests.unit.scripted import (
     ScriptedStore,
     applied_answer_lost,

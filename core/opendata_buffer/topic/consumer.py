@@ -1,0 +1,395 @@
+"""Reads a topic: several partitions in one process, each of them owned like a queue."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+
+from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.consumer.descriptors import BatchDescriptor, ConsumedBatch
+from opendata_buffer.consumer.read_ahead import Pace, fetch_many
+from opendata_buffer.consumer.read_committed import READ_COMMITTED
+from opendata_buffer.errors import Closed, Drained, InvalidInput, OpenDataBufferError
+from opendata_buffer.formats.manifest import Metadata
+from opendata_buffer.runtime import Runtime, SystemRuntime
+from opendata_buffer.stores import Store
+from opendata_buffer.together import together
+from opendata_buffer.topic.current import CurrentTopic
+from opendata_buffer.topic.description import TopicDescription
+from opendata_buffer.topic.fair import in_turn
+from opendata_buffer.topic.position import PartitionPosition
+from opendata_buffer.topic.reader import PartitionReader
+from opendata_buffer.topic.topic import Topic
+
+__all__ = ["TopicBatch", "TopicConsumer"]
+
+log = logging.getLogger(__name__)
+
+REFRESH_S = 2.0
+"""Age of the list of partitions at which it is read again."""
+
+GROUP = 64
+"""Batches fetched between two looks, at most: so long a new one in another partition waits."""
+
+PRUNE_S = 3_600.0
+
+
+@dataclass(frozen=True, slots=True)
+class TopicBatch:
+    """A decoded batch of one partition.
+
+    Attributes:
+        partition: Which one.
+        entries: The records, in ingestion order.
+        sequence: Position in the partition's queue.
+        location: Key of the batch object.
+        metadata: Ranges of records with their ingestion time and payload.
+    """
+
+    partition: str
+    entries: list[bytes]
+    sequence: int
+    location: str
+    metadata: tuple[Metadata, ...]
+
+
+class TopicConsumer:
+    """The one reader of a topic, or of some of its partitions. A context manager.
+
+    ::
+
+        with TopicConsumer(config, positions=load()) as consumer:
+            while (batch := consumer.next_batch()) is not None:
+                with database.transaction():
+                    write(batch.entries)
+                    save(batch.partition, str(consumer.position_of(batch)))
+                consumer.ack(batch)
+
+    Batches of a partition come in order, partitions take turns. Transactions are delivered when
+    they are committed, each batch once. Without ``partitions`` it reads all, takes up those that
+    are added, and lets drained ones go. Not thread-safe: one thread reads and acknowledges.
+
+    Args:
+        config: Settings of each partition's consumer.
+        positions: By partition, what :meth:`position_of` gave for the last batch that is surely
+            processed, or its text. Partitions without one are read from the oldest queued batch.
+        partitions: Read these and no others, so that several processes share a topic.
+        isolation: ``read_uncommitted`` delivers undecided and repeated batches, too.
+        store: Instead of the one ``config.store`` names.
+        runtime: Clock and threads.
+        allow_data_loss: Go on behind a gap, with a warning, instead of raising ``DataLoss``.
+        refresh_s: Seconds after which the list of partitions is read again, in the background.
+
+    Raises:
+        InvalidInput: There is no topic, or it has no such partition; a position is none.
+        QueueReset: A position is of another queue, or beyond the end.
+        OpenDataBufferError: A partition could not be taken over, as :class:`Consumer`.
+    """
+
+    def __init__(
+        self,
+        config: ConsumerConfig,
+        positions: Mapping[str, PartitionPosition | str] | None = None,
+        *,
+        partitions: Sequence[str] | None = None,
+        isolation: str = READ_COMMITTED,
+        store: Store | None = None,
+        runtime: Runtime | None = None,
+        allow_data_loss: bool = False,
+        refresh_s: float = REFRESH_S,
+    ) -> None:
+        self._config = config
+        self._isolation = isolation
+        self._allow_data_loss = allow_data_loss
+        self._runtime = runtime or SystemRuntime()
+        self._closed = False
+        topic = Topic.open(config, store=store, runtime=self._runtime)
+        self._store = topic.store
+        self._assigned = _assigned(partitions, topic.description)
+        self._positions = {
+            name: PartitionPosition.of(each) for name, each in (positions or {}).items()
+        }
+        self._current = CurrentTopic(topic, self._runtime, refresh_s)
+        self._drained = Topic.open(config, store=topic.store, runtime=self._runtime)
+        self._readers: dict[str, PartitionReader] = {}
+        self._group: deque[tuple[str, BatchDescriptor]] = deque()
+        self._fetching: Generator[ConsumedBatch, None, None] | None = None
+        self._pace = Pace()
+        self._last: str | None = None
+        self._errors: deque[OpenDataBufferError] = deque()
+        self._pruned_at = self._runtime.monotonic()
+        try:
+            self._open_missing(topic.description)
+        except BaseException:
+            self._close_all()
+            raise
+
+    @property
+    def partitions(self) -> list[str]:
+        """Those that it reads now."""
+        return list(self._readers)
+
+    @property
+    def positions(self) -> dict[str, PartitionPosition]:
+        """By partition, what to start the next consumer with: all that is acknowledged."""
+        found = {name: reader.position for name, reader in self._readers.items()}
+        return {name: position for name, position in found.items() if position is not None}
+
+    def position_of(self, batch: TopicBatch) -> PartitionPosition:
+        """What to save with a batch: it and all delivered before it in its partition are done.
+
+        Raises:
+            InvalidInput: It was not delivered by this consumer, or is acknowledged already.
+        """
+        return self._reader(batch.partition).position_after(batch.sequence)
+
+    def next_batch(self) -> TopicBatch | None:
+        """The next batch of the partition whose turn it is, or None when nothing is ready.
+
+        An error of one partition does not keep the others from being read: it is raised in its
+        turn, and again in the next round while it lasts.
+
+        Raises:
+            PoisonBatch: A batch is missing, unreadable or foreign. :meth:`skip` passes it by.
+            Fenced: Another consumer owns one of the partitions.
+            DataLoss, QueueReset, CorruptManifest: A partition does not continue where it was.
+            TransientStorageError, PermanentStorageError: The store did not answer.
+            Closed: The consumer was closed.
+        """
+        while True:
+            self._check_open()
+            if self._fetching is not None:
+                return self._take(self._fetching)
+            if self._errors:
+                raise self._errors.popleft()
+            found = self._look()
+            if not self._begin_group() and not self._errors and not found:
+                return None
+
+    def ack(self, batch: TopicBatch) -> None:
+        """Acknowledge a batch: the next one of its partition, in the order of delivery.
+
+        Every ``config.ack_interval`` entries the partition's manifest is written; what an open
+        transaction needs stays in it.
+
+        Raises:
+            InvalidInput: Another one is next. Nothing changed.
+            Fenced: Another consumer owns the partition.
+            Conflict, QueueReset, CorruptManifest, StorageError: The manifest was due to be
+                written and was not; the next acknowledgement tries again.
+            Closed: The consumer was closed.
+        """
+        self._check_open()
+        self._reader(batch.partition).ack(batch.sequence)
+
+    def skip(self, partition: str, sequence: int) -> None:
+        """Give up a batch for ever that cannot be delivered (failure F25); it is logged.
+
+        Raises:
+            InvalidInput: It is not one that waits for delivery or acknowledgement.
+            Fenced, DataLoss, QueueReset, CorruptManifest, StorageError: As :meth:`.Consumer.skip`.
+            Closed: The consumer was closed.
+        """
+        self._check_open()
+        self._end_group()
+        self._reader(partition).skip(sequence)
+
+    def flush(self) -> None:
+        """Take everything acknowledged out of the manifests, all at once.
+
+        Raises:
+            Fenced, Conflict, QueueReset, CorruptManifest, StorageError: Of the first partition
+                whose manifest was not written; the others were.
+            Closed: The consumer was closed.
+        """
+        self._check_open()
+        together(self._runtime, PartitionReader.let_go, self._readers.values())
+
+    def close(self) -> None:
+        """Write out acknowledgements and end. Free to repeat; closed also when it raises.
+
+        Raises:
+            Fenced, Conflict, QueueReset, CorruptManifest, StorageError: Of the first partition
+                whose manifest was not written.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._close_all()
+
+    def __enter__(self) -> TopicConsumer:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except OpenDataBufferError as error:
+            if exc is None:
+                raise
+            log.warning("closing after an error failed too: %s", error)
+
+    # What was found, and is fetched in turn.
+
+    def _begin_group(self) -> bool:
+        """Let what is ready be fetched ahead, in turn; whether there is any."""
+        waiting = {name: reader.ready for name, reader in self._readers.items()}
+        group = in_turn(waiting, self._last, GROUP)
+        if not group:
+            return False
+        self._group = deque(group)
+        owners = {id(descriptor): self._readers[name] for name, descriptor in group}
+        self._fetching = fetch_many(
+            lambda descriptor: owners[id(descriptor)].fetch(descriptor),
+            [descriptor for _, descriptor in group],
+            runtime=self._runtime,
+            pace=self._pace,
+        )
+        return True
+
+    def _take(self, fetching: Generator[ConsumedBatch, None, None]) -> TopicBatch:
+        name, _ = self._group[0]
+        self._last = name  # also after an error: the others have their turn first
+        try:
+            found = next(fetching)
+        except BaseException:
+            self._end_group()
+            raise
+        self._group.popleft()
+        self._readers[name].ready.popleft()
+        if not self._group:
+            self._end_group()
+        return TopicBatch(name, found.entries, found.sequence, found.location, found.metadata)
+
+    def _end_group(self) -> None:
+        """What was fetched and not delivered is fetched again: it is still ready."""
+        if self._fetching is not None:
+            self._fetching.close()
+        self._fetching = None
+        self._group.clear()
+
+    # Looking.
+
+    def _look(self) -> bool:
+        """Look at all partitions at once; whether there was anything new."""
+        description = self._current.get()
+        try:
+            self._open_missing(description)
+        except OpenDataBufferError as error:
+            self._errors.append(error)
+        for name in [name for name in self._readers if name not in description.names]:
+            self._leave(name)
+
+        def look(reader: PartitionReader) -> bool | OpenDataBufferError:
+            try:
+                return reader.look()
+            except OpenDataBufferError as error:
+                return error
+
+        found = False
+        readers = list(self._readers.values())
+        for reader, outcome in zip(readers, together(self._runtime, look, readers), strict=True):
+            if isinstance(outcome, Drained):
+                self._leave(reader.name)
+            elif isinstance(outcome, OpenDataBufferError):
+                self._errors.append(outcome)
+            else:
+                found = found or outcome
+        try:
+            self._let_leave(description)
+        except OpenDataBufferError as error:
+            self._errors.append(error)
+        self._prune()
+        return found
+
+    def _open_missing(self, description: TopicDescription) -> None:
+        names = description.names if self._assigned is None else self._assigned
+        missing = [n for n in names if n in description.names and n not in self._readers]
+
+        def opened(name: str) -> PartitionReader | None:
+            try:
+                return PartitionReader(
+                    name,
+                    Topic.config_of(name, self._config),
+                    self._positions.get(name),
+                    self._isolation,
+                    store=self._store,
+                    runtime=self._runtime,
+                    allow_data_loss=self._allow_data_loss,
+                )
+            except Drained:
+                return None  # closed for good, and about to leave the list
+
+        def noted(name: str) -> None:
+            reader = opened(name)
+            if reader is not None:
+                found[name] = reader
+
+        found: dict[str, PartitionReader] = {}
+        try:
+            together(self._runtime, noted, missing)
+        finally:
+            everyone = self._readers | found
+            self._readers = {name: everyone[name] for name in sorted(everyone)}
+
+    def _let_leave(self, description: TopicDescription) -> None:
+        """Take draining partitions out of the topic that are read to their end."""
+        readers = [self._readers[name] for name in description.draining if name in self._readers]
+        done = [reader for reader in readers if reader.finished]
+        for reader in done:
+            reader.let_go()
+        if any(description.may_leave(each.name, self._runtime.now_ms()) for each in done):
+            for name in self._drained.remove_drained():
+                self._leave(name)
+
+    def _leave(self, name: str) -> None:
+        reader = self._readers.pop(name, None)
+        if reader is not None:
+            log.info("partition %s was drained and has left the topic", name)
+            with suppress(Drained):
+                reader.close()
+
+    def _prune(self) -> None:
+        now = self._runtime.monotonic()
+        if now - self._pruned_at >= PRUNE_S:
+            self._pruned_at = now
+            for reader in self._readers.values():
+                reader.prune()
+
+    def _reader(self, name: str) -> PartitionReader:
+        found = self._readers.get(name)
+        if found is None:
+            raise InvalidInput(
+                f"partition is {name!r}: this consumer reads {', '.join(self._readers) or 'none'}"
+            )
+        return found
+
+    def _close_all(self) -> None:
+        self._end_group()
+        readers, self._readers = self._readers, {}
+        together(self._runtime, PartitionReader.close, readers.values())
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("the consumer of the topic is closed: make a new one, with its positions")
+
+
+def _assigned(
+    partitions: Sequence[str] | None, description: TopicDescription
+) -> tuple[str, ...] | None:
+    if partitions is None:
+        return None
+    if isinstance(partitions, str) or not partitions:
+        raise InvalidInput(
+            f"partitions is {partitions!r}: give a list of names, or leave it out to read all"
+        )
+    description.check_names(partitions)
+    return tuple(dict.fromkeys(partitions))

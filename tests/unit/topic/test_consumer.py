@@ -1,0 +1,345 @@
+"""Reading a topic: several partitions in one process."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from opendata_buffer.errors import (
+    BatchMissing,
+    Closed,
+    Fenced,
+    InvalidInput,
+    QueueReset,
+    TransientStorageError,
+)
+from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.keys import batch_key
+from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.stores import Blob, NotModified
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
+from opendata_buffer.topic.consumer import GROUP, TopicBatch, TopicConsumer
+from opendata_buffer.topic.topic import Topic
+from tests.unit.topic.world import URL, consuming
+
+
+class Store(MemoryStore):
+    """Some keys cannot be read."""
+
+    silent: str = ""
+
+    def get(self, key: str, **options: Any) -> Blob | NotModified:
+        if self.silent and key.startswith(self.silent):
+            raise TransientStorageError(f"no answer for {key}")
+        return super().get(key, **options)
+
+
+class World:
+    def __init__(self, partitions: int) -> None:
+        self.runtime = ManualRuntime()
+        self.store = Store(now_ms=self.runtime.now_ms)
+        self.topic = Topic.create(URL, partitions, store=self.store, runtime=self.runtime)
+
+    def append(self, number: int, *records: bytes, message: Any = None) -> str:
+        name = f"p-{number:05}"
+        identity = None if message is None else build_uuid(*message)
+        location = batch_key(name, self.runtime.ulid(), message=identity)
+        self.store.put(location, encode_batch(list(records)))
+        config = Topic.config_of(name, consuming())
+        queue = Queue(self.store, config, runtime=self.runtime, role="test")
+        queue.append([NewEntry(location)], read_first=True)
+        return location
+
+    def consumer(self, positions: Any = None, **settings: Any) -> TopicConsumer:
+        settings = {"refresh_s": 0.0} | settings
+        return TopicConsumer(
+            consuming(ack_interval=1, cas_deadline_ms=100),
+            positions,
+            store=self.store,
+            runtime=self.runtime,
+            **settings,
+        )
+
+    def queued(self, number: int) -> int:
+        got = self.store.get(f"p-{number:05}/manifest")
+        assert isinstance(got, Blob)
+        return Manifest.parse(got.data).entry_count
+
+
+def drained(consumer: TopicConsumer, *, ack: bool = True) -> list[bytes]:
+    found: list[bytes] = []
+    while (batch := consumer.next_batch()) is not None:
+        found += batch.entries
+        if ack:
+            consumer.ack(batch)
+    return found
+
+
+def test_all_partitions_are_read_each_in_its_order() -> None:
+    world = World(3)
+    for number in range(30):
+        world.append(number % 3, b"%d" % number)
+    consumer = world.consumer()
+    assert consumer.partitions == ["p-00000", "p-00001", "p-00002"]
+    found = drained(consumer)
+    for number in range(3):
+        assert [int(each) for each in found if int(each) % 3 == number] == list(
+            range(number, 30, 3)
+        )
+    assert len(found) == 30
+    assert [world.queued(number) for number in range(3)] == [0, 0, 0]
+
+
+def test_a_backlog_in_one_partition_does_not_starve_the_others() -> None:
+    world = World(3)
+    for _ in range(2 * GROUP):
+        world.append(0, b"much")
+    consumer = world.consumer()
+    taken = [consumer.next_batch() for _ in range(GROUP // 2)]
+    assert all(batch is not None and batch.partition == "p-00000" for batch in taken)
+    world.append(1, b"one")
+    world.append(2, b"two")
+    following = [consumer.next_batch() for _ in range(GROUP // 2 + 2)]
+    names = {batch.partition for batch in following if batch is not None}
+    assert names == {"p-00000", "p-00001", "p-00002"}
+
+
+def test_partitions_with_as_much_to_read_have_turns_as_often() -> None:
+    world = World(4)
+    for number in range(4):
+        for _ in range(GROUP):
+            world.append(number, b"x")
+    consumer = world.consumer()
+    for rounds in range(1, 11):
+        turns: Counter[str] = Counter()
+        for _ in range(4 * rounds):
+            batch = consumer.next_batch()
+            assert batch is not None
+            turns[batch.partition] += 1
+        assert len(turns) == 4
+        assert max(turns.values()) - min(turns.values()) <= 1
+
+
+def test_a_position_saved_with_each_batch_resumes_exactly_behind_it() -> None:
+    world = World(3)
+    for number in range(30):
+        world.append(number % 3, b"%d" % number)
+    saved: dict[str, str] = {}
+    found: list[bytes] = []
+    for _ in range(40):
+        # Nothing is acknowledged: the target alone knows, as after a crash.
+        consumer = world.consumer(dict(saved))
+        batch = consumer.next_batch()
+        if batch is None:
+            break
+        found += batch.entries
+        saved[batch.partition] = str(consumer.position_of(batch))
+        consumer.close()
+    assert sorted(map(int, found)) == list(range(30))
+    assert set(saved) == {"p-00000", "p-00001", "p-00002"}
+
+
+def test_a_transaction_over_partitions_is_delivered_when_it_is_committed() -> None:
+    world = World(2)
+    me = b"\x07" * 6
+    world.append(0, b"t0", message=(me, 2, CONTINUE_TXN))
+    world.append(1, b"t1", message=(me, 2, CONTINUE_TXN))
+    world.append(0, b"plain")
+    consumer = world.consumer()
+    assert drained(consumer) == [b"plain"]
+    assert [world.queued(0), world.queued(1)] == [2, 1]
+    again = world.consumer({name: str(each) for name, each in consumer.positions.items()})
+    assert drained(again) == []
+    for number in (0, 1):
+        world.append(number, message=(me, 3, ACK_TXN))
+    assert sorted(drained(again)) == [b"t0", b"t1"]
+    assert [world.queued(0), world.queued(1)] == [0, 0]
+
+
+def test_read_uncommitted_shows_everything() -> None:
+    world = World(1)
+    world.append(0, b"t0", message=(b"\x07" * 6, 2, CONTINUE_TXN))
+    assert drained(world.consumer(isolation="read_uncommitted")) == [b"t0"]
+    with pytest.raises(InvalidInput, match="isolation is 'serializable'"):
+        world.consumer(isolation="serializable")
+
+
+def test_processes_share_a_topic_by_static_assignment() -> None:
+    world = World(3)
+    for number in range(9):
+        world.append(number % 3, b"%d" % number)
+    one = world.consumer(partitions=["p-00000", "p-00002"])
+    two = world.consumer(partitions=["p-00001"])
+    world.topic.expand(4)
+    assert sorted(drained(one)) == [b"0", b"2", b"3", b"5", b"6", b"8"]
+    assert sorted(drained(two)) == [b"1", b"4", b"7"]
+    assert one.partitions == ["p-00000", "p-00002"]
+    with pytest.raises(InvalidInput, match="'p-00009': the topic has p-00000"):
+        world.consumer(partitions=["p-00009"])
+    for wrong in ([], "p-00000"):
+        with pytest.raises(InvalidInput, match="give a list of names"):
+            world.consumer(partitions=wrong)
+
+
+def test_partitions_that_are_added_are_taken_up() -> None:
+    world = World(1)
+    consumer = world.consumer()
+    assert drained(consumer) == []
+    world.topic.expand(3)
+    world.append(2, b"new")
+    assert drained(consumer) == [b"new"]
+    assert consumer.partitions == ["p-00000", "p-00001", "p-00002"]
+
+
+def test_a_drained_partition_leaves_once_it_is_read() -> None:
+    world = World(2)
+    world.append(1, b"last")
+    consumer = world.consumer()
+    world.topic.drain("p-00001")
+    world.runtime.advance(3_600)
+    batch = consumer.next_batch()
+    assert batch is not None
+    assert consumer.next_batch() is None
+    assert consumer.partitions == ["p-00000", "p-00001"]  # its last batch is not processed
+    consumer.ack(batch)
+    assert consumer.next_batch() is None
+    assert consumer.partitions == ["p-00000"]
+    assert world.topic.read().names == ["p-00000"]
+    world.append(0, b"more")
+    assert drained(consumer) == [b"more"]
+    assert list(consumer.positions) == ["p-00000"]
+    assert drained(world.consumer({"p-00001": '{"queue":"","sequence":0}'})) == []
+
+
+def test_a_partition_that_drains_is_kept_for_producers_that_do_not_know_yet() -> None:
+    world = World(2)
+    consumer = world.consumer()
+    world.topic.drain("p-00001")
+    world.runtime.advance(10)
+    assert drained(consumer) == []
+    world.append(1, b"late")
+    assert drained(consumer) == [b"late"]
+
+
+def test_a_partition_that_somebody_else_took_out_is_no_error() -> None:
+    world = World(2)
+    consumer = world.consumer(refresh_s=1e9)
+    world.topic.drain("p-00001")
+    world.topic.remove_drained(0)
+    assert drained(consumer) == []
+    assert consumer.partitions == ["p-00000"]
+    consumer.close()
+
+
+def test_f25_a_bad_batch_does_not_keep_the_others_from_being_read() -> None:
+    world = World(3)
+    world.store.delete_many([world.append(1, b"bad")])
+    for number in (0, 1, 2):
+        world.append(number, b"%d" % number)
+    consumer = world.consumer()
+    found: list[bytes] = []
+    errors = []
+    for _ in range(8):
+        try:
+            batch = consumer.next_batch()
+        except BatchMissing as error:
+            errors.append(error.sequence)
+            continue
+        if batch is not None:
+            found += batch.entries
+            consumer.ack(batch)
+    assert sorted(found) == [b"0", b"2"]
+    assert errors == [0] * 6
+    consumer.skip("p-00001", 0)
+    assert drained(consumer) == [b"1"]
+    assert world.queued(1) == 0
+    with pytest.raises(InvalidInput, match="this consumer reads p-00000, p-00001, p-00002"):
+        consumer.skip("p-00007", 0)
+
+
+def test_a_partition_that_does_not_answer_is_an_error_in_its_turn_and_no_end() -> None:
+    world = World(3)
+    consumer = world.consumer()
+    world.append(0, b"0")
+    world.append(2, b"2")
+    world.store.silent = "p-00001/manifest"
+    found = []
+    for _ in range(2):
+        batch = consumer.next_batch()
+        assert batch is not None
+        found += batch.entries
+        consumer.ack(batch)
+    assert sorted(found) == [b"0", b"2"]
+    with pytest.raises(TransientStorageError, match="p-00001"):
+        consumer.next_batch()
+    world.store.silent = ""
+    world.append(1, b"1")
+    assert drained(consumer) == [b"1"]
+
+
+def test_each_partition_is_fenced_for_itself() -> None:
+    world = World(2)
+    first = world.consumer()
+    world.append(0, b"0")
+    world.append(1, b"1")
+    other = world.consumer(partitions=["p-00001"])
+    batch = first.next_batch()
+    assert batch is not None
+    assert batch.partition == "p-00000"
+    first.ack(batch)
+    with pytest.raises(Fenced):
+        first.next_batch()
+    assert drained(other) == [b"1"]
+
+
+def test_batches_are_acknowledged_in_order_and_once() -> None:
+    world = World(1)
+    world.append(0, b"a")
+    world.append(0, b"b")
+    consumer = world.consumer()
+    one, two = consumer.next_batch(), consumer.next_batch()
+    assert one is not None
+    assert two is not None
+    with pytest.raises(InvalidInput, match="0 comes first"):
+        consumer.ack(two)
+    consumer.ack(one)
+    with pytest.raises(InvalidInput):
+        consumer.ack(one)
+    consumer.ack(two)
+    with pytest.raises(InvalidInput):
+        consumer.position_of(one)
+    consumer.flush()
+    assert world.queued(0) == 0
+
+
+def test_it_stops_when_it_is_closed() -> None:
+    world = World(2)
+    world.append(0, b"a")
+    with world.consumer() as consumer:
+        batch = consumer.next_batch()
+    consumer.close()
+    assert isinstance(batch, TopicBatch)
+    for call in (consumer.next_batch, consumer.flush, lambda: consumer.ack(batch)):
+        with pytest.raises(Closed):
+            call()
+
+
+def test_a_position_of_another_topic_is_refused_and_nothing_stays_open() -> None:
+    world = World(2)
+    with pytest.raises(QueueReset):
+        world.consumer({"p-00001": '{"queue":"01J5T4R3KXBMZ7QV9N2WG8Y000","sequence":0}'})
+    with pytest.raises(InvalidInput, match="position is"):
+        world.consumer({"p-00001": "41"})
+    with pytest.raises(InvalidInput, match="topic create"):
+        TopicConsumer(consuming(), store=MemoryStore())
+
+
+def test_an_error_in_the_block_is_not_hidden() -> None:
+    world = World(1)
+    with pytest.raises(ZeroDivisionError), world.consumer():
+        raise ZeroDivisionError
