@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import hypothesis
 import pytest
@@ -14,7 +15,8 @@ from opendata_buffer.testing.s3_server import S3Server
 
 # Before boto3 is imported, and inherited by every process a test starts: no real credentials,
 # no profile and no endpoint of the developer's, no metadata service.
-for _name in [name for name in os.environ if name.startswith("AWS_")]:
+_CLOUDS = ("AWS_", "AZURE_", "GOOGLE_", "CLOUDSDK_", "STORAGE_EMULATOR_HOST")
+for _name in [name for name in os.environ if name.startswith(_CLOUDS)]:
     del os.environ[_name]
 os.environ.update(
     AWS_ACCESS_KEY_ID="testing",
@@ -57,6 +59,42 @@ def moto_bucket(moto_endpoint: str, request: pytest.FixtureRequest) -> str:
     name = f"bucket-{os.urandom(8).hex()}"
     boto3.client("s3", endpoint_url=moto_endpoint).create_bucket(Bucket=name)
     return name
+
+
+@pytest.fixture(scope="session")
+def real_server() -> Iterator[Callable[[str], str]]:
+    """Starts a server of tests/servers.py by its name, once; gives its URL.
+
+    Each has an empty bucket ``bucket`` or container ``container``. A test that asks for one that
+    is not there is skipped.
+    """
+    from tests.servers import SERVERS
+
+    with ExitStack() as running:
+        urls: dict[str, str] = {}
+
+        def start(name: str) -> str:
+            (server,) = [each for each in SERVERS if each.name == name]
+            if not server.is_there:
+                pytest.skip(server.why_not)
+            if name not in urls:
+                urls[name] = running.enter_context(server.start())
+                _make_bucket(name, urls[name])
+            return urls[name]
+
+        yield start
+
+
+def _make_bucket(server: str, url: str) -> None:
+    if server == "versitygw":
+        import boto3
+
+        boto3.client("s3", endpoint_url=url).create_bucket(Bucket="bucket")
+    elif server == "fake-gcs-server":
+        import urllib3
+
+        made = urllib3.request("POST", f"{url}/storage/v1/b?project=p", json={"name": "bucket"})
+        assert made.status == 200
 
 
 @pytest.fixture

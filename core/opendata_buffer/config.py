@@ -39,12 +39,13 @@ def _at_least(name: str, value: int, least: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreOptions:
-    """How to reach an S3 store. Credentials come from boto3's standard chain, never from here.
+    """How to reach a cloud. Credentials come from its standard chain, never from here.
 
     Attributes:
-        endpoint_url: Another endpoint than AWS's. Default: ``AWS_ENDPOINT_URL``.
-        region: Default: the chain's.
-        profile: A profile of the shared configuration files. Default: the chain's.
+        endpoint_url: Another endpoint than the cloud's own. Default: ``AWS_ENDPOINT_URL``,
+            ``STORAGE_EMULATOR_HOST``, or what ``AZURE_STORAGE_CONNECTION_STRING`` names.
+        region: S3 only. Default: the chain's.
+        profile: S3 only: a profile of the shared configuration files. Default: the chain's.
         connect_timeout_ms: Default 5,000.
         read_timeout_ms: How long one answer may take. Default 30,000.
         max_attempts: Attempts of reads and unconditional writes. Default 5. Conditional
@@ -66,16 +67,31 @@ class StoreOptions:
         for name in ("connect_timeout_ms", "read_timeout_ms", "max_attempts", "max_connections"):
             _at_least(name, getattr(self, name), 1)
 
+    def check_s3_only(self, scheme: str) -> None:
+        """Refuse what only S3 has, for a store of another cloud.
+
+        Raises:
+            InvalidInput: ``region`` or ``profile`` is set.
+        """
+        for name in ("region", "profile"):
+            if getattr(self, name) is not None:
+                raise InvalidInput(
+                    f"{name} is {getattr(self, name)!r}, and a store of {scheme}:// has none: "
+                    "remove it; it is for s3:// only"
+                )
+
 
 @dataclass(frozen=True, kw_only=True)
 class QueueConfig:
     """Where a queue lives and how its manifest is written.
 
     Attributes:
-        store: A URL: a path or ``file:///dir``, ``s3://bucket[/root]``, ``memory://name``.
+        store: A URL: a path or ``file:///dir``, ``s3://bucket[/root]``,
+            ``gs://bucket[/root]``, ``abfss://container@account.dfs.core.windows.net[/root]``,
+            ``az://container[/root]``, ``memory://name``.
         data_path_prefix: Prefix of batch objects. Default ``ingest`` (OpenData RFC 0001, Producer).
         manifest_path: Key of the manifest. Default ``<data_path_prefix>/manifest``.
-        store_options: How to reach an S3 store.
+        store_options: How to reach a cloud.
         cas_deadline_ms: How long one change or read of the manifest may take, with connects and
             retries, and opening a queue for use; a change may take 5 s more, to look up what its
             last attempt did. Default 60,000.

@@ -17,10 +17,10 @@ from opendata_buffer.stores.memory import MemoryStore
 
 __all__ = ["open_store"]
 
-_SCHEMES = ("file", "s3", "s3a", "memory")
+_SCHEMES = ("file", "s3", "s3a", "gs", "memory")
 # A name with a colon in it is a path unless it looks like a URL or starts like one of ours.
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?=/)|(?i:(file|s3|s3a|memory):)")
-_USAGE = "use a directory, file:///dir, s3://bucket[/root] or memory://name"
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?=/)|(?i:(file|s3|s3a|gs|memory):)")
+_USAGE = "use a directory, file:///dir, s3://bucket[/root], gs://bucket[/root] or memory://name"
 
 _cache: dict[tuple[str, StoreOptions], tuple[Hashable, Store]] = {}
 
@@ -29,13 +29,14 @@ def open_store(url: str, options: StoreOptions | None = None) -> Store:
     """The store a URL names; the same object for the same URL and options in one process.
 
     Opening reads and writes nothing: a missing directory, bucket or credential is reported by
-    the first operation. After a change of the ``AWS_`` environment it is another object, with
-    connections of its own; those opened before go on as they were.
+    the first operation. After a change of the cloud's environment variables it is another object,
+    with connections of its own; those opened before go on as they were.
 
     Args:
-        url: ``s3://bucket[/root]`` (``s3a://`` is the same), ``file:///dir`` or a path
-            (relative and ``~`` paths are made absolute now), or ``memory://name``.
-        options: How to reach an S3 store. Default: the values of :class:`StoreOptions`.
+        url: ``s3://bucket[/root]`` (``s3a://`` is the same), ``gs://bucket[/root]``,
+            ``file:///dir`` or a path (relative and ``~`` paths are made absolute now), or
+            ``memory://name``.
+        options: How to reach a cloud. Default: the values of :class:`StoreOptions`.
 
     Raises:
         InvalidInput: Not a URL of a store, or one that carries credentials.
@@ -64,6 +65,10 @@ def _surroundings(url: str) -> Hashable:
         from opendata_buffer.stores.s3_client import aws_environment
 
         return aws_environment()
+    if url.lower().startswith("gs:"):
+        from opendata_buffer.stores.gcs_client import gcs_environment
+
+        return gcs_environment()
     if "://" in url or os.path.isabs(url):
         return None
     try:
@@ -102,7 +107,11 @@ def _open(url: str, options: StoreOptions) -> Store:
         if path:
             raise InvalidInput(f"store {url!r} has a path: use memory://name")
         return MemoryStore.named(host)
-    # boto3 takes 100 ms to import: only who uses S3 pays.
+    # boto3 takes 100 ms to import, the others as much: only who uses a cloud pays for it.
+    if scheme == "gs":
+        from opendata_buffer.stores.gcs import GcsStore
+
+        return GcsStore(host, path.strip("/"), options)
     from opendata_buffer.stores.s3 import S3Store
 
     return S3Store(host, path.strip("/"), options)

