@@ -79,6 +79,7 @@ class Fleet:
     fences: bool = False
     run_s: float = 30.0
     pause_s: float = 0.2
+    work_s: float = 0.2
     torments: tuple[str, ...] = TORMENTS
     durable: set[bytes] = field(default_factory=set)
     failed: set[bytes] = field(default_factory=set)
@@ -223,7 +224,7 @@ class Fleet:
 
     def _finish(self, batch: ClaimedBatch, member: Member) -> None:
         # Now and then longer than a claim lasts without a heartbeat.
-        longest = 2.5 * CLAIM_TIMEOUT_MS / 1000 if self.random.random() < 0.03 else 0.2
+        longest = 2.5 * CLAIM_TIMEOUT_MS / 1000 if self.random.random() < 0.03 else self.work_s
         member.runtime.sleep(self.random.uniform(0, longest))
         ends = self.random.random() < 0.95
         while True:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from opendata_buffer.formats.manifest import Manifest
+from collections.abc import Iterator
+
+from opendata_buffer.formats.entries import QueueEntry, decode_entry
+from opendata_buffer.formats.manifest import FOOTER_SIZE, Manifest
 from opendata_buffer.stores import Absent, Applied, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.simulation import Simulation
@@ -25,12 +28,23 @@ class Recorder(MemoryStore):
         outcome = super().put_if(key, data, condition)
         if key == MANIFEST and isinstance(outcome, Applied):
             self.commits += 1
-            self.manifest = Manifest.parse(data)
-            for entry in self.manifest.entries():
+            before, self.manifest = self.manifest, Manifest.parse(data)
+            for entry in self._new_entries(before):
                 known = self.entries.setdefault(entry.sequence, entry.location)
                 if known != entry.location:
                     self.fail(f"sequence {entry.sequence}: {known} became {entry.location}")
         return outcome
+
+    def _new_entries(self, before: Manifest) -> Iterator[QueueEntry]:
+        """Those behind what is byte for byte as before; all of them when it is not."""
+        raw, known = self.manifest.raw, before.raw[:-FOOTER_SIZE]
+        if not raw.startswith(known):
+            yield from self.manifest.entries()
+            return
+        offset = len(known)
+        for sequence in range(before.next_sequence, self.manifest.next_sequence):
+            entry, offset = decode_entry(raw, offset, sequence, len(raw) - FOOTER_SIZE)
+            yield entry
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         self.objects[key] = bytes(data)

@@ -21,7 +21,7 @@ from tests.simulation.recorder import Recorder
 
 CONFIG = ProducerConfig(store="memory://simulation", cas_deadline_ms=30_000)
 RUN_S = 40.0
-SHARE = 0.06
+SHARE = 0.1
 
 
 class Alone:

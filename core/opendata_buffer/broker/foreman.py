@@ -12,6 +12,7 @@ they look for the broker that is announced now.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +49,9 @@ MAX_ANSWER_BYTES = MAX_MESSAGE_BYTES // 2
 ACK_S = 1.0
 """Between two acknowledgements while workers wait: each is a write for which they would wait."""
 
+QUARREL_S = 3.0
+"""A broker that is announced no more finds that within two seconds, and steps down."""
+
 RETRY_S = 1.0
 """After storage did not answer."""
 
@@ -71,6 +75,7 @@ class Foreman:
         config: The consumer's settings.
         runtime: Clock and threads.
         queue: What the broker appends to; None for a queue of its own.
+        is_announced: Whether clients are sent to this broker and to no other.
     """
 
     def __init__(
@@ -79,9 +84,11 @@ class Foreman:
         config: ConsumerConfig,
         runtime: Runtime,
         queue: SharedQueue | None = None,
+        is_announced: Callable[[], bool] = lambda: False,
     ) -> None:
         self._store = store
         self._queue = queue
+        self._is_announced = is_announced
         self._config = config
         self._runtime = runtime
         self._labels = {"queue": metrics.queue_label(store.url, config.manifest_path)}
@@ -103,6 +110,7 @@ class Foreman:
         self._rests: dict[int, float] = {}
         self._polled_at = float("-inf")
         self._acked_at = float("-inf")
+        self._epoch = -1
 
     def submit(self, request: ClaimRequest | FinishRequest) -> None:
         """Take a request; its ``answer`` is called when it is settled."""
@@ -229,15 +237,8 @@ class Foreman:
         consumer = Consumer(
             self._config, store=self._store, runtime=self._runtime, queue=self._queue
         )
-        register: Register[Claims] = Register(
-            self._store,
-            claims_key(self._config.data_path_prefix),
-            decode=decode,
-            encode=encode,
-            runtime=self._runtime,
-            settings=self._config,
-            max_bytes=MAX_BYTES,
-        )
+        register = self._make_register()
+        self._epoch = consumer.epoch
         try:
             last = consumer.last_handed_out_sequence
             first = 0 if last is None else last + 1
@@ -458,8 +459,13 @@ class Foreman:
         """Nothing of a turn has landed, or nobody knows: begin anew from what storage holds."""
         self._leave()
         if isinstance(error, Fenced):
+            if self._fenced is None and self._is_by_a_broker_that_must_go():
+                log.warning("a broker that is announced no more took the claims: taking them back")
+                self._refuse(requests)
+                return
+            if self._fenced is None:
+                log.warning("hands out no more batches: %s", error)
             self._fenced = error
-            log.warning("hands out no more batches: %s", error)
         elif isinstance(error, OpenDataBufferError):
             log.warning("the foreman begins anew: %s", error)
         else:
@@ -469,6 +475,41 @@ class Foreman:
             request.answer({"op": "failed", "n": request.number, "error": told})
         if self._fenced is None:
             self._runtime.sleep(RETRY_S)
+
+    def _is_by_a_broker_that_must_go(self) -> bool:
+        """Whether not another consumer fenced this foreman, but that of a broker before it.
+
+        A broker that was suspended and wakes up takes the claims over on a heartbeat, before it
+        finds that another one is announced. It steps down then, and nobody would hand out.
+        """
+        until = self._runtime.monotonic() + QUARREL_S
+        with self._condition:
+            while not self._leaving and (left := until - self._runtime.monotonic()) > 0:
+                self._condition.wait(left)
+            if self._leaving:
+                return False
+        try:
+            found = self._make_register().read()
+            return (
+                isinstance(found, Done)
+                and found.value is not None
+                and found.value.epoch > self._epoch
+                and self._is_announced()
+            )
+        except OpenDataBufferError as error:
+            log.warning("who fenced the foreman is not known: %s", error)
+            return False
+
+    def _make_register(self) -> Register[Claims]:
+        return Register(
+            self._store,
+            claims_key(self._config.data_path_prefix),
+            decode=decode,
+            encode=encode,
+            runtime=self._runtime,
+            settings=self._config,
+            max_bytes=MAX_BYTES,
+        )
 
     def _refuse(self, requests: list[ClaimRequest | FinishRequest]) -> None:
         for request in requests:

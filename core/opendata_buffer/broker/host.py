@@ -233,7 +233,13 @@ class Host:
             self._runtime,
             self._config.data_path_prefix,
             on_conflict=self._doubt,
-            foreman=Foreman(self._store, consumer_settings(self._config), self._runtime, queue),
+            foreman=Foreman(
+                self._store,
+                consumer_settings(self._config),
+                self._runtime,
+                queue,
+                self._is_announced,
+            ),
         )
         try:
             service.start()
@@ -249,6 +255,13 @@ class Host:
         self._port.open(service, taken)
         log.info("serving as the broker: %s", taken)
         return BEAT_S
+
+    def _is_announced(self) -> bool:
+        """Whether this broker serves, and is the one that is announced; asked by its foreman."""
+        mine = self._mine
+        # A lease of its own: another thread gives signs of life by the host's.
+        announced = Lease(self._store, self._config, self._runtime).read()
+        return mine is not None and mine.same_broker(announced)
 
     def _doubt(self) -> None:
         """Another writer was faster: look at once whether it is another broker."""

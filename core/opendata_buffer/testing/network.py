@@ -38,7 +38,6 @@ class SimNetwork:
     def __init__(self, simulation: Simulation, *, delay_s: float = 0.0005) -> None:
         self.simulation = simulation
         self.delay_s = delay_s
-        self.condition = simulation.process("network").condition()
         self._ports: dict[str, SimPort] = {}
         self._channels: list[SimChannel] = []
         self._cuts: set[frozenset[str]] = set()
@@ -103,11 +102,9 @@ class SimNetwork:
         """The kernel's part of a process's death: its ports are gone, its connections reset."""
         for address in [a for a, port in self._ports.items() if port.process is process]:
             del self._ports[address]
-        with self.condition:
-            for channel in self._channels:
-                if channel.process is process:
-                    channel.reset()
-            self._channels = [each for each in self._channels if not each.closed]
+        for channel in [each for each in self._channels if each.process is process]:
+            channel.close()
+        self._channels = [each for each in self._channels if not each.closed]
 
     def forget(self, port: SimPort) -> None:
         """Nobody listens there any more."""
@@ -136,25 +133,26 @@ class SimChannel:
         self._network = network
         self.process = process
         self.closed = False
+        # One for each end: a message wakes nobody but who waits for it.
+        self._condition = process.condition()
         self._inbox: deque[tuple[float, bytes]] = deque()
 
     def send(self, message: bytes) -> None:
         """See :class:`~opendata_buffer.broker.client.Channel`."""
-        network = self._network
-        with network.condition:
+        network, peer = self._network, self.peer
+        with peer._condition:
             if self.closed:
                 raise ChannelClosed("the connection was reset")
-            if not network.is_cut(self.process.name, self.peer.process.name):
-                at = network.simulation.now + network.delay_s
-                self.peer._inbox.append((at, message))
-                network.condition.notify_all()
+            if not network.is_cut(self.process.name, peer.process.name):
+                peer._inbox.append((network.simulation.now + network.delay_s, message))
+                peer._condition.notify_all()
 
     def receive(self, timeout: float | None) -> bytes | None:
         """See :class:`~opendata_buffer.broker.client.Channel`."""
         network = self._network
         now = self.process.monotonic()
         deadline = None if timeout is None else now + timeout
-        with network.condition:
+        with self._condition:
             while True:
                 now = self.process.monotonic()
                 if self._inbox and self._inbox[0][0] <= network.simulation.now:
@@ -166,19 +164,18 @@ class SimChannel:
                 waits = [] if deadline is None else [deadline - now]
                 if self._inbox:
                     waits.append(self._inbox[0][0] - network.simulation.now)
-                network.condition.wait(min(waits) if waits else None)
+                self._condition.wait(min(waits) if waits else None)
 
     def close(self) -> None:
-        """See :class:`~opendata_buffer.broker.client.Channel`."""
-        with self._network.condition:
-            self.reset()
-
-    def reset(self) -> None:
         """End both ends, unless a cut keeps the other one from learning it."""
-        self.closed = True
+        self._end()
         if not self._network.is_cut(self.process.name, self.peer.process.name):
-            self.peer.closed = True
-        self._network.condition.notify_all()
+            self.peer._end()
+
+    def _end(self) -> None:
+        with self._condition:
+            self.closed = True
+            self._condition.notify_all()
 
 
 class SimPort:

@@ -84,11 +84,25 @@ class SimTask:
         self.baton = _baton()
         self.done = False
         self.doomed = False
-        self.wake_at: float | None = 0.0
+        self._wake_at: float | None = None
         self.waits_for = ""
         self.interruption: BaseException | None = None
         self.interrupt_after = 0
         self._joiners: list[SimTask] = []
+
+    @property
+    def wake_at(self) -> float | None:
+        """When it may go on; None while it waits for somebody to set this."""
+        return self._wake_at
+
+    @wake_at.setter
+    def wake_at(self, at: float | None) -> None:
+        self._wake_at = at
+        # Most threads of a large simulation wait for others: who chooses looks at the rest only.
+        if at is None:
+            self._simulation.timed.pop(self, None)
+        elif not self.done:
+            self._simulation.timed[self] = None
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until it ended."""
@@ -112,6 +126,7 @@ class SimTask:
     def end(self) -> None:
         """It ended: wake who waits for it."""
         self.done = True
+        self.wake_at = None
         for joiner in self._joiners:
             joiner.wake_at = self._simulation.now
 
@@ -276,6 +291,7 @@ class Simulation:
         now: Virtual seconds since the start.
         steps: Scheduling decisions made.
         current: The simulated thread that runs.
+        timed: Those that may go on at some time, in an order that is the same in each run.
     """
 
     def __init__(self, seed: int, *, max_steps: int = 1_000_000) -> None:
@@ -284,6 +300,7 @@ class Simulation:
         self.now = 0.0
         self.steps = 0
         self.current: SimTask
+        self.timed: dict[SimTask, None] = {}
         self._max_steps = max_steps
         self._tasks: list[SimTask] = []
         self._main_baton = _baton()
@@ -465,10 +482,9 @@ class Simulation:
             return None
         earliest = None
         ready = []
-        for task in self._tasks:
-            if task.wake_at is None:
-                continue
-            at = task.wake_at
+        for task in self.timed:
+            at = task._wake_at
+            assert at is not None
             if task.process.resume_at > at:
                 at = task.process.resume_at
             if at <= self.now:

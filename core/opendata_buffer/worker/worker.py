@@ -202,13 +202,16 @@ class Worker:
             raise InvalidInput(f"max is {max!r}: use a whole number of at least 1")
         deadline = None if timeout is None else self._runtime.monotonic() + timeout
         while True:
-            left = WAIT_S if deadline is None else deadline - self._runtime.monotonic()
+            # Half of a claim's time: the claim counts from when it was asked for.
+            left = min(WAIT_S, self._config.claim_timeout_ms / 2000)
+            if deadline is not None:
+                left = min(left, deadline - self._runtime.monotonic())
             asked = Moment.now(self._runtime)
             reply = self._ask(
                 {
                     "op": "claim",
                     "max": max,
-                    "wait_ms": int(min(WAIT_S, 0.0 if left < 0 else left) * 1000),
+                    "wait_ms": int((0.0 if left < 0 else left) * 1000),
                     "worker": self.name,
                     "timeout_ms": self._config.claim_timeout_ms,
                     "max_deliveries": self._config.max_deliveries,
@@ -287,7 +290,10 @@ class Worker:
             # Nobody gets to see these: kept alive by heartbeats they would never be done.
             self._give_back([batch for batch, _ in made])
             raise
-        return fetched
+        # After a pause of this process somebody else may have them, and have done them.
+        lapsed = [batch for batch in fetched if not self._is_sure_of(batch)]
+        self._give_back(lapsed)
+        return [batch for batch in fetched if batch not in lapsed]
 
     def _fetch_or_why_not(self, descriptor: BatchDescriptor) -> Sequence[bytes] | PoisonBatch:
         try:
@@ -428,7 +434,10 @@ class Worker:
                 for token in dropped:
                     self._tokens.pop(token, None)
                 for token in tokens:
-                    if (batch := self._batches.get(token)) is not None:
+                    batch = self._batches.get(token)
+                    # A broker answers heartbeats of lapsed claims, too: one that comes too late
+                    # renews nothing, and must not make the worker sure of its claim again.
+                    if batch is not None and self._is_sure_of(batch):
                         batch._beaten = now
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
+from opendata_buffer.broker import foreman
 from opendata_buffer.broker.claims import Claims, decode, encode
 from opendata_buffer.broker.foreman import MAX_ANSWER_BYTES, Foreman
 from opendata_buffer.broker.requests import ClaimRequest, FinishRequest
@@ -21,6 +24,11 @@ from tests.unit.broker.local import RUNTIME, eventually
 CONFIG = ConsumerConfig(store="memory://unused")
 
 
+@pytest.fixture(autouse=True)
+def _no_long_quarrel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreman, "QUARREL_S", 0.05)
+
+
 def filled(store: MemoryStore, count: int) -> MemoryStore:
     entries = []
     for number in range(count):
@@ -33,8 +41,8 @@ def filled(store: MemoryStore, count: int) -> MemoryStore:
 class Desk:
     """Asks a foreman and keeps its answers."""
 
-    def __init__(self, store: MemoryStore) -> None:
-        self.foreman = Foreman(store, CONFIG, RUNTIME)
+    def __init__(self, store: MemoryStore, *, is_announced: bool = False) -> None:
+        self.foreman = Foreman(store, CONFIG, RUNTIME, is_announced=lambda: is_announced)
         self.answers: list[dict[str, Any]] = []
         self.number = 0
 
@@ -153,6 +161,33 @@ def test_of_two_foremen_the_later_one_is_right_and_the_other_begins_no_quarrel()
     assert [each["sequence"] for each in second.claim()["batches"]] == [2]
     first.foreman.stop(5)
     second.foreman.stop(5)
+
+
+def test_an_announced_brokers_foreman_takes_the_claims_back_from_a_zombies() -> None:
+    store = filled(MemoryStore(), 4)
+    announced, zombie = Desk(store, is_announced=True), Desk(store)
+    announced.claim()
+    zombie.claim()
+    # Its worker is sent on, and comes back here.
+    assert announced.claim()["why"] == "moved"
+    assert [each["sequence"] for each in announced.claim()["batches"]] == [2]
+    assert stored(store).epoch == 3
+    assert zombie.claim()["error"]["name"] == "Fenced"
+    assert zombie.claim()["error"]["name"] == "Fenced"
+    assert stored(store).epoch == 3
+    announced.foreman.stop(5)
+    zombie.foreman.stop(5)
+
+
+def test_from_another_consumer_of_the_queue_not_even_an_announced_one_takes_them_back() -> None:
+    store = filled(MemoryStore(), 4)
+    desk = Desk(store, is_announced=True)
+    (batch,) = desk.claim()["batches"]
+    Queue(store, CONFIG, runtime=RUNTIME, role="consumer").claim_epoch(None)
+    assert desk.finish("done", batch)["op"] == "finished"
+    assert desk.claim()["error"]["name"] == "Fenced"
+    assert desk.claim()["error"]["name"] == "Fenced"
+    desk.foreman.stop(5)
 
 
 class AnswerLost(MemoryStore):

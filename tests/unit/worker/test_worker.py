@@ -342,6 +342,55 @@ def test_a_batch_that_was_dropped_without_a_word_goes_to_another_worker(
         again.done()
 
 
+def test_a_heartbeat_that_comes_too_late_makes_no_worker_sure_of_its_claim(
+    store: MemoryStore,
+) -> None:
+    fill(store, 1)
+    with Worker(replace(SETTINGS, claim_timeout_ms=600_000), store=store) as worker:
+        (batch,) = worker.claim()
+        beaten = batch._beaten
+        worker._beat_once()
+        assert batch._beaten.monotonic > beaten.monotonic
+        # As after a pause: the claim has lapsed, though a broker answers its heartbeats.
+        long_ago = replace(beaten, monotonic=beaten.monotonic - 1_000)
+        batch._beaten = long_ago
+        worker._beat_once()
+        assert batch._beaten == long_ago
+        # Another worker's by now, and an earlier attempt of this one may have got through.
+        batch._token += 1
+        batch._asked = True
+        with pytest.raises(ClaimLost):
+            batch.done()
+
+
+class SlowOnce(MemoryStore):
+    """Its first answer to a read of a batch takes longer than a claim lasts."""
+
+    stalls = 1
+
+    def get(self, key, **rest):  # type: ignore[no-untyped-def]
+        if self.stalls and key.endswith(".batch"):
+            self.stalls -= 1
+            time.sleep(1.0)
+        return super().get(key, **rest)
+
+
+def test_a_claim_that_lapsed_before_its_batch_was_there_is_not_handed_to_the_user(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = SlowOnce()
+    fill(store, 1)
+    serving = host(store)
+    eventually(lambda: serving.serving)
+    # Suspended: no heartbeats.
+    monkeypatch.setattr(Worker, "_beat_once", lambda self: None)
+    with Worker(replace(SETTINGS, claim_timeout_ms=500), store=store) as worker:
+        (batch,) = worker.claim(timeout=10)
+        assert (batch.sequence, batch.delivery_count, store.stalls) == (0, 2, 0)
+        batch.done()
+    serving.stop(10)
+
+
 def test_a_name_that_no_broker_takes_is_refused_at_once() -> None:
     with pytest.raises(InvalidInput, match="256"):
         replace(SETTINGS, name="n" * 257)
