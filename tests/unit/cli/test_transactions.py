@@ -72,7 +72,7 @@ def test_one_that_is_not_there_and_a_queue_that_is_not_there(url: str) -> None:
 
 
 @pytest.mark.parametrize(("age_s", "warned"), [(60, False), (1_800, True)])
-def test_status_tells_of_undecided_transactions_and_warns_of_old_ones(
+def test_f40_status_tells_of_undecided_transactions_and_warns_of_old_ones(
     url: str, store: MemoryStore, age_s: int, warned: bool
 ) -> None:
     ok("topic", "create", url, "--partitions", "1")

@@ -135,7 +135,7 @@ def test_duplicates_are_dropped_inside_and_behind_a_transaction() -> None:
 
 
 @pytest.mark.parametrize("at", range(1, 5))
-def test_after_a_restart_what_was_read_before_is_read_again_from_the_manifest(at: int) -> None:
+def test_f38_after_a_restart_what_was_read_before_is_read_again_from_the_manifest(at: int) -> None:
     log = [con(A, 2), plain(), con(A, 3), con(A, 3), ack(A, 4)]
     reader = Reader()
     delivered = reader.read(*log[:at])

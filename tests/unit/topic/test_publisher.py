@@ -255,7 +255,7 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("step", range(4))
-def test_killed_while_it_commits_the_next_instance_completes_it_or_rolls_it_back(
+def test_f39_killed_while_it_commits_the_next_instance_completes_it_or_rolls_it_back(
     store: Faulty, step: int, after: bool
 ) -> None:
     """Steps: the record, and the acknowledgements of three partitions."""
