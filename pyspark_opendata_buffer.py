@@ -54,11 +54,14 @@ class DefaultSource(DataSource):
         from buffer_source.options import SourceOptions
         from buffer_source.partitions import reads_topic
         from buffer_source.rows import default_schema
+        from opendata_buffer.runtime import SystemRuntime
         from opendata_buffer.stores.factory import open_store
 
         options = SourceOptions.from_spark(self.options)
         store = open_store(options.queue.store, options.queue.store_options)
-        return default_schema(options.include_location, reads_topic(options, store))
+        return default_schema(
+            options.include_location, reads_topic(options, store, SystemRuntime())
+        )
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For ``spark.read``."""

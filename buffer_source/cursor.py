@@ -147,6 +147,8 @@ class Cursor:
             # Before anything is claimed or dropped (failure F4).
             _check_identity(store, options, queue_id, found)
             cursor = cls(patient(read_behind, last), found, options, observe)
+            if start is not None and last is None:
+                cursor._check_begins_at(floor)
             if start is None or start.next <= cursor.end:
                 return cursor
             cursor.close()
@@ -325,6 +327,20 @@ class Cursor:
     def empty(self) -> bool:
         """Whether all there is, as of the last look, is acknowledged."""
         return self.end == self.acknowledged
+
+    def _check_begins_at(self, floor: int) -> None:
+        """For a position before the first batch, which a consumer cannot be opened behind.
+
+        Raises:
+            DataLoss: Somebody else took batches, unless that is allowed.
+        """
+        oldest = self.handed_out
+        if oldest <= floor:
+            return
+        if self._options.fail_on_data_loss:
+            self.close()
+            raise DataLoss(self._manifest_path, floor, oldest, "Another consumer read this queue.")
+        log.warning("data loss allowed: going on at %d, not at %d", oldest, floor)
 
     def _leave(self) -> None:
         """The queue was closed for good: look on."""

@@ -10,7 +10,7 @@ from buffer_source.offsets import ONLY, SourceOffset
 from buffer_source.options import SourceOptions
 from buffer_source.partition import PartitionStream
 from opendata_buffer.errors import InvalidInput, OpenDataBufferError, PermanentStorageError
-from opendata_buffer.runtime import Runtime
+from opendata_buffer.runtime import Runtime, deadline
 from opendata_buffer.stores import Get, Store
 from opendata_buffer.topic.topic import Topic, is_topic
 
@@ -19,7 +19,7 @@ __all__ = ["Partitions", "reads_topic"]
 log = logging.getLogger(__name__)
 
 
-def reads_topic(options: SourceOptions, store: Get) -> bool:
+def reads_topic(options: SourceOptions, store: Get, runtime: Runtime) -> bool:
     """Whether the options lead to a topic, by one small read; none where they name a queue.
 
     Raises:
@@ -28,7 +28,8 @@ def reads_topic(options: SourceOptions, store: Get) -> bool:
     if options.one_queue:
         return False
     try:
-        return is_topic(store)
+        with deadline(runtime, options.queue.cas_deadline_ms / 1000):
+            return is_topic(store)
     except PermanentStorageError as error:
         # Who may only read below a queue's prefix has a queue.
         log.warning("not looking for a topic, reading a queue: %s", error)
@@ -72,7 +73,7 @@ class Partitions:
             StorageError: The store did not answer.
         """
         if not self._known:
-            if self._patient(reads_topic, self._options, self._store):
+            if self._patient(reads_topic, self._options, self._store, self._runtime):
                 self._check_options()
                 self._topic = Topic.open(
                     self._options.queue, store=self._store, runtime=self._runtime

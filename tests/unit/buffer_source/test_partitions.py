@@ -45,7 +45,7 @@ def test_a_topic_is_found_by_itself_and_seen_to_grow(topic: TopicWorld) -> None:
 
 @pytest.mark.parametrize("option", ["dataPathPrefix", "manifestPath"])
 def test_naming_a_queue_leads_to_that_queue_also_in_a_topic(topic: TopicWorld, option: str) -> None:
-    assert not reads_topic(options(**{option: "p-00001"}), topic.store)
+    assert not reads_topic(options(**{option: "p-00001"}), topic.store, topic.runtime)
     assert partitions(topic, **{option: "p-00001"}).names() == ["0"]
 
 
@@ -58,8 +58,8 @@ class Locked(MemoryStore):
         return super().get(key, **how)
 
 
-def test_who_may_only_read_below_a_prefix_has_a_queue() -> None:
-    assert not reads_topic(options(), Locked())
+def test_who_may_only_read_below_a_prefix_has_a_queue(runtime: ManualRuntime) -> None:
+    assert not reads_topic(options(), Locked(), runtime)
 
 
 @pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])

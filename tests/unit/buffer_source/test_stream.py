@@ -331,6 +331,20 @@ def test_a_replay_of_sequences_that_are_gone_names_both_positions(world: World) 
         world.run().plan(None, offset(6, 0))
 
 
+@pytest.mark.parametrize("acknowledge", ["true", "false"])
+def test_batches_that_are_gone_behind_an_empty_first_micro_batch_are_a_loss(
+    world: World, acknowledge: str
+) -> None:
+    end, _ = batch(world.run(createIfMissing="true"), None)
+    assert end.only.next == 0
+    world.produce(3)
+    consume(world, 1)
+    with pytest.raises(DataLoss, match=r"sequence 0 is needed but .* starts at 2"):
+        world.run(acknowledge=acknowledge).latest(end)
+    lenient = world.run(acknowledge=acknowledge, failOnDataLoss="false")
+    assert batch(lenient, end)[1] == [2]
+
+
 def test_losses_can_be_passed_by(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.produce(2)
     driver = world.run()
