@@ -23,6 +23,7 @@ __all__ = [
     "allow_foreign_option",
     "create_if_missing_option",
     "json_option",
+    "framing_option",
     "max_batch_bytes_option",
     "queue_fields_of",
     "patient_queue_options",
@@ -102,6 +103,14 @@ recreate_option = click.option(
     "--recreate",
     is_flag=True,
     help="Start the queue over if its manifest is gone or was restored. What waits is not read.",
+)
+
+framing_option = click.option(
+    "--framing",
+    type=click.Choice(["lines", "ndjson", "csv", "protobuf-fixed", "length"]),
+    default="lines",
+    show_default=True,
+    help="How records are told apart in the stream; length and protobuf-fixed take any bytes.",
 )
 
 max_batch_bytes_option = click.option(

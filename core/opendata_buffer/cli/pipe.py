@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, BinaryIO, Protocol
 
-from opendata_buffer.cli.lines import LineSplitter, join_lines
 from opendata_buffer.commit.durability import WriteHandle
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.consumer.consumer import Consumer
@@ -21,17 +20,18 @@ from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.errors import DataLoss, OpenDataBufferError, QueueReset
 from opendata_buffer.formats import MIB
 from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.framing import FRAMINGS, Framing
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import Runtime
 
 __all__ = [
     "Consumed",
     "Intake",
-    "LineWriter",
     "ObservingReader",
     "OwningReader",
     "Produced",
     "Reader",
+    "RecordWriter",
     "copy_out",
 ]
 
@@ -56,16 +56,17 @@ class Produced:
 
 
 class Intake:
-    """Produces the lines of a stream.
+    """Produces the records of a stream.
 
     Memory is bounded by the producer's buffers: a ``produce()`` call per piece that was read,
     so that slow input is flushed by age and fast input by size.
 
     Args:
-        producer: Where lines go.
+        producer: Where records go.
         config: Its settings.
         metadata: Payload of every call.
         advance: Told the bytes and records read.
+        framing: How records are told apart.
     """
 
     def __init__(
@@ -74,8 +75,10 @@ class Intake:
         config: ProducerConfig,
         metadata: bytes,
         advance: Callable[[int, int], None] = lambda size, records: None,
+        framing: Framing = FRAMINGS["lines"],
     ) -> None:
         self._producer = producer
+        self._framing = framing
         self._flush_size = config.flush_size_bytes
         self._max_call = config.max_batch_bytes
         self._metadata = metadata
@@ -92,10 +95,11 @@ class Intake:
             read: Returns what is there, up to a number of bytes; blocks for the first.
 
         Raises:
-            InvalidInput: A line that fits into no batch.
+            InvalidInput: A record that fits into no batch, or is none in this framing. Those
+                before it are produced.
             OpenDataBufferError: A batch was given up; the rest of the input was not read.
         """
-        splitter = LineSplitter(self._max_call - 4)
+        splitter = self._framing.splitter(self._max_call - 4)
         while chunk := read(READ_BYTES):
             self._produce(splitter.feed(chunk))
             self.settle()
@@ -117,7 +121,7 @@ class Intake:
             with suppress(OpenDataBufferError):
                 self._settle()
             self._settling.release()
-        return f"ended by a signal: of the input, {self.durable_lines()}"
+        return f"ended by a signal: of the input, {self.durable_part()}"
 
     def _settle(self) -> None:
         while self._pending:
@@ -132,13 +136,15 @@ class Intake:
             self.durable.batches += done.sequence != self._last_sequence
             self._last_sequence = done.sequence
 
-    def durable_lines(self) -> str:
-        """Which lines of the input are durable, in words."""
-        done = self.durable.records
-        return f"lines 1 to {done} are durable" if done else "not one line is known to be durable"
+    def durable_part(self) -> str:
+        """Which records of the input are durable, in words."""
+        done, unit = self.durable.records, self._framing.unit
+        if done:
+            return f"{unit} 1 to {done} are durable"
+        return f"not one {unit.removesuffix('s')} is known to be durable"
 
-    def _produce(self, lines: Sequence[bytes]) -> None:
-        for group in _groups(lines, self._flush_size, self._max_call):
+    def _produce(self, records: Sequence[bytes]) -> None:
+        for group in _groups(records, self._flush_size, self._max_call):
             handle = self._producer.produce(group, self._metadata)
             size = sum(map(len, group))
             self._pending.append((handle, len(group), size))
@@ -279,39 +285,43 @@ def _fetch(
     )
 
 
-class LineWriter:
-    """Writes batches to a stream as lines, and counts them.
+class RecordWriter:
+    """Writes the records of batches to a stream, and counts them.
 
     Args:
-        stream: Where the lines go.
+        stream: Where they go.
         advance: Told the bytes and records of each batch.
+        framing: How they are told apart there.
     """
 
     def __init__(
         self,
         stream: BinaryIO,
         advance: Callable[[int, int], None] = lambda size, records: None,
+        framing: Framing = FRAMINGS["lines"],
     ) -> None:
         self._stream = stream
+        self._framing = framing
         self._advance = advance
         self.total = Consumed()
 
     def write(self, batch: ArrowBatch) -> None:
-        """Hand all lines of a batch to the stream's reader.
+        """Hand all records of a batch to the stream's reader.
 
         Raises:
+            InvalidInput: One of them is none in this framing; nothing of the batch is written.
             BrokenPipeError: The reader is gone.
             OSError: They were not, or not all, written.
         """
-        lines = join_lines(batch.values)
-        self._stream.write(lines)
+        data = self._framing.framed(batch.values, batch.sequence)
+        self._stream.write(data)
         self._stream.flush()
         total = self.total
         total.batches += 1
         total.records += len(batch.values)
-        total.bytes += len(lines)
+        total.bytes += len(data)
         total.last_sequence = batch.sequence
-        self._advance(len(lines), len(batch.values))
+        self._advance(len(data), len(batch.values))
 
     def persist(self) -> None:
         """Make what was written survive a power cut, if it is a file; a pipe needs nothing."""
@@ -325,12 +335,12 @@ class LineWriter:
 
 def copy_out(
     reader: Reader,
-    writer: LineWriter,
+    writer: RecordWriter,
     *,
     max_batches: int | None = None,
     wait: Callable[[], None] | None = None,
 ) -> None:
-    """Write records as lines, then acknowledge them, group by group.
+    """Write records out, then acknowledge them, group by group.
 
     A group is acknowledged in one manifest write after its last byte was written out. When
     something fails in the middle of one, its complete batches are acknowledged and the rest is
@@ -354,7 +364,7 @@ def copy_out(
             wait()
 
 
-def _copy_group(reader: Reader, writer: LineWriter, group: Sequence[BatchDescriptor]) -> None:
+def _copy_group(reader: Reader, writer: RecordWriter, group: Sequence[BatchDescriptor]) -> None:
     written: int | None = None
     try:
         for batch in reader.fetch(group):

@@ -19,6 +19,7 @@ from opendata_buffer.cli.options import (
     SOON_MS,
     allow_foreign_option,
     create_if_missing_option,
+    framing_option,
     max_batch_bytes_option,
     patient_queue_options,
     queue_fields_of,
@@ -40,6 +41,7 @@ __all__ = ["consume", "produce"]
     default="none",
     show_default=True,
 )
+@framing_option
 @click.option("--metadata", default="", metavar="TEXT", help="Goes with every record range.")
 @click.option("--flush-interval-ms", type=POSITIVE, default=100, show_default=True)
 @click.option("--flush-size-bytes", type=POSITIVE, default=64 * MIB, show_default=True)
@@ -57,6 +59,7 @@ __all__ = ["consume", "produce"]
 def produce(
     runtime: Any,
     /,
+    framing: str,
     compression: str,
     metadata: str,
     flush_interval_ms: int,
@@ -66,16 +69,19 @@ def produce(
     max_batch_bytes: int,
     **queue: Any,
 ) -> None:
-    r"""Put the lines of stdin into the queue, one record each.
+    r"""Put the records of stdin into the queue, by default one for each line.
 
-    The newline is stripped, nothing else (a "\r" stays). Exits 0 only when all records are
-    durable; the last line of stdout is then JSON with their number.
+    Of a line the newline is stripped, nothing else (a "\r" stays). A record that is none in its
+    --framing ends the command, which says which one, at which byte, and that those before it are
+    durable. Exits 0 only when all records are; the last line of stdout is then JSON with their
+    number.
     """
     from opendata_buffer.cli.pipe import Intake
     from opendata_buffer.cli.terminal import counting
     from opendata_buffer.config import ProducerConfig
     from opendata_buffer.errors import OpenDataBufferError
     from opendata_buffer.formats.batch import Compression
+    from opendata_buffer.framing import FRAMINGS
     from opendata_buffer.producer.producer import Producer
 
     timeout_ms = queue["timeout_ms"]
@@ -94,7 +100,7 @@ def produce(
     stdin: Any = sys.stdin.buffer
     with counting("producing") as advance:
         producer = Producer(config, runtime=runtime)
-        intake = Intake(producer, config, os.fsencode(metadata), advance)
+        intake = Intake(producer, config, os.fsencode(metadata), advance, FRAMINGS[framing])
         try:
             with last_words(intake.last_words), producer:
                 intake.run(stdin.read1)
@@ -102,12 +108,13 @@ def produce(
         except OpenDataBufferError as error:
             with suppress(OpenDataBufferError):
                 intake.settle()
-            raise Failure(f"{error} Of the input, {intake.durable_lines()}.") from error
+            raise Failure(f"{error} Of the input, {intake.durable_part()}.") from error
     click.echo(json.dumps(intake.durable.as_json()))
 
 
 @click.command()
 @patient_queue_options
+@framing_option
 @click.option("--max-batches", type=NATURAL, metavar="N", help="Stop after N batches.")
 @click.option("--follow", is_flag=True, help="Wait for more when the queue is empty.")
 @create_if_missing_option
@@ -127,6 +134,7 @@ def produce(
 def consume(
     runtime: Any,
     /,
+    framing: str,
     max_batches: int | None,
     follow: bool,
     create_if_missing: bool,
@@ -139,16 +147,17 @@ def consume(
     allow_foreign_locations: bool,
     **queue: Any,
 ) -> None:
-    """Write the records of the queue to stdout, one line each.
+    """Write the records of the queue to stdout, by default one line each.
 
     Takes the queue over (another consumer is fenced) and acknowledges batches after their
     records are written out: after a crash some may be written again. Ends when the queue is
     empty. With --no-ack nothing changes in the queue and its consumer is not disturbed.
     """
     from opendata_buffer.admin.observe import Observer
-    from opendata_buffer.cli.pipe import LineWriter, copy_out
+    from opendata_buffer.cli.pipe import RecordWriter, copy_out
     from opendata_buffer.cli.terminal import counting
     from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
+    from opendata_buffer.framing import FRAMINGS
     from opendata_buffer.stores.factory import open_store
 
     config = ConsumerConfig(
@@ -168,7 +177,7 @@ def consume(
     stdout = sys.stdout.buffer
     with ExitStack() as stack:
         advance = stack.enter_context(counting("consuming", quiet=stdout.isatty()))
-        writer = LineWriter(stdout, advance)
+        writer = RecordWriter(stdout, advance, FRAMINGS[framing])
         if no_ack:
             reader = _observing(store, config, runtime, last_acked_sequence)
         else:

@@ -20,11 +20,12 @@ from opendata_buffer.cli.options import (
     POSITIVE,
     SOON_MS,
     create_if_missing_option,
+    framing_option,
     max_batch_bytes_option,
     patient_queue_options,
     queue_fields_of,
 )
-from opendata_buffer.errors import ClaimLost, Closed, OpenDataBufferError
+from opendata_buffer.errors import ClaimLost, Closed, InvalidInput, OpenDataBufferError
 from opendata_buffer.runtime import Runtime
 
 __all__ = ["Crew", "rest_ms", "work"]
@@ -81,6 +82,7 @@ class Crew:
         runtime: Clock and threads.
         say: Takes a line about a batch that failed.
         max_deliveries: A batch that failed so often is rejected; 0 never does.
+        framing: How the command tells the records apart.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Crew:
         runtime: Runtime,
         say: Callable[[str], None],
         max_deliveries: int = 0,
+        framing: str = "lines",
     ) -> None:
         self._claim = claim
         self._command = list(command)
@@ -98,6 +101,7 @@ class Crew:
         self._runtime = runtime
         self._say = say
         self._max_deliveries = max_deliveries
+        self._framing = framing
         self._lock = runtime.condition()
         self._running: set[subprocess.Popen[bytes]] = set()
         self._stopping = False
@@ -169,7 +173,10 @@ class Crew:
             self._give_back(batch, 0)
             return
         try:
-            code = self._run(batch)
+            code = self._run(batch, self._framed(batch))
+        except InvalidInput as error:
+            self._fail(batch, one_line(str(error)))
+            return
         except OSError as error:
             # Not the batch's fault, and the next one would fare no better.
             self._give_back(batch, 0)
@@ -181,7 +188,15 @@ class Crew:
         else:
             self._fail(batch, f"exit code {code}" if code > 0 else f"signal {-code}")
 
-    def _run(self, batch: Batch) -> int:
+    def _framed(self, batch: Batch) -> bytes:
+        import pyarrow as pa
+
+        from opendata_buffer.framing import FRAMINGS
+
+        records = pa.array(batch.entries, pa.binary())
+        return bytes(FRAMINGS[self._framing].framed(records, batch.sequence))
+
+    def _run(self, batch: Batch, data: bytes) -> int:
         process = subprocess.Popen(
             self._command,
             stdin=subprocess.PIPE,
@@ -201,9 +216,8 @@ class Crew:
             # Started while everybody else was being told.
             self._signal(signal.SIGTERM)
         try:
-            lines = b"".join(part for record in batch.entries for part in (record, b"\n"))
             # A command that ends without having read everything is judged by its exit code.
-            process.communicate(lines)
+            process.communicate(data)
         finally:
             with self._lock:
                 self._running.discard(process)
@@ -264,6 +278,7 @@ class Crew:
     show_default=True,
     help="host: be the queue's broker while there is none; auto: wait for one.",
 )
+@framing_option
 @max_batch_bytes_option
 @create_if_missing_option
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -275,12 +290,13 @@ def work(
     claim_timeout_ms: int,
     max_deliveries: int,
     broker: str,
+    framing: str,
     max_batch_bytes: int,
     create_if_missing: bool,
     command: tuple[str, ...],
     **queue: Any,
 ) -> None:
-    """Run COMMAND for each batch, with its records on standard input, one line each.
+    """Run COMMAND for each batch, with its records on standard input, by default one line each.
 
     Put -- before the command. Any number of these share a queue: each batch is given to one of
     them, and leaves the queue when the command exits 0. Otherwise it is given back and handed out
@@ -315,6 +331,7 @@ def work(
         runtime,
         lambda line: click.echo(one_line(line), err=True),
         max_deliveries,
+        framing,
     )
     with last_words(crew.last_words), worker:
         crew.run()

@@ -12,9 +12,9 @@ import pytest
 from opendata_buffer.cli.pipe import (
     Consumed,
     Intake,
-    LineWriter,
     ObservingReader,
     Produced,
+    RecordWriter,
     copy_out,
 )
 from opendata_buffer.config import ProducerConfig
@@ -140,7 +140,7 @@ class Queue:
         self.log.append(("ack", sequence))
 
 
-class Lines(LineWriter):
+class Lines(RecordWriter):
     """Notes the moment at which it was told to persist."""
 
     def __init__(self, stream: Any, log: list[Any]) -> None:

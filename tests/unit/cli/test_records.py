@@ -226,3 +226,58 @@ def test_produce_through_the_announced_broker_or_alone(url: str, store: MemorySt
         with_broker.stop(10)
     ok("produce", url, "--broker", "host", stdin=b"d\n")
     assert records_of(store) == [b"a", b"b", b"c", b"d"]
+
+
+FOREIGN = [b"a\nb", b"", b"\x00\xff\n", b"\r"]
+
+
+@pytest.mark.parametrize("framing", ["length", "protobuf-fixed"])
+def test_records_of_any_bytes_pass_through_a_pipe(
+    url: str, store: MemoryStore, framing: str
+) -> None:
+    fill(url, FOREIGN)
+    stream = ok("consume", url, "--framing", framing).stdout_bytes
+    assert json.loads(ok("produce", url, "--framing", framing, stdin=stream).stdout)["records"] == 4
+    assert records_of(store) == FOREIGN
+
+
+def test_rows_and_values_are_taken_apart_and_put_together(url: str, store: MemoryStore) -> None:
+    ok("produce", url, "--framing", "csv", stdin=b'a,"b\nc"\r\nd,e')
+    assert records_of(store) == [b'a,"b\nc"', b"d,e"]
+    assert ok("consume", url, "--framing", "csv").stdout_bytes == b'a,"b\nc"\r\nd,e\r\n'
+    ok("produce", url, "--framing", "ndjson", stdin=b'{"a": 1}\n\n[2]\n')
+    assert records_of(store) == [b'{"a": 1}', b"[2]"]
+
+
+@pytest.mark.parametrize(
+    ("framing", "stdin", "told"),
+    [
+        ("ndjson", b"1\n2\nx\n4\n", "record 3, at byte 4 of the input: no JSON value"),
+        ("csv", b'a,b\nc,d\n"open', "record 3, at byte 8 of the input: the input ends inside"),
+        ("length", b"\1\0\0\0a\1\0\0\0b\x09\0\0\0c", "record 3, at byte 10 of the input"),
+        (
+            "protobuf-fixed",
+            2 * b"\x66\x33\x93\x36\1\0\0\0a" + b"junk" * 3,
+            "record 3, at byte 18 of the input: no magic word",
+        ),
+    ],
+)
+def test_bad_input_says_which_record_and_byte_and_what_is_durable(
+    url: str, store: MemoryStore, framing: str, stdin: bytes, told: str
+) -> None:
+    line = fails("produce", url, "--framing", framing, stdin=stdin)
+    assert told in line
+    assert line.endswith("Of the input, records 1 to 2 are durable.")
+    assert len(records_of(store)) == 2
+    line = fails("produce", url, "--framing", "ndjson", stdin=b"x")
+    assert line.endswith("Of the input, not one record is known to be durable.")
+
+
+def test_a_record_that_cannot_be_written_stays_in_the_queue_with_its_batch(
+    url: str, store: MemoryStore
+) -> None:
+    fill(url, [b"1"], [b"2", b"two\nlines"])
+    result = run("consume", url, "--framing", "ndjson")
+    assert (result.exit_code, result.stdout_bytes) == (1, b"1\n")
+    assert "record 1 of batch 1 cannot be written as ndjson" in result.stderr
+    assert records_of(store) == [b"2", b"two\nlines"]

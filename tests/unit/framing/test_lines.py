@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opendata_buffer.cli.lines import LineSplitter, join_lines
 from opendata_buffer.errors import InvalidInput
+from opendata_buffer.framing.lines import LineSplitter, join_lines
 
 
 def split(*chunks: bytes, max_bytes: int = 100) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""Records as lines of text: what ``produce`` reads and ``consume`` writes. Pure.
+"""Records as lines, of any text or bytes.
 
 A record ends at ``\\n`` and only there: a ``\\r`` before it belongs to the record, so binary data
 without ``\\n`` passes unchanged. The last line needs no ``\\n``. An empty line is an empty record.
@@ -81,11 +81,11 @@ class LineSplitter:
             )
 
 
-def join_lines(records: pa.BinaryArray) -> memoryview:
-    """The records as lines, each with its newline; no Python object per record."""
+def join_lines(records: pa.BinaryArray, end: bytes = b"\n") -> memoryview:
+    """The records as lines, each with its ending; no Python object per record."""
     # 64-bit offsets: the newlines may take the text past what 32-bit ones reach.
     wide = records.cast(pa.large_binary())
-    empty, newline = (pa.scalar(each, pa.large_binary()) for each in (b"", b"\n"))
+    empty, newline = (pa.scalar(each, pa.large_binary()) for each in (b"", end))
     joined = pc.binary_join_element_wise(wide, empty, newline)
     data = joined.buffers()[2]
     return memoryview(data)[: _end(joined)] if len(joined) else memoryview(b"")
