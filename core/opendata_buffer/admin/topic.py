@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from opendata_buffer.admin.transactions import open_in
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.queue import Queue
@@ -28,6 +29,7 @@ class PartitionStatus:
         next_sequence: What the next batch will get; 0 for one that was never written.
         epoch: How often a consumer took it over.
         manifest_bytes: Size of its manifest.
+        undecided: Transactions in it that are neither committed nor rolled back.
     """
 
     name: str
@@ -37,6 +39,7 @@ class PartitionStatus:
     next_sequence: int
     epoch: int
     manifest_bytes: int
+    undecided: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,4 +96,5 @@ def _summarised(partition: Partition, manifest: Manifest, now_ms: int) -> Partit
         next_sequence=manifest.next_sequence,
         epoch=0 if manifest.sealed else manifest.epoch,
         manifest_bytes=manifest.size,
+        undecided=len(open_in(manifest, partition.name, now_ms)),
     )

@@ -74,7 +74,7 @@ def topic_table(status: TopicStatus) -> Table:
     result = Table(title=Text(f"{status.store}: {total}"), title_justify="left", box=None)
     result.add_column("partition", style="cyan")
     result.add_column("state")
-    for name in ("batches", "oldest", "next sequence", "epoch"):
+    for name in ("batches", "oldest", "undecided", "next sequence", "epoch"):
         result.add_column(name, justify="right")
     for each in status.partitions:
         result.add_row(
@@ -82,6 +82,7 @@ def topic_table(status: TopicStatus) -> Table:
             each.state,
             f"{each.queue_length:,}",
             format_age(each.oldest_age_seconds),
+            f"{each.undecided:,}" if each.undecided else "-",
             f"{each.next_sequence:,}",
             f"{each.epoch:,}",
         )

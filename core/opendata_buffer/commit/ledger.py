@@ -39,6 +39,7 @@ from opendata_buffer.commit.record import (
 from opendata_buffer.commit.settlement import (
     ROLL_BACK,
     Ending,
+    PatientPut,
     open_endings,
     settle,
     undecided_of,
@@ -116,6 +117,7 @@ class Ledger:
         ahead_ms: int,
     ) -> None:
         self._store = store
+        self._batches = PatientPut(store, config, runtime)
         self._config = replace(config, cas_deadline_ms=min(_DEADLINE_MS, config.cas_deadline_ms))
         self._queue_of = queue_of
         self._runtime = runtime
@@ -337,7 +339,7 @@ class Ledger:
                 self._queue_of(name),
                 name,
                 tuple(endings[name]),
-                store=self._store,
+                store=self._batches,
                 runtime=self._runtime,
                 ahead_ms=self._ahead_ms,
             )

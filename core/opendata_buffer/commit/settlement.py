@@ -17,10 +17,11 @@ from opendata_buffer.formats.keys import Transaction, batch_key, later_ulid
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.messages import ACK_TXN, FINAL, Undecided, build_uuid, undecided
 from opendata_buffer.queue.queue import Queue
+from opendata_buffer.retry import BackoffSettings, queue_retry
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Put
 
-__all__ = ["ROLL_BACK", "Ending", "open_endings", "settle", "undecided_of"]
+__all__ = ["ROLL_BACK", "Ending", "PatientPut", "open_endings", "settle", "undecided_of"]
 
 ROLL_BACK = 1
 """Clock of an acknowledgement that rolls back; clocks of transactions begin beyond it."""
@@ -79,6 +80,28 @@ def open_endings(manifest: Manifest, prefix: str, endings: Sequence[Ending]) -> 
         return ()
     found = _undecided(manifest, prefix, min(each.since for each in named))
     return tuple(each for each in named if each.producer in found)
+
+
+class PatientPut:
+    """A store whose puts are tried as long as a change of a manifest is.
+
+    What is committed and cannot be acknowledged keeps a writer from going on, so a store that is
+    down for some seconds must not end it here when it would not at the append.
+
+    Args:
+        store: Where objects are put.
+        settings: Deadline and backoff.
+        runtime: Clock and jitter.
+    """
+
+    def __init__(self, store: Put, settings: BackoffSettings, runtime: Runtime) -> None:
+        self._store = store
+        self._settings = settings
+        self._runtime = runtime
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        """See :class:`.Put`."""
+        queue_retry(self._runtime, self._settings)(self._store.put, key, data)
 
 
 def settle(

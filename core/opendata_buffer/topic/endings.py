@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from opendata_buffer.commit.settlement import Ending, settle
+from opendata_buffer.commit.settlement import Ending, PatientPut, settle
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key
@@ -31,6 +31,7 @@ class Endings:
 
     def __init__(self, store: Store, config: ProducerConfig, runtime: Runtime) -> None:
         self._store = store
+        self._batches = PatientPut(store, config, runtime)
         self._config = config
         self._runtime = runtime
         self._queues: dict[str, Queue] = {}
@@ -69,7 +70,7 @@ class Endings:
                 self.queue(name),
                 name,
                 (Ending(producer, clocks[name], txn, since.get(name, 0)),),
-                store=self._store,
+                store=self._batches,
                 runtime=self._runtime,
                 ahead_ms=self._config.gc_grace_period_ms,
             )
@@ -86,7 +87,7 @@ class Endings:
         def end(name: str) -> None:
             message = build_uuid(producer, clock, ACK_TXN | FINAL)
             location = batch_key(name, self._runtime.ulid(), None, message)
-            self._store.put(location, encode_batch([]))
+            self._batches.put(location, encode_batch([]))
             self.queue(name).append([NewEntry(location)])
 
         together(self._runtime, end, names)

@@ -17,6 +17,7 @@ is, and has to be applied until that succeeds. A publisher with a name does both
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -126,6 +127,7 @@ class Publisher:
         self._open: OpenTransaction | None = None
         self._broken: BaseException | None = None
         self._closed = False
+        self._pid = os.getpid()
         self._app: str | None = None
         if name is not None:
             self._app = _app_of(name)
@@ -298,6 +300,8 @@ class Publisher:
     def close(self, timeout: float | None = None) -> None:
         """Roll an open transaction back, flush, and end the threads. Free to repeat.
 
+        In a forked process it does nothing: the transaction is the parent's.
+
         A transaction whose intents the caller has, because there is no name, is let be.
 
         Args:
@@ -306,6 +310,8 @@ class Publisher:
         Raises:
             FlushFailed: Something was given up, now or before. It is closed all the same.
         """
+        if self._pid != os.getpid():
+            return
         with self._one_at_a_time():
             if self._closed:
                 return
@@ -444,6 +450,11 @@ class Publisher:
         return deadline(self._runtime, 3 * self._config.cas_deadline_ms / 1000)
 
     def _check_usable(self) -> None:
+        if self._pid != os.getpid():
+            raise Closed(
+                f"this publisher belongs to process {self._pid}, which forked this one: open a "
+                "publisher in each process, after the fork"
+            )
         if self._closed:
             raise Closed("the publisher is closed: open a new one")
         if self._broken is not None:

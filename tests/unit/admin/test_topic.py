@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from opendata_buffer.admin.topic import read_topic
 from opendata_buffer.config import QueueConfig
+from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import Metadata, NewEntry
+from opendata_buffer.messages import CONTINUE_TXN, build_uuid
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
@@ -34,6 +36,16 @@ def test_each_partition_is_looked_at_and_nothing_is_written() -> None:
     assert 5 <= one.oldest_age_seconds < 60
     assert found.partitions[0].oldest_age_seconds is None
     assert found.as_json()["partitions"][33]["state"] == "draining"
+
+
+def test_undecided_transactions_are_counted() -> None:
+    store = MemoryStore()
+    topic = Topic.create(CONFIG, 2, store=store)
+    queue = Queue(store, Topic.config_of("p-00001", CONFIG), runtime=RUNTIME, role="test")
+    for producer in (b"\1AAAAA", b"\1BBBBB"):
+        message = build_uuid(producer, 2, CONTINUE_TXN)
+        queue.append([NewEntry(batch_key("p-00001", RUNTIME.ulid(), None, message))])
+    assert [each.undecided for each in read_topic(topic, CONFIG, RUNTIME).partitions] == [0, 2]
 
 
 def test_a_partition_that_is_closed_and_still_listed_shows_no_giant_epoch() -> None:

@@ -5,11 +5,13 @@ import pytest
 from opendata_buffer.commit.settlement import (
     ROLL_BACK,
     Ending,
+    PatientPut,
     open_endings,
     settle,
     undecided_of,
 )
 from opendata_buffer.config import QueueConfig
+from opendata_buffer.errors import PermanentStorageError, TransientStorageError
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
@@ -171,3 +173,25 @@ def test_entries_before_the_first_of_a_transaction_need_not_be_decoded() -> None
     endings = [Ending(ME, 3, since=first)]
     assert open_endings(world.manifest, PREFIX, endings) == tuple(endings)
     assert open_endings(world.manifest, PREFIX, [Ending(OTHER, 3, since=first)]) == ()
+
+
+class Failing(MemoryStore):
+    def __init__(self, *errors: Exception) -> None:
+        super().__init__()
+        self.errors = list(errors)
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        if self.errors:
+            raise self.errors.pop(0)
+        super().put(key, data)
+
+
+def test_a_put_is_tried_again_while_the_store_may_come_back_and_no_longer() -> None:
+    runtime = ManualRuntime()
+    store = Failing(*[TransientStorageError("503")] * 3)
+    PatientPut(store, CONFIG, runtime).put("p-00000/x", b"x")
+    assert [each.key for each in store.list("").objects] == ["p-00000/x"]
+    store.errors = [PermanentStorageError("access denied"), TransientStorageError("503")]
+    with pytest.raises(PermanentStorageError):
+        PatientPut(store, CONFIG, runtime).put("p-00000/y", b"y")
+    assert len(store.errors) == 1

@@ -373,3 +373,34 @@ def test_a_topic_object_will_do(store: Faulty) -> None:
 def test_a_topic_that_is_not_there_is_told() -> None:
     with pytest.raises(OpenDataBufferError, match="there is no topic"):
         opened(MemoryStore())
+
+
+def test_a_publisher_is_not_used_in_a_forked_process(
+    store: Faulty, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(store, "billing") as publisher:
+        all_published(publisher)
+        with monkeypatch.context() as forked:
+            forked.setattr("opendata_buffer.topic.publisher.os.getpid", lambda: -1)
+            publisher.close()
+            with pytest.raises(Closed, match="after the fork"):
+                publisher.commit(WAIT_S)
+        publisher.commit(WAIT_S)
+    assert seen(store) == ENTRIES
+
+
+def test_a_store_that_is_down_for_a_moment_ends_no_publisher(store: Faulty) -> None:
+    with opened(store, "billing") as publisher:
+        all_published(publisher)
+        publisher.build_ack_intents(WAIT_S)
+        failures = ["p-00001/"] * 3
+
+        def fail(operation: str, key: str) -> None:
+            if operation == "put" and failures and key.startswith(failures[-1]):
+                failures.pop()
+                raise TransientStorageError("503 SlowDown")
+
+        store.before = fail
+        publisher.commit(WAIT_S)
+        assert failures == []
+    assert seen(store) == ENTRIES
