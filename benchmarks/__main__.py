@@ -15,7 +15,7 @@ from rich.console import Console
 
 from benchmarks.table import Row, show
 
-SUITES = ("codec", "producers", "broker", "consumer", "spark")
+SUITES = ("codec", "producers", "topics", "broker", "consumer", "spark")
 
 
 def measure(suite: str, progress: Console) -> list[Row]:
