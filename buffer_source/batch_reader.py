@@ -118,6 +118,8 @@ def select(manifest: Manifest, options: SourceOptions) -> list[QueueEntry]:
     """
     first, end = manifest.first_sequence, manifest.next_sequence
     start, last = options.starting_offsets, options.ending_offsets
+    assert not isinstance(start, tuple), "of_partition() picks one"
+    assert not isinstance(last, tuple), "of_partition() picks one"
     begin = first if start == EARLIEST else int(start)
     until = end - 1 if last == LATEST else int(last)
     if options.fail_on_data_loss:

@@ -213,6 +213,7 @@ class Cursor:
         """
         first, end = self.handed_out, self.end
         wanted = self._options.starting_offsets
+        assert not isinstance(wanted, tuple), "of_partition() picks one"
         since_ms = self._options.starting_timestamp_ms
         if since_ms is not None:
             found = self._first_since(since_ms)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -24,11 +26,15 @@ from opendata_buffer.option_reader import (
 )
 from opendata_buffer.stores.factory import open_store
 
-__all__ = ["EARLIEST", "LATEST", "SOURCE_OPTIONS", "SourceOptions"]
+__all__ = ["EARLIEST", "LATEST", "SOURCE_OPTIONS", "Offsets", "SourceOptions"]
 
 EARLIEST = "earliest"
 LATEST = "latest"
+_PARTITION = re.compile(r"p-[0-9]{5}")
 _EPOCH = datetime.fromtimestamp(0, UTC)
+Offsets = str | int | tuple[tuple[str, int], ...]
+"""A word, a sequence, or of a topic a sequence for each of some partitions."""
+
 FAIL = "fail"
 QUARANTINE = "quarantine"
 
@@ -70,12 +76,14 @@ class SourceOptions:
             ``endpointUrl``, ``region``, ``profile``).
         one_queue: Whether the queue was named by ``dataPathPrefix`` or ``manifestPath``; else it
             may be a topic that lies in the store.
-        starting_offsets: ``earliest`` (default), ``latest`` or the first sequence to read. Only
-            a new query looks at it.
+        starting_offsets: ``earliest`` (default), ``latest`` or the first sequence to read; of a
+            topic a sequence for each partition, as sorted pairs, and the oldest in those that
+            are not named. Only a new query looks at it.
         starting_timestamp_ms: Instead of a position: read from the first batch with a record that
             was taken in at that time or later, in milliseconds since the Unix epoch; from the
             end where there is none.
-        ending_offsets: Batch reads: ``latest`` (default) or the last sequence to read.
+        ending_offsets: Batch reads: ``latest`` (default) or the last sequence to read; of a topic
+            as above, and the newest in those that are not named.
         isolation: ``read_committed`` (default) holds batches of transactions back until they are
             decided; ``read_uncommitted`` delivers every batch, also those that are rolled back
             later and repeats.
@@ -107,9 +115,9 @@ class SourceOptions:
 
     queue: QueueConfig
     one_queue: bool = True
-    starting_offsets: str | int = EARLIEST
+    starting_offsets: Offsets = EARLIEST
     starting_timestamp_ms: int | None = None
-    ending_offsets: str | int = LATEST
+    ending_offsets: Offsets = LATEST
     isolation: str = READ_COMMITTED
     fail_on_data_loss: bool = True
     corrupt_batches: str = FAIL
@@ -206,8 +214,14 @@ class SourceOptions:
     def of_partition(self, name: str) -> SourceOptions:
         """The same for one partition of a topic."""
         # It is part of a topic that exists, even if nobody has written to it yet.
-        queue = replace(self.queue, data_path_prefix=name, manifest_path="")
-        return replace(self, queue=queue, one_queue=True, create_if_missing=True)
+        return replace(
+            self,
+            queue=replace(self.queue, data_path_prefix=name, manifest_path=""),
+            one_queue=True,
+            create_if_missing=True,
+            starting_offsets=_offset_of(name, self.starting_offsets, EARLIEST),
+            ending_offsets=_offset_of(name, self.ending_offsets, LATEST),
+        )
 
     @property
     def consumer(self) -> ConsumerConfig:
@@ -258,7 +272,11 @@ def _starting_timestamp(read: OptionReader) -> int | None:
     return max(0, (moment - _EPOCH) // timedelta(milliseconds=1))
 
 
-def _position(read: OptionReader, name: str, default: str) -> str | int:
+def _offset_of(partition: str, offsets: Offsets, default: str) -> Offsets:
+    return dict(offsets).get(partition, default) if isinstance(offsets, tuple) else offsets
+
+
+def _position(read: OptionReader, name: str, default: str) -> Offsets:
     value = read.text(name)
     if value is None:
         return default
@@ -268,5 +286,23 @@ def _position(read: OptionReader, name: str, default: str) -> str | int:
         return word
     if word.isascii() and word.isdigit() and len(word) <= 19 and int(word) < 1 << 63:
         return int(word)
+    try:
+        offsets = json.loads(value)
+    except (ValueError, RecursionError):
+        offsets = None
+    if (
+        isinstance(offsets, dict)
+        and offsets
+        and all(map(_PARTITION.fullmatch, offsets))
+        and all(map(_is_sequence, offsets.values()))
+    ):
+        return tuple(sorted(offsets.items()))
     words = ", ".join(repr(each) for each in allowed)
-    raise InvalidInput(f"option {name} is {value!r}: use {words} or a sequence such as 42")
+    raise InvalidInput(
+        f"option {name} is {value!r}: use {words} or a sequence such as 42; of a topic sequences "
+        'by partition such as {"p-00000": 42, "p-00001": 7}'
+    )
+
+
+def _is_sequence(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63

@@ -60,7 +60,7 @@ class Partitions:
         self._store = store
         self._runtime = runtime
         self._patient = patient
-        self._known = options.one_queue  # Whether it is known what the options lead to.
+        self._known = False  # Whether it is known what the options lead to.
         self._topic: Topic | None = None
         self._streams: dict[str, PartitionStream] = {}
 
@@ -74,10 +74,10 @@ class Partitions:
         """
         if not self._known:
             if self._patient(reads_topic, self._options, self._store, self._runtime):
-                self._check_options()
                 self._topic = Topic.open(
                     self._options.queue, store=self._store, runtime=self._runtime
                 )
+            self._check_options(self._topic)
             self._known = True
         return self._topic
 
@@ -141,20 +141,34 @@ class Partitions:
         except OpenDataBufferError as error:
             log.warning("drained partitions stay in the topic for now: %s", error)
 
-    def _check_options(self) -> None:
+    def _check_options(self, topic: Topic | None) -> None:
         for option, value in (
             ("startingOffsets", self._options.starting_offsets),
             ("endingOffsets", self._options.ending_offsets),
         ):
-            if isinstance(value, int):
+            if topic is not None and isinstance(value, int):
                 raise InvalidInput(
                     f"option {option} is {value}, and {self._store.url} is a topic, each partition "
-                    "of which counts for itself: use 'earliest', 'latest' or startingTimestamp, or "
-                    "name one partition with the option dataPathPrefix"
+                    'of which counts for itself: use sequences by partition such as {"p-00000": '
+                    f"{value}}}, or name one partition with the option dataPathPrefix"
                 )
+            if isinstance(value, tuple):
+                names = [name for name, _ in value]
+                if topic is None:
+                    raise InvalidInput(
+                        f"option {option} has sequences by partition ({', '.join(names)}), and "
+                        f"{self._store.url} with manifest {self._options.queue.manifest_path!r} is "
+                        "one queue: use a sequence such as 42"
+                    )
+                # A partition may have left since the query began, which looks at this no more.
+                topic.description.check_names([each for each in names if not _had(topic, each)])
 
     def close(self, names: Iterable[str] | None = None) -> None:
         """Let these queues go, or all; acknowledges nothing."""
         for name in list(self._streams if names is None else names):
             if name in self._streams:
                 self._streams.pop(name).close()
+
+
+def _had(topic: Topic, name: str) -> bool:
+    return int(name.removeprefix("p-")) < topic.description.next_number

@@ -168,3 +168,19 @@ def test_a_query_that_acknowledges_nothing_makes_no_queue() -> None:
     assert parse(acknowledge="false").acknowledge is False
     with pytest.raises(InvalidInput, match="createIfMissing is true and acknowledge is false"):
         parse(acknowledge="false", createIfMissing="true").check_stream()
+
+
+def test_partitions_of_a_topic_have_starting_positions_of_their_own() -> None:
+    options = parse(startingOffsets='{"p-00001": 7, "p-00000": 0}', endingOffsets='{"p-00001": 9}')
+    assert hash(options) == hash(pickle.loads(pickle.dumps(options)))
+    first, second, third = (options.of_partition(f"p-0000{number}") for number in range(3))
+    assert [each.starting_offsets for each in (first, second, third)] == [0, 7, "earliest"]
+    assert [each.ending_offsets for each in (first, second, third)] == ["latest", 9, "latest"]
+    assert second.queue.manifest_path == "p-00001/manifest"
+    assert parse(startingOffsets="latest").of_partition("p-00000").starting_offsets == "latest"
+
+
+@pytest.mark.parametrize("value", ["{}", '{"p-00000": -1}', '{"p-00000": true}', "[1]", "{"])
+def test_starting_positions_that_are_none_are_refused(value: str) -> None:
+    with pytest.raises(InvalidInput, match=r"startingOffsets is .* of a topic sequences by"):
+        parse(startingOffsets=value)

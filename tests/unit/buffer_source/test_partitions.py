@@ -91,3 +91,18 @@ def test_a_topic_that_vanishes_is_not_taken_for_a_queue(topic: TopicWorld) -> No
 def test_a_partition_that_nobody_wrote_to_is_made_when_it_is_read(topic: TopicWorld) -> None:
     assert partitions(topic).options_of("p-00002").create_if_missing
     assert not options().create_if_missing
+
+
+def test_sequences_by_partition_are_for_a_topic_and_its_partitions(
+    topic: TopicWorld, runtime: ManualRuntime
+) -> None:
+    given = {"startingOffsets": '{"p-00001": 3}'}
+    with pytest.raises(InvalidInput, match=r"sequences by partition \(p-00001\), and .* one queue"):
+        partitions(World(runtime), **given).names()
+    with pytest.raises(InvalidInput, match="partition is 'p-00003': the topic has"):
+        partitions(topic, startingOffsets='{"p-00003": 3}').names()
+    partitions(topic, **given).names()
+    # A query goes on with the options it was begun with.
+    topic.topic.drain("p-00001")
+    topic.topic.remove_drained(after_s=0)
+    assert "p-00001" not in partitions(topic, **given).names()

@@ -302,3 +302,12 @@ def test_stop_lets_all_partitions_go_and_acknowledges_nothing(world: TopicWorld)
     driver.stop()
     driver.stop()
     assert world.queued_in(P0) == [0]
+
+
+def test_each_partition_begins_where_it_is_told(world: TopicWorld) -> None:
+    for name in (P0, P1, P2):
+        world.append(name, *numbered(name, 3))
+    driver = world.run(startingOffsets='{"p-00000": 2, "p-00001": 3}')
+    end, read = batch(driver, None)
+    assert read == [b"p-00000-2", *numbered(P2, 3)]
+    assert {name: each.base for name, each in end.partitions.items()} == {P0: 2, P1: 3, P2: 0}
