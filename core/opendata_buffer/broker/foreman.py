@@ -49,6 +49,9 @@ MAX_ANSWER_BYTES = MAX_MESSAGE_BYTES // 2
 ACK_S = 1.0
 """Between two acknowledgements while workers wait: each is a write for which they would wait."""
 
+MAX_ENDED = 10_000
+"""Claims of which it is remembered how they ended, for workers that ask again."""
+
 QUARREL_S = 3.0
 """A broker that is announced no more finds that within two seconds, and steps down."""
 
@@ -64,6 +67,7 @@ class _Turn:
     said: list[tuple[Answer, dict[str, Any]]] = field(default_factory=list)
     lapses: dict[int, float | None] = field(default_factory=dict)
     rests: dict[int, float] = field(default_factory=dict)
+    ended: dict[int, str] = field(default_factory=dict)
     lapsed: int = 0
 
 
@@ -108,6 +112,7 @@ class Foreman:
         self._lapses: dict[int, float] = {}
         self._renewed: dict[int, int] = {}
         self._rests: dict[int, float] = {}
+        self._ended: dict[int, str] = {}
         self._polled_at = float("-inf")
         self._acked_at = float("-inf")
         self._epoch = -1
@@ -222,6 +227,9 @@ class Foreman:
             else:
                 self._lapses[sequence] = at
         self._rests.update(turn.rests)
+        self._ended.update(turn.ended)
+        while len(self._ended) > MAX_ENDED:
+            del self._ended[next(iter(self._ended))]
         metrics.claims_lapsed.add(turn.lapsed)
         self._forget_finished(turn.claims)
         for answer, body in turn.said:
@@ -308,6 +316,10 @@ class Foreman:
                 turn.lapsed += 1
 
     def _finish(self, turn: _Turn, request: FinishRequest, now: float) -> None:
+        if request.how == (turn.ended.get(request.token) or self._ended.get(request.token)):
+            # Asked again, by a worker that heard no answer.
+            turn.said.append((request.answer, {"op": "finished", "n": request.number}))
+            return
         if not turn.claims.holds(request.sequence, request.token):
             error = ClaimLost(request.sequence)
             body = {"op": "failed", "n": request.number, "error": error_body(error)}
@@ -321,6 +333,7 @@ class Foreman:
                 self._quarantine(request.sequence, request.reason)
             turn.claims = turn.claims.finish(request.sequence)
         turn.lapses[request.sequence] = None
+        turn.ended[request.token] = request.how
         with self._condition:
             self._alive.pop(request.token, None)
         turn.said.append((request.answer, {"op": "finished", "n": request.number}))

@@ -37,6 +37,7 @@ from opendata_buffer.errors import (
     ClaimLost,
     Closed,
     CorruptData,
+    Fenced,
     InvalidInput,
     OpenDataBufferError,
     PoisonBatch,
@@ -344,7 +345,8 @@ class Worker:
             connection = self._find(min(deadline, self._runtime.monotonic() + patience_s))
             try:
                 reply = connection.ask(body)
-            except TransientStorageError:
+            except (TransientStorageError, Fenced):
+                # Fenced, too: the write may have landed before, and its answer been lost.
                 if batch is not None:
                     batch._asked = True
                 raise
@@ -354,6 +356,8 @@ class Worker:
                         batch._asked = True
                     self._forget(connection)
                 case Refused(why):
+                    if batch is not None and why != "unsent":
+                        batch._asked = True
                     if why in ("unsent", "moved"):
                         self._forget(connection)
                     if why != "unsent":

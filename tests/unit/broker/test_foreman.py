@@ -163,6 +163,14 @@ def test_of_two_foremen_the_later_one_is_right_and_the_other_begins_no_quarrel()
     second.foreman.stop(5)
 
 
+def test_who_asks_again_hears_the_same_and_another_end_of_it_is_lost() -> None:
+    desk = Desk(filled(MemoryStore(), 2))
+    (batch,) = desk.claim()["batches"]
+    assert [desk.finish("done", batch)["op"] for _ in range(2)] == ["finished"] * 2
+    assert desk.finish("release", batch)["error"]["name"] == "ClaimLost"
+    desk.foreman.stop(5)
+
+
 def test_an_announced_brokers_foreman_takes_the_claims_back_from_a_zombies() -> None:
     store = filled(MemoryStore(), 4)
     announced, zombie = Desk(store, is_announced=True), Desk(store)

@@ -9,9 +9,11 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from opendata_buffer.broker.foreman import Foreman
 from opendata_buffer.broker.host import Host
 from opendata_buffer.config import ConsumerConfig, WorkerConfig
 from opendata_buffer.consumer.consumer import Consumer
@@ -361,6 +363,28 @@ def test_a_heartbeat_that_comes_too_late_makes_no_worker_sure_of_its_claim(
         batch._asked = True
         with pytest.raises(ClaimLost):
             batch.done()
+
+
+def test_an_end_that_landed_before_its_broker_was_fenced_is_no_lost_claim(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(store, 1)
+    with Worker(SETTINGS, store=store) as worker:
+        (batch,) = worker.claim()
+        write = Foreman._write
+
+        def write_and_be_fenced(self: Foreman, *claims: Any) -> None:
+            write(self, *claims)
+            raise Fenced("ingest/manifest", 1, 2)
+
+        monkeypatch.setattr(Foreman, "_write", write_and_be_fenced)
+        monkeypatch.setattr(Foreman, "_is_by_a_broker_that_must_go", lambda self: True)
+        thread = RUNTIME.spawn(batch.done, "done")
+        eventually(lambda: batch._asked)
+        monkeypatch.setattr(Foreman, "_write", write)
+        thread.join(20)
+        assert batch._over
+    eventually(lambda: queued(store) == [])
 
 
 class SlowOnce(MemoryStore):
