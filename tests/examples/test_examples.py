@@ -62,6 +62,18 @@ def test_workers_share_a_queue_and_put_aside_what_nobody_can_use(tmp_path: Path)
     assert len(list((tmp_path / "ingest" / "_quarantine").glob("*.json"))) == 1
 
 
+def test_transfers_that_are_cut_off_leave_every_sum_right(tmp_path: Path) -> None:
+    store = str(tmp_path)
+    assert run("transactions.py", store) == "40 records, sum 0\n"
+    cut = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "transactions.py"), store, "crash"],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (cut.returncode, cut.stdout) == (1, "")
+    # 19 transfers of the one that was cut off, and 20 of this one.
+    assert run("transactions.py", store) == "78 records, sum 0\n"
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_says_how_to_run_it_and_is_tested(example: Path) -> None:
     text = example.read_text(encoding="utf-8")

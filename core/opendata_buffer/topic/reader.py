@@ -70,7 +70,7 @@ class PartitionReader:
         try:
             self._check(position)
         except QueueReset:
-            self.close()
+            self._consumer.close()
             raise
         self._progress = resumed or Progress(name, isolation, self._consumer.first_sequence)
 
@@ -148,7 +148,10 @@ class PartitionReader:
     def close(self) -> None:
         """Write acknowledgements out and end; a partition that was closed for good needs none."""
         try:
-            self._consumer.close()
+            try:
+                self.let_go()
+            finally:
+                self._consumer.close()
         except Drained:
             return
 

@@ -95,6 +95,19 @@ def test_all_partitions_are_read_each_in_its_order() -> None:
     assert [world.queued(number) for number in range(3)] == [0, 0, 0]
 
 
+def test_closing_writes_out_what_was_acknowledged_and_no_more() -> None:
+    world = World(2)
+    for number in range(6):
+        world.append(number % 2, b"%d" % number)
+    with TopicConsumer(consuming(), store=world.store, runtime=world.runtime) as consumer:
+        for _ in range(5):
+            batch = consumer.next_batch()
+            assert batch is not None
+            consumer.ack(batch)
+        assert [world.queued(number) for number in range(2)] == [3, 3]
+    assert sorted(world.queued(number) for number in range(2)) == [0, 1]
+
+
 def test_a_backlog_in_one_partition_does_not_starve_the_others() -> None:
     world = World(3)
     for _ in range(2 * GROUP):

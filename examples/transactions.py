@@ -1,0 +1,65 @@
+"""Money moves between accounts: each transfer is two records in two partitions, or none.
+
+Makes a topic if there is none, books some transfers, and adds up what a reader of committed
+messages gets: all accounts together always have what they began with. The word "crash" kills the
+process in the middle of its last transfer; run it again without, and the sum is right.
+
+    pip install opendata-buffer
+    python examples/transactions.py /tmp/bank
+    python examples/transactions.py /tmp/bank crash
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from collections import Counter
+
+from opendata_buffer import ConsumerConfig, InvalidInput, Publisher, Topic, TopicConsumer
+
+ACCOUNTS = ["ada", "bob", "cleo", "dan"]
+TRANSFERS = 20
+
+
+def topic_at(url: str) -> Topic:
+    """The topic, made when there is none."""
+    try:
+        return Topic.open(url)
+    except InvalidInput:
+        return Topic.create(url, partitions=4)
+
+
+def book(publisher: Publisher, amount: int, source: str, target: str) -> None:
+    """One transfer: a record for each of both accounts, as part of the open transaction."""
+    for account, change in ((source, -amount), (target, amount)):
+        record = json.dumps({"account": account, "change": change}).encode()
+        publisher.publish_uncommitted([record], keys=[account])
+
+
+def main(url: str, crash: bool) -> None:
+    """Book transfers, the last of them perhaps by half, and add up what a reader gets."""
+    # A new publisher of the name ends what the one before left: commits it, or rolls it back.
+    with Publisher(topic_at(url), "transfers") as publisher:
+        for number in range(TRANSFERS):
+            source, target = random.sample(ACCOUNTS, 2)
+            book(publisher, random.randint(1, 100), source, target)
+            if crash and number == TRANSFERS - 1:
+                publisher.build_ack_intents()  # all of it is durable, and nothing is decided
+                os._exit(1)
+            publisher.commit()
+
+    balances: Counter[str] = Counter()
+    records = 0
+    with TopicConsumer(ConsumerConfig(store=url)) as consumer:
+        while (batch := consumer.next_batch()) is not None:
+            for entry in map(json.loads, batch.entries):
+                balances[entry["account"]] += entry["change"]
+                records += 1
+            consumer.ack(batch)
+    print(f"{records} records, sum {sum(balances.values())}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], "crash" in sys.argv[2:])
