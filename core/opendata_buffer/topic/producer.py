@@ -98,10 +98,10 @@ class TopicProducer:
                 divided and encoded without a Python object per entry. They may be reused at once.
             keys: One for each entry: an Arrow column of binary or string type, or bytes and text.
                 Without keys a call stays together and calls go to the partitions in turn.
-            partitioner: From keys and names to indices into the names: ``rendezvous`` (default),
-                ``modulo`` or ``random`` of :mod:`opendata_buffer.mapping`, or a function of your
-                own. Use the same one for every call, in every process: order per key depends on
-                it.
+            partitioner: From keys and names to indices into the names: ``modulo`` (default, the
+                even one), ``rendezvous`` or ``random`` of :mod:`opendata_buffer.mapping`, or a
+                function of your own. Use the same one for every call, in every process: order
+                per key depends on it.
             partition: Put all entries into this partition, whatever their keys.
             metadata: Payload that the consumer gets with the entries, in each partition.
 
@@ -238,7 +238,7 @@ class TopicProducer:
                 )
             return {partition: entries} if len(entries) else {}
         if keys is not None:
-            return split(entries, keys, active, partitioner or mapping.rendezvous)
+            return split(entries, keys, active, partitioner or mapping.modulo)
         if partitioner is not None and partitioner is not mapping.random:
             name = getattr(partitioner, "__name__", repr(partitioner))
             raise InvalidInput(f"partitioner {name} maps keys: give keys=, one for each entry")

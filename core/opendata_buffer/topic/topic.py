@@ -164,7 +164,7 @@ class Topic:
 
         Adding changes which partition a key goes to, and so breaks the order of records per key
         once, for the keys that move: with ``rendezvous`` those that the new partitions take
-        over, with ``modulo`` nearly all.
+        over, with ``modulo`` most of them.
 
         Raises:
             InvalidInput: Fewer than there are, or more than a topic can have.

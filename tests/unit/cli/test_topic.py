@@ -59,6 +59,9 @@ def test_a_partition_drains_until_it_is_empty_and_leaves(url: str, store: Memory
     drained = json.loads(got_topic(store)) | {"partitions": found_draining(store)}
     store.put("_topic.json", json.dumps(drained).encode())
     assert ok("topic", "drain", url, "p-00001").stdout == "p-00001 has left the topic\n"
+    # What was acknowledged last is nobody's to collect any more but an operator's.
+    gone = ok("gc", url, "--partition", "p-00001", "--grace-period-ms", "0").stdout
+    assert "deleted 1 of 1 objects" in gone
     found = json.loads(ok("topic", "drain", url, "p-00001", "--json").stdout)
     assert [each["name"] for each in found["partitions"]] == ["p-00000"]
 
