@@ -119,6 +119,7 @@ class PartitionStream:
         self._base: int | None = None  # What startingOffsets meant, once it is resolved.
         self._target: int | None = None  # Where a run with AvailableNow ends.
         self._next = 0  # Where the last answer ends.
+        self._looked = False  # Whether the last look was one at the manifest.
         self._acknowledged: Position | None = None  # The last one that is done with.
 
     def freeze(self) -> None:
@@ -169,6 +170,7 @@ class PartitionStream:
             DataLoss, QueueReset: ``start`` is not a position of this queue any more.
         """
         cursor = self._opened(start, "" if start is None else start.queue)
+        self._looked = False
         if start is not None:
             begin, base = cursor.resume(start)
         else:
@@ -320,7 +322,9 @@ class PartitionStream:
                 yield number, batch, batch.sequence in gone
             behind = taken[-1].sequence + 1
             stop = min(self._last(), behind + READ_AHEAD)
-            cursor.hand_out(stop)
+            if not self._looked or cursor.handed_out < cursor.end:
+                cursor.hand_out(stop)
+                self._looked = True
             taken = _in_a_row(cursor.waiting(behind, stop), behind)
 
     def _wait_for(
@@ -331,6 +335,7 @@ class PartitionStream:
         if cursor.handed_out < stop:
             # One more than is wanted: its age is the lag the progress shows.
             cursor.hand_out(stop + 1)
+            self._looked = True
         # Counted anew: a gap that was passed by may be wider than all that a trigger reads.
         waiting = cursor.waiting(begin, self._stop(cursor.behind_gap(begin), limits, read_ahead))
         # A loss that was allowed, in the middle: a micro-batch ends at it.

@@ -248,12 +248,19 @@ def test_one_transaction_over_several_partitions(world: TopicWorld) -> None:
     assert [world.queued_in(name) for name in (P0, P1, P2)] == [[], [], []]
 
 
+@pytest.mark.parametrize("undecided", [0, 3])
+@pytest.mark.parametrize("options", [{}, {"maxBatchesPerTrigger": "2"}])
 def test_an_idle_trigger_looks_once_at_the_topic_and_at_each_partition(
-    world: TopicWorld, monkeypatch: pytest.MonkeyPatch
+    world: TopicWorld,
+    monkeypatch: pytest.MonkeyPatch,
+    undecided: int,
+    options: dict[str, str],
 ) -> None:
     world.append(P0, b"x")
-    driver = world.run()
+    driver = world.run(**options)
     position, _ = batch(driver, None)
+    for number in range(undecided):
+        world.append(P0, b"held", message=build_uuid(b"writer", 2 + number, CONTINUE_TXN))
     driver.latest(position)
     answers: dict[str, Any] = {}
     get = world.store.get
