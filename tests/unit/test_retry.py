@@ -154,3 +154,36 @@ def test_no_pause_lasts_until_the_callers_deadline() -> None:
         policy(runtime)(Failing(1_000))
     # The fourth pause would be 40 ms, and 15 are left.
     assert runtime.slept == pytest.approx([0.005, 0.010, 0.020])
+
+
+def test_a_pause_takes_the_place_of_the_backoff_where_there_is_one() -> None:
+    runtime = Always(0.5)
+    pauses = iter([0.3, None, 0.2])
+    seen: list[BaseException] = []
+
+    def pause(error: BaseException) -> float | None:
+        seen.append(error)
+        return next(pauses)
+
+    policy = full_jitter(
+        runtime, base_ms=10, max_ms=100, deadline_ms=1_000, retry_on=(OSError,), pause=pause
+    )
+    assert policy(Failing(3)) == 4
+    # The second one's step is the second, whatever came before.
+    assert runtime.slept == pytest.approx([0.3, 0.010, 0.2])
+    assert [str(error) for error in seen] == ["call 1", "call 2", "call 3"]
+
+
+def test_a_pause_ends_at_the_deadline_too() -> None:
+    runtime = Always(0.5)
+    policy = full_jitter(
+        runtime,
+        base_ms=10,
+        max_ms=100,
+        deadline_ms=1_000,
+        retry_on=(OSError,),
+        pause=lambda error: 60.0,
+    )
+    with pytest.raises(OSError, match="call 2"):
+        policy(Failing(9))
+    assert runtime.slept == pytest.approx([1.0])

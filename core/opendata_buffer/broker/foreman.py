@@ -25,7 +25,13 @@ from opendata_buffer.broker.wire import MAX_MESSAGE_BYTES
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.descriptors import BatchDescriptor
-from opendata_buffer.errors import ClaimLost, Fenced, OpenDataBufferError, TransientStorageError
+from opendata_buffer.errors import (
+    ClaimLost,
+    Fenced,
+    InvalidInput,
+    OpenDataBufferError,
+    TransientStorageError,
+)
 from opendata_buffer.quarantine import quarantine
 from opendata_buffer.queue.cas import Done, Register
 from opendata_buffer.runtime import Runtime, Task
@@ -113,6 +119,7 @@ class Foreman:
         self._renewed: dict[int, int] = {}
         self._rests: dict[int, float] = {}
         self._ended: dict[int, str] = {}
+        self._stuck: set[int] = set()
         self._polled_at = float("-inf")
         self._acked_at = float("-inf")
         self._epoch = -1
@@ -329,9 +336,10 @@ class Foreman:
             turn.claims = turn.claims.release(request.sequence)
             turn.rests[request.sequence] = now + request.rest_ms / 1000
         else:
-            if request.how == "reject":
-                self._quarantine(request.sequence, request.reason)
-            turn.claims = turn.claims.finish(request.sequence)
+            if request.how == "done" or self._quarantine(request.sequence, request.reason):
+                turn.claims = turn.claims.finish(request.sequence)
+            else:
+                turn.claims = turn.claims.release(request.sequence)
         turn.lapses[request.sequence] = None
         turn.ended[request.token] = request.how
         with self._condition:
@@ -348,7 +356,7 @@ class Foreman:
     ) -> list[ClaimRequest]:
         """Give what is free to who waits longest; returns who goes on waiting."""
         self._rests = {key: at for key, at in self._rests.items() if at > now}
-        resting = {*self._rests, *(key for key, at in turn.rests.items() if at > now)}
+        resting = {*self._rests, *(key for key, at in turn.rests.items() if at > now), *self._stuck}
         wanted = sum(each.most for each in claiming)
         free = turn.claims.free(self._end, resting) if wanted else []
         if len(free) < wanted and (news or now >= self._polled_at + POLL_S):
@@ -369,8 +377,8 @@ class Foreman:
                     continue
                 if self._size_of(sequence) > MAX_ANSWER_BYTES:
                     reason = "its metadata is larger than what a broker and a worker exchange"
-                    self._quarantine(sequence, reason)
-                    turn.claims = turn.claims.finish(sequence)
+                    if self._quarantine(sequence, reason):
+                        turn.claims = turn.claims.finish(sequence)
                     continue
                 given.append(sequence)
             if given:
@@ -400,8 +408,8 @@ class Foreman:
         count = turn.claims.deliveries.get(sequence, 0)
         if not 0 < request.max_deliveries <= count:
             return False
-        self._quarantine(sequence, f"handed out {count} times and never finished")
-        turn.claims = turn.claims.finish(sequence)
+        if self._quarantine(sequence, f"handed out {count} times and never finished"):
+            turn.claims = turn.claims.finish(sequence)
         return True
 
     def _give(self, turn: _Turn, request: ClaimRequest, given: list[int], now: float) -> None:
@@ -423,16 +431,35 @@ class Foreman:
         body = {"op": "claimed", "n": request.number, "batches": batches}
         turn.said.append((request.answer, body))
 
-    def _quarantine(self, sequence: int, reason: str) -> None:
-        quarantine(
-            self._store,
-            self._config.data_path_prefix,
-            self._known[sequence],
-            reason,
-            query="worker",
-            runtime=self._runtime,
-        )
+    def _quarantine(self, sequence: int, reason: str) -> bool:
+        """Copy a batch to the quarantine; False when it is too large for that.
+
+        It then stays in the queue and is handed to nobody: finished, it would be deleted, and
+        an error would be told to everybody who asks for any batch.
+        """
+        try:
+            quarantine(
+                self._store,
+                self._config.data_path_prefix,
+                self._known[sequence],
+                reason,
+                query="worker",
+                runtime=self._runtime,
+            )
+        except InvalidInput as error:
+            self._stuck.add(sequence)
+            log.error(
+                "batch %d (%s) stays in the queue and is handed to nobody: %s. To pass it by: "
+                "'opendata-buffer skip %s %d'",
+                sequence,
+                reason,
+                error,
+                self._store.url,
+                sequence,
+            )
+            return False
         log.warning("batch %d goes to the quarantine: %s", sequence, reason)
+        return True
 
     def _write(self, before: Claims | None, after: Claims) -> None:
         assert self._register is not None
@@ -467,6 +494,7 @@ class Foreman:
             log.warning("acknowledging through %d is put off: %s", frontier - 1, error)
             return
         self._known = {key: each for key, each in self._known.items() if key >= frontier}
+        self._stuck = {key for key in self._stuck if key >= frontier}
 
     def _give_up(self, requests: list[ClaimRequest | FinishRequest], error: BaseException) -> None:
         """Nothing of a turn has landed, or nobody knows: begin anew from what storage holds."""

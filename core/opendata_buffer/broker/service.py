@@ -29,7 +29,7 @@ from opendata_buffer.commit.gaps import Gaps
 from opendata_buffer.errors import CommitStateUnknown, QueueFull
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.runtime import Moment, Runtime, Task
+from opendata_buffer.runtime import Condition, Moment, Runtime, Task
 
 __all__ = ["Service", "Session"]
 
@@ -127,6 +127,10 @@ class Service:
             self.foreman.stop(timeout)
         if self._task is not None:
             self._task.join(timeout)
+
+    def lock(self) -> Condition:
+        """A new lock for a session."""
+        return self._runtime.condition()
 
     def now(self) -> float:
         """Monotonic seconds."""
@@ -337,7 +341,7 @@ class Session:
         self._service = service
         self._end = end
         self._send = send
-        self._lock = service._runtime.condition()
+        self._lock = service.lock()
         self._open = 0
         self._closed = False
 

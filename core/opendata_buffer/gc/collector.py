@@ -39,6 +39,7 @@ from opendata_buffer.gc.decision import (
 )
 from opendata_buffer.gc.place import SavedPlace
 from opendata_buffer.queue.cas import CasStore
+from opendata_buffer.queue.nesting import exists
 from opendata_buffer.queue.owner import MARKER_NAME, Claim, check_owner, claim_queue
 from opendata_buffer.runtime import Runtime, SystemRuntime, Task
 from opendata_buffer.stores import (
@@ -56,7 +57,6 @@ log = logging.getLogger(__name__)
 _PAGE = 10_000  # objects listed, compared with one reading of the manifest, and deleted
 _BULK = 1_000  # the most keys one S3 bulk delete takes; the age of the manifest is checked between
 _LEAST_WINDOW_S = 1.0  # a collector told to wait for nothing may still delete
-_MAX_MARKER_BYTES = 64 * 1024
 _STOP_TIMEOUT_S = 60.0
 
 
@@ -213,7 +213,7 @@ class GarbageCollector:
             grace_ms=self._grace_ms,
         )
         markers = unknown_markers(made, page, start_after, self._prefix)
-        nested = [each.removesuffix(MARKER_NAME) for each in markers if self._exists(each)]
+        nested = [each.removesuffix(MARKER_NAME) for each in markers if exists(self._store, each)]
         made = spare(made, nested)
         return GcReport(made) if dry_run else self._delete(made, read_at)
 
@@ -282,13 +282,6 @@ class GarbageCollector:
             return None
         assert not isinstance(got, NotModified)
         return got.last_modified_ms
-
-    def _exists(self, key: str) -> bool:
-        try:
-            self._store.get(key, max_bytes=_MAX_MARKER_BYTES)
-        except ObjectNotFound:
-            return False
-        return True
 
     def _delete(self, made: GcPlan, read_at: float) -> GcReport:
         window_s = max(self._grace_ms / 4 / 1000, _LEAST_WINDOW_S)

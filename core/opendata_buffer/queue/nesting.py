@@ -49,7 +49,7 @@ def refuse_nesting(store: ReadList, data_path_prefix: str, marker_name: str) -> 
             raise _in_topic(data_path_prefix, root)
     for length in range(1, len(parts)):
         outer = "/".join(parts[:length])
-        if _exists(store, f"{outer}/{marker_name}"):
+        if exists(store, f"{outer}/{marker_name}"):
             raise _nested(data_path_prefix, outer, f"inside the data prefix {outer!r} of another")
     below = store.list(f"{data_path_prefix}/", limit=LOOKED_AT)
     for found in below.objects:
@@ -65,12 +65,17 @@ def refuse_nesting(store: ReadList, data_path_prefix: str, marker_name: str) -> 
 
 def _is_topic(store: Get, root: str) -> bool:
     try:
-        return _exists(store, f"{root}/{TOPIC_KEY}".lstrip("/"))
+        return exists(store, f"{root}/{TOPIC_KEY}".lstrip("/"))
     except PermanentStorageError:
         return False  # who may not look outside of the prefix may still have a queue there
 
 
-def _exists(store: Get, key: str) -> bool:
+def exists(store: Get, key: str) -> bool:
+    """Whether a small object, such as a marker, is there; one read.
+
+    Raises:
+        StorageError: The store did not answer.
+    """
     try:
         store.get(key, max_bytes=_MAX_MARKER_BYTES)
     except ObjectNotFound:

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from opendata_buffer import metrics
 from opendata_buffer.broker import foreman
 from opendata_buffer.broker.claims import Claims, decode, encode
 from opendata_buffer.broker.foreman import MAX_ANSWER_BYTES, Foreman
 from opendata_buffer.broker.requests import ClaimRequest, FinishRequest
 from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.quarantine import list_quarantine
@@ -161,6 +163,43 @@ def test_of_two_foremen_the_later_one_is_right_and_the_other_begins_no_quarrel()
     assert [each["sequence"] for each in second.claim()["batches"]] == [2]
     first.foreman.stop(5)
     second.foreman.stop(5)
+
+
+def test_what_is_held_and_what_lapses_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    lapsed: list[int] = []
+    monkeypatch.setattr(metrics.claims_lapsed, "add", lapsed.append)
+    desk = Desk(filled(MemoryStore(), 3))
+    assert desk.foreman.held_now() is None
+    desk.claim(2, timeout_ms=300)
+    assert desk.foreman.held_now() == 2
+    assert id(desk.foreman) in metrics.claims_held._owners
+    eventually(lambda: sum(lapsed) == 2)
+    eventually(lambda: desk.foreman.held_now() == 0)
+    desk.foreman.stop(5)
+    assert id(desk.foreman) not in metrics.claims_held._owners
+
+
+def test_a_batch_too_large_for_the_quarantine_stays_and_holds_up_no_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(store: Any, prefix: str, entry: Any, *rest: Any, **more: Any) -> None:
+        if entry.sequence < 2:
+            raise InvalidInput("its object has more than 1 GiB")
+
+    monkeypatch.setattr(foreman, "quarantine", refuse)
+    store = filled(MemoryStore(), 3)
+    desk = Desk(store)
+    worn, rejected = desk.claim(2)["batches"]
+    desk.finish("release", worn)
+    assert desk.finish("reject", rejected)["op"] == "finished"
+    (other,) = desk.claim(3, max_deliveries=1)["batches"]
+    assert other["sequence"] == 2
+    assert desk.finish("done", other)["op"] == "finished"
+    assert desk.claim(3, wait_s=0.0, max_deliveries=1)["batches"] == []
+    assert "opendata-buffer skip memory://" in caplog.text
+    # Nothing was finished that nobody finished.
+    assert (stored(store).frontier, set(stored(store).done)) == (0, {2})
+    desk.foreman.stop(5)
 
 
 def test_who_asks_again_hears_the_same_and_another_end_of_it_is_lost() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from opendata_buffer import metrics
 from opendata_buffer.broker.messages import VALID_MS, append_body
 from opendata_buffer.broker.service import MAX_OPEN_REQUESTS, MAX_WAITING_BYTES, Service, Session
 from opendata_buffer.broker.wire import BrokerEnd, ClientEnd, ProtocolError
@@ -204,6 +205,29 @@ def test_counters_are_told_to_who_asks() -> None:
     client.session.close()
     client.session.close()
     assert service.sessions == 0
+
+
+def test_groups_entries_clients_and_what_waits_are_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    commits: list[int] = []
+    appended: list[int] = []
+    monkeypatch.setattr(metrics.broker_commits, "add", commits.append)
+    monkeypatch.setattr(metrics.broker_entries_appended, "add", appended.append)
+    service = made(MemoryStore(), SystemRuntime())
+    client = Client(service)
+    client.ask("a", "b")
+    client.ask("c")
+    assert (service.clients_now(), service.waiting_now()) == (1, 3)
+    service.start()
+    gauges = (metrics.broker_clients, metrics.broker_waiting_entries)
+    assert all(id(service) in gauge._owners for gauge in gauges)
+    assert [each["op"] for each in client.answered(2)] == ["done", "done"]
+    assert (commits, appended) == ([1], [3])
+    client.session.close()
+    assert (service.clients_now(), service.waiting_now()) == (0, 0)
+    service.stop(5)
+    assert not any(id(service) in gauge._owners for gauge in gauges)
 
 
 def test_an_error_that_nobody_foresaw_reaches_the_clients_and_the_service_goes_on() -> None:

@@ -17,8 +17,11 @@ from opendata_buffer.formats.keys import (
     is_confined,
     is_ulid,
     later_ulid,
+    location_tag,
     location_timestamp_ms,
     parse_location,
+    tagged_ulid,
+    ulid_tag,
     ulid_timestamp_ms,
 )
 
@@ -295,3 +298,31 @@ def test_a_later_ulid_differs_in_its_time_only() -> None:
     assert later_ulid(ulid, 0) == ulid
     with pytest.raises(InvalidInput, match="not a ULID"):
         later_ulid("x", 1)
+
+
+def test_a_tag_takes_the_place_of_the_first_random_characters_and_is_found_again() -> None:
+    ulid = "01JD0000000123456789ABCDEF"
+    tagged = tagged_ulid(ulid, "ZZZZZZ")
+    assert is_ulid(tagged)
+    assert (tagged[:10], tagged[10:16], tagged[16:]) == (ulid[:10], "ZZZZZZ", ulid[16:])
+    assert ulid_timestamp_ms(tagged) == ulid_timestamp_ms(ulid)
+    assert ulid_tag(tagged) == "ZZZZZZ"
+    assert tagged_ulid(ulid, ulid_tag(ulid)) == ulid
+
+
+@pytest.mark.parametrize("tag", ["", "ZZZZZ", "ZZZZZZZ", "ZZZZZU", "zzzzz/", "ZZZZ Z"])
+def test_what_makes_no_ulid_is_no_tag(tag: str) -> None:
+    with pytest.raises(InvalidInput, match="not a ULID"):
+        tagged_ulid(ULID, tag)
+
+
+def test_a_locations_tag_is_its_ulids_whatever_lies_above() -> None:
+    tagged = tagged_ulid(ULID, "ZZZZZZ")
+    for location in (
+        batch_key("ingest", tagged),
+        batch_key("deep/down", tagged),
+        f"ingest/app=a/batch=7/{tagged}.batch",
+    ):
+        assert location_tag(location) == "ZZZZZZ"
+    for foreign in ("ingest/mine.batch", "", "ingest/", f"ingest/{tagged}.parquet"):
+        assert location_tag(foreign) is None

@@ -146,6 +146,31 @@ def test_a_lost_race_is_decided_again_on_what_the_winner_wrote() -> None:
     assert (numbers.attempts, numbers.conflicts) == (3, 1)
 
 
+def test_after_a_conflict_its_owner_says_how_long_to_wait_and_after_a_lost_answer_not() -> None:
+    runtime = ManualRuntime()
+    store = ScriptedStore(
+        applied, before(applied, by_another(5)), not_applied_answer_lost, applied_then_412
+    )
+    pauses = iter([0.7, 0.4])
+    numbers = Register(
+        store,
+        KEY,
+        decode=decode,
+        encode=encode,
+        runtime=runtime,
+        settings=QueueConfig(store="memory://x", cas_deadline_ms=5_000),
+        max_bytes=100,
+        after_conflict=lambda: next(pauses),
+    )
+    numbers.update(lambda now: (1,))
+    add = Add(2)
+    # A race, an answer lost, and a write of ours that a proxy repeats.
+    assert numbers.update(add.decide, proof=add) == Done((5, 2))
+    assert numbers.conflicts == 2
+    assert [slept for slept in runtime.slept if slept > 0.1] == [0.7, 0.4]
+    assert len(runtime.slept) == 3
+
+
 def test_races_lost_until_the_deadline_wrote_nothing() -> None:
     store = ScriptedStore(applied, *[conflict] * 10_000)
     numbers = register(store)
