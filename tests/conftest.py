@@ -25,6 +25,7 @@ os.environ.update(
     AWS_CONFIG_FILE=os.devnull,
     AWS_SHARED_CREDENTIALS_FILE=os.devnull,
     AWS_EC2_METADATA_DISABLED="true",
+    AZURE_STORAGE_KEY="dGVzdGluZw==",
 )
 
 # A shell that starts a command in the background lets it ignore Ctrl-C, and so does every process
@@ -95,6 +96,12 @@ def _make_bucket(server: str, url: str) -> None:
 
         made = urllib3.request("POST", f"{url}/storage/v1/b?project=p", json={"name": "bucket"})
         assert made.status == 200
+    else:
+        from opendata_buffer.config import StoreOptions
+        from opendata_buffer.stores.azure_client import connect
+
+        options = StoreOptions(endpoint_url=f"{url}/testing")
+        connect("", options).create_container("container")
 
 
 @pytest.fixture

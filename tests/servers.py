@@ -177,7 +177,7 @@ AZURITE = Server(
         *("--silent", "--inMemoryPersistence", "--skipApiVersionCheck"),
         *("--blobHost", "127.0.0.1", "--blobPort", str(port)),
     ],
-    environment={},
+    environment={"AZURITE_ACCOUNTS": "testing:dGVzdGluZw=="},
 )
 
 SERVERS = (VERSITYGW, FAKE_GCS, AZURITE)

@@ -1,7 +1,7 @@
 """Secrets in URLs: refused where a URL comes in, and never shown.
 
 A URL ends up in error messages, logs, checkpoints and progress reports. Credentials come from the
-standard AWS chain, and nothing this library asks for goes into a query string.
+cloud's standard chain, and nothing this library asks for goes into a query string.
 """
 
 from __future__ import annotations
@@ -14,7 +14,12 @@ __all__ = ["check_no_secrets", "redacted"]
 
 # The second form is a password with slashes, as AWS secret keys have them. It takes too much of a
 # URL with a port and an @ in its path; hiding a path is the lesser harm.
-_USER = re.compile(r"(?<=://)(?:[^/\s:@]+:\S*@|[^/\s]*@)")
+# A container before the host of an abfss:// URL is a name and no secret.
+_USER = re.compile(
+    r"(?<=://)(?!(?<=abfss://)[^/\s:@]+@[^/\s:@'\"]+(?![^/\s'\"]))"
+    r"(?:[^/\s:@]+:\S*@|[^/\s]*@)",
+    re.IGNORECASE,
+)
 _QUERY = re.compile(r"(://[^\s?'\"]*)\?[^\s'\"]*")
 
 
@@ -36,8 +41,8 @@ def check_no_secrets(name: str, url: str) -> None:
     if _USER.search(url):
         raise InvalidInput(
             f"{name} {redacted(url)!r} carries credentials: they would end up in logs and "
-            "checkpoints. Remove them; credentials come from the standard AWS chain "
-            "(environment, profile, instance role)."
+            "checkpoints. Remove them; credentials come from the cloud's standard chain "
+            "(environment, profile, the identity of this machine)."
         )
     if _QUERY.search(url):
         raise InvalidInput(

@@ -34,7 +34,7 @@ from opendata_buffer.stores.s3 import S3Store
 from opendata_buffer.testing.faults import FaultyStore
 from opendata_buffer.testing.s3_server import S3Server
 
-REAL = ["versitygw", "fake-gcs-server"]  # where ./run servers has got them
+REAL = ["versitygw", "fake-gcs-server", "azurite"]  # where ./run servers has got them
 BACKENDS = ["memory", "faulty", "local", "moto", "s3-server", *REAL]
 SHARED = ["local", "moto", "s3-server", *REAL]  # other processes can reach them
 
@@ -62,6 +62,8 @@ class Backend:
     store: Store
     content_versions: bool = False
     """S3's versions are hashes of the content: equal bytes, equal version (failure F11)."""
+    has_backslashes: bool = True
+    """Azurite, and not the service it stands for, makes slashes of them."""
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +82,11 @@ def real_backends(real_server: Callable[[str], str]) -> Callable[[str, str], Bac
         if name == "versitygw":
             store = S3Store("bucket", root, StoreOptions(endpoint_url=endpoint))
             return Backend(store, content_versions=True)
+        if name == "azurite":
+            from opendata_buffer.stores.azure import AzureStore
+
+            account = StoreOptions(endpoint_url=f"{endpoint}/testing")
+            return Backend(AzureStore("container", root, account), has_backslashes=False)
         from opendata_buffer.stores.gcs import GcsStore
 
         return Backend(GcsStore("bucket", root, StoreOptions(endpoint_url=endpoint)))
@@ -100,7 +107,7 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]
             bucket = request.getfixturevalue("moto_bucket")
             options = StoreOptions(endpoint_url=request.getfixturevalue("moto_endpoint"))
             yield Backend(S3Store(bucket, options=options), content_versions=True)
-        case "versitygw" | "fake-gcs-server":
+        case "versitygw" | "fake-gcs-server" | "azurite":
             yield request.getfixturevalue("real_backends")(request.param, tmp_path.name)
         case _:
             server: S3Server = request.getfixturevalue("shared_server")
@@ -415,7 +422,10 @@ def test_a_key_can_be_written_again_after_its_directory_emptied(store: Store) ->
 
 
 @pytest.mark.parametrize("key", WEIRD_KEYS)
-def test_f24_a_name_is_stored_raw(store: Store, key: str) -> None:
+def test_f24_a_name_is_stored_raw(backend: Backend, key: str) -> None:
+    if "\\" in key and not backend.has_backslashes:
+        pytest.skip("this server has no backslashes in names")
+    store = backend.store
     store.put(key, key.encode())
     assert read(store, key).data == key.encode()
     assert [info.key for info in store.list(key).objects if info.key == key] == [key]

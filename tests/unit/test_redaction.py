@@ -19,6 +19,8 @@ from opendata_buffer.stores.factory import open_store
         ("https://token@host:9000/a", "https://***@host:9000/a"),
         ("https://host/a?sig=hunter2&x=1 and on", "https://host/a?*** and on"),
         ("'https://me:hunter2@host/a?b' 'c?d'", "'https://***@host/a?***' 'c?d'"),
+        ("abfss://key:hunter2@acc.dfs.core.windows.net", "abfss://***@acc.dfs.core.windows.net"),
+        ("abfss://hunter2@c@acc.dfs.core.windows.net", "abfss://***@acc.dfs.core.windows.net"),
         ("https://a:hunter2@b https://c:hunter2@d", "https://***@b https://***@d"),
     ],
 )
@@ -27,7 +29,16 @@ def test_user_information_and_queries_are_hidden(text: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["s3://bucket/a@b", "/data/a@b?c", "http://127.0.0.1:9000", "key 'a?b' in x", ""]
+    "text",
+    [
+        "abfss://container@account.dfs.core.windows.net/root",
+        "at 'ABFSS://container@account.dfs.core.windows.net' and on",
+        "s3://bucket/a@b",
+        "/data/a@b?c",
+        "http://127.0.0.1:9000",
+        "key 'a?b' in x",
+        "",
+    ],
 )
 def test_the_rest_stays_as_it_is(text: str) -> None:
     assert redacted(text) == text

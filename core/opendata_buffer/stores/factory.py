@@ -17,10 +17,15 @@ from opendata_buffer.stores.memory import MemoryStore
 
 __all__ = ["open_store"]
 
-_SCHEMES = ("file", "s3", "s3a", "gs", "memory")
+_SCHEMES = ("file", "s3", "s3a", "gs", "az", "abfss", "memory")
 # A name with a colon in it is a path unless it looks like a URL or starts like one of ours.
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?=/)|(?i:(file|s3|s3a|gs|memory):)")
-_USAGE = "use a directory, file:///dir, s3://bucket[/root], gs://bucket[/root] or memory://name"
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?=/)|(?i:(file|s3|s3a|gs|az|abfss|memory):)")
+_USAGE = (
+    "use a directory, file:///dir, s3://bucket[/root], gs://bucket[/root], az://container[/root], "
+    "abfss://container@account.dfs.core.windows.net[/root] or memory://name"
+)
+
+_CALLED = {"memory": "store", "az": "container", "abfss": "container"}
 
 _cache: dict[tuple[str, StoreOptions], tuple[Hashable, Store]] = {}
 
@@ -34,6 +39,7 @@ def open_store(url: str, options: StoreOptions | None = None) -> Store:
 
     Args:
         url: ``s3://bucket[/root]`` (``s3a://`` is the same), ``gs://bucket[/root]``,
+            ``az://container[/root]``, ``abfss://container@account.dfs.core.windows.net[/root]``,
             ``file:///dir`` or a path (relative and ``~`` paths are made absolute now), or
             ``memory://name``.
         options: How to reach a cloud. Default: the values of :class:`StoreOptions`.
@@ -69,6 +75,10 @@ def _surroundings(url: str) -> Hashable:
         from opendata_buffer.stores.gcs_client import gcs_environment
 
         return gcs_environment()
+    if url.lower().startswith(("az:", "abfss:")):
+        from opendata_buffer.stores.azure_client import azure_environment
+
+        return azure_environment()
     if "://" in url or os.path.isabs(url):
         return None
     try:
@@ -100,9 +110,7 @@ def _open(url: str, options: StoreOptions) -> Store:
         raise InvalidInput(f"store {url!r} lacks '//' after the scheme: {_USAGE}")
     host, _, path = rest[2:].partition("/")
     if not host:
-        raise InvalidInput(
-            f"store {url!r} names no {'store' if scheme == 'memory' else 'bucket'}: {_USAGE}"
-        )
+        raise InvalidInput(f"store {url!r} names no {_CALLED.get(scheme, 'bucket')}: {_USAGE}")
     if scheme == "memory":
         if path:
             raise InvalidInput(f"store {url!r} has a path: use memory://name")
@@ -112,9 +120,26 @@ def _open(url: str, options: StoreOptions) -> Store:
         from opendata_buffer.stores.gcs import GcsStore
 
         return GcsStore(host, path.strip("/"), options)
+    if scheme in ("az", "abfss"):
+        return _open_azure(url, scheme, host, path.strip("/"), options)
     from opendata_buffer.stores.s3 import S3Store
 
     return S3Store(host, path.strip("/"), options)
+
+
+def _open_azure(url: str, scheme: str, host: str, root: str, options: StoreOptions) -> Store:
+    from opendata_buffer.stores.azure import AzureStore
+    from opendata_buffer.stores.azure_client import blob_host
+
+    container, at, account = host.partition("@")
+    if scheme == "az":
+        return AzureStore(container, root, options)
+    if not at or not container:
+        raise InvalidInput(
+            f"store {url!r} lacks {'a container' if at else 'an account'}: use "
+            "abfss://container@account.dfs.core.windows.net[/root], or az://container[/root]"
+        )
+    return AzureStore(container, root, options, host=blob_host(account))
 
 
 def _open_file(url: str) -> Store:

@@ -41,6 +41,7 @@ from opendata_buffer.stores import (
     Vanished,
     VersionConflict,
 )
+from opendata_buffer.stores.attempts import repeated
 from opendata_buffer.stores.bounded import DeadlinePassed, bounded
 from opendata_buffer.stores.clients import ProcessClient
 from opendata_buffer.stores.extras import load
@@ -319,29 +320,7 @@ class GcsStore:
 
     def _repeated(self, once: Callable[[], T], verb: str, key: str) -> T:
         """Send what may be sent again until it succeeds, at most ``max_attempts`` times."""
-        left = self._options.max_attempts
-
-        def attempt() -> T:
-            nonlocal left
-            left -= 1
-            try:
-                return self._ended(once, verb, key)
-            except TransientStorageError as error:
-                if left > 0:
-                    raise _Again(error) from error
-                raise
-
-        policy = full_jitter(
-            self._runtime,
-            base_ms=100,
-            max_ms=2_000,
-            deadline_ms=self._options.read_timeout_ms * self._options.max_attempts,
-            retry_on=(_Again,),
-        )
-        try:
-            return policy(attempt)
-        except _Again as again:
-            raise again.error from again.error.__cause__
+        return repeated(self._runtime, self._options, lambda: self._ended(once, verb, key))
 
     def _expect_found(self, answer: Answer, key: str, full: str) -> None:
         if answer.status == 404 and not is_missing_bucket(answer):
@@ -383,15 +362,19 @@ class GcsStore:
         def once() -> Answer:
             answer = self._send_object({"ifGenerationMatch": expected}, body, headers)
             if is_throttled(answer):
-                raise _Again(self._error(answer, "write", full))
+                raise _SlowDown
             return answer
 
         policy = full_jitter(
-            self._runtime, base_ms=500, max_ms=2_000, deadline_ms=_THROTTLED_MS, retry_on=(_Again,)
+            self._runtime,
+            base_ms=500,
+            max_ms=2_000,
+            deadline_ms=_THROTTLED_MS,
+            retry_on=(_SlowDown,),
         )
         try:
             answer = policy(once)
-        except _Again:
+        except _SlowDown:
             return VersionConflict()  # nothing was written: others write this object all the time
         if answer.status == 412:
             gone = isinstance(condition, IfVersion) and self._is_gone(full)
@@ -433,12 +416,8 @@ class GcsStore:
                 )
 
 
-class _Again(Exception):
-    """What was not done, and may be tried again."""
-
-    def __init__(self, error: StorageError) -> None:
-        super().__init__(str(error))
-        self.error = error
+class _SlowDown(Exception):
+    """A write was refused for its rate: it was not done, and may be sent again."""
 
 
 def _md5(data: bytes | memoryview) -> str:

@@ -1,0 +1,428 @@
+"""Objects in a container of Azure Blob Storage or Data Lake Storage, through Azure's SDK."""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from email.utils import parsedate_to_datetime
+from itertools import islice
+from typing import Any, TypeVar
+
+from opendata_buffer.config import StoreOptions
+from opendata_buffer.errors import (
+    InvalidInput,
+    ObjectNotFound,
+    StorageError,
+    TransientStorageError,
+    UnsafeStore,
+)
+from opendata_buffer.formats.keys import MAX_KEY_BYTES, check_key
+from opendata_buffer.runtime import Runtime, SystemRuntime, remaining
+from opendata_buffer.stores import (
+    Absent,
+    Applied,
+    Blob,
+    DeleteFailure,
+    IfVersion,
+    Listing,
+    NotModified,
+    ObjectInfo,
+    PutOutcome,
+    Unknown,
+    Vanished,
+    VersionConflict,
+)
+from opendata_buffer.stores.attempts import repeated
+from opendata_buffer.stores.azure_client import AZURE_ENVIRONMENT, connect
+from opendata_buffer.stores.azure_errors import code_of, status_of, storage_error
+from opendata_buffer.stores.bounded import DeadlinePassed, bounded
+from opendata_buffer.stores.clients import ProcessClient
+from opendata_buffer.stores.extras import load
+from opendata_buffer.stores.probe import PROBE_DEADLINE_MS, probe_conditional_writes
+from opendata_buffer.stores.ranges import check_limit, check_range, check_size
+
+__all__ = ["AzureStore"]
+
+_PAGE = 5_000
+"""Most blobs of one page of a listing."""
+_BULK = 256
+"""Most deletions of one request."""
+_PLACES = 16
+"""Listings of which it is remembered where they go on."""
+
+_checked: set[tuple[str, str]] = set()
+
+T = TypeVar("T")
+
+
+class AzureStore:
+    """A container, or the part of it below ``root``. Versions are ETags.
+
+    The SDK's client sends each request once; reads and unconditional writes that failed are
+    repeated here, conditional ones never: the repetition of one whose answer was lost would fail
+    on its own success (failure F1).
+
+    Every call ends within the caller's :func:`~opendata_buffer.runtime.deadline`, whatever the
+    store does. Without one, silence ends it after the timeouts of all its attempts.
+
+    Args:
+        container: Its name.
+        root: Prefix of every key, without slashes around it; may be empty.
+        options: Endpoint and timeouts. ``region`` and ``profile`` are S3's alone.
+        host: Of the account's blobs, ``account.blob.core.windows.net``. Default: the account that
+            ``AZURE_STORAGE_ACCOUNT`` or ``AZURE_STORAGE_CONNECTION_STRING`` names.
+        runtime: Backoff, names of probe objects.
+
+    Raises:
+        InvalidInput: The SDK is not installed, or the options are another store's.
+    """
+
+    def __init__(
+        self,
+        container: str,
+        root: str = "",
+        options: StoreOptions | None = None,
+        *,
+        host: str = "",
+        runtime: Runtime | None = None,
+    ) -> None:
+        if root:
+            check_key("root of the store", root)
+        load("azure.storage.blob", scheme="az", extra="azure")
+        self._container = container
+        self._root = f"{root}/" if root else ""
+        self._options = options if options is not None else StoreOptions()
+        self._options.check_s3_only("abfss" if host else "az")
+        self._host = host
+        self._runtime = runtime if runtime is not None else SystemRuntime()
+        self._service: ProcessClient[Any] = ProcessClient(
+            connect, host, self._options, AZURE_ENVIRONMENT
+        )
+        # Where Azure goes on behind a key: it takes its own tokens for that, and no keys.
+        self._places: OrderedDict[tuple[str, str], str] = OrderedDict()
+
+    @property
+    def url(self) -> str:
+        """``abfss://container@account.dfs.core.windows.net/root``, or ``az://container/root``."""
+        account = f"@{self._host.replace('.blob.', '.dfs.', 1)}" if self._host else ""
+        scheme = "abfss" if account else "az"
+        return f"{scheme}://{self._container}{account}/{self._root}".rstrip("/")
+
+    def __repr__(self) -> str:
+        return f"AzureStore({self.url!r})"
+
+    def get(
+        self,
+        key: str,
+        *,
+        if_changed: str | None = None,
+        byte_range: tuple[int, int] | None = None,
+        max_bytes: int | None = None,
+    ) -> Blob | NotModified:
+        """See :meth:`opendata_buffer.stores.Get.get`."""
+        full = self._full(key)
+        check_range(byte_range)
+        wanted: dict[str, Any] = {}
+        if if_changed is not None:
+            wanted = {"etag": if_changed, "match_condition": self._match("IfModified")}
+        if byte_range is not None:
+            wanted |= {"offset": byte_range[0], "length": byte_range[1] - byte_range[0]}
+
+        def once() -> Blob | NotModified:
+            blob = self._blob(full)
+            try:
+                found = blob.download_blob(**wanted, **self._timeouts())
+                about = found.properties
+                check_size(key, found.size, max_bytes)
+                data: bytes = found.readall()
+            except self._errors() as error:
+                if status_of(error) == 304:
+                    return NotModified()
+                if status_of(error) == 404 and code_of(error) != "ContainerNotFound":
+                    raise ObjectNotFound(key, self.url) from None
+                if status_of(error) != 416:
+                    raise
+                # An empty range at the end of the object.
+                about, data = blob.get_blob_properties(**self._timeouts()), b""
+            if byte_range is None:
+                self._check_sum(about, data, full)
+            return Blob(data, self._etag(about.etag), _ms(about.last_modified))
+
+        return self._repeated(once, "read", full)
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        """See :meth:`opendata_buffer.stores.Put.put`."""
+        full = self._full(key)
+        content = bytes(data)
+        self._repeated(lambda: self._upload(full, content, overwrite=True), "write", full)
+
+    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        """See :meth:`opendata_buffer.stores.ConditionalPut.put_if`."""
+        full = self._full(key)
+        try:
+            return self._ended(lambda: self._put_if(full, data, condition), "write", full)
+        except TransientStorageError as error:
+            return Unknown(str(error))
+
+    def check_conditional_writes(self, near: str) -> None:
+        """See :meth:`opendata_buffer.stores.ConditionalPut.check_conditional_writes`.
+
+        Small writes to objects named ``near`` + ``.probe-<ULID>``, a read, and their deletion.
+        """
+        check_key("near", near)
+        endpoint = self._endpoint()
+        if (endpoint, self._container) in _checked:
+            return
+        probe_conditional_writes(
+            self,
+            near,
+            self._runtime,
+            name=f"{self.url!r} at {endpoint}",
+            room=len(self._root.encode()),
+            deadline_ms=min(self._options.read_timeout_ms, PROBE_DEADLINE_MS),
+        )
+        _checked.add((endpoint, self._container))
+
+    def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Listing:
+        """See :meth:`opendata_buffer.stores.List.list`.
+
+        Azure's listings begin at the start of a prefix or where an earlier one ended. So one that
+        goes on after the last key of an earlier one, in this process, costs its own pages only;
+        any other ``start_after`` costs those before it, too.
+        """
+        check_limit(limit)
+        objects: list[ObjectInfo] = []
+        now_ms: int | None = None
+        token = self._places.get((prefix, start_after))
+        more = True
+        while more and (limit is None or len(objects) < limit):
+            # Not what the limit leaves, while objects before start_after are passed by.
+            size = _PAGE if limit is None or not (token or not start_after) else limit
+            page, token, date = self._page(self._root + prefix, token, min(size, _PAGE))
+            if now_ms is None and date:
+                now_ms = _ms(parsedate_to_datetime(date))
+            for item in page:
+                name = item.name[len(self._root) :]
+                # Accounts with directories list those, too, as empty blobs.
+                if name > start_after and (item.metadata or {}).get("hdi_isfolder") != "true":
+                    objects.append(ObjectInfo(name, item.size, _ms(item.last_modified)))
+            more = bool(token)
+        if now_ms is None:
+            # No clock of the store's: its newest object is a lower bound, so nothing looks
+            # older than it is. This machine's clock would be no such bound (failure F6).
+            now_ms = max((info.last_modified_ms for info in objects), default=0)
+        # In their order already, except on accounts with directories.
+        objects.sort(key=lambda info: info.key)
+        kept = tuple(objects[:limit])
+        if token and len(kept) == len(objects) and kept:
+            self._remember(prefix, kept[-1].key, token)
+        return Listing(kept, now_ms, truncated=more or len(kept) < len(objects))
+
+    def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
+        """See :meth:`opendata_buffer.stores.Delete.delete_many`."""
+        failures: list[DeleteFailure] = []
+        legal: list[str] = []
+        for key in keys:
+            try:
+                self._full(key)
+            except InvalidInput as error:
+                failures.append(DeleteFailure(key, str(error)))
+            else:
+                legal.append(key)
+        waiting = iter(legal)
+        while chunk := list(islice(waiting, _BULK)):
+            failures += self._delete(chunk)
+        return tuple(failures)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_places": OrderedDict()}  # tokens of this process's listings
+
+    # ---- keys, errors, repetition
+
+    def _full(self, key: str) -> str:
+        check_key("key", key)
+        full = self._root + key
+        if len(full.encode()) > MAX_KEY_BYTES:
+            raise InvalidInput(
+                f"key {key!r} below root {self._root!r} has {len(full.encode())} bytes: use one of "
+                f"at most {MAX_KEY_BYTES}"
+            )
+        return full
+
+    def _endpoint(self) -> str:
+        return str(self._service.get().primary_endpoint).partition("?")[0].rstrip("/")
+
+    def _blob(self, full: str) -> Any:
+        return self._service.get().get_blob_client(self._container, full)
+
+    def _match(self, name: str) -> Any:
+        core = load("azure.core", scheme="az", extra="azure")
+        return getattr(core.MatchConditions, name)
+
+    def _errors(self) -> Any:
+        """The class of all that Azure's libraries raise."""
+        return load("azure.core.exceptions", scheme="az", extra="azure").AzureError
+
+    def _timeouts(self) -> dict[str, float]:
+        """How long one request may take, which is sent right now.
+
+        Raises:
+            DeadlinePassed: No time is left to send it.
+        """
+        left = remaining()
+        if left is None:
+            return {}
+        if left <= 0:
+            raise DeadlinePassed
+        return {"read_timeout": min(self._options.read_timeout_ms / 1000, left)}
+
+    def _error(self, error: Exception, verb: str, key: str) -> StorageError:
+        return storage_error(
+            error, verb=verb, key=key, container=self._container, endpoint=self._endpoint()
+        )
+
+    def _ended(self, call: Callable[[], T], verb: str, key: str) -> T:
+        """What the call returns or raises, in our errors, within the caller's deadline."""
+
+        def mapped() -> T:
+            try:
+                return call()
+            except (self._errors(), OSError) as error:  # requests' errors are OSErrors
+                raise self._error(error, verb, key) from error
+
+        try:
+            return bounded(self._runtime, mapped)
+        except DeadlinePassed:
+            raise TransientStorageError(
+                f"cannot {verb} {key!r} in container {self._container!r}: no answer in time. Check "
+                "the endpoint and the network, or try again later."
+            ) from None
+
+    def _repeated(self, once: Callable[[], T], verb: str, key: str) -> T:
+        """Send what may be sent again until it succeeds, at most ``max_attempts`` times."""
+        return repeated(self._runtime, self._options, lambda: self._ended(once, verb, key))
+
+    def _etag(self, found: str | None) -> str:
+        """The version in an answer.
+
+        Raises:
+            UnsafeStore: There is none, or it is weak.
+        """
+        if not found or found.startswith("W/"):
+            raise UnsafeStore(
+                f"store {self.url!r} at {self._endpoint()} answers with "
+                f"{f'the weak ETag {found}' if found else 'no ETag'}: nothing tells whether an "
+                "object is still the one that was read, and writers of one manifest would "
+                "overwrite each other. Use Azure Storage itself, or take the proxy before it away."
+            )
+        return found
+
+    # ---- reading, writing, deleting
+
+    def _check_sum(self, about: Any, data: bytes, full: str) -> None:
+        sum_ = about.content_settings.content_md5
+        if sum_ and bytes(sum_) != hashlib.md5(data, usedforsecurity=False).digest():
+            raise TransientStorageError(
+                f"cannot read {full!r} in container {self._container!r}: the bytes were garbled on "
+                "the way (MD5). Try again."
+            )
+
+    def _upload(self, full: str, data: bytes, **how: Any) -> str:
+        """Write an object by one request that carries its checksum; returns its ETag."""
+        how |= {"validate_content": True, **self._timeouts()}
+        answer = self._blob(full).upload_blob(data, **how)
+        return self._etag(answer.get("etag"))
+
+    def _put_if(self, full: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        how: dict[str, Any] = {"overwrite": False}  # If-None-Match: *
+        if isinstance(condition, IfVersion):
+            how = {
+                "overwrite": True,
+                "etag": condition.version,
+                "match_condition": self._match("IfNotModified"),
+            }
+        try:
+            return Applied(self._upload(full, data, **how))
+        except self._errors() as error:
+            code = code_of(error)
+            # S3's 409 says that nothing was decided. Azure's says that the object exists.
+            if code == "BlobAlreadyExists" and not isinstance(condition, IfVersion):
+                return VersionConflict()
+            if status_of(error) == 404 and code != "ContainerNotFound":
+                return Vanished()  # failure F4
+            if status_of(error) == 412 and not code.startswith("Lease"):
+                gone = isinstance(condition, IfVersion) and self._is_gone(full)
+                return Vanished() if gone else VersionConflict()
+            raise
+
+    def _is_gone(self, full: str) -> bool:
+        """Whether a condition failed because there is no object: Azure answers 412 to both."""
+        try:
+            self._blob(full).get_blob_properties(**self._timeouts())
+        except self._errors() as error:
+            if status_of(error) == 404 and code_of(error) != "ContainerNotFound":
+                return True
+            raise
+        return False
+
+    def _page(
+        self, prefix: str, token: str | None, size: int
+    ) -> tuple[builtins.list[Any], str | None, str | None]:
+        """Blobs of one page, where the next one begins, and the service's date."""
+
+        def once() -> tuple[builtins.list[Any], str | None, str | None]:
+            dates: list[str | None] = []
+            pages = (
+                self._service.get()
+                .get_container_client(self._container)
+                .list_blobs(
+                    name_starts_with=prefix or None,
+                    include=["metadata"],
+                    results_per_page=size,
+                    raw_response_hook=lambda found: dates.append(
+                        found.http_response.headers.get("Date")
+                    ),
+                    **self._timeouts(),
+                )
+                .by_page(token)
+            )
+            blobs = list(next(pages, ()))
+            return blobs, pages.continuation_token or None, dates[0] if dates else None
+
+        return self._repeated(once, "list", prefix)
+
+    def _remember(self, prefix: str, key: str, token: str) -> None:
+        self._places[prefix, key] = token
+        while len(self._places) > _PLACES:
+            self._places.popitem(last=False)
+
+    def _delete(self, keys: builtins.list[str]) -> builtins.list[DeleteFailure]:
+        """Delete at most 256 objects by one request."""
+
+        def once() -> builtins.list[DeleteFailure]:
+            container = self._service.get().get_container_client(self._container)
+            names = [self._root + key for key in keys]
+            parts = list(
+                container.delete_blobs(*names, raise_on_any_failure=False, **self._timeouts())
+            )
+            if len(parts) != len(keys):
+                raise TransientStorageError(
+                    f"{len(parts)} answers to {len(keys)} deletions; try again later"
+                )
+            return [
+                DeleteFailure(key, f"HTTP {part.status_code} {part.reason or ''}".strip())
+                for key, part in zip(keys, parts, strict=True)
+                if part.status_code not in (200, 202, 404)
+                or part.headers.get("x-ms-error-code") == "ContainerNotFound"
+            ]
+
+        try:
+            return self._repeated(once, "delete", f"{len(keys)} objects")
+        except StorageError as error:
+            return [DeleteFailure(key, str(error)) for key in keys]
+
+
+def _ms(when: Any) -> int:
+    return 0 if when is None else int(when.timestamp() * 1000)
