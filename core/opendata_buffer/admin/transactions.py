@@ -19,9 +19,9 @@ from opendata_buffer.commit.record import TOPIC_FOLDER, CommitRecord, record_key
 from opendata_buffer.commit.settlement import ROLL_BACK, Ending, settle
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, ObjectNotFound
-from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.formats.keys import Transaction, parse_location
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.messages import undecided
+from opendata_buffer.messages import ACK_TXN, FINAL, parse_uuid, undecided
 from opendata_buffer.queue.owner import claim_for_use
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
@@ -48,11 +48,13 @@ class OpenTransaction:
         app: Whose it is; None for a publisher without a name.
         batch: The app's number of it.
         first_sequence: Of its first batch: nothing from there on leaves the queue.
+        last_clock: The producer's clock at the last one.
         batches: How many it has.
         behind: Queued batches from the first one on, of whomever.
         age_seconds: Since the first one was produced; None where that cannot be told.
-        committed: Whether the app's commit record names it: it is committed, and only has to be
-            acknowledged in this queue.
+        committed: Whether the app's commit record names it, or, where there is no app, another
+            queue has its acknowledgement: it is committed, and only has to be acknowledged in
+            this queue.
     """
 
     partition: str
@@ -60,6 +62,7 @@ class OpenTransaction:
     app: str | None
     batch: int | None
     first_sequence: int
+    last_clock: int
     batches: int
     behind: int
     age_seconds: float | None
@@ -166,6 +169,7 @@ def open_in(manifest: Manifest, data_path_prefix: str, now_ms: int) -> list[Open
             app=None if each.txn is None else each.txn.app,
             batch=None if each.txn is None else each.txn.batch,
             first_sequence=each.first_sequence,
+            last_clock=each.last_clock,
             batches=each.batches,
             behind=manifest.next_sequence - each.first_sequence,
             age_seconds=age(each.first_sequence),
@@ -182,17 +186,26 @@ def list_open(place: Place) -> list[OpenTransaction]:
         CorruptData, StorageError: A manifest or a commit record could not be read.
     """
 
-    def look(name: str) -> list[OpenTransaction]:
+    def look(name: str) -> tuple[list[OpenTransaction], set[str]]:
         manifest = place.manifest(name)
-        return [] if manifest is None else open_in(manifest, name, place.runtime.now_ms())
+        if manifest is None:
+            return [], set()
+        return open_in(manifest, name, place.runtime.now_ms()), _committed_in(manifest, name)
 
-    found = [each for part in together(place.runtime, look, place.names()) for each in part]
+    looks = together(place.runtime, look, place.names())
+    found = [each for part, _ in looks for each in part]
+    elsewhere = set().union(*(committed for _, committed in looks))
     # After the manifests: what a record names by then is committed, whatever happens next.
     apps = sorted({each.app for each in found if each.app is not None})
     records = dict(
         zip(apps, together(place.runtime, lambda app: _record(place.store, app), apps), strict=True)
     )
-    return [_judged(each, records) for each in found]
+    return [
+        replace(each, committed=True)
+        if each.app is None and each.producer in elsewhere
+        else _judged(each, records)
+        for each in found
+    ]
 
 
 def abort(
@@ -202,8 +215,9 @@ def abort(
 
     It does not decide against a commit record: what that names is committed, and is completed. A
     writer that lives is overtaken by it: it finds its record claimed and fails, and nothing of
-    its transaction is visible. A transaction without an app has no record: whether it is
-    committed is known to its publisher alone, who keeps its intents.
+    its transaction is visible. A transaction without an app has no record: it is completed where
+    one of its queues still has an acknowledgement of it; else whether it is committed is known to
+    its publisher alone, who keeps its intents.
 
     Args:
         place: The whole topic, or a queue of its own.
@@ -237,8 +251,11 @@ def abort(
                 f"{place.config.data_path_prefix!r} is a partition of a topic, and a transaction "
                 "is ended in all of them or in none: leave --partition and --data-path-prefix out"
             )
-        _roll_back(place, chosen)
-        return Aborted(committed=(), rolled_back=tuple(chosen))
+        _settle(place, chosen)
+        return Aborted(
+            committed=tuple(each for each in chosen if each.committed),
+            rolled_back=tuple(each for each in chosen if not each.committed),
+        )
     ledger = Ledger(place.store, place.config, place.queue, place.runtime, ahead_ms=GRACE_MS)
     ledger.recover(app, None, place.names())
     # The record is claimed by now, so what it names does not change any more.
@@ -250,23 +267,35 @@ def abort(
     )
 
 
-def _roll_back(place: Place, chosen: list[OpenTransaction]) -> None:
-    producer = bytes.fromhex(chosen[0].producer)
-    app, batch = chosen[0].app, chosen[0].batch
-    txn = None if app is None or batch is None else Transaction(app, batch)
-    ending = Ending(producer, ROLL_BACK, txn)
+def _committed_in(manifest: Manifest, data_path_prefix: str) -> set[str]:
+    """Producers that a queue has a committing acknowledgement of."""
+    if b"/message=" not in manifest.raw:
+        return set()
+    found = set()
+    for location in manifest.locations():
+        parsed = parse_location(location, data_path_prefix)
+        if parsed is not None and parsed.message is not None:
+            message = parse_uuid(parsed.message)
+            if message.flags & ~FINAL == ACK_TXN and message.clock > ROLL_BACK:
+                found.add(message.producer.hex())
+    return found
 
-    def end(name: str) -> int:
+
+def _settle(place: Place, chosen: list[OpenTransaction]) -> None:
+    def end(each: OpenTransaction) -> int:
+        named = each.app is not None and each.batch is not None
+        txn = Transaction(each.app, each.batch) if named else None  # type: ignore[arg-type]
+        clock = each.last_clock + 1 if each.committed else ROLL_BACK
         return settle(
-            place.queue(name),
-            name,
-            (ending,),
+            place.queue(each.partition),
+            each.partition,
+            (Ending(bytes.fromhex(each.producer), clock, txn),),
             store=place.store,
             runtime=place.runtime,
             ahead_ms=GRACE_MS,
         )
 
-    together(place.runtime, end, [each.partition for each in chosen])
+    together(place.runtime, end, chosen)
 
 
 def _record(store: Get, app: str) -> CommitRecord | None:

@@ -6,6 +6,7 @@ import pytest
 
 from opendata_buffer.admin.transactions import Aborted, OpenTransaction, Place, abort, list_open
 from opendata_buffer.commit.ledger import Attempt, Ledger
+from opendata_buffer.commit.settlement import Ending, settle
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.read_committed import ReadCommitted
 from opendata_buffer.errors import InvalidInput, Superseded
@@ -83,13 +84,16 @@ def test_each_part_of_a_transaction_is_told_with_what_waits_behind_it(world: Wor
     world.write(A, Transaction("orders", 7), "p-00000", "p-00001")
     world.queue("p-00001").append([NewEntry("p-00001/y")])
     world.write(B, None, "p-00002", age_ms=1_500)
-    whole = {"producer": A.hex(), "app": "orders", "batch": 7, "batches": 2, "age_seconds": 3600.0}
+    whole = {
+        "producer": A.hex(), "app": "orders", "batch": 7, "batches": 2, "last_clock": 3,
+        "age_seconds": 3600.0,
+    }  # fmt: skip
     assert list_open(world.place) == [
         OpenTransaction(partition="p-00000", first_sequence=0, behind=2, **whole),  # type: ignore[arg-type]
         OpenTransaction(partition="p-00001", first_sequence=1, behind=3, **whole),  # type: ignore[arg-type]
         OpenTransaction(
             partition="p-00002", producer=B.hex(), app=None, batch=None, first_sequence=0,
-            batches=2, behind=2, age_seconds=1.5,
+            last_clock=3, batches=2, behind=2, age_seconds=1.5,
         ),
     ]  # fmt: skip
 
@@ -140,6 +144,20 @@ def test_one_without_an_app_is_rolled_back_by_its_producer_alone(world: World) -
     assert len(abort(world.place, A.hex()).rolled_back) == 3
     assert [each.producer for each in list_open(world.place)] == [B.hex()]
     assert [world.delivered(name) for name in NAMES] == [[], [], []]
+
+
+def test_one_without_an_app_that_is_committed_in_one_partition_is_completed(world: World) -> None:
+    attempt = world.write(A, None, *NAMES)
+    # Its publisher is killed when it has acknowledged it in one of them.
+    settle(
+        world.queue(NAMES[0]), NAMES[0], (Ending(A, attempt.intents[NAMES[0]]),),
+        store=world.store, runtime=world.runtime, ahead_ms=0,
+    )  # fmt: skip
+    assert [each.committed for each in list_open(world.place)] == [True, True]
+    done = abort(world.place, A.hex())
+    assert [each.partition for each in done.committed] == ["p-00001", "p-00002"]
+    assert done.rolled_back == ()
+    assert [world.delivered(name) for name in NAMES] == [[0, 1], [0, 1], [0, 1]]
 
 
 def test_a_young_transaction_may_be_at_work(world: World) -> None:
