@@ -10,20 +10,21 @@ import random
 import shutil
 import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from benchmarks.table import Row
+from opendata_buffer.topic.topic import Topic
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["sink_rows"]
+__all__ = ["seconds_of", "sink_rows"]
 
 ROWS = 800_000
 WARM_UP = 1  # rounds that do not count: the JVM compiles what both of them run
@@ -70,7 +71,7 @@ def _measure(spark: SparkSession, size: int) -> Row:
     turns = [("opendata-buffer", ours), ("throw-away", base)]
     for _ in range(WARM_UP + ROUNDS):
         for sink, seconds in order.sample(turns, 2):
-            seconds.append(_seconds(frame, sink))
+            seconds.append(seconds_of(frame, sink))
     ours_s, base_s = (statistics.median(each[WARM_UP:]) for each in (ours, base))
     ratio = base_s / ours_s
     return Row(
@@ -82,11 +83,21 @@ def _measure(spark: SparkSession, size: int) -> Row:
     )
 
 
-def _seconds(frame: DataFrame, sink: str) -> float:
+def seconds_of(
+    frame: DataFrame,
+    sink: str,
+    *,
+    partitions: int = 0,
+    options: Mapping[str, str] | None = None,
+) -> float:
+    """Median seconds of a micro-batch; into a topic when there are partitions."""
     home = Path(tempfile.mkdtemp(prefix="buffer-bench-"))
     try:
+        if partitions:
+            Topic.create(str(home / "store"), partitions)
         query = (
             frame.writeStream.format(sink)
+            .options(**(options or {}))
             .option("checkpointLocation", str(home / "checkpoint"))
             .start(str(home / "store"))
         )

@@ -11,7 +11,7 @@ import pyarrow as pa
 from buffer_sink.blocks import Block, BlockBuilder, Columns
 from buffer_sink.messages import TaskUploads, UploadedBatch, WriteTask
 from buffer_sink.options import SinkOptions
-from buffer_sink.routing import Router
+from buffer_sink.routing import Router, gathered
 from buffer_sink.uploads import UploadWindow
 from opendata_buffer import metrics
 from opendata_buffer.formats.batch import seal_block
@@ -35,7 +35,8 @@ class PartitionWriter:
     Memory: the block being filled, one waiting and ``upload_concurrency`` in upload, these with
     their sealed copy, each of ``target_batch_bytes``; and one of Spark's Arrow batches. Of a
     topic there is a block being filled per partition, and all of them together have
-    :data:`OPEN_BLOCKS` times the size of one at most.
+    :data:`OPEN_BLOCKS` times the size of one at most; and some Arrow batches are gathered and
+    then copied, :data:`~buffer_sink.routing.GATHERED_BYTES` twice.
 
     Args:
         options: The sink's options.
@@ -79,7 +80,7 @@ class PartitionWriter:
             StorageError: An upload failed for good, or for ``cas_deadline_ms``.
         """
         with UploadWindow(self._options.upload_concurrency, self._runtime) as window:
-            for batch in rows:
+            for batch in rows if self._router is None else gathered(rows):
                 for name, part in self._parts(batch):
                     for block in self._builder(name).add(part, self._runtime.now_ms()):
                         self._start(window, name, block)

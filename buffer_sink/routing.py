@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +13,17 @@ from buffer_sink.blocks import Columns
 from buffer_sink.topic_write import TopicWrite
 from opendata_buffer import mapping
 from opendata_buffer.errors import InvalidInput
+from opendata_buffer.formats import MIB
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.topic.split import split
 
 if TYPE_CHECKING:
     from opendata_buffer.mapping import Mapping
 
-__all__ = ["Router", "check_topic"]
+__all__ = ["GATHERED_BYTES", "Router", "check_topic", "gathered"]
+
+GATHERED_BYTES = 8 * MIB
+"""Rows that are divided at once; a single batch of Spark's may be larger."""
 
 
 def check_topic(columns: Columns, partitioner: str | None) -> None:
@@ -50,6 +54,23 @@ def check_topic(columns: Columns, partitioner: str | None) -> None:
             "anywhere, and lose their order. Set option partitioner to 'rendezvous' or 'modulo', "
             "or drop the column."
         )
+
+
+def gathered(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in larger batches: what dividing them costs is per part, not per row.
+
+    Spark gives 10,000 rows at a time; among many partitions only a few hundred would be left.
+    """
+    waiting: list[pa.RecordBatch] = []
+    size = 0
+    for batch in rows:
+        waiting.append(batch)
+        size += batch.nbytes
+        if size >= GATHERED_BYTES:
+            yield from pa.Table.from_batches(waiting).combine_chunks().to_batches()
+            waiting, size = [], 0
+    if waiting:
+        yield from pa.Table.from_batches(waiting).combine_chunks().to_batches()
 
 
 class Router:

@@ -46,7 +46,7 @@ class Stream:
 
     Attributes:
         store: The queue it reads.
-        kind: Sink: ``parquet``, ``sqlite`` or ``buffer``.
+        kind: Sink: ``parquet``, ``sqlite``, ``buffer`` or ``topic``.
         out: Directory, database or store it writes.
         checkpoint: Its checkpoint.
         options: Of the source.
@@ -110,7 +110,8 @@ class Stream:
             with closing(sqlite3.connect(self.out, timeout=120)) as database:
                 (last,) = database.execute("select max(id) from batches").fetchone()
                 return -1 if last is None else int(last)
-        records = Path(self.out).glob("ingest/app=*/_commit.json")
+        root = "_topic" if self.kind == "topic" else "ingest"
+        records = Path(self.out).glob(f"{root}/app=*/_commit.json")
         return max((int(json.loads(each.read_text())["batch"]) for each in records), default=-1)
 
     def written(self) -> int:
@@ -119,7 +120,8 @@ class Stream:
             return sum(1 for _ in Path(self.out).glob("part-*"))
         if self.kind == "sqlite":
             return self.sunk()
-        return sum(1 for _ in Path(self.out).glob("ingest/app=*/batch=*/*.batch"))
+        batches = "p-*/app=*/batch=*/*/*" if self.kind == "topic" else "ingest/app=*/batch=*/*"
+        return sum(1 for _ in Path(self.out).glob(f"{batches}.batch"))
 
     def rows(self) -> list[tuple[str, int, int]]:
         """What a SQLite sink has: value, sequence, index."""

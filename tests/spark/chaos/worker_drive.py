@@ -77,6 +77,10 @@ def start(spark: SparkSession, query: dict[str, Any], *, available_now: bool = F
         writer = writer.foreachBatch(SqliteSink(out))
     elif query["kind"] == "parquet":
         writer = writer.format("parquet").option("path", out)
+    elif query["kind"] == "topic":
+        keyed = frame.selectExpr("value", "substring_index(value, '/', 1) AS key")
+        writer = keyed.writeStream.format("opendata-buffer").option("path", out)
+        writer = writer.option("partitioner", "rendezvous")
     else:
         writer = frame.select("value").writeStream.format("opendata-buffer").option("path", out)
     if available_now:

@@ -242,7 +242,7 @@ def test_rows_for_many_partitions_do_not_add_up_in_memory() -> None:
     )
     commit = writer.write(to(names[row % 100], b"x" * 96) for row in range(900))
     assert sum(upload.records for upload in commit.uploads) == 900
-    assert max(open_bytes) == OPEN_BLOCKS * 1_000
+    assert 0 < max(open_bytes) <= OPEN_BLOCKS * 1_000
 
 
 def test_a_value_that_cannot_be_written_to_a_partition_is_named() -> None:

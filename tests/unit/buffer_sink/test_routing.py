@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from buffer_sink.blocks import Columns
-from buffer_sink.routing import Router, check_topic
+from buffer_sink.routing import GATHERED_BYTES, Router, check_topic, gathered
 from buffer_sink.topic_write import TopicWrite
 from opendata_buffer import mapping
 from opendata_buffer.errors import InvalidInput
@@ -94,6 +94,17 @@ def test_no_rows_go_nowhere() -> None:
     assert router().split(rows([], [])) == {}
     assert router(CHOSEN, None).split(rows([], [])) == {}
     assert router(Columns(0, None), None).split(rows([])) == {}
+
+
+def test_small_batches_are_gathered_and_large_ones_are_not() -> None:
+    small = [rows([f"{number}/{row}" for row in range(100)]) for number in range(50)]
+    large = rows(["x" * GATHERED_BYTES])
+    found = list(gathered([*small, large, small[0]]))
+    assert [len(each) for each in found] == [5_001, 100]
+    assert found[0].column(0).to_pylist()[:5_000] == [
+        value for each in small for value in each.column(0).to_pylist()
+    ]
+    assert list(gathered([])) == []
 
 
 @pytest.mark.parametrize(

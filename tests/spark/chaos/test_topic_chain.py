@@ -1,0 +1,129 @@
+"""Topic to Spark to topic to Spark; drivers and publisher killed: each transaction whole or not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from opendata_buffer.messages import undecided
+from opendata_buffer.topic.topic import Topic
+from tests.spark.chaos.processes import (
+    FOREVER,
+    MOMENTS,
+    PATIENCE_S,
+    Fleet,
+    Job,
+    Stream,
+    await_first_commits,
+    seeded,
+)
+from tests.spark.chaos.worker_publish import RECORDS_EACH
+from tests.spark.written import open_queue
+
+pytestmark = pytest.mark.slow
+
+KILLS = max(3, int(os.environ.get("OPENDATA_BUFFER_KILLS", "16")) // 8)
+PARTITIONS = 4 if KILLS < 8 else 16
+"""16 in the night, when there is time for more kills."""
+
+
+class Publishing:
+    """The publisher over its lives."""
+
+    def __init__(self, store: str) -> None:
+        self._store = store
+        self.durable = -1
+        self._start(FOREVER)
+
+    def _start(self, end: int) -> None:
+        script = Path(__file__).parent / "worker_publish.py"
+        self._process = subprocess.Popen(
+            [sys.executable, str(script), self._store, str(self.durable + 1), str(end)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, args=(self._process,))
+        self._reader.start()
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        with process.stdout as out:
+            for line in out:
+                if line.endswith("\n"):  # kill -9 may cut the last one short
+                    self.durable = int(line)
+
+    def kill(self) -> None:
+        assert self._process.poll() is None, "the publisher ended by itself"
+        self.end()
+        self._start(FOREVER)
+
+    def finish(self) -> int:
+        """Kill it a last time, publish three more; returns how many transactions there are."""
+        self.end()
+        end = self.durable + 4
+        self._start(end)
+        assert self._process.wait(PATIENCE_S) == 0
+        self._reader.join()
+        assert self.durable == end - 1
+        return end
+
+    def end(self) -> None:
+        """Leave no process behind."""
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+
+
+def undecided_in(store: str) -> int:
+    count = 0
+    for name in Topic.open(store).description.names:
+        manifest = open_queue(store, name).read()
+        if manifest is not None:
+            pairs = enumerate(manifest.locations(), manifest.first_sequence)
+            count += len(undecided(pairs, name))
+    return count
+
+
+def test_every_transaction_is_whole_at_the_end_of_a_chain_of_topics(java: str, home: Path) -> None:
+    ends = home / "topic-1", home / "topic-2"
+    front = Stream.make(home, "front", "topic", *ends)
+    back = Stream.make(home, "back", "sqlite", ends[1])
+    for end in ends:
+        Topic.create(str(end), PARTITIONS)
+    publisher = Publishing(front.store)
+    fleet = Fleet(Job([front, back], java), home, "both")
+    repeats = 0
+    try:
+        with seeded("CHAOS_SEED") as rng:
+            fleet.go()
+            for kill in range(KILLS):
+                driver = fleet.driver
+                assert driver is not None
+                await_first_commits(driver, [front, back])
+                rng.choice(MOMENTS[1:6]).await_in(driver, front, rng)
+                driver.kill()
+                repeats += front.planned() > front.committed()
+                publisher.kill()
+                if kill < KILLS - 1:
+                    fleet.go()
+            end = publisher.finish()
+            fleet.go("drain").finish()
+
+            delivered: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
+            for value, *_ in back.rows():
+                number, attempt, k = value.split("/")
+                delivered[int(number), attempt].append(int(k))
+            for transaction, records in delivered.items():
+                assert sorted(records) == list(range(RECORDS_EACH)), transaction
+            assert {number for number, _ in delivered} == set(range(end))
+            assert [undecided_in(stream.store) for stream in (front, back)] == [0, 0]
+            assert repeats >= 1, "no kill came in the middle of a micro-batch"
+    finally:
+        fleet.end()
+        publisher.end()

@@ -1,0 +1,44 @@
+"""Publishes numbered transactions into a topic until killed; prints each that it committed.
+
+A record is ``<number>/<attempt>/<k>``: who is killed between a commit and its line publishes the
+number again, as another attempt. Arguments: store, first number, end (exclusive).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from opendata_buffer import ProducerConfig, Publisher
+from opendata_buffer.mapping import rendezvous
+from tests.spark.chaos.worker_produce import GRACE_MS
+
+RECORDS_EACH = 24
+PARTS = 3
+PAUSE_S = 0.03
+
+
+def values(number: int, attempt: str) -> list[str]:
+    """The records of one attempt at a transaction."""
+    return [f"{number}/{attempt}/{k}" for k in range(RECORDS_EACH)]
+
+
+def main() -> None:
+    store, first, end = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    config = ProducerConfig(store=store, flush_interval_ms=2, gc_grace_period_ms=GRACE_MS)
+    with Publisher(store, "chaos", config=config) as publisher:
+        for number in range(first, end):
+            records = values(number, str(os.getpid()))
+            size = RECORDS_EACH // PARTS
+            for begin in range(0, RECORDS_EACH, size):
+                # In several calls, and slowly, so that a kill cuts transactions in the middle.
+                part = [record.encode() for record in records[begin : begin + size]]
+                publisher.publish_uncommitted(part, keys=part, partitioner=rendezvous)
+                time.sleep(PAUSE_S)
+            publisher.commit(120)
+            print(number, flush=True)
+
+
+if __name__ == "__main__":
+    main()
