@@ -1,8 +1,9 @@
-"""Several processes that produce, without a broker: into one queue, and into 16 partitions.
+"""Topics: 16 partitions beside one queue.
 
-Processes share a directory in which each request takes as long as on S3 Standard. As much as they
-can: batches a second, when each process always has as many calls waiting as its buffer takes. At
-an even pace, which one queue can keep up with: the time until a call is durable.
+Several processes that produce, without a broker: they share a directory in which each
+request takes as long as on S3 Standard. As much as they can: batches a second, when each process
+always has as many calls waiting as its buffer takes. At an even pace, which one queue can keep up
+with: the time until a call is durable. Then what reading takes, in :mod:`benchmarks.topic_source`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 from benchmarks.producers import CAS_MS, GET_MS, PUT_MS, paced
 from benchmarks.table import Row
+from benchmarks.topic_source import idle_row, speed_row
 from opendata_buffer import Producer, ProducerConfig, Topic, TopicProducer
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores import Store
@@ -133,6 +135,19 @@ def at_an_even_pace() -> Row:
     )
 
 
+def in_spark() -> Row:
+    """One line that needs Spark, in a session of its own."""
+    from benchmarks.spark import session
+
+    home = Path(tempfile.mkdtemp(prefix="buffer-bench-"))
+    spark = session(home)
+    try:
+        return speed_row(spark, home)
+    finally:
+        spark.stop()
+        shutil.rmtree(home, ignore_errors=True)
+
+
 def run() -> list[Row]:
-    measured: list[Callable[[], Row]] = [as_much_as_they_can, at_an_even_pace]
+    measured: list[Callable[[], Row]] = [as_much_as_they_can, at_an_even_pace, idle_row, in_spark]
     return [each() for each in measured]

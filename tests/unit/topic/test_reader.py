@@ -42,7 +42,9 @@ class World:
         assert isinstance(got, Blob)
         return Manifest.parse(got.data)
 
-    def reader(self, position: Any = None, **settings: Any) -> PartitionReader:
+    def reader(
+        self, position: Any = None, *, allow_data_loss: bool = False, **settings: Any
+    ) -> PartitionReader:
         return PartitionReader(
             NAME,
             Topic.config_of(NAME, consuming(**settings)),
@@ -50,7 +52,7 @@ class World:
             "read_committed",
             store=self.store,
             runtime=self.runtime,
-            allow_data_loss=False,
+            allow_data_loss=allow_data_loss,
         )
 
 
@@ -117,6 +119,24 @@ def test_manifests_are_written_now_and_then() -> None:
     assert seen == [0, 0, 3, 3, 3]
     reader.close()
     assert world.manifest().first_sequence == 5  # closing writes out what is acknowledged
+
+
+def test_f28_behind_a_gap_it_goes_on_if_that_is_allowed() -> None:
+    world = World()
+    for number in range(4):
+        world.append(b"%d" % number)
+    reader = world.reader(allow_data_loss=True)
+    queue = Queue(world.store, world.config, runtime=world.runtime, role="test")
+    queue.dequeue(1, world.manifest().epoch)
+    reader.look()
+    assert taken(reader) == [b"2", b"3"]
+    saved = reader.position_after(2)
+    reader.ack(2)
+    assert reader.position == saved
+    assert saved.sequence == 2
+    again = world.reader(saved)
+    again.look()
+    assert taken(again) == [b"3"]
 
 
 def test_a_batch_that_is_given_up_is_passed_by() -> None:
