@@ -43,6 +43,10 @@ SILENCE_S = 0.75
 life; without one for as long again, it is taken for dead."""
 
 
+RENEW_S = 0.5
+"""An append whose broker was last heard so long before the last word of it is renewed."""
+
+
 class ChannelClosed(Exception):
     """The other side, or the network, ended the connection."""
 
@@ -115,6 +119,9 @@ class _Call:
     """One request that waits for its answer; ``lost`` is the answer where none will come."""
 
     lost: Lost
+    heard_at: float = 0.0
+    valid_s: float = 0.0
+    begin_by: float = float("-inf")
     answer: Answer | Reply | OpenDataBufferError | None = None
 
 
@@ -188,7 +195,7 @@ class Connection:
             self._number += 1
             number = self._number
             lost = Lost(self._next if since is None else since, self._heard_at + valid_s)
-            call = _Call(lost)
+            call = _Call(lost, self._heard_at, valid_s, begin_by)
             body = append_body(number, entries, self._clock, int(valid_s * 1000), since)
             self._calls[number] = call
         answer = self._complete(number, call, body)
@@ -300,6 +307,7 @@ class Connection:
                     asked = False
                     with self._condition:
                         self._take(message)
+                    self._renew()
                 elif not self._calls:
                     asked = False
                 elif asked:
@@ -315,6 +323,25 @@ class Connection:
         finally:
             with self._condition:
                 self._finish()
+
+    def _renew(self) -> None:
+        """Let appends that wait for a slow write hold on, by the clock that was just heard.
+
+        Otherwise what came while a write took longer than a request holds would be refused, be
+        asked for again as the next write begins, and never have its turn.
+        """
+        renewed = []
+        with self._condition:
+            clock, heard_at = self._clock, self._heard_at
+            for number, call in self._calls.items():
+                is_old = heard_at - call.heard_at >= RENEW_S
+                if call.answer is None and is_old and heard_at + call.valid_s <= call.begin_by:
+                    # First here: nobody else is asked while the broker may still write it.
+                    call.heard_at = heard_at
+                    call.lost = Lost(call.lost.since, heard_at + call.valid_s)
+                    renewed.append(number)
+        if renewed:
+            self._transmit({"op": "renew", "clock": clock, "n": renewed}, patient=False)
 
     def _take(self, message: bytes) -> None:
         body = self._end.open(message)

@@ -1,7 +1,8 @@
 """What client and broker say to each other once they have shaken hands. Pure.
 
 =========  =====================================================================================
-client     ``append``: entries to append in one piece; ``ping``; ``stats``
+client     ``append``: entries to append in one piece; ``renew``: it waits on; ``ping``;
+           ``stats``
 broker     ``done``: appended at a sequence; ``refused``: surely not appended, ask again;
            ``lost``: storage gave no answer, look whether it is there; ``failed``: what the
            queue raised; ``pong``; ``stats``
@@ -12,7 +13,9 @@ looks whether the append has landed, and appends it if not. A broker that was on
 append it after that. So each message of a broker carries its clock, and a request carries the
 clock it heard last and for how long it holds: the broker does not begin a write for a request
 that is older than that by its own clock. The client has waited that long on its own clock
-before it asks anybody else. No two clocks are ever compared, they only have to run equally fast.
+before it asks anybody else. While it waits and hears the broker, it renews the request by the
+newest clock it heard, and counts from then itself. No two clocks are ever compared, they only have
+to run equally fast.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ __all__ = [
     "moment_of",
     "parse_append",
     "parse_metadata",
+    "parse_renewal",
     "whole",
 ]
 
@@ -150,6 +154,18 @@ def _metadata(row: Any) -> Metadata:
             except ValueError:
                 pass
     raise ProtocolError("a range of metadata is no index, time and payload")
+
+
+def parse_renewal(body: Mapping[str, Any]) -> list[int]:
+    """The numbers of the requests that are to hold on.
+
+    Raises:
+        ProtocolError: They are none.
+    """
+    numbers = body.get("n")
+    if isinstance(numbers, list) and len(numbers) <= MAX_OPEN_REQUESTS:
+        return [each for each in numbers if isinstance(each, int)]
+    raise ProtocolError(f"a renewal has no list of up to {MAX_OPEN_REQUESTS} requests")
 
 
 def clock_body(now: Moment) -> list[float]:

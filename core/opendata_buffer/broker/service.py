@@ -20,7 +20,9 @@ from opendata_buffer.broker.messages import (
     AppendRequest,
     clock_body,
     error_body,
+    moment_of,
     parse_append,
+    parse_renewal,
     whole,
 )
 from opendata_buffer.broker.requests import parse_beat, parse_claim, parse_finish
@@ -59,9 +61,10 @@ class _Waiting:
 
     session: Session
     request: AppendRequest
+    heard: Moment
 
     def is_late(self, now: Moment) -> bool:
-        heard = self.request.heard
+        heard = self.heard
         # A clock that runs backwards tells no age: the client sends the request again.
         return not heard.precedes(now) or heard.age_ms(now) > self.request.valid_ms
 
@@ -148,6 +151,8 @@ class Service:
     def submit(self, session: Session, request: AppendRequest, message_bytes: int) -> None:
         """Append when its turn comes; the session gets the answer."""
         size = len(request.entries)
+        waiting = _Waiting(session, request, request.heard)
+        session.remember(waiting)
         with self._condition:
             if self._leaving:
                 why = "moved"
@@ -157,12 +162,12 @@ class Service:
             ):
                 why = "busy"
             else:
-                self._waiting.append(_Waiting(session, request))
+                self._waiting.append(waiting)
                 self._entries += size
                 self._bytes += message_bytes
                 self._condition.notify_all()
                 return
-        self._refuse(_Waiting(session, request), why)
+        self._refuse(waiting, why)
 
     def clients_now(self) -> float:
         """Connections that have shaken hands."""
@@ -343,6 +348,7 @@ class Session:
         self._send = send
         self._lock = service.lock()
         self._open = 0
+        self._pending: dict[int, _Waiting] = {}
         self._closed = False
 
     def welcome(self, prove: bytes) -> bytes:
@@ -382,6 +388,8 @@ class Session:
                 work = parse(body, now, self.answer)
                 self._begin()
                 foreman.submit(work)
+            case "renew":
+                self._renew(parse_renewal(body), moment_of(body.get("clock")))
             case "ping":
                 self._say({"op": "pong", "next": self._service.next_sequence})
             case "stats":
@@ -397,10 +405,24 @@ class Session:
                 )
             self._open += 1
 
+    def remember(self, waiting: _Waiting) -> None:
+        """An append of this session waits from now on."""
+        with self._lock:
+            self._pending[waiting.request.number] = waiting
+
+    def _renew(self, numbers: Sequence[int], heard: Moment) -> None:
+        """The client waits on: it heard this clock since."""
+        with self._lock:
+            for number in numbers:
+                waiting = self._pending.get(number)
+                if waiting is not None and waiting.heard.precedes(heard):
+                    waiting.heard = heard
+
     def answer(self, body: Body) -> None:
         """Answer one request."""
         with self._lock:
             self._open -= 1
+            self._pending.pop(body["n"], None)
         self._say(body)
 
     def close(self) -> None:

@@ -7,7 +7,15 @@ import threading
 import pytest
 
 from opendata_buffer.broker.announcement import Announcement
-from opendata_buffer.broker.client import Appended, ChannelClosed, Connection, Lost, Refused
+from opendata_buffer.broker.client import (
+    RENEW_S,
+    Answer,
+    Appended,
+    ChannelClosed,
+    Connection,
+    Lost,
+    Refused,
+)
 from opendata_buffer.broker.messages import MAX_ENTRIES, MAX_OPEN_REQUESTS, error_body
 from opendata_buffer.broker.wire import MAX_MESSAGE_BYTES, BrokerEnd
 from opendata_buffer.errors import QueueFull
@@ -117,6 +125,30 @@ def test_a_broker_that_is_slow_and_gives_signs_of_life_is_waited_for() -> None:
     channel = Scripted(answer)
     client = connection(channel)
     assert client.append(entries("a"), since=None, begin_by=soon()) == Appended(5)
+
+
+def test_an_append_that_waits_is_renewed_and_lost_later_unless_its_own_deadline_is_near() -> None:
+    def answers(pings: int, begin_by: float) -> tuple[Scripted, Answer]:
+        def answer(body: dict) -> dict | None:  # type: ignore[type-arg]
+            if body["op"] == "ping" and channel.heard.count("ping") <= pings:
+                return {"op": "pong", "next": 5}
+            return None
+
+        channel = Scripted(answer)
+        return channel, connection(channel).append(entries("a"), since=None, begin_by=begin_by)
+
+    runtime = SystemRuntime()
+    began = runtime.monotonic()
+    channel, lost = answers(2, began + 60)
+    assert channel.heard[:4] == ["ping", "append", "ping", "renew"]
+    assert isinstance(lost, Lost)
+    # From the clock that was heard last, and not from the first one.
+    assert lost.safe_at >= began + 2.0 + RENEW_S
+    began = runtime.monotonic()
+    channel, lost = answers(2, began + 2.2)
+    assert "renew" not in channel.heard
+    assert isinstance(lost, Lost)
+    assert lost.safe_at <= began + 2.2
 
 
 def test_a_connection_that_ends_loses_what_it_was_asked_for() -> None:

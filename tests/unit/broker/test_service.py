@@ -116,6 +116,43 @@ def test_a_request_that_grows_old_while_the_write_loses_races_is_not_written() -
     service.stop(5)
 
 
+def test_a_request_that_is_renewed_while_a_slow_write_is_under_way_is_written() -> None:
+    runtime = ManualRuntime()
+    clients: list[Client] = []
+
+    class Slow(MemoryStore):
+        """A write takes three seconds; who waits meanwhile hears the broker and holds on."""
+
+        def put_if(self, key: str, data: bytes, condition: Any) -> Any:
+            if key == CONFIG.manifest_path and not clients:
+                clients.extend([Client(service), Client(service), Client(service)])
+                for number, each in enumerate(clients):
+                    each.ask(f"waiting{number}")
+                runtime.advance(1.5)
+                holds_on, forges, _ = clients
+                holds_on.send({"op": "renew", "n": [1, 7], "clock": service.clock()})
+                later = [runtime.monotonic() + 100, runtime.now_ms() + 100_000]
+                forges.send({"op": "renew", "n": [1], "clock": later})
+                runtime.advance(1.5)
+            return super().put_if(key, data, condition)
+
+    store = Slow()
+    service = made(store, runtime)
+    first = Client(service)
+    first.ask("first")
+    service.start()
+    assert first.answered()[0]["op"] == "done"
+    holds_on, forges, silent = clients
+    assert holds_on.answered()[0]["op"] == "done"
+    assert silent.answered()[0]["why"] == "expired"
+    # Nobody holds on by a clock that the broker has not shown yet.
+    assert forges.answered()[0]["why"] == "expired"
+    assert queued(store) == ["ingest/first", "ingest/waiting0"]
+    with pytest.raises(ProtocolError, match="renewal"):
+        silent.send({"op": "renew", "n": "all", "clock": service.clock()})
+    service.stop(5)
+
+
 def test_a_doubtful_request_is_looked_up_before_it_is_appended() -> None:
     store = MemoryStore()
     Queue(store, CONFIG, runtime=SystemRuntime(), role="x").append([NewEntry("ingest/a")])
