@@ -118,8 +118,10 @@ class CommitRecord:
                     return cls(batch, next_sequence, query, others, run, producer, intents)
         raise CorruptData(
             f"the commit record is not readable: {raw[:100]!r}. It remembers which batch of a "
-            "query was written last. If you delete it, the manifest and the reader's filter "
-            "still recognise repeats."
+            "query was written last. Restore its latest version (bucket versioning). That of a "
+            "single queue may also be deleted: the manifest and the reader's filter still "
+            "recognise repeats. That of a topic (below '_topic/') may not while its query has a "
+            "batch to repeat."
         )
 
     def raised(self, batch: int, next_sequence: int, query: str | None) -> CommitRecord:

@@ -32,6 +32,9 @@ KILLS = max(3, int(os.environ.get("OPENDATA_BUFFER_KILLS", "16")) // 8)
 PARTITIONS = 4 if KILLS < 8 else 16
 """16 in the night, when there is time for more kills."""
 
+BACKLOG = 40 * PARTITIONS
+"""Batches that wait in the topic before the publisher takes a rest."""
+
 
 class Publishing:
     """The publisher over its lives."""
@@ -44,7 +47,11 @@ class Publishing:
     def _start(self, end: int) -> None:
         script = Path(__file__).parent / "worker_publish.py"
         self._process = subprocess.Popen(
-            [sys.executable, str(script), self._store, str(self.durable + 1), str(end)],
+            [
+                *(sys.executable, str(script), self._store),
+                # The last one finishes, also where nobody reads any more.
+                *map(str, (self.durable + 1, end, BACKLOG if end == FOREVER else FOREVER)),
+            ],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -94,8 +101,9 @@ def test_every_transaction_is_whole_at_the_end_of_a_chain_of_topics(java: str, h
     ends = home / "topic-1", home / "topic-2"
     front = Stream.make(home, "front", "topic", *ends)
     back = Stream.make(home, "back", "sqlite", ends[1])
-    for end in ends:
-        Topic.create(str(end), PARTITIONS)
+    for each in (front, back):
+        each.options["maxBatchesPerTrigger"] = str(10 * PARTITIONS)
+        Topic.create(each.store, PARTITIONS)
     publisher = Publishing(front.store)
     fleet = Fleet(Job([front, back], java), home, "both")
     repeats = 0

@@ -1,7 +1,8 @@
 """Publishes numbered transactions into a topic until killed; prints each that it committed.
 
 A record is ``<number>/<attempt>/<k>``: who is killed between a commit and its line publishes the
-number again, as another attempt. Arguments: store, first number, end (exclusive).
+number again, as another attempt. It waits while the topic is long. Arguments: store, first
+number, end (exclusive), how many batches make the topic long.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import os
 import sys
 import time
 
-from opendata_buffer import ProducerConfig, Publisher
+from opendata_buffer import ProducerConfig, Publisher, QueueConfig, Topic
 from opendata_buffer.mapping import rendezvous
-from tests.spark.chaos.worker_produce import GRACE_MS
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.runtime import SystemRuntime
+from tests.spark.chaos.worker_produce import GRACE_MS, length
 
 RECORDS_EACH = 24
 PARTS = 3
@@ -25,7 +28,18 @@ def values(number: int, attempt: str) -> list[str]:
 
 
 def main() -> None:
-    store, first, end = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    store = sys.argv[1]
+    first, end, long = map(int, sys.argv[2:])
+    topic = Topic.open(store)
+    queues = [
+        Queue(
+            topic.store,
+            Topic.config_of(name, QueueConfig(store=store)),
+            runtime=SystemRuntime(),
+            role="test",
+        )
+        for name in topic.description.names
+    ]
     config = ProducerConfig(store=store, flush_interval_ms=2, gc_grace_period_ms=GRACE_MS)
     with Publisher(store, "chaos", config=config) as publisher:
         for number in range(first, end):
@@ -38,6 +52,8 @@ def main() -> None:
                 time.sleep(PAUSE_S)
             publisher.commit(120)
             print(number, flush=True)
+            while sum(map(length, queues)) > long:
+                time.sleep(PAUSE_S)
 
 
 if __name__ == "__main__":
