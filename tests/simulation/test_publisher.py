@@ -8,7 +8,7 @@ from opendata_buffer.testing.faults import FaultPlan
 from opendata_buffer.testing.simulation import SimRuntime, SimulationFailed
 from tests.simulation.publishing import NAMES, PublishingWorld
 
-SHARE = 0.25
+SHARE = 0.15
 """Of the seeds; see conftest.py."""
 
 PUBLISHERS = [("billing", "billing"), ("shipping", "shipping"), (None, "nameless")]
