@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 
 from buffer_sink.decision import Expired
 from buffer_sink.lifetime import Expiry, Lifetimes
@@ -122,12 +123,18 @@ class TopicCommitter:
         self, group: Group, attempt: Attempt, uploads: dict[str, list[UploadedBatch]]
     ) -> dict[str, int]:
         """Append to all partitions at once. Returns where each partition's part begins."""
+        since: dict[str, int] = {}
 
-        def one(name: str) -> int:
-            return self._append_part(name, replace(group, uploads=tuple(uploads[name])))
+        def append(name: str) -> None:
+            since[name] = self._append_part(name, replace(group, uploads=tuple(uploads[name])))
 
+        def prepare(name: str) -> None:
+            self._ledger.prepare(attempt, name)
+
+        steps = [partial(step, name) for step in (append, prepare) for name in uploads]
         try:
-            return dict(zip(uploads, together(self._runtime, one, uploads), strict=True))
+            together(self._runtime, lambda step: step(), steps)
+            return since
         except OpenDataBufferError as error:
             # No record names the attempt, and none will.
             self._ledger.abandon(attempt)

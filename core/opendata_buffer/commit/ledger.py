@@ -5,7 +5,8 @@ each partition as CONTINUE_TXN messages; the app's commit record decides; acknow
 the decision out::
 
     begin()    claim the record; end what earlier runs left: commit what the record names
-    ...        the caller appends the pending batches, to all partitions at once
+    ...        the caller appends the pending batches, to all partitions at once; meanwhile
+               prepare() stores what settle() will append
     decide()   write the record: batch, producer, intents.  <- the one point that decides
     settle()   acknowledge in all partitions at once; roll back what others left undecided
 
@@ -40,6 +41,7 @@ from opendata_buffer.commit.settlement import (
     ROLL_BACK,
     Ending,
     PatientPut,
+    acknowledgement,
     open_endings,
     settle,
     undecided_of,
@@ -47,7 +49,7 @@ from opendata_buffer.commit.settlement import (
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import OpenDataBufferError, Superseded, TransientStorageError
 from opendata_buffer.formats.keys import Transaction
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.cas import Done, Doubtful, Register
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
@@ -123,6 +125,8 @@ class Ledger:
         self._runtime = runtime
         self._ahead_ms = ahead_ms
         self._claims: dict[str, _Claim] = {}
+        self._stored: defaultdict[str, dict[tuple[bytes, int], NewEntry]] = defaultdict(dict)
+        """Per partition, acknowledgements that were prepared and not appended yet."""
         self._decided: dict[str, _Claim] = {}
         """Apart from the others: the next batch must not be decided before this one is settled,
         because the record would no longer name it."""
@@ -191,6 +195,19 @@ class Ledger:
         record = self._claims[app].register.last_seen
         return -1 if record is None else record.batch
 
+    def prepare(self, attempt: Attempt, name: str) -> None:
+        """Store the batch of one partition's acknowledgement ahead: :meth:`settle` need not.
+
+        It decides nothing, and may be left out. May be called for several partitions at once,
+        while the pending batches are appended.
+
+        Raises:
+            StorageError: It could not be stored.
+        """
+        ending = Ending(attempt.producer, attempt.intents[name], attempt.txn)
+        entry = acknowledgement(name, ending, self._batches, self._runtime, self._ahead_ms)
+        self._stored[name][ending.producer, ending.clock] = entry
+
     def decide(self, attempt: Attempt) -> bool:
         """Commit an attempt whose pending batches are in all partitions.
 
@@ -248,7 +265,10 @@ class Ledger:
             name: Ending(attempt.producer, clock, attempt.txn, since.get(name, 0))
             for name, clock in attempt.intents.items()
         }
-        self._end(claim, app, endings)
+        try:
+            self._end(claim, app, endings)
+        finally:
+            self._unstore(attempt)
         self._claims[app] = claim
 
     def abandon(self, attempt: Attempt) -> None:
@@ -257,6 +277,7 @@ class Ledger:
         What cannot be rolled back now, because storage fails, the next run rolls back.
         """
         self._claims.pop(attempt.txn.app, None)
+        self._unstore(attempt)
         ending = Ending(attempt.producer, ROLL_BACK, attempt.txn)
         try:
             self._settle_all({name: [ending] for name in attempt.intents})
@@ -342,9 +363,14 @@ class Ledger:
                 store=self._batches,
                 runtime=self._runtime,
                 ahead_ms=self._ahead_ms,
+                stored=self._stored.get(name),
             )
 
         return sum(together(self._runtime, one, endings))
+
+    def _unstore(self, attempt: Attempt) -> None:
+        for name, clock in attempt.intents.items():
+            self._stored[name].pop((attempt.producer, clock), None)
 
     def _register(self, app: str) -> Register[CommitRecord]:
         return Register(

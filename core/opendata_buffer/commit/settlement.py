@@ -9,7 +9,7 @@ ends the same transaction again, after a crash or beside somebody else, does not
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from opendata_buffer.formats.batch import encode_batch
@@ -21,7 +21,15 @@ from opendata_buffer.retry import BackoffSettings, queue_retry
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Put
 
-__all__ = ["ROLL_BACK", "Ending", "PatientPut", "open_endings", "settle", "undecided_of"]
+__all__ = [
+    "ROLL_BACK",
+    "Ending",
+    "PatientPut",
+    "acknowledgement",
+    "open_endings",
+    "settle",
+    "undecided_of",
+]
 
 ROLL_BACK = 1
 """Clock of an acknowledgement that rolls back; clocks of transactions begin beyond it."""
@@ -112,6 +120,7 @@ def settle(
     store: Put,
     runtime: Runtime,
     ahead_ms: int,
+    stored: Mapping[tuple[bytes, int], NewEntry] | None = None,
 ) -> int:
     """End transactions in one queue, in one write; those that are decided there already are not.
 
@@ -125,6 +134,8 @@ def settle(
         runtime: Clock and names.
         ahead_ms: How far the names of these batches are ahead of time: the collector's grace
             period, so that a process that is paused here does not lose them.
+        stored: By producer and clock, acknowledgements whose batches are stored already; see
+            :func:`acknowledgement`. Those of the others are stored first.
 
     Returns:
         How many were undecided, and are ended now by this call.
@@ -136,7 +147,11 @@ def settle(
     wanted = tuple(endings)
     while wanted:
         todo = wanted
-        entries = [_acknowledgement(prefix, each, store, runtime, ahead_ms) for each in todo]
+        entries = [
+            (stored or {}).get((each.producer, each.clock))
+            or acknowledgement(prefix, each, store, runtime, ahead_ms)
+            for each in todo
+        ]
 
         def guard(before: Manifest, todo: tuple[Ending, ...] = todo) -> tuple[Ending, ...] | None:
             left = open_endings(before, prefix, todo)
@@ -158,9 +173,18 @@ def _undecided(manifest: Manifest, prefix: str, since: int) -> dict[bytes, Undec
     return undecided(enumerate(locations, first), prefix)
 
 
-def _acknowledgement(
+def acknowledgement(
     prefix: str, ending: Ending, store: Put, runtime: Runtime, ahead_ms: int
 ) -> NewEntry:
+    """The entry that ends a transaction. Its batch is stored; that decides nothing yet.
+
+    Args:
+        prefix, store, runtime, ahead_ms: As for :func:`settle`.
+        ending: How it is to end.
+
+    Raises:
+        StorageError: The batch could not be stored.
+    """
     message = build_uuid(ending.producer, ending.clock, ACK_TXN | FINAL)
     name = later_ulid(runtime.ulid(), ahead_ms)
     location = batch_key(prefix, name, ending.txn, message)

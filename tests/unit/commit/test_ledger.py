@@ -122,6 +122,7 @@ class Driver:
         self.world = world
         self.wire: Any = wire or Wire(world.store)
         self.queues: dict[str, Queue] = {}
+        self.prepares = world.prepares
         self.ledger = Ledger(self.wire, CONFIG, self._queue, world.runtime, ahead_ms=600_000)
 
     def _queue(self, name: str) -> Queue:
@@ -137,6 +138,8 @@ class Driver:
     def append(self, attempt: Attempt) -> dict[str, int]:
         since = {}
         for name in attempt.intents:
+            if self.prepares:
+                self.ledger.prepare(attempt, name)
             message = build_uuid(attempt.producer, 2, CONTINUE_TXN)
             location = batch_key(name, self.world.runtime.ulid(), attempt.txn, message)
             since[name] = self._queue(name).append([NewEntry(location)])
@@ -157,6 +160,7 @@ class Driver:
 class World:
     runtime: Inline = field(default_factory=Inline)
     store: MemoryStore = field(default_factory=MemoryStore)
+    prepares: bool = True
     producers: int = 0
     read: defaultdict[int, list[tuple[str, bytes]]] = field(
         default_factory=lambda: defaultdict(list)
@@ -242,6 +246,32 @@ def test_the_requests_of_a_batch_in_the_steady_state() -> None:
     driver.write(1)
     # Each partition: one append, one empty object, one acknowledgement. And one record.
     assert driver.wire.requests - before == 3 * len(PARTITIONS) + 1
+
+
+def test_what_was_prepared_is_appended_and_nothing_is_stored_again() -> None:
+    objects = []
+    for prepares in (True, False):
+        world = World(prepares=prepares)
+        driver = Driver(world)
+        for batch in range(3):
+            driver.write(batch)
+        world.check(3)
+        objects.append(len(world.store.list("").objects))
+    assert objects[0] == objects[1]
+
+
+def test_a_roll_back_never_appends_the_acknowledgement_that_was_prepared() -> None:
+    world = World()
+    driver = Driver(world)
+    attempt = driver.attempt(0)
+    assert driver.ledger.begin(attempt.txn, "q", PARTITIONS)
+    driver.append(attempt)
+    driver.ledger.abandon(attempt)
+    world.consume()
+    assert world.read == {}
+    assert world.undecided() == {}
+    assert driver.write(0)
+    world.check(1)
 
 
 def test_nothing_is_visible_before_the_record_is_written() -> None:
