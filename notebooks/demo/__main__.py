@@ -15,7 +15,7 @@ from rich.console import Console
 
 from notebooks.demo import report
 from notebooks.demo.flights import AIRPORTS, Share, flights
-from notebooks.demo.places import Places
+from notebooks.demo.places import PARTITIONS, Places
 from notebooks.demo.progress import Counters, Screen
 from notebooks.demo.s3 import local_s3
 
@@ -75,6 +75,7 @@ def run(places: Places, seconds: float, console: Console) -> bool:
     from notebooks.demo import query  # after the storage's environment is set
 
     lock = places.lock()
+    places.make()
     first, written = places.resume()
     shares = {airport: Share.of(airport) for airport in AIRPORTS}
     durable = {airport: shares[airport].rows_before(chunk) for airport, chunk in first.items()}
@@ -137,6 +138,11 @@ def _end(stop: Callable[[], object]) -> None:
 @click.option(
     "--s3", is_flag=True, help="Buffer on a local S3 server (moto) instead of a directory."
 )
+@click.option(
+    "--topic",
+    is_flag=True,
+    help="Buffer in a topic of 4 partitions, by carrier, instead of a queue.",
+)
 @click.option("--fresh", is_flag=True, help="Delete what an earlier run left and start over.")
 @click.option("--seconds", default=45.0, show_default=True, help="Time to replay the year in.")
 @click.option(
@@ -146,7 +152,7 @@ def _end(stop: Callable[[], object]) -> None:
     show_default=True,
     help="Where buffer, checkpoint, Parquet, plot and logs go.",
 )
-def main(s3: bool, fresh: bool, seconds: float, output: Path) -> None:
+def main(s3: bool, topic: bool, fresh: bool, seconds: float, output: Path) -> None:
     """Replay 336,776 flights through a buffer into Spark and prove that each arrived once.
 
     Stop it with Ctrl-C and start it again: it resumes. With --s3 the server keeps its state in
@@ -155,12 +161,13 @@ def main(s3: bool, fresh: bool, seconds: float, output: Path) -> None:
     console = Console()
     started = time.monotonic()
     with ExitStack() as stack:
-        root = output.resolve() / ("s3" if s3 else "local")
+        root = output.resolve() / (("s3" if s3 else "local") + ("-topic" if topic else ""))
         store = stack.enter_context(local_s3()) if s3 else str(root / "buffer")
-        places = Places(root, store)
+        places = Places(root, store, topic)
         if fresh or s3:
             places.start_over()
-        console.print(f"buffer: {store}")
+        kind = f", a topic of {PARTITIONS} partitions" if topic else ""
+        console.print(f"buffer: {store}{kind}")
         try:
             exact = run(places, seconds, console)
         except KeyboardInterrupt:

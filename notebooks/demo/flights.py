@@ -75,6 +75,10 @@ class Share:
         """Flights in all chunks before this one."""
         return min(chunk * CHUNK_ROWS, len(self.table))
 
+    def carriers(self, chunk: int) -> pa.ChunkedArray:
+        """The carrier of each record of a chunk: its key in a topic."""
+        return self.table.slice(chunk * CHUNK_ROWS, CHUNK_ROWS)["carrier"]
+
     def records(self, chunk: int) -> list[bytes]:
         """One chunk as JSON records, always the same bytes."""
         rows: list[dict[str, Any]] = self.table.slice(chunk * CHUNK_ROWS, CHUNK_ROWS).to_pylist()

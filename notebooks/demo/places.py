@@ -15,9 +15,13 @@ import pyarrow.dataset
 from notebooks.demo.flights import AIRPORTS
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.keys import parse_location
+from opendata_buffer.mapping import modulo
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.factory import open_store
+from opendata_buffer.topic.topic import Topic, is_topic
+
+PARTITIONS = 4
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,8 @@ class Places:
 
     root: Path
     store: str
+    topic: bool = False
+    """The buffer is a topic, and its records are keyed by carrier."""
 
     @property
     def flights(self) -> Path:
@@ -73,39 +79,61 @@ class Places:
                 return lock
         raise SystemExit(f"error: another demo is running in {self.root}")
 
-    def queued(self) -> tuple[int, dict[str, int]]:
-        """Length of the queue, and the next chunk of each airport by what is queued."""
+    def make(self) -> None:
+        """The topic, if the buffer shall be one and is not there yet."""
+        if self.topic and not is_topic(open_store(self.store)):
+            Topic.create(self.store, PARTITIONS)
+
+    def queues(self) -> list[QueueConfig]:
+        """The queue, or the topic's partitions."""
         config = QueueConfig(store=self.store)
-        queue = Queue(open_store(self.store), config, runtime=SystemRuntime(), role="demo")
-        manifest = queue.read()
-        found = dict.fromkeys(AIRPORTS, 0)
-        if manifest is None:
-            return 0, found
-        for entry in manifest.entries():
-            location = parse_location(entry.location, config.data_path_prefix)
-            if location is not None and location.txn is not None:
-                txn = location.txn
-                found[txn.app] = max(found[txn.app], txn.batch + 1)
-        return manifest.entry_count, found
+        if not self.topic:
+            return [config]
+        topic = Topic.open(config)
+        return [topic.config_of(name, config) for name in topic.description.names]
+
+    def queued(self) -> tuple[int, list[dict[str, int]]]:
+        """Batches that wait, and for each queue the next chunk of each airport by what waits."""
+        length, chunks = 0, []
+        for config in self.queues():
+            queue = Queue(open_store(self.store), config, runtime=SystemRuntime(), role="demo")
+            manifest = queue.read()
+            found = dict.fromkeys(AIRPORTS, 0)
+            chunks.append(found)
+            if manifest is None:
+                continue
+            length += manifest.entry_count
+            for entry in manifest.entries():
+                location = parse_location(entry.location, config.data_path_prefix)
+                if location is not None and location.txn is not None:
+                    txn = location.txn
+                    found[txn.app] = max(found[txn.app], txn.batch + 1)
+        return length, chunks
 
     def written(self, columns: list[str]) -> pa.Table:
         """Columns of all records that are in Parquet."""
         # What a task has not committed lies deeper, below _temporary.
         files = [str(each) for each in self.flights.glob("batch=*/*.parquet")]
         if not files:
-            empty = pa.schema([("airport", pa.string()), ("chunk", pa.int32())])
-            return empty.empty_table().select(columns)
+            texts = [("airport", pa.string()), ("carrier", pa.string())]
+            return pa.schema([*texts, ("chunk", pa.int32())]).empty_table().select(columns)
         return pa.dataset.dataset(files, format="parquet").to_table(columns)
 
     def resume(self) -> tuple[dict[str, int], int]:
-        """The first chunk of each airport that was never queued, and the rows in Parquet.
+        """The first chunk of each airport that was not queued whole, and the rows in Parquet.
 
-        A chunk leaves the queue only after its rows are in Parquet, so what was ever durable is
+        A chunk leaves a queue only after its rows are in Parquet, so what was ever durable is
         in one of the two, and producers that nobody can ask any more need no log of their own.
+
+        In a topic a chunk has a part for each partition, and a killed producer may have written
+        some of them. It is then produced again, and readers drop the parts that they know.
         """
         _, chunks = self.queued()
-        table = self.written(["airport", "chunk"])
-        last = table.group_by("airport").aggregate([("chunk", "max")])
-        for airport, chunk in zip(last["airport"], last["chunk_max"], strict=True):
-            chunks[airport.as_py()] = max(chunks[airport.as_py()], chunk.as_py() + 1)
-        return chunks, len(table)
+        table = self.written(["airport", "carrier", "chunk"])
+        last = table.group_by(["airport", "carrier"]).aggregate([("chunk", "max")])
+        names = [config.data_path_prefix for config in self.queues()]
+        indices = modulo(last["carrier"], names) if self.topic and len(last) else [0] * len(last)
+        for airport, chunk, index in zip(last["airport"], last["chunk_max"], indices, strict=True):
+            found = chunks[index]
+            found[airport.as_py()] = max(found[airport.as_py()], chunk.as_py() + 1)
+        return {each: min(found[each] for found in chunks) for each in AIRPORTS}, len(table)

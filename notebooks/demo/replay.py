@@ -1,6 +1,7 @@
 """One producer process: replays the flights of one airport, from a given chunk on.
 
-Each chunk is one transaction: batch ``chunk`` of app ``airport``. It reports on standard output
+Each chunk is one transaction: batch ``chunk`` of app ``airport``, in a topic in each partition
+that it has carriers of. It reports on standard output
 how far it is durable, and ends when its standard input closes, as it does when the demo dies.
 """
 
@@ -14,7 +15,33 @@ from collections import deque
 import click
 
 from notebooks.demo.flights import Share
-from opendata_buffer import Compression, Producer, ProducerConfig, Transaction, WriteHandle
+from opendata_buffer import (
+    Compression,
+    Producer,
+    ProducerConfig,
+    TopicHandle,
+    TopicProducer,
+    Transaction,
+    WriteHandle,
+)
+from opendata_buffer.producer.batcher import Call
+from opendata_buffer.stores.factory import open_store
+from opendata_buffer.topic.topic import is_topic
+
+Handle = WriteHandle | TopicHandle
+
+
+def produce(producer: Producer | TopicProducer, share: Share, chunk: int) -> Handle:
+    """Produce a chunk, under an identity by which readers drop it when it comes again."""
+    records, identity = share.records(chunk), Transaction(share.airport, chunk)
+    if isinstance(producer, Producer):
+        return producer.produce(records, transaction=identity)
+
+    def accept(_: str, part: Producer, call: Call) -> WriteHandle:
+        call.transaction = identity
+        return part.accept(call)
+
+    return producer.produce_by(accept, records, keys=share.carriers(chunk))
 
 
 def replay(store: str, airport: str, first_chunk: int, seconds: float) -> None:
@@ -22,7 +49,7 @@ def replay(store: str, airport: str, first_chunk: int, seconds: float) -> None:
     share = Share.of(airport)
     stop = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
-    pending: deque[tuple[int, WriteHandle]] = deque()
+    pending: deque[tuple[int, Handle]] = deque()
 
     def report(all_of_them: bool = False) -> None:
         durable = None
@@ -33,14 +60,14 @@ def replay(store: str, airport: str, first_chunk: int, seconds: float) -> None:
             print(share.rows_before(durable + 1), flush=True)
 
     config = ProducerConfig(store=store, compression=Compression.ZSTD)
-    with Producer(config) as producer:
+    made = TopicProducer(config) if is_topic(open_store(store)) else Producer(config)
+    with made as producer:
         start = time.monotonic()
         for chunk in range(first_chunk, share.chunks):
             due = start + (chunk - first_chunk) * seconds / share.chunks
             if stop.wait(max(0.0, due - time.monotonic())):
                 break
-            handle = producer.produce(share.records(chunk), transaction=Transaction(airport, chunk))
-            pending.append((chunk, handle))
+            pending.append((chunk, produce(producer, share, chunk)))
             report()
         producer.flush()
         report(all_of_them=True)
