@@ -16,19 +16,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from opendata_buffer.broker.announcement import Announcement
-from opendata_buffer.broker.client import Appended, ChannelClosed, Connection, Lost
-from opendata_buffer.broker.lease import Lease
+from opendata_buffer.broker.client import Appended, Connection, Lost
+from opendata_buffer.broker.finder import Finder
 from opendata_buffer.broker.lookup import Landed, look_up
-from opendata_buffer.broker.wire import ProtocolError
 from opendata_buffer.commit.committer import Committer
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import (
     CommitStateUnknown,
     Conflict,
-    CorruptData,
     OpenDataBufferError,
     QueueFull,
-    StorageError,
     TransientStorageError,
 )
 from opendata_buffer.formats.manifest import NewEntry
@@ -93,17 +90,12 @@ class BrokeredCommitter:
         self._config = config
         self._claim = claim
         self._runtime = runtime
-        self._connect = connect
-        self._lease = Lease(store, config, runtime)
-        self._condition = runtime.condition()
-        self._connection: Connection | None = None
-        self._looking = False
+        self._finder = Finder(store, config, runtime, connect)
         self._look_at: float | None = 0.0
         self._hopeful_until = runtime.monotonic() + PATIENCE_S if expects else 0.0
         self._expects = expects
         self._conflicts = 0
         self._asked = 0
-        self._closed = False
 
     @property
     def attempts(self) -> int:
@@ -123,8 +115,8 @@ class BrokeredCommitter:
     @property
     def broker(self) -> Announcement | None:
         """The broker that is connected; None while this process appends alone."""
-        connection = self._connection
-        return None if connection is None or connection.is_over else connection.announcement
+        connection = self._finder.connection
+        return None if connection is None else connection.announcement
 
     def pause(self) -> float:
         """See :class:`Committer`."""
@@ -153,7 +145,7 @@ class BrokeredCommitter:
                     # What is looked for begins where the first attempt may have landed.
                     doubt = _Doubt(answer.since if since is None else since, answer.safe_at)
                     if connection.is_over:
-                        self._forget(connection)
+                        self._forget(connection, fell_silent=True)
                     self._await(doubt.safe_at)
                 case _ if answer.why in ("expired", "late"):
                     pass  # It says what time it is; the next request is young again.
@@ -170,9 +162,7 @@ class BrokeredCommitter:
 
     def close(self) -> None:
         """See :class:`Committer`."""
-        with self._condition:
-            self._closed = True
-            connection, self._connection = self._connection, None
+        connection = self._finder.close()
         if connection is not None:
             connection.close()
         self._alone.close()
@@ -224,40 +214,12 @@ class BrokeredCommitter:
         return CommitStateUnknown(self._config.manifest_path, doubt.since, locations, None, reason)
 
     def _find(self) -> Connection | None:
-        """The connection to use; None to append alone. One thread looks, the others wait."""
-        with self._condition:
-            while self._looking:
-                self._condition.wait()
-            if self._closed:
-                return None
-            if self._connection is not None:
-                if not self._connection.is_over:
-                    return self._connection
-                # It was lost between two appends: a successor is looked for at once, too.
-                self._connection = None
-                self._expect_successor()
-            if not self._is_time():
-                return None
-            self._looking = True
-        connection = None
-        announced = False
-        try:
-            announcement = self._lease.read()
-            if announcement is not None:
-                announced = True
-                if announcement.serves:
-                    connection = self._connect(announcement)
-                    log.info("appending through %s", announcement)
-        except (ChannelClosed, ProtocolError, CorruptData, StorageError) as error:
-            announced = True
-            log.warning("no broker is reached, appending alone: %s", error)
-        finally:
-            with self._condition:
-                self._looking = False
-                self._connection = connection
-                self._plan_next_look(announced)
-                self._condition.notify_all()
-        return connection
+        """The connection to use; None to append alone."""
+        before = self._finder.connection
+        found = self._finder.find(self._is_time, self._plan_next_look)
+        if found is not None and before is None:
+            log.info("appending through %s", found.announcement)
+        return found
 
     def _is_time(self) -> bool:
         if self._alone.conflicts > self._conflicts:
@@ -267,25 +229,19 @@ class BrokeredCommitter:
                 self._look_at = 0.0
         return self._look_at is not None and self._runtime.monotonic() >= self._look_at
 
-    def _plan_next_look(self, announced: bool) -> None:
+    def _plan_next_look(self) -> None:
         now = self._runtime.monotonic()
         if now < self._hopeful_until:
             self._look_at = now + LOOK_S
-        elif announced or self._expects or self._conflicts:
+        elif self._finder.announced or self._expects or self._conflicts:
             self._look_at = now + PATIENCE_S
         else:
             # Nobody ever served this queue: a lone process asks once, and then only when it
             # meets another writer.
             self._look_at = None
 
-    def _forget(self, connection: Connection) -> None:
-        connection.close()
-        with self._condition:
-            if self._connection is connection:
-                self._connection = None
-                self._expect_successor()
-
-    def _expect_successor(self) -> None:
+    def _forget(self, connection: Connection, *, fell_silent: bool = False) -> None:
+        self._finder.forget(connection, fell_silent=fell_silent)
         now = self._runtime.monotonic()
         self._look_at, self._hopeful_until = now, now + PATIENCE_S
 

@@ -17,9 +17,9 @@ from types import TracebackType
 from typing import Any, Self
 from weakref import WeakValueDictionary
 
-from opendata_buffer.broker.client import ChannelClosed, Connection, Lost, Refused
+from opendata_buffer.broker.client import Connection, Lost, Refused
+from opendata_buffer.broker.finder import Finder
 from opendata_buffer.broker.host import Host
-from opendata_buffer.broker.lease import Lease
 from opendata_buffer.broker.messages import parse_metadata
 from opendata_buffer.broker.network import (
     Network,
@@ -28,7 +28,6 @@ from opendata_buffer.broker.network import (
     require_websockets,
 )
 from opendata_buffer.broker.requests import MAX_REASON_CHARS
-from opendata_buffer.broker.wire import ProtocolError
 from opendata_buffer.config import WorkerConfig
 from opendata_buffer.consumer.descriptors import BatchDescriptor
 from opendata_buffer.consumer.fetch import FetchHandle
@@ -36,12 +35,10 @@ from opendata_buffer.consumer.read_ahead import Pace, fetch_many
 from opendata_buffer.errors import (
     ClaimLost,
     Closed,
-    CorruptData,
     Fenced,
     InvalidInput,
     OpenDataBufferError,
     PoisonBatch,
-    StorageError,
     TransientStorageError,
 )
 from opendata_buffer.formats.manifest import Metadata
@@ -97,7 +94,8 @@ class ClaimedBatch:
         """It is worked off and leaves the queue; kept by storage when this returns.
 
         Raises:
-            ClaimLost: The claim had lapsed: another worker got or gets the batch, too.
+            ClaimLost: The claim had lapsed: another worker got or gets the batch, too. Or nobody
+                can tell, because no broker answered for as long as a claim lasts.
             TransientStorageError: Nobody knows yet; call it again.
         """
         self._finish("done")
@@ -158,13 +156,11 @@ class Worker:
         self._network = network
         self._fetch = FetchHandle.of(config, store=self._store, runtime=self._runtime)
         self._pace = Pace()
-        self._lease = Lease(self._store, config, self._runtime)
+        self._finder = Finder(self._store, config, self._runtime, network.connect)
         self.name = (
             config.name or f"{os.uname().nodename}-{os.getpid()}-{self._runtime.ulid()[-6:]}"
         )
         self._condition = self._runtime.condition()
-        self._looking = False
-        self._connection: Connection | None = None
         self._tokens: dict[int, int] = {}
         # Weak: a batch that its user dropped without a word must not be kept by heartbeats for
         # ever. The next one gives it back.
@@ -229,8 +225,8 @@ class Worker:
                 return
             self._closed = True
             tokens = dict(self._tokens)
-            connection, self._connection = self._connection, None
             self._condition.notify_all()
+        connection = self._finder.close()
         if connection is not None:
             for token, sequence in tokens.items():
                 connection.tell(_finish_body(sequence, token, "release", "", 0))
@@ -303,7 +299,7 @@ class Worker:
             return error
 
     def _give_back(self, batches: Sequence[ClaimedBatch]) -> None:
-        connection = self._connection
+        connection = self._finder.connection
         for batch in batches:
             self._drop(batch)
             if connection is not None and not batch._over:
@@ -354,12 +350,12 @@ class Worker:
                 case Lost():
                     if batch is not None:
                         batch._asked = True
-                    self._forget(connection)
+                    self._finder.forget(connection)
                 case Refused(why):
                     if batch is not None and why != "unsent":
                         batch._asked = True
                     if why in ("unsent", "moved"):
-                        self._forget(connection)
+                        self._finder.forget(connection)
                     if why != "unsent":
                         self._runtime.sleep(LOOK_S)
                 case _:
@@ -371,40 +367,17 @@ class Worker:
 
     def _find(self, deadline: float) -> Connection:
         while True:
-            with self._condition:
-                while self._looking and not self._closed:
-                    self._condition.wait()
-                if self._closed:
-                    raise Closed("the worker was closed: claim() needs an open one")
-                if self._connection is not None and not self._connection.is_over:
-                    return self._connection
-                self._looking = True
-            reason = "none is announced; start one, or use broker='host'"
-            connection = None
-            try:
-                announcement = self._lease.read()
-                if announcement is not None and announcement.serves:
-                    connection = self._network.connect(announcement)
-            except (ChannelClosed, ProtocolError, CorruptData, StorageError) as error:
-                reason = str(error)
-            finally:
-                with self._condition:
-                    self._looking = False
-                    self._connection = connection
-                    self._condition.notify_all()
+            connection = self._finder.find()
+            if self._closed:
+                raise Closed("the worker was closed: claim() needs an open one")
             if connection is not None:
                 return connection
             if self._runtime.monotonic() >= deadline:
                 raise TransientStorageError(
-                    f"no broker of {self._store.url} hands out batches: {reason}. Try again."
+                    f"no broker of {self._store.url} hands out batches: {self._finder.reason}. "
+                    "Try again."
                 )
             self._runtime.sleep(LOOK_S)
-
-    def _forget(self, connection: Connection) -> None:
-        connection.close()
-        with self._condition:
-            if self._connection is connection:
-                self._connection = None
 
     def _beat(self) -> None:
         every = self._config.claim_timeout_ms / 1000 / BEATS_PER_CLAIM
@@ -419,12 +392,12 @@ class Worker:
         with self._condition:
             tokens = [each for each in self._tokens if each in self._batches]
             dropped = {each: at for each, at in self._tokens.items() if each not in tokens}
-            connection = self._connection
+            connection = self._finder.connection
         if not tokens and not dropped:
             return
         now = Moment.now(self._runtime)
         try:
-            if connection is None or connection.is_over:
+            if connection is None:
                 connection = self._find(self._runtime.monotonic())
             # Asked, not told: a broker that went without a sound would be told for ever.
             answer = connection.ask({"op": "beat", "tokens": tokens})

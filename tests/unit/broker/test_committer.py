@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from opendata_buffer.broker.announcement import Announcement
 from opendata_buffer.broker.client import Appended, ChannelClosed, Connection, Lost, Refused
-from opendata_buffer.broker.committer import BrokeredCommitter
+from opendata_buffer.broker.committer import LOOK_S, BrokeredCommitter
 from opendata_buffer.broker.dial import connect
 from opendata_buffer.broker.lease import Lease
 from opendata_buffer.errors import (
@@ -136,9 +138,21 @@ class Scripted:
         self.is_over = True
 
 
-def scripted(store: MemoryStore, *connections: Scripted) -> tuple[BrokeredCommitter, Direct]:
+def scripted(
+    store: MemoryStore, *connections: Scripted, same: bool = False
+) -> tuple[BrokeredCommitter, Direct]:
+    """Each connection is to another broker, announced by the time the one before is lost."""
     announce(store, Announcement(0, "id", "x:1", b"s" * 32))
     left = list(connections)
+    for each in connections[:-1]:
+        before = each._before
+
+        def succeed(before: Callable[[], None] = before) -> None:
+            before()
+            if not same:
+                announce(store, Announcement(0, RUNTIME.ulid(), "x:1", b"s" * 32))
+
+        each._before = succeed
 
     def connecting(announcement: Announcement) -> Connection:
         if not left:
@@ -167,12 +181,29 @@ def test_an_append_that_did_not_land_is_appended_after_the_look() -> None:
 
 
 def test_the_next_broker_is_told_where_the_first_attempt_may_have_landed() -> None:
+    store = MemoryStore()
+
     first, second = Scripted(Lost(4, 0.0)), Scripted(Lost(9, 0.0))
     third = Scripted(Appended(5))
-    ours, direct = scripted(MemoryStore(), first, second, third)
+    ours, direct = scripted(store, first, second, third)
     assert ours.append(entries("a"), begin_by=soon()) == 5
     assert (first.asked, second.asked, third.asked) == ([None], [4], [4])
     assert direct.used == 0
+
+
+def test_a_broker_that_fell_silent_is_not_asked_again_before_it_gives_a_sign_of_life() -> None:
+    store = MemoryStore()
+    ours, _ = scripted(store, Scripted(Lost(0, 0.0)), Scripted(Appended(7)), same=True)
+    # It takes connections and says nothing: each attempt would cost a second.
+    for number in range(3):
+        assert ours.append(entries(str(number)), begin_by=soon()) == number
+        RUNTIME.sleep(LOOK_S)
+    assert len(queued(store)) == 3
+    lease = Lease(store, CONFIG, RUNTIME)
+    announced = lease.read()
+    assert announced is not None
+    assert lease.beat(announced) is not None
+    assert ours.append(entries("x"), begin_by=soon()) == 7
 
 
 def test_nobody_else_is_asked_before_the_lost_broker_can_write_no_more() -> None:

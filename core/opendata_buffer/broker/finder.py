@@ -1,0 +1,143 @@
+"""Finds the announced broker and keeps the connection to it: for appends and for workers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from opendata_buffer.broker.announcement import Announcement
+from opendata_buffer.broker.client import ChannelClosed, Connection
+from opendata_buffer.broker.lease import Lease
+from opendata_buffer.broker.wire import ProtocolError
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.errors import CorruptData, StorageError
+from opendata_buffer.runtime import Runtime
+from opendata_buffer.stores import Store
+
+__all__ = ["Finder"]
+
+log = logging.getLogger(__name__)
+
+
+class Finder:
+    """One connection to the broker of a queue, for all threads of a process. Thread-safe.
+
+    Args:
+        store: Where the queue lives.
+        config: The queue.
+        runtime: Clock and threads.
+        connect: Opens a connection to a broker.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        config: QueueConfig,
+        runtime: Runtime,
+        connect: Callable[[Announcement], Connection],
+    ) -> None:
+        self._connect = connect
+        self._lease = Lease(store, config, runtime)
+        self._condition = runtime.condition()
+        self._connection: Connection | None = None
+        self._silent: Announcement | None = None
+        self._beat: int | None = None
+        self._looking = False
+        self._closed = False
+        self.announced = False
+        """Whether the last look found a broker announced, or could not tell."""
+        self.reason = ""
+        """Why the last look found none."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed: nothing is found any more."""
+        return self._closed
+
+    @property
+    def connection(self) -> Connection | None:
+        """The connection there is, if it has not ended."""
+        connection = self._connection
+        return None if connection is None or connection.is_over else connection
+
+    def find(
+        self,
+        may_look: Callable[[], bool] = lambda: True,
+        looked: Callable[[], None] = lambda: None,
+    ) -> Connection | None:
+        """The connection to use, or None. One thread looks, the others wait for what it finds.
+
+        Args:
+            may_look: Asked where there is no connection: whether to look for a broker now.
+            looked: Called after a look, before any other thread asks whether it may.
+        """
+        with self._condition:
+            while self._looking and not self._closed:
+                self._condition.wait()
+            if self._closed:
+                return None
+            if self.connection is not None or not may_look():
+                return self.connection
+            self._looking = True
+        connection = None
+        try:
+            connection = self._look()
+        finally:
+            with self._condition:
+                self._looking = False
+                if self._closed and connection is not None:
+                    connection.close()
+                    connection = None
+                self._connection = connection
+                looked()
+                self._condition.notify_all()
+        return connection
+
+    def forget(self, connection: Connection, *, fell_silent: bool = False) -> None:
+        """Use it no more.
+
+        Args:
+            connection: What :meth:`find` gave.
+            fell_silent: Its broker may be dead or suspended: it is asked again once it has given
+                a sign of life in its announcement, for one that is suspended takes connections.
+        """
+        connection.close()
+        with self._condition:
+            if self._connection is connection:
+                self._connection = None
+                if fell_silent:
+                    self._silent, self._beat = connection.announcement, None
+
+    def close(self) -> Connection | None:
+        """Look no more; gives the connection there was, to be closed. Free to repeat."""
+        with self._condition:
+            self._closed = True
+            connection, self._connection = self._connection, None
+            self._condition.notify_all()
+        return connection
+
+    def _look(self) -> Connection | None:
+        self.announced, self.reason = True, ""
+        try:
+            found = self._lease.read()
+            if found is None or not found.serves:
+                self.announced = found is not None
+                self.reason = "none is announced; start one, or use broker='host'"
+                return None
+            if self._is_silent(found):
+                self.reason = f"{found.address} gives no sign of life"
+                return None
+            connection = self._connect(found)
+        except (ChannelClosed, ProtocolError, CorruptData, StorageError) as error:
+            self.reason = str(error)
+            log.warning("no broker is reached: %s", error)
+            return None
+        self._silent = None
+        return connection
+
+    def _is_silent(self, found: Announcement) -> bool:
+        if self._silent is None or not self._silent.same_broker(found):
+            return False
+        if self._beat is None:
+            self._beat = found.beat  # As of the first look after it was lost.
+        return found.beat == self._beat

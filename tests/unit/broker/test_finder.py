@@ -1,0 +1,132 @@
+"""One connection to the announced broker for all threads, and what becomes of a lost one."""
+
+from __future__ import annotations
+
+import threading
+
+from opendata_buffer.broker.announcement import Announcement
+from opendata_buffer.broker.client import ChannelClosed, Connection
+from opendata_buffer.broker.finder import Finder
+from opendata_buffer.broker.lease import Lease
+from opendata_buffer.stores.memory import MemoryStore
+from tests.unit.broker.local import CONFIG, RUNTIME
+
+
+class Made:
+    """A connection that only knows whose it is."""
+
+    def __init__(self, announcement: Announcement) -> None:
+        self.announcement = announcement
+        self.is_over = False
+
+    def close(self) -> None:
+        self.is_over = True
+
+
+class World:
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.lease = Lease(self.store, CONFIG, RUNTIME)
+        self.made: list[Made] = []
+        self.refuses = False
+        self.slow = threading.Event()
+        self.slow.set()
+        self.finder = Finder(self.store, CONFIG, RUNTIME, self.connect)
+
+    def announce(self) -> Announcement:
+        broker = Announcement(0, RUNTIME.ulid(), "x:1", b"s" * 32)
+        taken = self.lease.take(broker, self.lease.read())
+        assert taken is not None
+        return taken
+
+    def connect(self, announcement: Announcement) -> Connection:
+        assert self.slow.wait(30)
+        if self.refuses:
+            raise ChannelClosed("no network")
+        self.made.append(Made(announcement))
+        return self.made[-1]  # type: ignore[return-value]
+
+
+def test_without_a_broker_nothing_is_found_and_it_says_why() -> None:
+    world = World()
+    assert world.finder.find() is None
+    assert not world.finder.announced
+    assert "none is announced" in world.finder.reason
+    world.announce()
+    world.refuses = True
+    assert world.finder.find() is None
+    assert world.finder.announced
+    assert world.finder.reason == "no network"
+
+
+def test_one_thread_looks_and_all_get_what_it_found() -> None:
+    world = World()
+    world.announce()
+    world.slow.clear()
+    found: list[Connection | None] = []
+    threads = [threading.Thread(target=lambda: found.append(world.finder.find())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    world.slow.set()
+    for thread in threads:
+        thread.join(30)
+    assert len(world.made) == 1
+    assert found == world.made * 4
+    assert world.finder.connection is found[0]
+
+
+def test_who_may_not_look_gets_what_is_there() -> None:
+    world = World()
+    world.announce()
+    assert world.finder.find(lambda: False) is None
+    connection = world.finder.find()
+    assert connection is not None
+    assert world.finder.find(lambda: False) is connection
+    world.made[0].is_over = True
+    assert world.finder.find(lambda: False) is None
+
+
+def test_a_forgotten_connection_is_closed_and_another_one_made() -> None:
+    world = World()
+    world.announce()
+    first = world.finder.find()
+    assert first is not None
+    world.finder.forget(first)
+    second = world.finder.find()
+    assert second is not None
+    assert first.is_over
+    # Somebody who has still the first one does not take the second one from the others.
+    world.finder.forget(first)
+    assert world.finder.find() is second
+
+
+def test_a_silent_brokers_successor_is_asked_at_once_and_itself_after_a_sign_of_life() -> None:
+    world = World()
+    announced = world.announce()
+    connection = world.finder.find()
+    assert connection is not None
+    world.finder.forget(connection, fell_silent=True)
+    assert [world.finder.find() for _ in range(2)] == [None, None]
+    assert "no sign of life" in world.finder.reason
+    assert world.lease.beat(announced) is not None
+    again = world.finder.find()
+    assert again is not None
+    world.finder.forget(again, fell_silent=True)
+    world.announce()
+    assert world.finder.find() is world.made[2]
+
+
+def test_a_closed_finder_finds_nothing_and_closes_what_is_found_meanwhile() -> None:
+    world = World()
+    world.announce()
+    world.slow.clear()
+    thread = threading.Thread(target=world.finder.find)
+    thread.start()
+    while not world.finder._looking:
+        pass
+    assert world.finder.close() is None
+    world.slow.set()
+    thread.join(30)
+    assert world.made[0].is_over
+    assert world.finder.is_closed
+    assert world.finder.find() is None
