@@ -53,10 +53,13 @@ class SharedQueue(Queue):
         *,
         guard: Callable[[Manifest], T | None] | None = None,
         read_first: bool = False,
+        makes_room: bool = False,
     ) -> int | T:
         """See :meth:`Queue.append`."""
         with self._turn:
-            found = super().append(entries, guard=guard, read_first=read_first)
+            found = super().append(
+                entries, guard=guard, read_first=read_first, makes_room=makes_room
+            )
             self._written_at = self._runtime.monotonic()
             return found
 

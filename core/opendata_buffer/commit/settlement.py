@@ -142,7 +142,7 @@ def settle(
 
     Raises:
         CommitStateUnknown: It may have landed. Repeat it.
-        QueueReset, CorruptManifest, QueueFull, Conflict, StorageError: As :meth:`Queue.append`.
+        QueueReset, CorruptManifest, Conflict, StorageError: As :meth:`Queue.append`.
     """
     wanted = tuple(endings)
     while wanted:
@@ -157,7 +157,7 @@ def settle(
             left = open_endings(before, prefix, todo)
             return None if left == todo else left
 
-        outcome = queue.append(entries, guard=guard)
+        outcome = queue.append(entries, guard=guard, makes_room=True)
         if isinstance(outcome, int):
             return len(todo)
         wanted = outcome

@@ -166,6 +166,7 @@ class Queue:
         *,
         guard: Callable[[Manifest], T | None] | None = None,
         read_first: bool = False,
+        makes_room: bool = False,
     ) -> int | T:
         """Append a group in one write: contiguous, all or none. Returns the first sequence.
 
@@ -179,6 +180,9 @@ class Queue:
                 it checks holds when the write lands, and not only when it was checked.
             read_first: Read the manifest before the first attempt, because others write, too;
                 otherwise that one is made from memory.
+            makes_room: The entries let consumers acknowledge others, as those do that end a
+                transaction: they are appended beyond ``max_manifest_bytes`` as well. Refused,
+                they would keep the queue full for ever.
 
         Raises:
             QueueFull: The manifest would outgrow ``max_manifest_bytes``; nothing was appended.
@@ -190,7 +194,8 @@ class Queue:
         """
         if not entries:
             raise InvalidInput("append of no entries: give at least one")
-        append = _Append(entries, self._check_append, guard)
+        check = self._check_append if not makes_room else lambda before, _: self._check_open(before)
+        append = _Append(entries, check, guard)
         outcome = self._update(append.decide, append, from_memory=not read_first)
         if isinstance(outcome, Doubtful):
             seen = self._register.last_seen

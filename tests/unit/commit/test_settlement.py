@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from opendata_buffer.commit.settlement import (
@@ -11,7 +13,7 @@ from opendata_buffer.commit.settlement import (
     undecided_of,
 )
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.errors import PermanentStorageError, TransientStorageError
+from opendata_buffer.errors import PermanentStorageError, QueueFull, TransientStorageError
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
@@ -195,3 +197,14 @@ def test_a_put_is_tried_again_while_the_store_may_come_back_and_no_longer() -> N
     with pytest.raises(PermanentStorageError):
         PatientPut(store, CONFIG, runtime).put("p-00000/y", b"y")
     assert len(store.errors) == 1
+
+
+def test_f35_a_full_manifest_takes_the_acknowledgement_that_lets_it_be_emptied() -> None:
+    world = World()
+    world.write(ME, 2)
+    full = replace(CONFIG, max_manifest_bytes=world.manifest.size)
+    queue = Queue(world.store, full, runtime=world.runtime, role="test")
+    with pytest.raises(QueueFull):
+        queue.append([NewEntry(f"{PREFIX}/{world.runtime.ulid()}.batch")])
+    assert world.settle(Ending(ME, 3), queue=queue) == 1
+    assert world.undecided() == set()
