@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks.producers import CAS_MS, GET_MS, PUT_MS, paced
 from benchmarks.table import Row
+from benchmarks.topic_sink import sink_rows
 from benchmarks.topic_source import idle_row, speed_row
 from opendata_buffer import Producer, ProducerConfig, Topic, TopicProducer
 from opendata_buffer.runtime import SystemRuntime
@@ -135,19 +136,19 @@ def at_an_even_pace() -> Row:
     )
 
 
-def in_spark() -> Row:
-    """One line that needs Spark, in a session of its own."""
+def in_spark() -> list[Row]:
+    """The lines that need Spark, in a session of their own."""
     from benchmarks.spark import session
 
     home = Path(tempfile.mkdtemp(prefix="buffer-bench-"))
     spark = session(home)
     try:
-        return speed_row(spark, home)
+        return [speed_row(spark, home), *sink_rows(spark)]
     finally:
         spark.stop()
         shutil.rmtree(home, ignore_errors=True)
 
 
 def run() -> list[Row]:
-    measured: list[Callable[[], Row]] = [as_much_as_they_can, at_an_even_pace, idle_row, in_spark]
-    return [each() for each in measured]
+    measured: list[Callable[[], Row]] = [as_much_as_they_can, at_an_even_pace, idle_row]
+    return [*(each() for each in measured), *in_spark()]

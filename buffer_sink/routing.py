@@ -51,7 +51,7 @@ def check_topic(columns: Columns, partitioner: str | None) -> None:
     elif columns.key is not None:
         raise InvalidInput(
             "column 'key' is there, and the partitioner is 'random': rows of one key would go "
-            "anywhere, and lose their order. Set option partitioner to 'rendezvous' or 'modulo', "
+            "anywhere, and lose their order. Set option partitioner to 'modulo' or 'rendezvous', "
             "or drop the column."
         )
 

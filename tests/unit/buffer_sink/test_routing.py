@@ -120,7 +120,7 @@ def test_columns_that_fit_the_partitioner(columns: Columns, partitioner: str | N
     [
         (Columns(0, None), "modulo", "column 'key' is missing: partitioner 'modulo'"),
         (KEYED, None, "rows of one key would go anywhere"),
-        (KEYED, "random", "Set option partitioner to 'rendezvous'"),
+        (KEYED, "random", "Set option partitioner to 'modulo'"),
         (CHOSEN, "modulo", "column 'partition' and option partitioner"),
         (Columns(0, None, 1, 2), None, "column 'partition' and column 'key' both choose"),
     ],
