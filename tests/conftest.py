@@ -32,8 +32,14 @@ os.environ.update(
 # that command starts: those that tests interrupt would go on.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-hypothesis.settings.register_profile("default", deadline=None, max_examples=100)
-hypothesis.settings.register_profile("ci", deadline=None, max_examples=500, print_blob=True)
+# A machine that is busy with something else is slow at making examples, too.
+_slow = [hypothesis.HealthCheck.too_slow]
+hypothesis.settings.register_profile(
+    "default", deadline=None, max_examples=100, suppress_health_check=_slow
+)
+hypothesis.settings.register_profile(
+    "ci", deadline=None, max_examples=500, print_blob=True, suppress_health_check=_slow
+)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 

@@ -211,7 +211,10 @@ def test_whatever_happens_to_brokers_each_record_is_queued_once(tmp_path: Path) 
     times = [at for at in times if began <= at <= ended]
     gap, at = max((after - before, before) for before, after in pairwise(times))
     around = [
-        max(b - a for a, b in pairwise(times) if a <= kill + PAUSE_S and b >= kill)
+        max(
+            (b - a for a, b in pairwise(times) if a <= kill + PAUSE_S and b >= kill),
+            default=ended - kill,
+        )
         for kill in kills
     ]
     print(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.simulation.fleet import Fleet, simulate
 
+SHARE = 0.5
+
 
 def test_nothing_is_lost_and_nothing_is_done_twice_for_no_reason(seed: int) -> None:
     # Three brokers, and small enough for many seeds.

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.spark.jvm import starting
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -23,33 +25,36 @@ def start(output: Path) -> subprocess.Popen[str]:
     )
 
 
-def read_until(demo: subprocess.Popen[str], least_written: int) -> None:
-    """Read lines until so many rows are in Parquet."""
-    assert demo.stdout is not None
-    for line in demo.stdout:
-        words = line.replace(",", "").split()
-        if words[1:2] == ["durable"] and int(words[2]) >= least_written:
-            return
-    pytest.fail(f"the demo ended with {demo.wait()} before anything was written")
+def start_until(output: Path, least_written: int) -> tuple[subprocess.Popen[str], str]:
+    """Start it and read until so many rows are in Parquet; no other JVM starts meanwhile."""
+    with starting():
+        demo = start(output)
+        said = ""
+        assert demo.stdout is not None
+        for line in demo.stdout:
+            said += line
+            words = line.replace(",", "").split()
+            if words[1:2] == ["durable"] and int(words[2]) >= least_written:
+                return demo, said
+    pytest.fail(f"the demo ended with {demo.wait()} before anything was written: {said}")
 
 
 @pytest.mark.slow
 def test_interrupted_and_killed_it_resumes_and_every_record_is_there_once(tmp_path: Path) -> None:
-    interrupted = start(tmp_path)
-    read_until(interrupted, 1)
+    interrupted, _ = start_until(tmp_path, 1)
     interrupted.send_signal(signal.SIGINT)
     said, _ = interrupted.communicate(timeout=120)
     assert interrupted.returncode == 130, said
     assert "the same command resumes" in said
 
-    killed = start(tmp_path)
-    read_until(killed, 1)
+    killed, _ = start_until(tmp_path, 1)
     os.kill(killed.pid, signal.SIGKILL)
     said, _ = killed.communicate(timeout=120)
     assert "Traceback" not in said
 
-    last = start(tmp_path)
-    said, _ = last.communicate(timeout=400)
+    last, began = start_until(tmp_path, 1)
+    rest, _ = last.communicate(timeout=400)
+    said = began + rest
     assert last.returncode == 0, said
     assert "resuming: " in said
     assert "every record once: 336,776 of 336,776" in said

@@ -9,12 +9,15 @@ import json
 import os
 import re
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
+
+from tests.spark.jvm import starting
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "notebooks" / "01_quickstart.ipynb"
@@ -53,14 +56,25 @@ def test_the_quickstart_runs_and_every_reading_arrives(
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    client = NotebookClient(
-        notebook,
-        timeout=600,
-        kernel_name="python3",
-        record_timing=False,
-        resources={"metadata": {"path": str(ROOT)}},
-    )
-    client.execute()
+    with ExitStack() as lock:
+
+        def before(cell: nbformat.NotebookNode, cell_index: int) -> None:
+            if "getOrCreate" in cell.source:
+                lock.enter_context(starting())
+
+        def after(**_: Any) -> None:
+            lock.close()
+
+        client = NotebookClient(
+            notebook,
+            timeout=600,
+            kernel_name="python3",
+            record_timing=False,
+            resources={"metadata": {"path": str(ROOT)}},
+            on_cell_start=before,
+            on_cell_executed=after,
+        )
+        client.execute()
     assert "6,000 readings in 102 rows" in texts(notebook)
     kinds = [kind for output in outputs(notebook) for kind in output.get("data", {})]
     assert "image/png" in kinds

@@ -152,9 +152,12 @@ class Crew:
         with self._lock:
             running = list(self._running)
         for process in running:
-            # The whole group: the command may be a shell with children of its own.
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, number)
+            self._tell(process, number)
+
+    def _tell(self, process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+        # The whole group: the command may be a shell with children of its own.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
 
     def _work(self) -> None:
         try:
@@ -213,8 +216,9 @@ class Crew:
             self._running.add(process)
             stopping = self._stopping
         if stopping:
-            # Started while everybody else was being told.
-            self._signal(signal.SIGTERM)
+            # Started while everybody else was being told, and nobody kills it later: one that
+            # ignores SIGTERM would outlive us.
+            self._tell(process, signal.SIGKILL)
         try:
             # A command that ends without having read everything is judged by its exit code.
             process.communicate(data)

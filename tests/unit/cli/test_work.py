@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -167,6 +168,12 @@ def test_an_interrupt_ends_the_command_with_its_children_and_gives_the_batch_bac
     assert batch.ended == [0]
     assert crewed.said == []
     eventually(lambda: not alive_in_group(int(pid.read_text())))
+
+
+def test_a_command_that_starts_while_the_others_are_told_to_end_does_not_outlive_them() -> None:
+    crewed = Crewed("trap '' TERM; sleep 60")
+    crewed.crew._stopping = True
+    assert crewed.crew._run(Given(7), b"") == -signal.SIGKILL
 
 
 def alive_in_group(group: int) -> bool:
