@@ -246,10 +246,15 @@ class Fleet:
             except ClaimLost:
                 self.lost_claims += 1
                 holding = self.holding.get(batch.sequence)
-                mine = holding is not None and holding.member is member
                 # Asked before, and no broker answered for as long as a claim lasts: nobody knows.
-                left_alone = member.troubled_at < holding.since and not batch._asked
-                if mine and ends and not self.fences and left_alone:
+                if (
+                    holding is not None
+                    and holding.member is member
+                    and member.troubled_at < holding.since
+                    and not batch._asked
+                    and ends
+                    and not self.fences
+                ):
                     self.simulation.fail(
                         f"{member.runtime.name} lost batch {batch.sequence} for no reason"
                     )

@@ -85,7 +85,8 @@ class Foreman:
         config: The consumer's settings.
         runtime: Clock and threads.
         queue: What the broker appends to; None for a queue of its own.
-        is_announced: Whether clients are sent to this broker and to no other.
+        is_announced: Whether clients are sent to this broker and to no other; reads the store.
+        is_current: Whether that was so some seconds ago.
     """
 
     def __init__(
@@ -95,10 +96,12 @@ class Foreman:
         runtime: Runtime,
         queue: SharedQueue | None = None,
         is_announced: Callable[[], bool] = lambda: False,
+        is_current: Callable[[], bool] = lambda: True,
     ) -> None:
         self._store = store
         self._queue = queue
         self._is_announced = is_announced
+        self._is_current = is_current
         self._config = config
         self._runtime = runtime
         self._labels = {"queue": metrics.queue_label(store.url, config.manifest_path)}
@@ -140,8 +143,14 @@ class Foreman:
                 return
         request.answer({"op": "refused", "n": request.number, "why": "moved"})
 
-    def beat(self, tokens: list[int]) -> None:
-        """A worker lives, and works on these."""
+    def beat(self, tokens: list[int]) -> bool:
+        """A worker lives, and works on these; False when another broker is to be told.
+
+        One that does not reach the store may have been replaced. Heartbeats that it answered
+        would keep its workers from the next one, which would give their claims away.
+        """
+        if not self._is_current():
+            return False
         now = self._runtime.monotonic()
         with self._condition:
             for token in tokens[:100_000]:
@@ -151,6 +160,7 @@ class Foreman:
                 # no heartbeats and give them away.
                 self._news = True
                 self._task = self._runtime.spawn(self._run, "opendata-buffer-foreman")
+        return True
 
     def held_now(self) -> float | None:
         """Batches that workers hold; None while this broker hands out nothing."""

@@ -239,6 +239,7 @@ class Host:
                 self._runtime,
                 queue,
                 self._is_announced,
+                lambda: not self._is_cut_off(),
             ),
         )
         try:

@@ -378,10 +378,12 @@ class Session:
                 if foreman is None:
                     raise ProtocolError("this broker hands out no batches")
                 if op == "beat":
-                    foreman.beat(parse_beat(body))
                     # A worker counts on its claims from the beats that were answered, and
                     # notices that a broker is gone.
-                    self._say({"op": "beaten", "n": whole(body, "n")})
+                    if foreman.beat(parse_beat(body)):
+                        self._say({"op": "beaten", "n": whole(body, "n")})
+                    else:
+                        self._say({"op": "refused", "n": whole(body, "n"), "why": "moved"})
                     return
                 now = self._service.now()
                 parse = parse_claim if op == "claim" else parse_finish

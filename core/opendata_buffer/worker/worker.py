@@ -166,6 +166,7 @@ class Worker:
         # ever. The next one gives it back.
         self._batches: WeakValueDictionary[int, ClaimedBatch] = WeakValueDictionary()
         self._closed = False
+        self._beat_again = False
         self._host = None
         if config.broker == "host":
             self._host = Host(
@@ -385,7 +386,7 @@ class Worker:
             with self._condition:
                 if self._closed:
                     return
-                self._condition.wait(every)
+                self._condition.wait(LOOK_S if self._beat_again else every)
             self._beat_once()
 
     def _beat_once(self) -> None:
@@ -406,8 +407,15 @@ class Worker:
         except OpenDataBufferError as error:
             log.debug("a heartbeat was not sent: %s", error)
             return
-        if isinstance(answer, dict):
+        if isinstance(answer, Refused):
+            # The next beat finds the broker that is announced now. It comes at once: claims do
+            # not wait for as long as between two of them.
+            self._finder.forget(connection)
             with self._condition:
+                self._beat_again = not self._beat_again
+        elif isinstance(answer, dict):
+            with self._condition:
+                self._beat_again = False
                 for token in dropped:
                     self._tokens.pop(token, None)
                 for token in tokens:

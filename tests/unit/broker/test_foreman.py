@@ -44,6 +44,7 @@ class Desk:
     """Asks a foreman and keeps its answers."""
 
     def __init__(self, store: MemoryStore, *, is_announced: bool = False) -> None:
+        self.store = store
         self.foreman = Foreman(store, CONFIG, RUNTIME, is_announced=lambda: is_announced)
         self.answers: list[dict[str, Any]] = []
         self.number = 0
@@ -163,6 +164,15 @@ def test_of_two_foremen_the_later_one_is_right_and_the_other_begins_no_quarrel()
     assert [each["sequence"] for each in second.claim()["batches"]] == [2]
     first.foreman.stop(5)
     second.foreman.stop(5)
+
+
+def test_a_broker_that_may_have_been_replaced_sends_heartbeats_on() -> None:
+    desk = Desk(filled(MemoryStore(), 1))
+    current = [True, False]
+    desk.foreman = Foreman(desk.store, CONFIG, RUNTIME, is_current=lambda: current.pop(0))
+    assert desk.foreman.beat([1])
+    assert not desk.foreman.beat([1])
+    desk.foreman.stop(5)
 
 
 def test_what_is_held_and_what_lapses_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

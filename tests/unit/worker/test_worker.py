@@ -387,6 +387,23 @@ def test_an_end_that_landed_before_its_broker_was_fenced_is_no_lost_claim(
     eventually(lambda: queued(store) == [])
 
 
+def test_a_heartbeat_that_is_refused_goes_to_the_broker_that_is_announced_now(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(store, 1)
+    with Worker(SETTINGS, store=store) as worker:
+        (batch,) = worker.claim()
+        beaten, before = batch._beaten, worker._finder.connection
+        assert before is not None
+        monkeypatch.setattr(Foreman, "beat", lambda self, tokens: False)
+        eventually(lambda: before.is_over)
+        assert batch._beaten == beaten
+        monkeypatch.undo()
+        eventually(lambda: batch._beaten != beaten)
+        assert worker._finder.connection is not before
+        batch.done()
+
+
 class SlowOnce(MemoryStore):
     """Its first answer to a read of a batch takes longer than a claim lasts."""
 
