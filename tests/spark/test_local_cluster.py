@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,10 +18,12 @@ from tests.spark.queues import produce, queued
 from tests.spark.written import queued as written
 from tests.spark.written import records
 
+WATCH = Path(__file__).parents[2] / "docs" / "operations" / "watch.md"
+
 SCRIPT = """
 import json, os, sys
 from pyspark.sql import SparkSession
-from tests.spark.jvm import starting
+from tests.spark.jvm import java_options, starting
 from buffer_sink import foreach_batch_writer
 
 home = sys.argv[1]
@@ -31,8 +34,7 @@ builder = (
     .config("spark.ui.enabled", "false")
     .config("spark.sql.shuffle.partitions", "2")
     .config("spark.sql.python.filterPushdown.enabled", "true")
-    .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
-    .config("spark.executor.extraJavaOptions", "-XX:TieredStopAtLevel=1")
+    .config("spark.executor.extraJavaOptions", java_options())
 )
 with starting():
     spark = builder.getOrCreate()
@@ -80,6 +82,11 @@ def test_source_and_sinks_on_executors_of_their_own(tmp_path: Path) -> None:
 
     produce(str(tmp_path / "in"), [[f"{n}-{i}".encode() for i in range(20)] for n in range(10)])
     expected = sorted(f"{n}-{i}" for n in range(10) for i in range(20))
+    # Metrics of the processes beside the driver, as docs/operations/watch.md says.
+    (block,) = re.findall(r"```python\n(.*?)```", WATCH.read_text(encoding="utf-8"), re.DOTALL)
+    assert "10_000" in block
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(block.replace("10_000", "200"))
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tmp_path)],
         capture_output=True,
@@ -90,6 +97,7 @@ def test_source_and_sinks_on_executors_of_their_own(tmp_path: Path) -> None:
             **os.environ,
             "SPARK_HOME": str(Path(pyspark.__file__).parent),
             "SPARK_WORKER_DIR": str(tmp_path / "work"),
+            "PYTHONPATH": f"{tmp_path / 'site'}{os.pathsep}{os.environ['PYTHONPATH']}",
         },
     )
     assert done.returncode == 0, done.stderr[-4000:]
@@ -102,3 +110,5 @@ def test_source_and_sinks_on_executors_of_their_own(tmp_path: Path) -> None:
     assert {each.metadata[0].payload for each in again} == {b"m"}
     # Both queries emptied what they read.
     assert queued(str(tmp_path / "in")) == queued(str(tmp_path / "copy")) == []
+    for metric in ("buffer.acks", "buffer.consumer_lag_seconds"):
+        assert f'"name": "{metric}"' in done.stderr
