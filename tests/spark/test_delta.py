@@ -18,6 +18,7 @@ import pyspark
 import pytest
 
 from tests.spark.queues import produce, queued
+from tests.spark.written import drain
 
 pytestmark = [pytest.mark.delta, pytest.mark.slow]
 
@@ -30,6 +31,8 @@ NoSuchMethodError: LogicalRDD.<init> got a parameter. Nothing can be read or app
 """
 
 RECORDS = [[f"{n}{letter}".encode() for letter in "abc"] for n in range(4)]
+ORDERS = [{"id": number, "amount": number * 10.0} for number in range(20)]
+EXAMPLE = Path(__file__).parents[2] / "examples" / "foreach_batch_delta.py"
 ROWS = [[n, i, f"{n}{letter}"] for n in range(4) for i, letter in enumerate("abc")]
 
 # Spark by itself would ask the Spark Packages repository too, for every artifact.
@@ -41,11 +44,11 @@ IVY_SETTINGS = """
 """
 
 SCRIPT = """
-import json, pathlib, sys, time
+import importlib.util, json, pathlib, sys, time
 from pyspark.sql import SparkSession
 from tests.spark.jvm import starting
 
-home, package, settings = sys.argv[1:]
+home, package, settings, path = sys.argv[1:]
 builder = (
     SparkSession.builder.master("local[2]")
     .config("spark.jars.packages", package)
@@ -54,7 +57,6 @@ builder = (
     .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
     .config("spark.databricks.delta.snapshotPartitions", "1")
     .config("spark.sql.shuffle.partitions", "1")
-    .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
     .config("spark.driver.host", "127.0.0.1")
     .config("spark.ui.enabled", "false")
 )
@@ -119,6 +121,30 @@ except Exception as error:
 foreach()
 result["calls"] = calls
 result["foreach"] = table("foreach")
+
+# The example of both targets. It fails once, after both were written.
+spec = importlib.util.spec_from_file_location("example", path)
+example = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(example)
+queue_writer = example.foreach_batch_writer
+
+def failing_writer(*arguments, **options):
+    write = queue_writer(*arguments, **options)
+    def fail_after(frame, batch_id):
+        write(frame, batch_id)
+        raise RuntimeError("after both writes")
+    return fail_after
+
+places = [f"{home}/{name}" for name in ("orders", "large", "example", "checkpoint-example")]
+example.foreach_batch_writer = failing_writer
+try:
+    example.main(spark, *places)
+except Exception as error:
+    result["example failed"] = str(error)
+example.foreach_batch_writer = queue_writer
+example.main(spark, *places)
+rows = spark.read.format("delta").load(places[2]).collect()
+result["example"] = sorted([row.id, row.amount] for row in rows)
 print(json.dumps(result))
 spark.stop()
 """
@@ -141,13 +167,14 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     home = tmp_path_factory.mktemp("delta")
     for store in ("one", "two"):
         produce(str(home / store), RECORDS)
+    produce(str(home / "orders"), [[json.dumps(each).encode() for each in ORDERS]])
     settings = os.environ.get("OPENDATA_BUFFER_IVY_SETTINGS")
     if settings is None:
         settings = str(home / "ivysettings.xml")
         Path(settings).write_text(IVY_SETTINGS)
     package = f"io.delta:delta-spark_{spark}_2.13:{DELTA}"
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(home), package, settings],
+        [sys.executable, "-c", SCRIPT, str(home), package, settings, str(EXAMPLE)],
         capture_output=True,
         text=True,
         timeout=900,
@@ -187,3 +214,16 @@ def test_foreach_batch_with_transaction_ids_writes_a_repeated_batch_once(
     assert result["foreach"] == ROWS
     assert transactions(result, "foreach") == [("flights-v1", 0), ("flights-v1", 1)]
     assert queued(result["home"] + "/two") == []
+
+
+def test_the_example_of_two_targets_writes_a_repeated_batch_once_to_both(
+    result: dict[str, Any],
+) -> None:
+    assert "after both writes" in result["example failed"]
+    assert result["example"] == [[each["id"], each["amount"]] for each in ORDERS]
+    assert transactions(result, "example") == [("orders-v1", 0)]
+    large = [
+        json.loads(record) for each in drain(result["home"] + "/large") for record in each.records
+    ]
+    assert sorted(order["id"] for order in large) == list(range(10, 20))
+    assert queued(result["home"] + "/orders") == []
