@@ -135,7 +135,9 @@ def storage_settings(reader: OptionReader) -> QueueConfig:
             f"store {store!r} lives in the memory of one process, and Spark's driver and tasks "
             "are several: use a directory or an s3:// URL"
         )
-    if "://" not in store and not store.startswith(("file:", "s3:", "s3a:", "dbfs:")):
+    if "://" not in store and not store.startswith(
+        ("file:", "s3:", "s3a:", "gs:", "az:", "abfss:", "dbfs:")
+    ):
         store = os.path.abspath(os.path.expanduser(store))
     return QueueConfig(
         store=store,

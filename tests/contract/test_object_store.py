@@ -33,6 +33,7 @@ from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.stores.s3 import S3Store
 from opendata_buffer.testing.faults import FaultyStore
 from opendata_buffer.testing.s3_server import S3Server
+from tests.races import ROUNDS, race
 
 REAL = ["versitygw", "fake-gcs-server", "azurite"]  # where ./run servers has got them
 BACKENDS = ["memory", "faulty", "local", "moto", "s3-server", *REAL]
@@ -511,6 +512,11 @@ def test_one_of_several_writers_wins_however_often_threads_are_switched(store: S
             version = won.version
     finally:
         sys.setswitchinterval(before)
+
+
+def test_one_of_eight_writers_wins_each_race(store: Store) -> None:
+    # Fewer than all are decided only where an answer was lost.
+    assert race(store, "raced") == 2 * ROUNDS
 
 
 @pytest.mark.parametrize("backend", [each for each in SHARED if each not in REAL], indirect=True)

@@ -30,8 +30,9 @@ __all__ = ["cli", "main"]
 def cli(context: click.Context, verbose: int) -> None:
     """Look into, mend, and move records through a queue that lives in object storage.
 
-    STORE is a directory, file:///dir, or s3://bucket[/root]. Credentials come from the standard
-    AWS chain.
+    STORE is a directory, file:///dir, s3://bucket[/root], gs://bucket[/root],
+    az://container[/root] or abfss://container@account.dfs.core.windows.net[/root].
+    Credentials come from the cloud's standard chain.
     """
     from opendata_buffer.runtime import SystemRuntime
 

@@ -65,7 +65,7 @@ def _timeout(default_ms: int) -> Callable[[Any], Any]:
 
 
 _reach_store = _options(
-    click.option("--endpoint-url", metavar="URL", help="Another S3 endpoint than AWS's."),
+    click.option("--endpoint-url", metavar="URL", help="Another endpoint than the cloud's own."),
     click.option("--region", metavar="NAME", help="AWS region. Default: the AWS chain's."),
     click.option("--profile", metavar="NAME", help="AWS profile. Default: the AWS chain's."),
 )

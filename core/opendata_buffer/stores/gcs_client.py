@@ -20,12 +20,13 @@ from opendata_buffer.stores.bounded import DeadlinePassed
 from opendata_buffer.stores.clients import environment_of
 from opendata_buffer.stores.extras import load
 
-__all__ = ["GCS_ENVIRONMENT", "Answer", "GcsClient", "connect", "gcs_environment"]
+__all__ = ["GCS_ENVIRONMENT", "PUBLIC", "Answer", "GcsClient", "connect", "gcs_environment"]
 
 GCS_ENVIRONMENT = ("GOOGLE_", "CLOUDSDK_", "GCE_", "STORAGE_EMULATOR_HOST")
 """Where google-auth takes credentials from, and every client of GCS an emulator's address."""
 
-_PUBLIC = "https://storage.googleapis.com"
+PUBLIC = "https://storage.googleapis.com"
+"""Where Google answers."""
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 _ERROR_BYTES = 64 * 1024
 
@@ -156,7 +157,7 @@ def connect(name: str, options: StoreOptions) -> GcsClient:
         PermanentStorageError: There are no credentials.
     """
     del name  # one service for all buckets
-    endpoint = options.endpoint_url or os.environ.get("STORAGE_EMULATOR_HOST") or _PUBLIC
+    endpoint = options.endpoint_url or os.environ.get("STORAGE_EMULATOR_HOST") or PUBLIC
     if "://" not in endpoint:
         endpoint = f"http://{endpoint}"
     check_no_secrets("STORAGE_EMULATOR_HOST", endpoint)

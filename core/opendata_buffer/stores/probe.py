@@ -1,4 +1,9 @@
-"""Does a store honour conditional writes? Asked once, with a few real ones (failure F12)."""
+"""Does a store honour conditional writes? Asked once, with a few real ones (failure F12).
+
+One after the other, and then several at once: there are stores that honour each condition when it
+is asked alone, and let two writers that come together both win, because they look first and write
+then.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +29,19 @@ from opendata_buffer.stores import (
     Vanished,
     VersionConflict,
 )
+from opendata_buffer.together import together
 
-__all__ = ["PROBE_DEADLINE_MS", "probe_conditional_writes"]
+__all__ = ["PROBE_DEADLINE_MS", "RACES", "probe_conditional_writes"]
 
 log = logging.getLogger(__name__)
 
 PROBE_DEADLINE_MS = 10_000
 """Whoever waits for a producer to start wants to know soon that the endpoint is wrong."""
+
+RACES = 3
+"""Objects that writers race for, twice each."""
+_RACERS = 6
+"""Writers of one race: the more there are, the likelier two of them meet between look and write."""
 
 _SUFFIX_BYTES = len(".probe-") + 26
 _CLEAN_UP_S = 2.0
@@ -43,21 +54,30 @@ class _Probed(Get, ConditionalPut, Delete, Protocol):
 
 
 def probe_conditional_writes(
-    store: _Probed, near: str, runtime: Runtime, *, name: str, room: int, deadline_ms: int
+    store: _Probed,
+    near: str,
+    runtime: Runtime,
+    *,
+    name: str,
+    room: int,
+    deadline_ms: int,
+    races: int = RACES,
 ) -> None:
-    """Put an object named ``near`` + ``.probe-<ULID>`` in ways of which three must fail.
+    """Put objects named ``near`` + ``.probe-<ULID>`` in ways of which most must fail.
 
     Args:
         store: The store.
-        near: Where the probe object may lie.
-        runtime: Backoff and the object's name.
+        near: Where the probe objects may lie.
+        runtime: Backoff, the objects' names, threads.
         name: What to call the store in an error.
         room: Bytes of a key that the store's root takes.
-        deadline_ms: How long lost answers are tried again. Removing the probe object may take
-            two seconds more.
+        races: How many objects writers race for; 0 where races are known to have one winner.
+        deadline_ms: How long lost answers are tried again. Removing the probe objects may
+            take two seconds more.
 
     Raises:
-        UnsafeStore: The store ignores or refuses a condition, or has no versions to compare.
+        UnsafeStore: The store ignores or refuses a condition, lets several writers win, or has no
+            versions to compare.
         TransientStorageError: No round was answered until the deadline.
         PermanentStorageError: The store refuses writes.
     """
@@ -65,8 +85,14 @@ def probe_conditional_writes(
     stem = near.encode()[: MAX_KEY_BYTES - _SUFFIX_BYTES - room].decode(errors="ignore")
     made: list[str] = []
 
+    def key() -> str:
+        return f"{stem}.probe-{runtime.ulid()}"
+
     def once() -> None:
-        _ask(store, f"{stem}.probe-{runtime.ulid()}", name, made)
+        _ask(store, key(), name, made)
+        for _ in range(races):
+            made.append(key())
+            _race(store, made[-1], name, runtime)
 
     policy = full_jitter(
         runtime,
@@ -126,3 +152,50 @@ def _ask(store: _Probed, key: str, name: str, made: list[str]) -> None:
             "that compresses them?), or use another store."
         )
     put("If-Match with the object's ETag", IfVersion(created.version), Applied)
+
+
+def _race(store: _Probed, key: str, name: str, runtime: Runtime) -> None:
+    """Let writers create an object together, and then replace it together."""
+    condition: Absent | IfVersion = ABSENT
+    for what in ("created", "replaced"):
+        gate = _Gate(runtime, _RACERS)
+
+        # No two write the same bytes: S3's version is their hash, and one who writes what is there
+        # already leaves it valid for the next.
+        def write(
+            number: int,
+            what: str = what,
+            gate: _Gate = gate,
+            condition: Absent | IfVersion = condition,
+        ) -> PutOutcome:
+            gate.pass_together()
+            return store.put_if(key, f"{what} by {number}".encode(), condition)
+
+        outcomes = together(runtime, write, range(_RACERS))
+        won = [each for each in outcomes if isinstance(each, Applied)]
+        if len(won) > 1:
+            raise UnsafeStore(
+                f"store {name} honours conditional writes only one by one: {len(won)} of "
+                f"{_RACERS} writers that came together were told that they {what} one object. "
+                "Writers of one manifest would overwrite each other, and batches be lost. Use a "
+                "store whose conditions are atomic (AWS S3, Google Cloud Storage, Azure, "
+                "Cloudflare R2, a recent MinIO or Ceph) or a local directory."
+            )
+        if not won:
+            return  # answers were lost, or all were told to wait: this race shows nothing
+        condition = IfVersion(won[0].version)
+
+
+class _Gate:
+    """Holds the first threads back until the last one has come."""
+
+    def __init__(self, runtime: Runtime, count: int) -> None:
+        self._changed = runtime.condition()
+        self._missing = count
+
+    def pass_together(self) -> None:
+        with self._changed:
+            self._missing -= 1
+            self._changed.notify_all()
+            while self._missing > 0:
+                self._changed.wait()

@@ -33,6 +33,7 @@ from opendata_buffer.stores import (
     VersionConflict,
 )
 from opendata_buffer.stores.gcs import GcsStore
+from opendata_buffer.stores.gcs_client import PUBLIC, connect
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.http_scripts import Reply, ScriptedServer
 
@@ -126,9 +127,11 @@ def test_a_conditional_write_refused_for_its_rate_is_sent_again(script: Script) 
     assert len(server.asked) == 3
 
 
-def test_one_that_is_refused_for_its_rate_for_long_is_a_conflict(script: Script) -> None:
+def test_one_that_is_refused_for_its_rate_for_long_is_given_up(script: Script) -> None:
     store, server = script(SLOW_DOWN)
-    assert store.put_if("m", b"x", IfVersion("5")) == VersionConflict()
+    outcome = store.put_if("m", b"x", IfVersion("5"))
+    assert isinstance(outcome, Unknown)
+    assert "refused for their rate" in outcome.reason
     assert len(server.asked) > 3
 
 
@@ -233,6 +236,24 @@ def test_objects_that_cannot_be_deleted_are_returned(script: Script) -> None:
     failures = store.delete_many(["a", "b//c"])
     assert [each.key for each in failures] == ["a", "b//c"]
     assert "Allow these credentials to delete objects" in failures[0].reason
+
+
+@pytest.mark.parametrize(("endpoint", "races"), [(None, 0), ("http://127.0.0.1:9", 3)])
+def test_writers_race_anywhere_but_at_google(
+    monkeypatch: pytest.MonkeyPatch, endpoint: str | None, races: int
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(
+        "opendata_buffer.stores.gcs.probe_conditional_writes",
+        lambda *_, races, **__: asked.append(races),
+    )
+    client = connect("", StoreOptions(endpoint_url="http://127.0.0.1:9"))
+    client.endpoint = endpoint or PUBLIC
+    store = GcsStore(f"bucket-{races}")
+    monkeypatch.setattr(store._client, "get", lambda: client)
+    store.check_conditional_writes("m")
+    store.check_conditional_writes("m")
+    assert asked == [races], "once per process"
 
 
 def test_no_token_is_sent_in_the_clear(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:

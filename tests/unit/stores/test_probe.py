@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -25,6 +26,9 @@ from opendata_buffer.stores import (
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.stores.probe import probe_conditional_writes
 from opendata_buffer.testing.runtime import ManualRuntime
+
+RACING = 3 * 2 * 6
+"""Writes of the races: three objects, each created and replaced by six writers."""
 
 
 class Breaking(MemoryStore):
@@ -57,6 +61,12 @@ class Breaking(MemoryStore):
         return super().put_if(key, data, condition)
 
 
+def test_without_races_one_object_is_asked(runtime: ManualRuntime) -> None:
+    store = Breaking()
+    probe_conditional_writes(store, "m", runtime, name="x", room=0, deadline_ms=10_000, races=0)
+    assert len(store.probed) == 5
+
+
 def probe(store: Breaking, runtime: ManualRuntime, near: str = "in/m", room: int = 0) -> None:
     probe_conditional_writes(store, near, runtime, name="'x'", room=room, deadline_ms=10_000)
 
@@ -65,7 +75,52 @@ def test_a_store_that_keeps_the_rules_passes(runtime: ManualRuntime) -> None:
     store = Breaking()
     probe(store, runtime)
     assert store.list("").objects == ()
-    assert len(store.probed) == 5
+    assert len(store.probed) == 5 + RACING
+
+
+class ChecksThenWrites(Breaking):
+    """Honours every condition that is asked alone; two that come together both pass."""
+
+    def __init__(self, on: type[Absent | IfVersion]) -> None:
+        super().__init__()
+        self._on = on
+        self._lock_free = threading.Condition()
+        self._waiting: dict[tuple[str, Absent | IfVersion], int] = {}
+
+    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        first = super().put_if
+        if data == b"probe" or not isinstance(condition, self._on):
+            return first(key, data, condition)
+        with self._lock_free:  # both have looked before one writes
+            arrived = self._waiting[key, condition] = self._waiting.get((key, condition), 0) + 1
+            self._lock_free.notify_all()
+            if arrived > 2:
+                return VersionConflict()
+            assert self._lock_free.wait_for(lambda: self._waiting[key, condition] >= 2, 30)
+        with self._lock_free:
+            self.delete_many([key])
+            return first(key, data, ABSENT)
+
+
+@pytest.mark.parametrize(("careless", "what"), [(Absent, "created"), (IfVersion, "replaced")])
+def test_a_store_that_checks_and_then_writes_loses_the_race(
+    runtime: ManualRuntime, careless: type[Absent | IfVersion], what: str
+) -> None:
+    store = ChecksThenWrites(careless)
+    with pytest.raises(UnsafeStore, match=rf"2 of 6 writers .* told that they {what} one object"):
+        probe(store, runtime)
+    assert store.list("").objects == ()
+
+
+def test_a_race_whose_answers_are_lost_shows_nothing(runtime: ManualRuntime) -> None:
+    class Losing(Breaking):
+        def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+            outcome = super().put_if(key, data, condition)
+            return outcome if data == b"probe" else Unknown("no answer")
+
+    store = Losing()
+    probe(store, runtime)
+    assert store.list("").objects == ()
 
 
 @pytest.mark.parametrize(
@@ -122,8 +177,8 @@ def test_a_lost_answer_starts_another_round_with_another_name(runtime: ManualRun
     store = Breaking()
     store.lost = 2
     probe(store, runtime)
-    assert len(store.probed) == 2 + 5
-    assert len(set(store.probed)) == 3
+    assert len(store.probed) == 2 + 5 + RACING
+    assert len(set(store.probed)) == 3 + 3
 
 
 def test_answers_lost_until_the_deadline_are_transient(runtime: ManualRuntime) -> None:

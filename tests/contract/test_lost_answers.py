@@ -1,0 +1,105 @@
+"""A conditional write whose answer is lost, on real servers behind a proxy that loses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from opendata_buffer.config import QueueConfig, StoreOptions
+from opendata_buffer.queue.cas import Done, Register
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores import ABSENT, Applied, Blob, IfVersion, Store, Unknown
+from tests.http_scripts import FaultProxy
+
+REAL = ["versitygw", "fake-gcs-server", "azurite"]
+
+
+@pytest.fixture(params=REAL)
+def proxied(
+    request: pytest.FixtureRequest, real_server: Callable[[str], str]
+) -> Iterator[tuple[Store, FaultProxy]]:
+    proxy = FaultProxy(real_server(request.param))
+    with proxy.running() as url:
+        root = f"lost/{id(proxy)}"
+        store: Store
+        if request.param == "versitygw":
+            from opendata_buffer.stores.s3 import S3Store
+
+            store = S3Store("bucket", root, StoreOptions(endpoint_url=url))
+        elif request.param == "azurite":
+            from opendata_buffer.stores.azure import AzureStore
+
+            account = StoreOptions(endpoint_url=f"{url}/testing")
+            store = AzureStore("container", root, account)
+        else:
+            from opendata_buffer.stores.gcs import GcsStore
+
+            store = GcsStore("bucket", root, StoreOptions(endpoint_url=url))
+        yield store, proxy
+
+
+class Holds:
+    """Recognises a change by the value it adds."""
+
+    def __init__(self, value: str) -> None:
+        self.value = value
+
+    def mark(self) -> int:
+        return 0
+
+    def find(self, now: list[str] | None, marks: Sequence[int]) -> bool:
+        return now is not None and self.value in now
+
+
+def writes(proxy: FaultProxy) -> int:
+    return sum(each.method in ("PUT", "POST") for each in proxy.asked)
+
+
+def test_f1_it_is_sent_once_and_its_outcome_is_unknown(
+    proxied: tuple[Store, FaultProxy],
+) -> None:
+    store, proxy = proxied
+    proxy.lose("PUT", "POST")
+    assert isinstance(store.put_if("m", b"1", ABSENT), Unknown)
+    assert writes(proxy) == 1
+    proxy.lose()
+    found = store.get("m")
+    assert isinstance(found, Blob)
+    assert found.data == b"1", "it was applied"
+    proxy.lose("PUT", "POST")
+    assert isinstance(store.put_if("m", b"2", IfVersion(found.version)), Unknown)
+    assert writes(proxy) == 2
+    proxy.lose()
+    changed = store.get("m")
+    assert isinstance(changed, Blob)
+    assert changed.data == b"2"
+    assert isinstance(store.put_if("m", b"3", IfVersion(changed.version)), Applied)
+
+
+def test_f1_a_change_whose_answer_is_lost_is_looked_up_and_made_once(
+    proxied: tuple[Store, FaultProxy],
+) -> None:
+    store, proxy = proxied
+    register = Register(
+        store,
+        "counter",
+        encode=lambda values: ",".join(values).encode(),
+        decode=lambda raw: raw.decode().split(","),
+        runtime=SystemRuntime(),
+        settings=QueueConfig(store="memory://unused", cas_deadline_ms=20_000),
+        max_bytes=1_000,
+    )
+    for number in range(3):
+        proxy.lose("PUT", "POST")
+        before = writes(proxy)
+
+        def add(values: list[str] | None, number: int = number) -> list[str]:
+            return [*(values or []), str(number)]
+
+        assert isinstance(register.update(add, proof=Holds(str(number))), Done)
+        assert writes(proxy) == before + 1, "a look decides, no second write"
+    proxy.lose()
+    found = store.get("counter")
+    assert isinstance(found, Blob)
+    assert found.data == b"0,1,2"

@@ -1,0 +1,43 @@
+"""The real servers: what is said when they are not there, and that they end."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests import servers
+from tests.servers import SERVERS, Server
+
+
+@pytest.mark.parametrize("server", SERVERS, ids=lambda each: each.name)
+def test_one_that_is_not_there_is_told_of_with_the_command(
+    server: Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(servers, "CACHE", tmp_path)
+    (server.folder / "half").mkdir(parents=True)
+    assert not server.is_there, "an installation that was interrupted"
+    servers.tell_missing()
+    assert f"not tested on a real {server.speaks} server" in capsys.readouterr().out
+    monkeypatch.setenv("PATH", "")
+    assert server.why_not.startswith(f"{server.name} {server.version} needs ")
+    assert server.why_not.endswith("; then ./run servers")
+    assert servers.install_all() == 1
+    assert f"{server.name} {server.version} needs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("server", SERVERS, ids=lambda each: each.name)
+def test_one_that_was_started_listens_here_only_and_ends(server: Server) -> None:
+    if not server.is_there:
+        pytest.skip(server.why_not)
+    with server.start() as url:
+        host, port = urlsplit(url).hostname, urlsplit(url).port
+        assert host == "127.0.0.1"
+        socket.create_connection((host, port or 0), 5).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, port or 0), 5)

@@ -1,0 +1,86 @@
+"""Races of conditional writes: of all that begin together, one may win."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Protocol
+
+from opendata_buffer.stores import (
+    ABSENT,
+    Absent,
+    Applied,
+    Blob,
+    ConditionalPut,
+    Get,
+    IfVersion,
+    PutOutcome,
+    Unknown,
+)
+
+__all__ = ["ROUNDS", "WRITERS", "race"]
+
+WRITERS = 8
+ROUNDS = int(os.environ.get("OPENDATA_BUFFER_RACE_ROUNDS", "3"))
+"""Rounds on create and on replace; 200 at night."""
+
+
+class _Raced(Get, ConditionalPut, Protocol):
+    """What a race needs of a store."""
+
+
+def race(store: _Raced, key: str, rounds: int = ROUNDS, writers: int = WRITERS) -> int:
+    """Let writers create an object together, and then replace it together; both in each round.
+
+    Returns:
+        How many races were decided: one writer was told that it won, and the object is its.
+
+    Raises:
+        AssertionError: Several were told so, or the object is not the winner's.
+    """
+    decided = 0
+    for turn in range(rounds):
+        condition: Absent | IfVersion = ABSENT
+        for kind in ("create", "replace"):
+            outcomes = _together(store, f"{key}-{turn}", kind.encode(), condition, writers)
+            won = [(each, data) for each, data in outcomes if isinstance(each, Applied)]
+            lost = [each for each, _ in outcomes if isinstance(each, Unknown)]
+            assert len(won) <= 1, f"{len(won)} of {writers} writers won one {kind} in round {turn}"
+            assert won or lost, f"nobody won the {kind} in round {turn}: {outcomes}"
+            found = store.get(f"{key}-{turn}")
+            assert isinstance(found, Blob)
+            if won:
+                ((outcome, data),) = won
+                assert isinstance(outcome, Applied)
+                assert (found.data, found.version) == (data, outcome.version)
+                decided += 1
+            condition = IfVersion(found.version)
+    return decided
+
+
+def _together(
+    store: ConditionalPut, key: str, kind: bytes, condition: Absent | IfVersion, writers: int
+) -> list[tuple[PutOutcome, bytes]]:
+    ready = threading.Barrier(writers)
+    outcomes: list[tuple[PutOutcome, bytes]] = []
+    errors: list[BaseException] = []
+
+    def write(data: bytes) -> None:
+        try:
+            ready.wait(60)
+            outcomes.append((store.put_if(key, data, condition), data))
+        except BaseException as error:  # told by the test's own thread
+            errors.append(error)
+
+    threads = [
+        threading.Thread(target=write, args=(b"%s by %d" % (kind, number),))
+        for number in range(writers)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    assert len(outcomes) == writers
+    return outcomes
