@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spark.jvm import LATE, starting, warm_up
+from tests.spark.jvm import LATE, prepare, starting, warm_up
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ROOT = Path(__file__).resolve().parents[2]
-
-# Before pyspark starts its JVM: workers must run this interpreter, and find this tree.
-os.environ["PYSPARK_PYTHON"] = sys.executable
-os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    [str(ROOT / "core"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-)
-os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-# For every JVM that a test starts: in a run of a minute the optimising compiler only costs.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+prepare()
 
 _LOG4J = """\
 rootLogger.level = error
@@ -57,10 +45,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     builder = (
         SparkSession.builder.master("local[2]")
         .appName("opendata-buffer tests")
-        .config(
-            "spark.driver.extraJavaOptions",
-            f"-Dlog4j2.configurationFile={log4j} -XX:TieredStopAtLevel=1",
-        )
+        .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={log4j}")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")

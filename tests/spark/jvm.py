@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,10 +19,41 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+SMALL_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""In a life of a minute the optimising compiler only costs."""
+
+CLASSES = "OPENDATA_BUFFER_CLASSES"
+"""Names the archive that ``python -m tests.spark.classes`` made, if any."""
+
 LATE = "Python worker failed to connect back"
 """What Spark says then. The one failure of a test in Spark that is tried again."""
 
 ATTEMPTS = 5
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def prepare() -> None:
+    """Before pyspark starts a JVM: its workers run this interpreter, and find this tree."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(ROOT / "core"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", java_options())
+
+
+def java_options() -> str:
+    """For every JVM that a test starts."""
+    archive = os.environ.get(CLASSES, "")
+    return SMALL_JVM + (sharing(Path(archive)) if archive and Path(archive).exists() else "")
+
+
+def sharing(archive: Path) -> str:
+    """Options for an archive of classes; of another Java or Spark it is passed by in silence."""
+    return f" -XX:SharedArchiveFile={archive} -Xlog:cds=off -Xlog:cds+dynamic=off"
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tests.spark.chaos.worker_produce import GRACE_MS
+from tests.spark.jvm import SMALL_JVM
 
 HERE = Path(__file__).parent
 PATIENCE_S = 600.0
@@ -27,10 +28,11 @@ SOON_S = 60.0
 
 FOREVER = 10**9
 
+KILLS = int(os.environ.get("OPENDATA_BUFFER_KILLS", "16"))
+"""Drivers that are killed: half feed two sinks, a quarter are of a chain, a quarter only write."""
+
 BACKLOG = 40
 """Batches that wait in a queue before the producer takes a rest."""
-
-SMALL_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def wait_for(condition: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
@@ -147,12 +149,14 @@ class Job:
         java: Options of its JVM.
         master: Where tasks run.
         restarts: How often a query that fails while it drains is started again.
+        shows: Print what the Parquet sinks have when all is drained, as Spark reads it.
     """
 
     queries: list[Stream]
     java: str = SMALL_JVM
     master: str = "local[2]"
     restarts: int = 0
+    shows: bool = False
 
 
 class Driver:
@@ -211,10 +215,22 @@ class Driver:
         assert self.process.returncode == 0, self.said()
         return out.splitlines()
 
+    def show(self) -> list[str]:
+        """Let one that ``shows`` drain; returns the values in the Parquet sink, in order."""
+        self.go("drain")
+        return values_in(self.finish())
+
     def said(self) -> str:
         """Its log, without the lines of stack traces of the JVM."""
         lines = self.log.read_text(errors="replace").splitlines()
         return "\n".join(line for line in lines if not line.startswith("\tat "))
+
+
+def values_in(printed: list[str]) -> list[str]:
+    """What a driver that ``shows`` printed of its Parquet sink."""
+    (line,) = (each for each in printed if each.startswith("["))
+    found: list[str] = json.loads(line)
+    return found
 
 
 class Fleet:

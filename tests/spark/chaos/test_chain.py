@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
-from tests.spark.chaos.processes import MOMENTS, Fleet, Job, Stream, Writer, seeded
+from tests.spark.chaos.processes import KILLS, MOMENTS, Driver, Fleet, Job, Stream, Writer, seeded
 from tests.spark.chaos.worker_produce import values
 from tests.spark.queues import manifest
 
 pytestmark = pytest.mark.slow
 
-KILLS = max(4, int(os.environ.get("OPENDATA_BUFFER_KILLS", "16")) // 4)
+LIVES = max(4, KILLS // 4)
 
 
 def test_every_record_once_at_the_end_of_a_chain(java: str, home: Path) -> None:
@@ -30,7 +29,7 @@ def test_every_record_once_at_the_end_of_a_chain(java: str, home: Path) -> None:
             for fleet in ends.values():
                 fleet.go()
             repeats = 0
-            for kill in range(KILLS):
+            for kill in range(LIVES):
                 # In turn, each at the points where a micro-batch is half done or just done.
                 stream = (front, back)[kill % 2]
                 driver = ends[stream].driver
@@ -38,11 +37,15 @@ def test_every_record_once_at_the_end_of_a_chain(java: str, home: Path) -> None:
                 rng.choice(MOMENTS[1:7]).await_in(driver, stream, rng)
                 driver.kill()
                 repeats += stream.planned() > stream.committed()
-                if kill < KILLS - 2:
+                if kill < LIVES - 2:
                     ends[stream].go()
             end = writer.finish()
-            ends[front].go("drain").finish()
-            ends[back].go("drain").finish()
+            last = Driver(Job([front, back], java), home / "last.log")
+            try:
+                last.go("drain")
+                last.finish()
+            finally:
+                last.kill()
 
             rows = sorted(back.rows(), key=lambda row: row[1:])
             expected = [value for number in range(end) for value in values(number)]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.spark.chaos.processes import KILLS
 from tests.spark.written import Queued, drain, filtered
 
 SCRIPT = """
@@ -26,6 +27,8 @@ builder = (
     .config("spark.driver.extraJavaOptions", java)
     .config("spark.ui.enabled", "false")
     .config("spark.driver.host", "127.0.0.1")
+    .config("spark.sql.codegen.wholeStage", "false")
+    .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
 )
 with starting():
     spark = builder.getOrCreate()
@@ -38,9 +41,9 @@ query = (
 )
 query.awaitTermination()
 """
-FILES = 18
 LINES = 40
-KILLS = max(3, int(os.environ.get("OPENDATA_BUFFER_KILLS", "16")) // 16)
+LIVES = max(4, KILLS // 4)
+FILES = 3 * LIVES + 2
 PATIENCE_S = 240.0
 
 
@@ -58,7 +61,8 @@ def test_every_row_once_after_kills(java: str, store: str, tmp_path: Path) -> No
     script.write_text(SCRIPT)
 
     taken: list[Queued] = []
-    for kill in range(KILLS + 1):
+    killed = 0
+    for kill in range(LIVES + 1):
         # A session of its own: the JVM and the Python workers die with the driver.
         process = subprocess.Popen(
             [sys.executable, str(script), store, str(tmp_path), java],
@@ -67,27 +71,29 @@ def test_every_row_once_after_kills(java: str, store: str, tmp_path: Path) -> No
             start_new_session=True,
         )
         try:
-            goal = offsets(tmp_path) + rng.randint(1, 5)
+            goal = offsets(tmp_path) + rng.randint(1, 3)
             until = time.monotonic() + PATIENCE_S
             while process.poll() is None and time.monotonic() < until:
                 if rng.random() < 0.5:
                     taken += drain(store)
-                if kill < KILLS and offsets(tmp_path) >= goal:
+                if kill < LIVES and offsets(tmp_path) >= goal:
                     # Anywhere between the plan of this batch and the next one's.
                     time.sleep(rng.random() * 0.6)
+                    killed += process.poll() is None
                     break
                 time.sleep(0.02)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    assert process.returncode == 0, (tmp_path / f"log-{KILLS}").read_text()[-4000:]
+    assert process.returncode == 0, (tmp_path / f"log-{LIVES}").read_text()[-4000:]
     taken += drain(store)
 
     expected = {f"{number}.{line}".encode() for number in range(FILES) for line in range(LINES)}
     read = filtered(taken)
     assert set(read) == expected
     assert len(read) == len(expected)
+    assert killed == LIVES
 
 
 def offsets(home: Path) -> int:

@@ -28,6 +28,10 @@ def main() -> None:
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.shuffle.partitions", "2")
+        # In a life of some micro-batches generated code costs more to compile than it saves.
+        .config("spark.sql.codegen.wholeStage", "false")
+        .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
     )
     with starting():
         spark = builder.getOrCreate()
@@ -38,7 +42,17 @@ def main() -> None:
     if word == "drain":
         for query in job["queries"]:
             drain(spark, query, job["restarts"])
+        if job["shows"]:
+            for query in job["queries"]:
+                show(spark, query)
         spark.stop()
+
+
+def show(spark: SparkSession, query: dict[str, Any]) -> None:
+    """Print the values in a Parquet sink, as a list: only what its log has, as Spark reads it."""
+    if query["kind"] == "parquet":
+        files = spark.read.parquet(query["out"]).orderBy("sequence", "index")
+        print(json.dumps([row["value"] for row in files.select("value").collect()]), flush=True)
 
 
 NOT_OURS = (LATE, "Task serialization failed: java.lang.IllegalStateException: Illegal size")

@@ -9,6 +9,7 @@ from typing import Any
 
 import boto3
 import pytest
+from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from opendata_buffer.testing.moto_server import MotoServer, OneAtATime
@@ -69,6 +70,7 @@ def test_of_writers_with_the_same_etag_exactly_one_gets_through() -> None:
 def test_it_is_gone_after_the_block() -> None:
     with MotoServer() as endpoint:
         assert endpoint.startswith("http://127.0.0.1:")
-    client = boto3.client("s3", endpoint_url=endpoint)
+    once = Config(retries={"total_max_attempts": 1})
+    client = boto3.client("s3", endpoint_url=endpoint, config=once)
     with pytest.raises(Exception, match="Could not connect"):
         client.list_buckets()
