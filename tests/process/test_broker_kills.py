@@ -24,7 +24,7 @@ from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores import Blob
-from opendata_buffer.stores.local import LocalStore
+from opendata_buffer.stores.factory import open_store
 
 pytestmark = pytest.mark.slow
 
@@ -42,11 +42,11 @@ MARGIN_S = 4.0
 class Member:
     """A process, and what it printed."""
 
-    def __init__(self, role: str, store: Path, name: str) -> None:
+    def __init__(self, role: str, store: str, name: str) -> None:
         self.role, self.name = role, name
         self.lines: list[list[str]] = []
         self._process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), role, str(store), name],
+            [sys.executable, str(SCRIPT), role, store, name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -92,16 +92,16 @@ class Member:
 class Deployment:
     """All processes of one test; those that live, and those that ended."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.store = LocalStore(root)
-        self.config = ProducerConfig(store=str(root))
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.store = open_store(url)
+        self.config = ProducerConfig(store=url)
         self.lease = Lease(self.store, self.config, SystemRuntime())
         self.living: list[Member] = []
         self.all: list[Member] = []
 
     def start(self, role: str) -> Member:
-        member = Member(role, self.root, f"{role}{len(self.all)}")
+        member = Member(role, self.url, f"{role}{len(self.all)}")
         self.living.append(member)
         self.all.append(member)
         return member
@@ -143,13 +143,25 @@ class Deployment:
             each.kill()
 
 
+@pytest.fixture(
+    params=["directory", pytest.param("s3", marks=pytest.mark.skipif(not NIGHT, reason="at night"))]
+)
+def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Of an empty store: a directory, or a bucket of a real S3 server."""
+    if request.param == "directory":
+        return str(tmp_path / "store")
+    real_server = request.getfixturevalue("real_server")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", real_server("versitygw"))
+    return f"s3://bucket/{tmp_path.name}"
+
+
 def mute() -> socket.socket:
     """A port that accepts and never says a word."""
     return socket.create_server(("127.0.0.1", 0))
 
 
-def test_whatever_happens_to_brokers_each_record_is_queued_once(tmp_path: Path) -> None:
-    deployment = Deployment(tmp_path / "store")
+def test_whatever_happens_to_brokers_each_record_is_queued_once(url: str) -> None:
+    deployment = Deployment(url)
     dice = random.Random(9)
     kills: list[float] = []
     port = mute()
@@ -224,8 +236,8 @@ def test_whatever_happens_to_brokers_each_record_is_queued_once(tmp_path: Path) 
     assert gap < PAUSE_S + MARGIN_S
 
 
-def test_workers_that_are_killed_leave_nothing_undone(tmp_path: Path) -> None:
-    deployment = Deployment(tmp_path / "store")
+def test_workers_that_are_killed_leave_nothing_undone(url: str) -> None:
+    deployment = Deployment(url)
     dice = random.Random(3)
     killed: list[Member] = []
     try:

@@ -21,7 +21,7 @@ from opendata_buffer.testing.faults import FaultPlan, FaultyStore
 from opendata_buffer.testing.simulation import SimRuntime, Simulation
 
 CONFIG = ProducerConfig(store="memory://simulation")
-SECONDS = 40.0
+SECONDS = 60.0
 MARGIN_S = 1.0
 
 

@@ -4,7 +4,7 @@ A writer that has the manifest in memory writes again as soon as its last write 
 Whoever comes from outside (a consumer that acknowledges, a sink, an operator) reads and then
 writes, and in between the next write has always landed already: beside a writer that never
 pauses it may lose every race for a minute. So such a writer pauses for some of its writes once in
-a while: seldom while it never lost a race, and every second once it did, because somebody is
+a while: seldom while it lost no race, and every second once it did, because somebody is
 there.
 """
 
@@ -15,9 +15,10 @@ from collections import deque
 
 __all__ = ["Gaps"]
 
-ALONE_S = 5.0
-"""Between two gaps while nobody else is known. Longer, and a consumer that begins beside a busy
-writer waits longer; shorter, and every hundredth append is noticeably late for nobody's sake."""
+ALONE_S = 20.0
+"""Between two gaps while nobody else is known. Longer, and a consumer that begins beside a writer
+that never rests waits longer; shorter, and more than one append in a hundred is late for nobody's
+sake: a gap is three writes of 60 ms."""
 
 BESIDE_S = 1.0
 """Between two gaps while others write, too."""

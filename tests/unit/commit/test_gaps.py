@@ -23,22 +23,22 @@ def gaps_of(seconds: float, idle_s: float, raced_at: float | None = None) -> lis
     return found
 
 
-def test_who_writes_all_the_time_leaves_a_gap_every_few_seconds() -> None:
-    found = gaps_of(30, idle_s=0.003)
-    assert 4 <= len(found) <= 30 / ALONE_S
+def test_who_writes_all_the_time_leaves_a_gap_now_and_then() -> None:
+    found = gaps_of(6 * ALONE_S, idle_s=0.003)
+    assert 4 <= len(found) <= 6
     assert found[0] < ALONE_S + 2 * WRITE_S
 
 
 def test_after_a_lost_race_gaps_come_every_second_for_a_minute() -> None:
-    found = gaps_of(120, idle_s=0.003, raced_at=20.0)
+    found = gaps_of(20 + KNOWN_S + 7 * ALONE_S, idle_s=0.003, raced_at=20.0)
     beside = [at for at in found if 20 < at < 20 + KNOWN_S]
     assert len(beside) >= KNOWN_S / (BESIDE_S + 5 * WRITE_S)
     after = [at for at in found if at > 20 + KNOWN_S + ALONE_S]
-    assert 5 <= len(after) <= 60 / ALONE_S
+    assert 5 <= len(after) <= 6
 
 
 def test_who_has_nothing_to_write_for_a_while_leaves_no_gaps_beside() -> None:
-    assert gaps_of(30, idle_s=0.04) == []
+    assert gaps_of(6 * ALONE_S, idle_s=0.04) == []
 
 
 def test_a_write_that_hung_makes_no_long_gap() -> None:
