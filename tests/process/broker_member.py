@@ -73,7 +73,9 @@ def watch(producer: Producer, record: str) -> None:
 
 def work(store: str, name: str, over: threading.Event) -> None:
     config = WorkerConfig(store=store, broker="host", claim_timeout_ms=2_000, max_deliveries=0)
-    with Worker(config) as worker:
+    # A worker over S3 would listen on all interfaces; these are all on one machine.
+    network = WebSocketNetwork(SystemRuntime())
+    with Worker(config, network=network) as worker:
         while not over.is_set():
             try:
                 batches = worker.claim(5, timeout=0.5)
