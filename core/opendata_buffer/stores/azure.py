@@ -41,7 +41,7 @@ from opendata_buffer.stores.bounded import DeadlinePassed, bounded
 from opendata_buffer.stores.clients import ProcessClient
 from opendata_buffer.stores.extras import load
 from opendata_buffer.stores.probe import PROBE_DEADLINE_MS, probe_conditional_writes
-from opendata_buffer.stores.ranges import check_limit, check_range, check_size
+from opendata_buffer.stores.ranges import check_limit, check_range, check_size, listed
 
 __all__ = ["AzureStore"]
 
@@ -209,16 +209,10 @@ class AzureStore:
                 if name > start_after and (item.metadata or {}).get("hdi_isfolder") != "true":
                     objects.append(ObjectInfo(name, item.size, _ms(item.last_modified)))
             more = bool(token)
-        if now_ms is None:
-            # No clock of the store's: its newest object is a lower bound, so nothing looks
-            # older than it is. This machine's clock would be no such bound (failure F6).
-            now_ms = max((info.last_modified_ms for info in objects), default=0)
-        # In their order already, except on accounts with directories.
-        objects.sort(key=lambda info: info.key)
-        kept = tuple(objects[:limit])
-        if token and len(kept) == len(objects) and kept:
-            self._remember(prefix, kept[-1].key, token)
-        return Listing(kept, now_ms, truncated=more or len(kept) < len(objects))
+        listing = listed(objects, now_ms, limit, more=more)
+        if token and listing.objects and len(listing.objects) == len(objects):
+            self._remember(prefix, listing.objects[-1].key, token)
+        return listing
 
     def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
         """See :meth:`opendata_buffer.stores.Delete.delete_many`."""

@@ -59,7 +59,7 @@ from opendata_buffer.stores.gcs_errors import (
     network_error,
 )
 from opendata_buffer.stores.probe import PROBE_DEADLINE_MS, RACES, probe_conditional_writes
-from opendata_buffer.stores.ranges import check_limit, check_range
+from opendata_buffer.stores.ranges import check_limit, check_range, listed
 from opendata_buffer.together import together
 
 __all__ = ["GcsStore"]
@@ -244,12 +244,7 @@ class GcsStore:
                     objects.append(ObjectInfo(name, int(item["size"]), _ms(item)))
             query["pageToken"] = page.get("nextPageToken", "")
             more = bool(query["pageToken"])
-        if now_ms is None:
-            # No clock of the store's: its newest object is a lower bound, so nothing looks
-            # older than it is. This machine's clock would be no such bound (failure F6).
-            now_ms = max((info.last_modified_ms for info in objects), default=0)
-        kept = tuple(objects[:limit])
-        return Listing(kept, now_ms, truncated=more or len(kept) < len(objects))
+        return listed(objects, now_ms, limit, more=more)
 
     def _list_page(self, query: dict[str, str | int]) -> Answer:
         prefix = str(query["prefix"])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from opendata_buffer.errors import CorruptData, InvalidInput
+from collections.abc import Sequence
 
-__all__ = ["check_limit", "check_range", "check_size", "cut"]
+from opendata_buffer.errors import CorruptData, InvalidInput
+from opendata_buffer.stores import Listing, ObjectInfo
+
+__all__ = ["check_limit", "check_range", "check_size", "cut", "listed"]
 
 
 def check_limit(limit: int | None) -> None:
@@ -47,3 +50,24 @@ def check_size(key: str, size: int, max_bytes: int | None) -> None:
             f"object {key!r} has {size} bytes to read, more than the limit of {max_bytes}: "
             "it was not read"
         )
+
+
+def listed(
+    objects: Sequence[ObjectInfo], now_ms: int | None, limit: int | None, *, more: bool
+) -> Listing:
+    """The listing that pages of a service make.
+
+    Args:
+        objects: All that were read, which may be more than ``limit``.
+        now_ms: The service's clock, milliseconds since the Unix epoch; None where it told none.
+        limit: Most objects of the listing.
+        more: Whether there are pages that were not read.
+    """
+    if now_ms is None:
+        # No clock of the store's: its newest object is a lower bound, so nothing looks
+        # older than it is. This machine's clock would be no such bound (failure F6).
+        now_ms = max((info.last_modified_ms for info in objects), default=0)
+    # In their order already, except on accounts and buckets with directories, and on what only
+    # looks like one of these services.
+    kept = tuple(sorted(objects, key=lambda info: info.key)[:limit])
+    return Listing(kept, now_ms, truncated=more or len(kept) < len(objects))

@@ -42,7 +42,7 @@ from opendata_buffer.stores import (
 from opendata_buffer.stores import s3_answers as answers
 from opendata_buffer.stores.bounded import DeadlinePassed, bounded
 from opendata_buffer.stores.probe import PROBE_DEADLINE_MS, probe_conditional_writes
-from opendata_buffer.stores.ranges import check_limit, check_range
+from opendata_buffer.stores.ranges import check_limit, check_range, listed
 from opendata_buffer.stores.s3_client import S3Clients
 from opendata_buffer.stores.s3_delete import chunks, delete_objects
 from opendata_buffer.stores.s3_errors import BUSY, code_of, no_answer, status_of, storage_error
@@ -208,14 +208,7 @@ class S3Store:
                     objects.append(ObjectInfo(name, item["Size"], _ms(item["LastModified"])))
             request["ContinuationToken"] = page.get("NextContinuationToken")
             more = bool(page.get("IsTruncated") and request["ContinuationToken"])
-        if now_ms is None:
-            # No clock of the store's: its newest object is a lower bound, so nothing looks
-            # older than it is. This machine's clock would be no such bound (failure F6).
-            now_ms = max((info.last_modified_ms for info in objects), default=0)
-        # In their order already, except on directory buckets and what only looks like S3.
-        objects.sort(key=lambda info: info.key)
-        kept = tuple(objects[:limit])
-        return Listing(kept, now_ms, truncated=more or len(kept) < len(objects))
+        return listed(objects, now_ms, limit, more=more)
 
     def _list_page(self, request: dict[str, Any]) -> dict[str, Any]:
         def once() -> dict[str, Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from opendata_buffer.errors import CorruptData, InvalidInput
-from opendata_buffer.stores.ranges import check_limit, check_range, check_size, cut
+from opendata_buffer.stores import ObjectInfo
+from opendata_buffer.stores.ranges import check_limit, check_range, check_size, cut, listed
 
 
 @pytest.mark.parametrize("byte_range", [None, (0, 1), (7, 8), (0, 2**63)])
@@ -53,3 +54,23 @@ def test_limits_that_let_something_through_are_fine(limit: int | None) -> None:
 def test_a_limit_of_nothing_is_named(limit: int) -> None:
     with pytest.raises(InvalidInput, match=f"limit is {limit}: use a whole number of at least 1"):
         check_limit(limit)
+
+
+def test_a_listing_is_in_order_and_cut_at_its_limit() -> None:
+    found = [ObjectInfo("b", 1, 20), ObjectInfo("a", 1, 10)]
+    whole = listed(found, 30, None, more=False)
+    assert ([each.key for each in whole.objects], whole.now_ms, whole.truncated) == (
+        ["a", "b"],
+        30,
+        False,
+    )
+    assert listed(found, 30, None, more=True).truncated
+    cut_short = listed(found, 30, 1, more=False)
+    assert [each.key for each in cut_short.objects] == ["a"]
+    assert cut_short.truncated
+
+
+def test_f6_without_the_stores_clock_its_newest_object_is_the_bound() -> None:
+    found = [ObjectInfo("a", 1, 20), ObjectInfo("b", 1, 10)]
+    assert listed(found, None, 1, more=False).now_ms == 20
+    assert listed([], None, None, more=False).now_ms == 0
