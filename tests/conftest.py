@@ -70,12 +70,12 @@ def moto_bucket(moto_endpoint: str, request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def real_server() -> Iterator[Callable[[str], str]]:
-    """Starts a server of tests/servers.py by its name, once; gives its URL.
+    """Starts a server of tools/servers.py by its name, once; gives its URL.
 
     Each has an empty bucket ``bucket`` or container ``container``. A test that asks for one that
     is not there is skipped.
     """
-    from tests.servers import SERVERS
+    from tools.servers import SERVERS
 
     with ExitStack() as running:
         urls: dict[str, str] = {}

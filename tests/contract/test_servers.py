@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests import servers
-from tests.servers import SERVERS, Server
+from tools import servers
+from tools.servers import SERVERS, Server
 
 
 @pytest.mark.parametrize("server", SERVERS, ids=lambda each: each.name)

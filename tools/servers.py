@@ -1,9 +1,9 @@
-"""Real object stores for the tests: made once by ``./run servers``, started on a free port.
+"""Real object stores for tests and demo: made once by ``./run servers``, started on a free port.
 
 ::
 
-    python -m tests.servers            # get those that are not there yet
-    python -m tests.servers missing    # say which are not there, and what that costs
+    python -m tools.servers            # get those that are not there yet
+    python -m tools.servers missing    # say which are not there, and what that costs
     with VERSITYGW.start() as endpoint: ...
 
 They lie in a cache outside the checkout, each in a folder named after its version, so several
@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,14 +92,21 @@ class Server:
         (self.folder / ".complete").touch()
 
     @contextmanager
-    def start(self) -> Iterator[str]:
-        """The server's URL; it ends with the block."""
-        with tempfile.TemporaryDirectory(prefix=f"{self.name}-") as objects:
-            process, port = self._started(Path(objects))
+    def start(self, objects: Path | None = None) -> Iterator[str]:
+        """The server's URL; it ends with the block, and what it holds with it.
+
+        Args:
+            objects: A directory for what it holds, which stays. For a server that keeps it on disk.
+        """
+        with ExitStack() as stack:
+            if objects is None:
+                scratch = tempfile.TemporaryDirectory(prefix=f"{self.name}-")
+                objects = Path(stack.enter_context(scratch))
+            process, port = self._started(objects)
             try:
                 yield f"http://127.0.0.1:{port}"
             finally:
-                process.kill()  # what it holds is thrown away; Azurite takes seconds to tidy up
+                process.kill()  # Azurite takes seconds to tidy up what is thrown away
                 process.wait()
 
     def _started(self, objects: Path) -> tuple[subprocess.Popen[bytes], int]:
@@ -207,6 +214,6 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["missing"]:
         tell_missing()
     elif sys.argv[1:]:
-        sys.exit("usage: python -m tests.servers [missing]")
+        sys.exit("usage: python -m tools.servers [missing]")
     else:
         sys.exit(install_all())
