@@ -26,6 +26,7 @@ __all__ = [
     "framing_option",
     "max_batch_bytes_option",
     "queue_fields_of",
+    "queue_words",
     "patient_queue_options",
     "queue_options",
     "recreate_option",
@@ -205,6 +206,13 @@ def _remember(options: dict[str, Any]) -> None:
     given = [("--" + name.replace("_", "-"), options.get(name)) for name in _NAMES_A_QUEUE]
     words = [each for flag, value in given if value is not None for each in (flag, str(value))]
     context.meta[_QUEUE] = shlex.join([str(options["store"]), *words])
+
+
+def queue_words() -> str:
+    """The running command's queue, as the words that name it in another command."""
+    words = click.get_current_context().meta[_QUEUE]
+    assert isinstance(words, str)
+    return words
 
 
 _NAMES_A_QUEUE = (

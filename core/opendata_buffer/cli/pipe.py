@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import threading
@@ -11,6 +12,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, BinaryIO, Protocol
 
+import pyarrow.compute as pc
+
+from opendata_buffer.cli.described import Described, Same
+from opendata_buffer.cli.rendering import Render
 from opendata_buffer.commit.durability import WriteHandle
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.consumer.consumer import Consumer
@@ -33,6 +38,7 @@ __all__ = [
     "Reader",
     "RecordWriter",
     "copy_out",
+    "framed",
 ]
 
 READ_BYTES = MIB
@@ -44,7 +50,7 @@ GROUP_BATCHES = 100
 
 @dataclass
 class Produced:
-    """What is durable so far, always a prefix of the input."""
+    """What is durable so far, always a prefix of the input; ``bytes`` are those of the records."""
 
     records: int = 0
     batches: int = 0
@@ -64,24 +70,28 @@ class Intake:
     Args:
         producer: Where records go.
         config: Its settings.
-        metadata: Payload of every call.
+        metadata: Payload of every call, or what knows that of each record.
         advance: Told the bytes and records read.
         framing: How records are told apart.
+        longest: Bytes that a record may have in the stream, where it is written in another way
+            there; by default what fits into a batch.
     """
 
     def __init__(
         self,
         producer: Producer,
         config: ProducerConfig,
-        metadata: bytes,
+        metadata: bytes | Described,
         advance: Callable[[int, int], None] = lambda size, records: None,
         framing: Framing = FRAMINGS["lines"],
+        longest: int | None = None,
     ) -> None:
         self._producer = producer
         self._framing = framing
         self._flush_size = config.flush_size_bytes
         self._max_call = config.max_batch_bytes
-        self._metadata = metadata
+        self._longest = config.max_batch_bytes - 4 if longest is None else longest
+        self._described: Described = Same(metadata) if isinstance(metadata, bytes) else metadata
         self._advance = advance
         self._pending: deque[tuple[WriteHandle, int, int]] = deque()
         self._last_sequence: int | None = None
@@ -99,11 +109,24 @@ class Intake:
                 before it are produced.
             OpenDataBufferError: A batch was given up; the rest of the input was not read.
         """
-        splitter = self._framing.splitter(self._max_call - 4)
+        splitter = self._framing.splitter(self._longest)
         while chunk := read(READ_BYTES):
             self._produce(splitter.feed(chunk))
             self.settle()
         self._produce(splitter.finish())
+        self._described.finish()
+
+    def take(self, records: Iterable[bytes]) -> None:
+        """Produce records that are whole already; as :meth:`run` for what comes of them.
+
+        Raises:
+            InvalidInput: One of them fits into no batch. Those before it are produced.
+            OpenDataBufferError: A batch was given up.
+        """
+        for record in records:
+            self._produce([record])
+            self.settle()
+        self._described.finish()
 
     def settle(self) -> None:
         """Count what has become durable; from any thread.
@@ -144,11 +167,12 @@ class Intake:
         return f"not one {unit.removesuffix('s')} is known to be durable"
 
     def _produce(self, records: Sequence[bytes]) -> None:
-        for group in _groups(records, self._flush_size, self._max_call):
-            handle = self._producer.produce(group, self._metadata)
-            size = sum(map(len, group))
-            self._pending.append((handle, len(group), size))
-            self._advance(size, len(group))
+        for run, metadata in self._described.runs(records):
+            for group in _groups(run, self._flush_size, self._max_call):
+                handle = self._producer.produce(group, metadata)
+                size = sum(map(len, group))
+                self._pending.append((handle, len(group), size))
+                self._advance(size, len(group))
 
 
 def _groups(lines: Sequence[bytes], full: int, limit: int) -> Iterator[list[bytes]]:
@@ -168,7 +192,7 @@ def _groups(lines: Sequence[bytes], full: int, limit: int) -> Iterator[list[byte
 
 @dataclass
 class Consumed:
-    """What was written out."""
+    """What was written out; ``bytes`` are those of the records, however they were written."""
 
     records: int = 0
     batches: int = 0
@@ -226,6 +250,7 @@ class ObservingReader:
         handle: Fetches batches.
         runtime: Threads of the read-ahead.
         last_acked_sequence: Start after it; None starts at the oldest entry.
+        start: Start at this sequence instead.
     """
 
     def __init__(
@@ -235,12 +260,14 @@ class ObservingReader:
         handle: FetchHandle,
         runtime: Runtime,
         last_acked_sequence: int | None,
+        *,
+        start: int | None = None,
     ) -> None:
         self._read = read
         self._key = key
         self._handle = handle
         self._runtime = runtime
-        self._next = None if last_acked_sequence is None else last_acked_sequence + 1
+        self._next = start if last_acked_sequence is None else last_acked_sequence + 1
 
     def take(self, limit: int) -> Sequence[BatchDescriptor]:
         """The next entries, at most ``limit``; empty when there are none yet.
@@ -256,8 +283,8 @@ class ObservingReader:
                 self._key,
                 start,
                 manifest.first_sequence,
-                "The queue's consumer took them. Start without --last-acked-sequence to look at "
-                "what is left.",
+                "The queue's consumer took them. Start with --from earliest to look at what is "
+                "left.",
             )
         if start > manifest.next_sequence:
             raise QueueReset(
@@ -285,24 +312,32 @@ def _fetch(
     )
 
 
+def framed(framing: Framing) -> Render:
+    """Records as a framing has them.
+
+    The function raises InvalidInput for a batch with a record that is none in this framing.
+    """
+    return lambda batch: framing.framed(batch.values, batch.sequence)
+
+
 class RecordWriter:
     """Writes the records of batches to a stream, and counts them.
 
     Args:
         stream: Where they go.
         advance: Told the bytes and records of each batch.
-        framing: How they are told apart there.
+        render: What is written of a batch; by default its records as lines.
     """
 
     def __init__(
         self,
         stream: BinaryIO,
         advance: Callable[[int, int], None] = lambda size, records: None,
-        framing: Framing = FRAMINGS["lines"],
+        render: Render | None = None,
     ) -> None:
         self._stream = stream
-        self._framing = framing
-        self._advance = advance
+        self._render = framed(FRAMINGS["lines"]) if render is None else render
+        self.advance = advance
         self.total = Consumed()
 
     def write(self, batch: ArrowBatch) -> None:
@@ -313,15 +348,19 @@ class RecordWriter:
             BrokenPipeError: The reader is gone.
             OSError: They were not, or not all, written.
         """
-        data = self._framing.framed(batch.values, batch.sequence)
-        self._stream.write(data)
+        self._stream.write(self._render(batch))
         self._stream.flush()
+        size = pc.sum(pc.binary_length(batch.values)).as_py() or 0
         total = self.total
         total.batches += 1
         total.records += len(batch.values)
-        total.bytes += len(data)
+        total.bytes += size
         total.last_sequence = batch.sequence
-        self._advance(len(data), len(batch.values))
+        self.advance(size, len(batch.values))
+
+    def report(self) -> str:
+        """The line of JSON that says what was written out."""
+        return json.dumps(self.total.as_json())
 
     def persist(self) -> None:
         """Make what was written survive a power cut, if it is a file; a pipe needs nothing."""

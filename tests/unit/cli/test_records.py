@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from opendata_buffer import Consumer, ConsumerConfig
+from opendata_buffer import Consumer, ConsumerConfig, Producer, ProducerConfig
 from opendata_buffer.cli.commands import cli
 from opendata_buffer.errors import PermanentStorageError
 from opendata_buffer.formats.batch import encode_batch
@@ -88,7 +88,7 @@ def test_consume_writes_and_acknowledges_everything(url: str, store: MemoryStore
     result = ok("consume", url)
     assert result.stdout_bytes == b"a\n\n\x00\xff\n"
     assert json.loads(result.stderr) == {
-        "records": 3, "batches": 2, "bytes": 6, "last_sequence": 1,
+        "records": 3, "batches": 2, "bytes": 3, "last_sequence": 1,
     }  # fmt: skip
     manifest = manifest_of(store)
     assert (manifest.entry_count, manifest.next_sequence, manifest.epoch) == (0, 2, 1)
@@ -159,13 +159,17 @@ def test_f25_consume_stops_at_a_missing_batch_and_keeps_what_came_before(
 
 
 @pytest.mark.parametrize("more", [(), ("--no-ack",)])
-def test_consume_follow_polls_until_interrupted(url: str, more: tuple[str, ...]) -> None:
+def test_consume_follow_polls_until_interrupted_and_says_what_it_wrote(
+    url: str, capfd: pytest.CaptureFixture[str], more: tuple[str, ...]
+) -> None:
     fill(url, [b"a"])
     result = CliRunner().invoke(
         cli, ["consume", url, "--follow", "--poll-interval-ms", "250", "--no-gc", *more],
         obj=Ticks(2),
     )  # fmt: skip
     assert (result.exit_code, result.stdout) == (130, "a\n")
+    summary = json.loads(capfd.readouterr().err)
+    assert summary == {"records": 1, "batches": 1, "bytes": 1, "last_sequence": 0}
 
 
 def test_consume_makes_a_queue_only_when_it_is_told_to(url: str, store: MemoryStore) -> None:
@@ -177,6 +181,7 @@ def test_consume_of_a_mistyped_path_makes_no_directory(tmp_path: Path) -> None:
     for command in ("consume", "status", "fsck", "gc"):
         fails(command, str(tmp_path / "typo"))
     fails("consume", str(tmp_path / "typo"), "--follow")
+    fails("consume", str(tmp_path / "typo"), "--recreate")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -281,3 +286,123 @@ def test_a_record_that_cannot_be_written_stays_in_the_queue_with_its_batch(
     assert (result.exit_code, result.stdout_bytes) == (1, b"1\n")
     assert "record 1 of batch 1 cannot be written as ndjson" in result.stderr
     assert records_of(store) == [b"2", b"two\nlines"]
+
+
+# ---- where it begins
+
+
+def test_consume_looks_from_where_it_is_told_to(url: str, store: MemoryStore) -> None:
+    fill(url, [b"a"], [b"b"], [b"c"])
+    assert ok("consume", url, "--no-ack", "--from", "1").stdout == "b\nc\n"
+    assert ok("consume", url, "--no-ack", "--from", "earliest").stdout == "a\nb\nc\n"
+    assert ok("consume", url, "--no-ack", "--from", "latest").stdout == ""
+    assert ok("consume", url, "--no-ack", "--from", "2001-01-01").stdout == "a\nb\nc\n"
+    assert ok("consume", url, "--no-ack", "--from", "2999-01-01T00:00:00Z").stdout == ""
+    assert manifest_of(store).entry_count == 3
+
+
+def test_consume_does_not_drop_what_it_would_pass_by(url: str, store: MemoryStore) -> None:
+    fill(url, [b"a"], [b"b"], [b"c"])
+    line = fails("consume", url, "--from", "2")
+    assert "--from 2 would drop 2 batches unread, up to sequence 1" in line
+    assert f"'opendata-buffer seek {url} --to 2', which keeps a copy" in line
+    assert "1 batch unread" in fails("consume", url, "--from", "1")
+    assert manifest_of(store).entry_count == 3
+    assert ok("consume", url, "--from", "0").stdout == "a\nb\nc\n"
+    assert ok("consume", url, "--from", "latest").stdout == ""
+
+
+def test_consume_from_nowhere_says_what_there_is(url: str) -> None:
+    fill(url, [b"a"])
+    ok("consume", url)
+    fill(url, [b"b"])
+    assert "it holds 1 to 1" in fails("consume", url, "--no-ack", "--from", "0")
+    assert "it holds 1 to 1" in fails("consume", url, "--no-ack", "--from", "7")
+    assert "'soon' is no place in a queue" in fails("consume", url, "--from", "soon")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--json", "--format", "%s"),
+        ("--json", "--framing", "csv"),
+        ("--from", "0", "--last-acked-sequence", "0"),
+    ],
+)
+def test_consume_refuses_what_contradicts_itself(url: str, options: tuple[str, ...]) -> None:
+    result = run("consume", url, *options)
+    assert result.exit_code == 2
+    assert "cannot be used together" in result.stderr
+
+
+# ---- JSON, formats, metadata, files
+
+
+def test_what_consume_prints_as_json_is_what_produce_reads(url: str, store: MemoryStore) -> None:
+    with Producer(ProducerConfig(store=url)) as producer:
+        producer.produce([b"a\nb", "ü".encode()], b"m")
+        producer.produce([b"\xff"], b"\xfe")
+    printed = ok("consume", url, "--json").stdout_bytes
+    lines = [json.loads(line) for line in printed.splitlines()]
+    assert [(each["sequence"], each["index"]) for each in lines] == [(0, 0), (0, 1), (0, 2)]
+    assert [each.get("value") for each in lines] == ["a\nb", "ü", None]
+    assert lines[2]["value_base64"] == "/w=="
+    assert all(each["time"].startswith("20") for each in lines)
+    found = json.loads(ok("produce", url, "--json", stdin=printed).stdout)
+    assert found == {"records": 3, "batches": 1, "bytes": 6}
+    assert records_of(store) == [b"a\nb", "ü".encode(), b"\xff"]
+    (entry,) = manifest_of(store).entries()
+    assert [(each.start_index, each.payload) for each in entry.metadata] == [
+        (0, b"m"), (2, b"\xfe"),
+    ]  # fmt: skip
+
+
+def test_produce_tells_which_line_is_no_json_record(url: str, store: MemoryStore) -> None:
+    line = fails("produce", url, "--json", stdin=b'{"value": "a"}\n{"value": 1}\n')
+    assert "line 2 is no record as 'consume --json' prints it: 'value' is not text" in line
+    assert line.endswith("Of the input, lines 1 to 1 are durable.")
+    assert records_of(store) == [b"a"]
+
+
+def test_consume_by_a_format(url: str) -> None:
+    fill(url, [b"a", b"bc"])
+    assert ok("consume", url, "--no-ack", "--format", "%p %o.%i %S %s\\n").stdout == (
+        "ingest 0.0 1 a\ningest 0.1 2 bc\n"
+    )
+    assert "'%k' shows nothing" in fails("consume", url, "--format", "%k")
+
+
+def test_produce_with_a_line_of_metadata_for_each_record(
+    url: str, store: MemoryStore, tmp_path: Path
+) -> None:
+    lines = tmp_path / "lines"
+    lines.write_bytes(b"x\nx\ny\n")
+    ok("produce", url, "--metadata-from", str(lines), stdin=b"1\n2\n3\n")
+    (entry,) = manifest_of(store).entries()
+    assert [(each.start_index, each.payload) for each in entry.metadata] == [(0, b"x"), (2, b"y")]
+    line = fails("produce", url, "--metadata-from", str(lines), stdin=b"1\n2\n3\n4\n")
+    assert "record 4 has no metadata" in line
+    assert line.endswith("lines 1 to 3 are durable.")
+    line = fails("produce", url, "--metadata-from", str(lines), stdin=b"1\n")
+    assert "more lines of metadata than the input has records, 1" in line
+
+
+def test_produce_files_as_one_record_each(url: str, store: MemoryStore, tmp_path: Path) -> None:
+    (tmp_path / "one").write_bytes(b"1\n2\n")
+    (tmp_path / "two").write_bytes(b"")
+    names = [str(tmp_path / name) for name in ("one", "two")]
+    out = ok("produce", url, "--file", names[0], "--file", names[1], stdin=b"not read\n").stdout
+    assert json.loads(out) == {"records": 2, "batches": 1, "bytes": 4}
+    assert records_of(store) == [b"1\n2\n", b""]
+    line = fails("produce", url, "--file", names[0], "--max-batch-bytes", "7")
+    assert f"'{names[0]}' has more than 3 bytes, and is one record: raise --max-batch-bytes" in line
+    assert run("produce", url, "--file", str(tmp_path / "typo")).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "options", [("--json", "--framing", "csv"), ("--json", "--metadata", "m")], ids=" ".join
+)
+def test_produce_refuses_what_contradicts_itself(url: str, options: tuple[str, ...]) -> None:
+    result = run("produce", url, *options)
+    assert result.exit_code == 2
+    assert "cannot be used together" in result.stderr
