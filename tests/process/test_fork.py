@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -52,3 +53,45 @@ def test_a_forked_child_has_a_producer_of_its_own(tmp_path: Path, broker: str) -
         got = [batch.entries for batch in iter(consumer.next_batch, None)]
     first = [[b"first"]] if broker == "host" else []
     assert sorted(got) == [[b"child"], *first, [b"parent"]]
+
+
+KILLED = """
+import os, sys, time, warnings
+warnings.simplefilter("ignore", DeprecationWarning)
+from opendata_buffer import Producer, ProducerConfig
+from opendata_buffer.broker.lease import Lease
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores.factory import open_store
+
+config = ProducerConfig(store=sys.argv[1], broker="host", flush_interval_ms=10)
+producer = Producer(config)
+while (found := Lease(open_store(config.store), config, SystemRuntime()).read()) is None:
+    time.sleep(0.01)
+producer.produce([b"first"])
+producer.flush(30)
+child = os.fork()
+if child == 0:
+    sys.stdin.read()
+    os._exit(0)
+print(found.address, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_broker_that_was_killed_is_seen_to_be_dead_though_a_child_of_it_lives(
+    tmp_path: Path,
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        host, _, port = parent.stdout.readline().strip().rpartition(":")
+        assert parent.wait(60) == -9
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((host, int(port)), 10)
+        assert parent.stdout.read(0) == ""
+        parent.stdin.close()  # the child ends

@@ -16,6 +16,7 @@ from opendata_buffer.broker.client import (
     ChannelRefused,
     Connection,
 )
+from opendata_buffer.broker.inherited import give_up_in_children
 from opendata_buffer.broker.loading import load_websockets
 from opendata_buffer.broker.wire import MAX_MESSAGE_BYTES, NONCE_BYTES
 from opendata_buffer.runtime import Runtime
@@ -79,6 +80,11 @@ class _WebSocketChannel:
     def __init__(self, socket: ClientConnection, stack: ExitStack) -> None:
         self._socket = socket
         self._stack = stack
+        give_up_in_children(self)
+
+    def descriptors(self) -> list[int]:
+        """The file descriptor of the connection."""
+        return [self._socket.socket.fileno()]
 
     def send(self, message: bytes) -> None:
         from websockets.exceptions import ConnectionClosed

@@ -7,6 +7,7 @@ from typing import Protocol
 from opendata_buffer.broker.announcement import Announcement
 from opendata_buffer.broker.client import Connection
 from opendata_buffer.broker.host import ListeningPort
+from opendata_buffer.broker.loading import late_imports
 from opendata_buffer.broker.server import Listen
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.runtime import Runtime
@@ -58,15 +59,17 @@ class WebSocketNetwork:
 
     def connect(self, announcement: Announcement) -> Connection:
         """See :class:`Network`."""
-        from opendata_buffer.broker.dial import connect
+        with late_imports():
+            from opendata_buffer.broker.dial import connect
 
         return connect(announcement, self._runtime)
 
     def listen(self) -> ListeningPort:
         """See :class:`Network`."""
-        from opendata_buffer.broker.server import WebSocketPort
-
         require_websockets()
+        with late_imports():
+            from opendata_buffer.broker.server import WebSocketPort
+
         return WebSocketPort(self._listen, self._runtime)
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opendata_buffer.broker.announcement import Announcement
-from opendata_buffer.broker.loading import load_websockets
+from opendata_buffer.broker.inherited import give_up_in_children
+from opendata_buffer.broker.loading import late_imports, load_websockets
 from opendata_buffer.broker.service import Service, Session
 from opendata_buffer.broker.wire import MAX_MESSAGE_BYTES, NONCE_BYTES, BrokerEnd, ProtocolError
 from opendata_buffer.errors import InvalidInput, PermanentStorageError
@@ -82,6 +83,7 @@ class WebSocketPort:
         self._most_clients = min(MAX_CLIENTS, _file_limit() // 2)
         self._server: Server | None = None
         self.certificate = ""
+        give_up_in_children(self)
         self._thread: Task = runtime.spawn(self._loop.run_forever, "opendata-buffer-broker-port")
         try:
             self._call(self._start)
@@ -103,6 +105,14 @@ class WebSocketPort:
         if host in _EVERY_INTERFACE:
             host = own_address()
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def descriptors(self) -> list[int]:
+        """File descriptors of the port and of its clients."""
+        server = self._server
+        sockets = [] if server is None else list(server.sockets)
+        for client in list(self._clients):
+            sockets.append(client.transport.get_extra_info("socket"))
+        return [each.fileno() for each in sockets]
 
     def open(self, service: Service, announcement: Announcement) -> None:
         """Serve the clients of one term."""
@@ -257,7 +267,8 @@ def own_address() -> str:
 def _file_limit() -> int:
     """Files the process may have open: its clients must leave some to its own store."""
     try:
-        import resource
+        with late_imports():
+            import resource
     except ImportError:  # not on Windows
         return 1_024
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

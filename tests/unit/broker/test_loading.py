@@ -1,4 +1,4 @@
-"""Loading websockets from several threads at once."""
+"""Loading websockets from several threads at once, and in a process that forks meanwhile."""
 
 from __future__ import annotations
 
@@ -37,3 +37,74 @@ def test_threads_that_load_at_once_all_get_whole_modules() -> None:
             [sys.executable, "-c", CODE], capture_output=True, text=True, check=True
         )
         assert done.stdout.strip() == "loaded"
+
+
+FORK = """
+import os, signal, sys, threading, warnings
+warnings.simplefilter("ignore", DeprecationWarning)
+from opendata_buffer.broker.loading import load_websockets
+
+importing, forking = threading.Event(), threading.Event()
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "websockets.asyncio.server":
+            importing.set()
+            forking.wait(20)
+
+sys.meta_path.insert(0, Finder())
+# Hooks run in reverse order: this one before the library's.
+os.register_at_fork(before=forking.set)
+thread = threading.Thread(target=load_websockets)
+thread.start()
+importing.wait(20)
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    load_websockets()
+    from websockets.asyncio.server import serve
+    os._exit(0)
+thread.join()
+print("child ended with", os.waitpid(child, 0)[1])
+"""
+
+
+def test_a_child_forked_while_a_thread_loads_can_load_itself() -> None:
+    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, check=False)
+    assert (done.stderr, done.stdout.strip()) == ("", "child ended with 0")
+
+
+STUCK = """
+import os, threading, warnings
+warnings.simplefilter("ignore", DeprecationWarning)
+from opendata_buffer.broker import loading
+
+loading.FORK_WAITS_S = 0.05
+loads, over = threading.Event(), threading.Event()
+
+def load():
+    with loading.late_imports():
+        loads.set()
+        over.wait(20)
+
+thread = threading.Thread(target=load)
+thread.start()
+loads.wait(20)
+child = os.fork()
+if child == 0:
+    with loading.late_imports():
+        os._exit(0)
+print("child ended with", os.waitpid(child, 0)[1])
+over.set()
+thread.join()
+with loading.late_imports():
+    print("parent loads")
+"""
+
+
+def test_an_import_that_does_not_end_does_not_stop_a_fork() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STUCK], capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ""
+    assert done.stdout.split("\n")[:2] == ["child ended with 0", "parent loads"]
