@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -25,12 +24,12 @@ from opendata_buffer.option_reader import (
     storage_settings,
 )
 from opendata_buffer.stores.factory import open_store
+from opendata_buffer.topic.names import is_abbreviated, number_meant
 
 __all__ = ["EARLIEST", "LATEST", "SOURCE_OPTIONS", "Offsets", "SourceOptions"]
 
 EARLIEST = "earliest"
 LATEST = "latest"
-_PARTITION = re.compile(r"p-[0-9]{5}")
 _EPOCH = datetime.fromtimestamp(0, UTC)
 Offsets = str | int | tuple[tuple[str, int], ...]
 """A word, a sequence, or of a topic a sequence for each of some partitions."""
@@ -273,7 +272,10 @@ def _starting_timestamp(read: OptionReader) -> int | None:
 
 
 def _offset_of(partition: str, offsets: Offsets, default: str) -> Offsets:
-    return dict(offsets).get(partition, default) if isinstance(offsets, tuple) else offsets
+    if not isinstance(offsets, tuple):
+        return offsets
+    meant = (at for name, at in offsets if name == partition or is_abbreviated(name, partition))
+    return next(meant, default)
 
 
 def _position(read: OptionReader, name: str, default: str) -> Offsets:
@@ -293,14 +295,14 @@ def _position(read: OptionReader, name: str, default: str) -> Offsets:
     if (
         isinstance(offsets, dict)
         and offsets
-        and all(map(_PARTITION.fullmatch, offsets))
+        and all(number_meant(each) is not None for each in offsets)
         and all(map(_is_sequence, offsets.values()))
     ):
         return tuple(sorted(offsets.items()))
     words = ", ".join(repr(each) for each in allowed)
     raise InvalidInput(
         f"option {name} is {value!r}: use {words} or a sequence such as 42; of a topic sequences "
-        'by partition such as {"p-00000": 42, "p-00001": 7}'
+        'by partition such as {"0": 42, "1": 7}'
     )
 
 

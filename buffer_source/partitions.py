@@ -149,7 +149,7 @@ class Partitions:
             if topic is not None and isinstance(value, int):
                 raise InvalidInput(
                     f"option {option} is {value}, and {self._store.url} is a topic, each partition "
-                    'of which counts for itself: use sequences by partition such as {"p-00000": '
+                    'of which counts for itself: use sequences by partition such as {"0": '
                     f"{value}}}, or name one partition with the option dataPathPrefix"
                 )
             if isinstance(value, tuple):
@@ -161,14 +161,12 @@ class Partitions:
                         "one queue: use a sequence such as 42"
                     )
                 # A partition may have left since the query began, which looks at this no more.
-                topic.description.check_names([each for each in names if not _had(topic, each)])
+                for name in names:
+                    if not topic.description.has_left(name):
+                        topic.description.resolved(name)
 
     def close(self, names: Iterable[str] | None = None) -> None:
         """Let these queues go, or all; acknowledges nothing."""
         for name in list(self._streams if names is None else names):
             if name in self._streams:
                 self._streams.pop(name).close()
-
-
-def _had(topic: Topic, name: str) -> bool:
-    return int(name.removeprefix("p-")) < topic.description.next_number

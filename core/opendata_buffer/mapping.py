@@ -6,9 +6,9 @@ as long as the list does not change, so records of one key keep their order. A f
 caller's own, of the type :data:`Mapping`, can take their place.
 
 What happens when partitions are added tells the two hashed mappings apart: ``modulo`` moves
-nearly every key, ``rendezvous`` only those that the new partitions take over (one of ``n + 1``
-keys when the ``n + 1``-th partition is added). Both agree, key by key, with Gazette's
-``ModuloMapping`` and ``RendezvousMapping``.
+nearly every key, ``rendezvous`` only those that the new partitions take over. How evenly
+``rendezvous`` spreads depends on the names: those that partitions of a topic get are made for it.
+Both agree, key by key, with Gazette's ``ModuloMapping`` and ``RendezvousMapping``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Mapping: TypeAlias = "Callable[[Keys, Sequence[str]], Indices]"
 """From keys and the partitions' names to an index into the names for each key."""
 
 _OFFSET_BASIS = 0x811C9DC5
-_PRIME = 0x01000193
+PRIME = 0x01000193
 
 _CHUNK = 1 << 14
 """Keys hashed together: their hashes and one byte of each stay in the processor's cache."""
@@ -104,7 +104,7 @@ def fnv1a(data: bytes) -> int:
     """The 32-bit FNV-1a hash of some bytes."""
     value = _OFFSET_BASIS
     for byte in data:
-        value = ((value ^ byte) * _PRIME) & 0xFFFFFFFF
+        value = ((value ^ byte) * PRIME) & 0xFFFFFFFF
     return value
 
 
@@ -165,7 +165,7 @@ def _hash_chunk(chunk: pa.Array) -> npt.NDArray[np.uint32]:
     count = len(lengths)
     hashes = np.full(count, _OFFSET_BASIS, np.uint32)
     longest = int(lengths.max()) if count else 0
-    prime = np.uint32(_PRIME)
+    prime = np.uint32(PRIME)
     if count and int(lengths.min()) == longest:
         matrix = data[int(starts[0]) : int(starts[0]) + count * longest].reshape(count, longest)
         for step in range(longest):

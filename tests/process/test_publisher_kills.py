@@ -31,7 +31,7 @@ while True:
     for partition in range(4):
         for part in range(2):
             record = f"{run} {number} {partition} {part}".encode()
-            publisher.publish_uncommitted([record], partition=f"p-{partition:05}")
+            publisher.publish_uncommitted([record], partition=str(partition))
     publisher.commit()
     print(number, flush=True)
     number += 1

@@ -40,7 +40,7 @@ from opendata_buffer.topic.topic import Topic
 T = TypeVar("T")
 
 URL = "memory://simulation"
-NAMES = ["p-00000", "p-00001", "p-00002", "p-00003"]
+NAMES = ["p-00000-04pn", "p-00001-05mv", "p-00002-0bvb", "p-00003-04vf"]
 CONFIG = ProducerConfig(
     store=URL,
     broker="off",

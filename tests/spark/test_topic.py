@@ -54,11 +54,11 @@ def test_a_topic_grows_under_a_query_that_goes_on_after_a_restart(
         run.processAllAvailable()
         assert sorted(query.sink.values) == list(range(10))
         topic.expand(3)
-        append(store, "p-00002", 10, 11)
+        append(store, "p-00002-0bvb", 10, 11)
         run.processAllAvailable()
         assert sorted(query.sink.values) == list(range(12))
-    append(store, "p-00002", 12)
-    append(store, "p-00000", 13)
+    append(store, "p-00002-0bvb", 12)
+    append(store, "p-00000-04pn", 13)
     query.available_now()
     assert sorted(query.sink.values) == list(range(14))
     assert all_queued(store) == 0
@@ -69,12 +69,12 @@ def test_transactions_are_read_whole_over_a_restart(
 ) -> None:
     Topic.create(store, 2)
     query = Query(spark, store, checkpoint)
-    for partition, value in (("p-00000", 1), ("p-00001", 2)):
+    for partition, value in (("p-00000-04pn", 1), ("p-00001-05mv", 2)):
         append(store, partition, value, message=build_uuid(b"writer", 2, CONTINUE_TXN))
-    append(store, "p-00001", 3)
+    append(store, "p-00001-05mv", 3)
     query.available_now()
     assert query.sink.values == [3]
-    for partition in ("p-00000", "p-00001"):
+    for partition in ("p-00000-04pn", "p-00001-05mv"):
         append(store, partition, message=build_uuid(b"writer", 3, ACK_TXN))
     query.available_now()
     assert sorted(query.sink.values) == [1, 2, 3]
@@ -85,9 +85,9 @@ def test_a_batch_read_shows_partitions_and_what_is_committed(
     spark: SparkSession, store: str, checkpoint: str
 ) -> None:
     Topic.create(store, 3)
-    append(store, "p-00000", 1, 2)
-    append(store, "p-00002", 3)
-    append(store, "p-00002", 4, message=build_uuid(b"writer", 2, CONTINUE_TXN))
+    append(store, "p-00000-04pn", 1, 2)
+    append(store, "p-00002-0bvb", 3)
+    append(store, "p-00002-0bvb", 4, message=build_uuid(b"writer", 2, CONTINUE_TXN))
 
     def rows(**options: str) -> list[tuple[str, int, bytes]]:
         frame = spark.read.format("opendata-buffer").options(**options).load(store)
@@ -95,9 +95,9 @@ def test_a_batch_read_shows_partitions_and_what_is_committed(
         found = frame.select("partition", "sequence", "value").collect()
         return sorted((row[0], row[1], bytes(row[2])) for row in found)
 
-    committed = [("p-00000", 0, b"1"), ("p-00000", 1, b"2"), ("p-00002", 0, b"3")]
+    committed = [("p-00000-04pn", 0, b"1"), ("p-00000-04pn", 1, b"2"), ("p-00002-0bvb", 0, b"3")]
     assert rows() == committed
-    assert rows(isolationLevel="read_uncommitted") == [*committed, ("p-00002", 1, b"4")]
-    one = spark.read.format("opendata-buffer").option("dataPathPrefix", "p-00002").load(store)
+    assert rows(isolationLevel="read_uncommitted") == [*committed, ("p-00002-0bvb", 1, b"4")]
+    one = spark.read.format("opendata-buffer").option("dataPathPrefix", "p-00002-0bvb").load(store)
     assert "partition" not in one.columns
     assert one.count() == 1

@@ -128,7 +128,7 @@ def test_a_stream_goes_to_all_partitions_and_a_restart_goes_on(pipe: Pipe) -> No
     pipe.run(pipe.frame.repartition(2))
     wanted = [f"{letter}{number}" for letter in "ab" for number in range(30)]
     assert values(pipe.topic) == sorted([*wanted, "c", *(f"d{number}" for number in range(40))])
-    assert delivered(pipe.topic)["p-00003"], "the partition that was added"
+    assert delivered(pipe.topic)["p-00003-04vf"], "the partition that was added"
     record = CommitRecord.from_json(pipe.record.read_bytes())
     assert record.batch == 3
     # The same workers wrote all four micro-batches of two runs, or others: both are right.
@@ -187,12 +187,16 @@ def test_keys_go_where_the_mapping_says_and_keep_their_order(
 
 def test_the_column_partition_chooses(spark: SparkSession, topic: Topic) -> None:
     df = spark.createDataFrame(
-        [("p-00001", "a"), ("p-00002", "b")], "partition STRING, value STRING"
+        [("p-00001-05mv", "a"), ("p-00002-0bvb", "b")], "partition STRING, value STRING"
     )
     df.write.format(FORMAT).mode("append").save(topic.url)
-    assert delivered(topic) == {"p-00000": [], "p-00001": [["a"]], "p-00002": [["b"]]}
-    wrong = spark.createDataFrame([("p-00007", "a")], "partition STRING, value STRING")
-    with pytest.raises(PySparkException, match="'p-00007', which the topic does not have"):
+    assert delivered(topic) == {
+        "p-00000-04pn": [],
+        "p-00001-05mv": [["a"]],
+        "p-00002-0bvb": [["b"]],
+    }
+    wrong = spark.createDataFrame([("p-00007-0mn4", "a")], "partition STRING, value STRING")
+    with pytest.raises(PySparkException, match="'p-00007-0mn4', which the topic does not have"):
         wrong.write.format(FORMAT).mode("append").save(topic.url)
     assert values(topic) == ["a", "b"]
 

@@ -81,7 +81,11 @@ _queue = _options(
     click.option(
         "--manifest-path", metavar="KEY", help="The manifest. Default: <data-path-prefix>/manifest."
     ),
-    click.option("--partition", metavar="NAME", help="The queue is this partition of a topic."),
+    click.option(
+        "--partition",
+        metavar="NAME",
+        help="The queue is this partition of a topic: its name or its number.",
+    ),
     _reach_store,
 )
 queue_options = _options(_queue, _timeout(SOON_MS))
@@ -172,14 +176,11 @@ def queue_fields_of(options: dict[str, Any]) -> dict[str, Any]:
 
     _remember(options)
     prefix, partition = options.pop("data_path_prefix"), options.pop("partition")
-    if partition is not None:
-        if prefix is not None or options["manifest_path"] is not None:
-            raise click.UsageError(
-                "--partition says where the queue is: leave --data-path-prefix and "
-                "--manifest-path out"
-            )
-        prefix = partition
-    return {
+    if partition is not None and (prefix is not None or options["manifest_path"] is not None):
+        raise click.UsageError(
+            "--partition says where the queue is: leave --data-path-prefix and --manifest-path out"
+        )
+    fields = {
         "store": options.pop("store"),
         # An empty one is refused by the configuration, not taken for "not given".
         "data_path_prefix": DEFAULT_DATA_PATH_PREFIX if prefix is None else prefix,
@@ -187,6 +188,22 @@ def queue_fields_of(options: dict[str, Any]) -> dict[str, Any]:
         "cas_deadline_ms": options["timeout_ms"],
         "store_options": store_options_of(options),
     }
+    if partition is not None:
+        fields["data_path_prefix"] = _partition(partition, fields)
+    return fields
+
+
+def _partition(given: str, fields: dict[str, Any]) -> str:
+    """The whole name of a partition. Only an abbreviation asks for a look at the topic."""
+    from opendata_buffer.config import QueueConfig
+    from opendata_buffer.topic.names import has_letters
+    from opendata_buffer.topic.topic import Topic
+
+    if has_letters(given):
+        return given
+    topic = Topic.open(QueueConfig(**fields), runtime=click.get_current_context().obj)
+    # One that has left keeps what its last reader acknowledged, until that is collected.
+    return given if topic.description.has_left(given) else topic.description.resolved(given)
 
 
 _FLAGS, _QUEUE = f"{__name__}.flags", f"{__name__}.queue"

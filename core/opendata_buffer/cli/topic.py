@@ -92,20 +92,23 @@ def describe(runtime: Any, /, store: str, as_json: bool, **options: Any) -> None
 @json_option
 @click.pass_obj
 def drain(runtime: Any, /, store: str, partition: str, as_json: bool, **options: Any) -> None:
-    """Let nothing more be written to a partition; it leaves the topic once it is empty.
+    """Let nothing more be written to PARTITION; it leaves the topic once it is empty.
 
-    Its consumer takes it out when it has read everything, a minute after this at the earliest:
-    producers finish what they have begun. Where no consumer runs, run the command again.
+    PARTITION is its name or its number. Its consumer takes it out when it has read everything, a
+    minute after this at the earliest: producers finish what they have begun. Where no consumer
+    runs, run the command again.
     """
     from opendata_buffer.topic.topic import Topic
 
     opened = Topic.open(_settings(store, options), runtime=runtime)
-    opened.drain(partition)
+    known = opened.description
+    name = partition if known.has_left(partition) else known.resolved(partition)
+    opened.drain(name)
     opened.remove_drained()
-    if partition in opened.description.names:
-        said = f"{partition} drains: it leaves once what waits in it is read"
+    if name in opened.description.names:
+        said = f"{name} drains: it leaves once what waits in it is read"
     else:
-        said = f"{partition} has left the topic"
+        said = f"{name} has left the topic"
     _tell(opened, as_json, said)
 
 

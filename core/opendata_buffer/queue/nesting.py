@@ -11,22 +11,26 @@ the topic for a queue.
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Protocol
 
 from opendata_buffer.errors import InvalidInput, ObjectNotFound, PermanentStorageError
-from opendata_buffer.stores import Get, List
+from opendata_buffer.stores import Blob, Get, List
 
-__all__ = ["TOPIC_KEY", "refuse_nesting"]
+__all__ = ["PARTITION_NAME", "TOPIC_KEY", "refuse_nesting"]
 
 TOPIC_KEY = "_topic.json"
 """The description of a topic, below its root."""
+
+PARTITION_NAME = re.compile(r"p-(?P<number>[0-9]{5})(?:-(?P<letters>[0-9a-z]{4}))?")
+"""Names of partitions, which are their data prefixes below the topic's root. Topics that were made
+before names had letters behind the number go on without."""
 
 LOOKED_AT = 1_000
 """Objects below the new prefix that are looked at: one page of a listing."""
 
 _MAX_MARKER_BYTES = 1024 * 1024
-_PARTITION = re.compile(r"p-[0-9]{5}")
 
 
 class ReadList(Get, List, Protocol):
@@ -44,8 +48,7 @@ def refuse_nesting(store: ReadList, data_path_prefix: str, marker_name: str) -> 
     parts = data_path_prefix.split("/")
     for length in range(len(parts) + 1):
         root, inner = "/".join(parts[:length]), "/".join(parts[length:])
-        is_partition = _PARTITION.fullmatch(inner) is not None
-        if not is_partition and _is_topic(store, root):
+        if _is_no_partition(store, root, inner):
             raise _in_topic(data_path_prefix, root)
     for length in range(1, len(parts)):
         outer = "/".join(parts[:length])
@@ -63,11 +66,34 @@ def refuse_nesting(store: ReadList, data_path_prefix: str, marker_name: str) -> 
             )
 
 
-def _is_topic(store: Get, root: str) -> bool:
+def _is_no_partition(store: Get, root: str, inner: str) -> bool:
+    """Whether a topic is at this root, and has no partition of this name."""
     try:
-        return exists(store, f"{root}/{TOPIC_KEY}".lstrip("/"))
+        found = store.get(f"{root}/{TOPIC_KEY}".lstrip("/"), max_bytes=_MAX_MARKER_BYTES)
+    except ObjectNotFound:
+        return False
     except PermanentStorageError:
         return False  # who may not look outside of the prefix may still have a queue there
+    meant = PARTITION_NAME.fullmatch(inner)
+    if meant is None or meant["letters"]:
+        # A name with its letters nobody makes up. If it is not listed any more, what its writer
+        # does next is refused by its manifest, which was closed.
+        return meant is None
+    names = _listed(found.data) if isinstance(found, Blob) else []
+    return inner not in names and any(_has_letters(name) for name in names)
+
+
+def _has_letters(name: str) -> bool:
+    found = PARTITION_NAME.fullmatch(name)
+    return found is not None and found["letters"] is not None
+
+
+def _listed(description: bytes) -> list[str]:
+    """The names in a topic's description; none if they cannot be read: others say so."""
+    try:
+        return [str(each["name"]) for each in json.loads(description)["partitions"]]
+    except (ValueError, RecursionError, TypeError, KeyError):
+        return []
 
 
 def exists(store: Get, key: str) -> bool:
@@ -88,7 +114,7 @@ def _in_topic(data_path_prefix: str, root: str) -> InvalidInput:
     return InvalidInput(
         f"there is a topic at {where}, and {data_path_prefix!r} is none of its partitions: readers "
         "of the topic would not see this queue. Use a TopicProducer or TopicConsumer, one "
-        "partition (--partition p-00000, in Python Topic.config_of), or another store for a queue."
+        "partition (--partition 0, in Python Topic.config_of), or another store for a queue."
     )
 
 

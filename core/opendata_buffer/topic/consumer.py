@@ -77,7 +77,8 @@ class TopicConsumer:
         config: Settings of each partition's consumer.
         positions: By partition, what :meth:`position_of` gave for the last batch that is surely
             processed, or its text. Partitions without one are read from the oldest queued batch.
-        partitions: Read these and no others, so that several processes share a topic.
+        partitions: Read these and no others, so that several processes share a topic: names or
+            numbers.
         isolation: ``read_uncommitted`` delivers undecided and repeated batches, too.
         store: Instead of the one ``config.store`` names.
         runtime: Clock and threads.
@@ -391,5 +392,4 @@ def _assigned(
         raise InvalidInput(
             f"partitions is {partitions!r}: give a list of names, or leave it out to read all"
         )
-    description.check_names(partitions)
-    return tuple(dict.fromkeys(partitions))
+    return tuple(dict.fromkeys(map(description.resolved, partitions)))

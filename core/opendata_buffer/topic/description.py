@@ -3,24 +3,31 @@
 ::
 
     {"version": 1, "id": "01J5...", "next": 3,
-     "partitions": [{"name": "p-00000", "state": "active"},
-                    {"name": "p-00002", "state": "draining", "since": 1767225600000}]}
+     "partitions": [{"name": "p-00000-04pn", "state": "active"},
+                    {"name": "p-00002-0bvb", "state": "draining", "since": 1767225600000}]}
 
 A partition is an ordinary v1 queue: its data prefix is its name, its manifest lies below that.
 Numbers are given once: a partition that has left the topic never comes back under its name, so
-positions in it cannot be taken for positions in another one.
+positions in it cannot be taken for positions in another one. The letters after the number are
+chosen when a partition is added (:mod:`.topic.names`); what counts is the name as it is listed.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 from opendata_buffer.errors import CorruptData, InvalidInput
+from opendata_buffer.topic.names import (
+    free_places,
+    is_abbreviated,
+    name_of,
+    number_meant,
+    number_of,
+)
 
 __all__ = ["DRAIN_S", "MAX_PARTITIONS", "Partition", "State", "TopicDescription"]
 
@@ -33,7 +40,6 @@ MAX_PARTITIONS = 1_000
 
 _VERSION = 1
 _MOST_NUMBERS = 100_000
-_NAME = re.compile(r"p-[0-9]{5}")
 _FIELDS = frozenset({"version", "id", "partitions", "next"})
 
 
@@ -51,7 +57,7 @@ class Partition:
     """One queue of a topic.
 
     Attributes:
-        name: Its data prefix, as column ``partition`` shows it: ``p-00000``.
+        name: Its data prefix, as column ``partition`` shows it: ``p-00000-04pn``.
         state: Whether it is still written.
         since_ms: When it began to drain, milliseconds since the Unix epoch, by the clock of
             whoever said so; 0 while it does not.
@@ -140,19 +146,24 @@ class TopicDescription:
                 f"cannot add {missing} partitions: the topic has given {self.next_number} of "
                 f"{_MOST_NUMBERS} numbers away, and none is given twice. Create another topic."
             )
-        new = (Partition(f"p-{number:05}") for number in range(self.next_number, last))
+        # One that drains is written no more, so its place, and with it its keys, may be taken.
+        numbers, places = range(self.next_number, last), free_places(self.active)
+        new = (Partition(name_of(each, next(places))) for each in numbers)
         return replace(self, partitions=(*self.partitions, *new), next_number=last)
 
     def drained(self, name: str, now_ms: int = 0) -> TopicDescription:
         """The topic with one partition draining; one that drains already, or has left, is let be.
 
+        Args:
+            name: Of the partition, or an abbreviation of it.
+            now_ms: Since when it drains, milliseconds since the Unix epoch.
+
         Raises:
             InvalidInput: The topic never had such a partition, or it is the last one written.
         """
-        if name not in self.names:
-            if _NAME.fullmatch(name) and int(name[2:]) < self.next_number:
-                return self  # it has left
-            raise InvalidInput(f"partition is {name!r}: the topic has {_listed(self.names)}")
+        if self.has_left(name):
+            return self
+        name = self.resolved(name)
         if self.active == [name]:
             raise InvalidInput(
                 f"partition {name!r} is the last one that is written: add others first, with "
@@ -179,15 +190,23 @@ class TopicDescription:
             for each in self.partitions
         )
 
-    def check_names(self, names: Sequence[str]) -> None:
-        """Refuse names that are no partitions of this topic.
+    def resolved(self, given: str) -> str:
+        """The name of the partition that is meant: by its name, or ``3`` for ``p-00003-04vf``.
 
         Raises:
-            InvalidInput: Names the first that is none, and those that there are.
+            InvalidInput: There is no such partition; names those that there are.
         """
-        for name in names:
-            if name not in self.names:
-                raise InvalidInput(f"partition is {name!r}: the topic has {_listed(self.names)}")
+        for name in self.names:
+            if given == name or is_abbreviated(given, name):
+                return name
+        raise InvalidInput(f"partition is {given!r}: the topic has {_listed(self.names)}")
+
+    def has_left(self, given: str) -> bool:
+        """Whether this means a partition that the topic had once, and has no more."""
+        number = number_meant(given)
+        if number is None or number >= self.next_number:
+            return False
+        return number not in map(number_of, self.names)
 
     def to_json(self) -> bytes:
         """The object's bytes."""
@@ -226,7 +245,7 @@ class TopicDescription:
         return self if given == self.partitions else replace(self, partitions=given)
 
     def _check(self) -> None:
-        numbers = [int(name[2:]) for name in self.names]
+        numbers = [number_of(name) or 0 for name in self.names]
         if not self.active:
             raise CorruptData("the topic has no partition that is written")
         if len(numbers) > MAX_PARTITIONS:
@@ -241,7 +260,9 @@ class TopicDescription:
 
 def _partition(given: Any) -> Partition:
     match given:
-        case {"name": str(name), "state": "active" | "draining" as state} if _NAME.fullmatch(name):
+        case {"name": str(name), "state": "active" | "draining" as state} if (
+            number_of(name) is not None
+        ):
             since_ms = given.get("since", 0)
             if isinstance(since_ms, int):
                 return Partition(name, State(state), since_ms)

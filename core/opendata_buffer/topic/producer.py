@@ -102,7 +102,8 @@ class TopicProducer:
                 even one), ``rendezvous`` or ``random`` of :mod:`opendata_buffer.mapping`, or a
                 function of your own. Use the same one for every call, in every process: order
                 per key depends on it.
-            partition: Put all entries into this partition, whatever their keys.
+            partition: Put all entries into this partition, whatever their keys: its name or its
+                number.
             metadata: Payload that the consumer gets with the entries, in each partition.
 
         Returns:
@@ -231,6 +232,8 @@ class TopicProducer:
                 f"entries is one {type(entries).__name__}: give a list of entries, [entry]"
             )
         if partition is not None:
+            if partition not in active:
+                partition = self._current.get().resolved(partition)
             if partition not in active:
                 raise InvalidInput(
                     f"partition is {partition!r}: the topic's partitions that are written are "

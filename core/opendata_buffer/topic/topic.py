@@ -56,7 +56,7 @@ class Topic:
 
         topic = Topic.create("s3://bucket/orders", partitions=16)
         topic.expand(32)
-        topic.drain("p-00003")
+        topic.drain("3")
 
     Each partition is an ordinary queue in the same store, with its name as data prefix. Topics
     are changed while they are in use: producers and readers notice within seconds.
@@ -177,6 +177,9 @@ class Topic:
 
         Producers notice within seconds. It leaves the topic once everything in it is read and
         acknowledged: see :meth:`remove_drained`.
+
+        Args:
+            partition: Its name, or its number: ``"3"``.
 
         Raises:
             InvalidInput: There is no such partition, or it is the last one that is written.

@@ -19,18 +19,18 @@ RUNTIME = SystemRuntime()
 def test_each_partition_is_looked_at_and_nothing_is_written() -> None:
     store = MemoryStore()
     topic = Topic.create(CONFIG, 40, store=store)
-    queue = Queue(store, Topic.config_of("p-00033", CONFIG), runtime=RUNTIME, role="test")
-    entry = NewEntry("p-00033/a.batch", (Metadata(0, RUNTIME.now_ms() - 5_000, b""),))
+    queue = Queue(store, Topic.config_of("p-00033-06vz", CONFIG), runtime=RUNTIME, role="test")
+    entry = NewEntry("p-00033-06vz/a.batch", (Metadata(0, RUNTIME.now_ms() - 5_000, b""),))
     queue.append([entry])
     queue.claim_epoch(None)
-    topic.drain("p-00033")
+    topic.drain("p-00033-06vz")
     before = store.list("").objects
     found = read_topic(topic, CONFIG, RUNTIME)
     assert store.list("").objects == before
     assert len(found.partitions) == 40
     assert found.queue_length == 1
     one = found.partitions[33]
-    assert (one.name, one.state, one.queue_length) == ("p-00033", "draining", 1)
+    assert (one.name, one.state, one.queue_length) == ("p-00033-06vz", "draining", 1)
     assert (one.next_sequence, one.epoch) == (1, 1)
     assert one.oldest_age_seconds is not None
     assert 5 <= one.oldest_age_seconds < 60
@@ -41,16 +41,16 @@ def test_each_partition_is_looked_at_and_nothing_is_written() -> None:
 def test_undecided_transactions_are_counted() -> None:
     store = MemoryStore()
     topic = Topic.create(CONFIG, 2, store=store)
-    queue = Queue(store, Topic.config_of("p-00001", CONFIG), runtime=RUNTIME, role="test")
+    queue = Queue(store, Topic.config_of("p-00001-05mv", CONFIG), runtime=RUNTIME, role="test")
     for producer in (b"\1AAAAA", b"\1BBBBB"):
         message = build_uuid(producer, 2, CONTINUE_TXN)
-        queue.append([NewEntry(batch_key("p-00001", RUNTIME.ulid(), None, message))])
+        queue.append([NewEntry(batch_key("p-00001-05mv", RUNTIME.ulid(), None, message))])
     assert [each.undecided for each in read_topic(topic, CONFIG, RUNTIME).partitions] == [0, 2]
 
 
 def test_a_partition_that_is_closed_and_still_listed_shows_no_giant_epoch() -> None:
     store = MemoryStore()
     topic = Topic.create(CONFIG, 2, store=store)
-    topic.drain("p-00001")
-    topic.seal("p-00001")
+    topic.drain("p-00001-05mv")
+    topic.seal("p-00001-05mv")
     assert [each.epoch for each in read_topic(topic, CONFIG, RUNTIME).partitions] == [0, 0]

@@ -22,7 +22,7 @@ from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import Topic
 
 A, B, C = b"\1AAAAA", b"\1BBBBB", b"\1CCCCC"
-NAMES = ["p-00000", "p-00001", "p-00002"]
+NAMES = ["p-00000-04pn", "p-00001-05mv", "p-00002-0bvb"]
 CONFIG = QueueConfig(store="memory://transactions")
 HOUR_MS = 3_600_000
 
@@ -75,24 +75,24 @@ def world() -> World:
 
 def test_a_topic_without_transactions_has_none_open(world: World) -> None:
     assert list_open(world.place) == []
-    world.queue("p-00000").append([NewEntry("p-00000/x")])
+    world.queue("p-00000-04pn").append([NewEntry("p-00000-04pn/x")])
     assert list_open(world.place) == []
 
 
 def test_each_part_of_a_transaction_is_told_with_what_waits_behind_it(world: World) -> None:
-    world.queue("p-00001").append([NewEntry("p-00001/x")])
-    world.write(A, Transaction("orders", 7), "p-00000", "p-00001")
-    world.queue("p-00001").append([NewEntry("p-00001/y")])
-    world.write(B, None, "p-00002", age_ms=1_500)
+    world.queue("p-00001-05mv").append([NewEntry("p-00001-05mv/x")])
+    world.write(A, Transaction("orders", 7), "p-00000-04pn", "p-00001-05mv")
+    world.queue("p-00001-05mv").append([NewEntry("p-00001-05mv/y")])
+    world.write(B, None, "p-00002-0bvb", age_ms=1_500)
     whole = {
         "producer": A.hex(), "app": "orders", "batch": 7, "batches": 2, "last_clock": 3,
         "age_seconds": 3600.0,
     }  # fmt: skip
     assert list_open(world.place) == [
-        OpenTransaction(partition="p-00000", first_sequence=0, behind=2, **whole),  # type: ignore[arg-type]
-        OpenTransaction(partition="p-00001", first_sequence=1, behind=3, **whole),  # type: ignore[arg-type]
+        OpenTransaction(partition="p-00000-04pn", first_sequence=0, behind=2, **whole),  # type: ignore[arg-type]
+        OpenTransaction(partition="p-00001-05mv", first_sequence=1, behind=3, **whole),  # type: ignore[arg-type]
         OpenTransaction(
-            partition="p-00002", producer=B.hex(), app=None, batch=None, first_sequence=0,
+            partition="p-00002-0bvb", producer=B.hex(), app=None, batch=None, first_sequence=0,
             last_clock=3, batches=2, behind=2, age_seconds=1.5,
         ),
     ]  # fmt: skip
@@ -111,11 +111,12 @@ def test_an_undecided_transaction_is_rolled_back_everywhere(world: World) -> Non
 def test_what_the_record_names_is_completed_and_not_rolled_back(world: World) -> None:
     ledger, txn = world.ledger(), Transaction("orders", 7)
     assert ledger.begin(txn, None, NAMES)
-    world.write(B, Transaction("orders", 6), "p-00002")
-    assert ledger.decide(world.write(A, txn, "p-00000", "p-00001", age_ms=0))  # and is killed
+    world.write(B, Transaction("orders", 6), "p-00002-0bvb")
+    # Decided, and killed before it is applied.
+    assert ledger.decide(world.write(A, txn, "p-00000-04pn", "p-00001-05mv", age_ms=0))
     assert [each.committed for each in list_open(world.place)] == [True, True, False]
     done = abort(world.place, A.hex())
-    assert [each.partition for each in done.committed] == ["p-00000", "p-00001"]
+    assert [each.partition for each in done.committed] == ["p-00000-04pn", "p-00001-05mv"]
     assert [each.producer for each in done.rolled_back] == [B.hex()]
     assert [world.delivered(name) for name in NAMES] == [[0, 1], [0, 1], []]
 
@@ -131,16 +132,16 @@ def test_a_writer_that_lives_fails_after_its_transaction_was_ended(world: World)
 
 
 def test_other_apps_are_let_be(world: World) -> None:
-    world.write(A, Transaction("orders", 7), "p-00000")
-    world.write(B, Transaction("bills", 7), "p-00000")
-    world.write(C, None, "p-00000")
+    world.write(A, Transaction("orders", 7), "p-00000-04pn")
+    world.write(B, Transaction("bills", 7), "p-00000-04pn")
+    world.write(C, None, "p-00000-04pn")
     abort(world.place, A.hex())
     assert [each.producer for each in list_open(world.place)] == [B.hex(), C.hex()]
 
 
 def test_one_without_an_app_is_rolled_back_by_its_producer_alone(world: World) -> None:
     world.write(A, None, *NAMES)
-    world.write(B, None, "p-00001")
+    world.write(B, None, "p-00001-05mv")
     assert len(abort(world.place, A.hex()).rolled_back) == 3
     assert [each.producer for each in list_open(world.place)] == [B.hex()]
     assert [world.delivered(name) for name in NAMES] == [[], [], []]
@@ -155,14 +156,14 @@ def test_one_without_an_app_that_is_committed_in_one_partition_is_completed(worl
     )  # fmt: skip
     assert [each.committed for each in list_open(world.place)] == [True, True]
     done = abort(world.place, A.hex())
-    assert [each.partition for each in done.committed] == ["p-00001", "p-00002"]
+    assert [each.partition for each in done.committed] == ["p-00001-05mv", "p-00002-0bvb"]
     assert done.rolled_back == ()
     assert [world.delivered(name) for name in NAMES] == [[0, 1], [0, 1], [0, 1]]
 
 
 def test_a_young_transaction_may_be_at_work(world: World) -> None:
-    world.write(A, Transaction("orders", 7), "p-00000")
-    world.write(A, Transaction("orders", 7), "p-00001", age_ms=10_000)
+    world.write(A, Transaction("orders", 7), "p-00000-04pn")
+    world.write(A, Transaction("orders", 7), "p-00001-05mv", age_ms=10_000)
     with pytest.raises(InvalidInput, match=r"is 10 s old: its writer may be at work.*force=True"):
         abort(world.place, A.hex())
     assert len(list_open(world.place)) == 2
@@ -171,8 +172,8 @@ def test_a_young_transaction_may_be_at_work(world: World) -> None:
 
 def test_one_partition_of_a_topic_is_looked_at_and_not_ended_alone(world: World) -> None:
     world.write(A, Transaction("orders", 7), *NAMES)
-    one = Place(Topic.config_of("p-00001", CONFIG), world.store, world.runtime)
-    assert [each.partition for each in list_open(one)] == ["p-00001"]
+    one = Place(Topic.config_of("p-00001-05mv", CONFIG), world.store, world.runtime)
+    assert [each.partition for each in list_open(one)] == ["p-00001-05mv"]
     with pytest.raises(InvalidInput, match="in all of them or in none"):
         abort(one, A.hex())
     assert len(list_open(world.place)) == 3

@@ -129,7 +129,7 @@ def test_the_next_attempt_at_a_batch_is_another_producer(tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["dataPathPrefix", "manifestPath"])
 def test_a_prefix_or_a_manifest_names_one_queue_also_in_a_topic(tmp_path: Path, name: str) -> None:
     Topic.create(str(tmp_path), 2)
-    value = "p-00000" if name == "dataPathPrefix" else "p-00000/manifest"
+    value = "p-00000-04pn" if name == "dataPathPrefix" else "p-00000-04pn/manifest"
     assert made(tmp_path, **{name: value})._plan.topic is None
 
 

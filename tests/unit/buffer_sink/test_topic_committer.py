@@ -119,7 +119,7 @@ def test_the_entries_of_a_partition_are_in_the_order_of_tasks_and_rows() -> None
     world = World(1)
     group = world.group(0, "a", "b", "c", "d", "e")
     assert world.driver().append(group)
-    locations = world.manifest("p-00000").locations()
+    locations = world.manifest("p-00000-04pn").locations()
     assert locations[:5] == [each.location for each in group.uploads]
 
 
@@ -175,7 +175,9 @@ def test_another_run_takes_over_between_the_append_and_the_decision() -> None:
     zombie, group = world.driver(), world.group(1, "a", "b", "c")
     assert zombie.append(world.group(0, "0"))
     successor = world.driver()
-    world.store.before["p-00001/manifest"] = lambda: successor.append(world.group(1, "a", "b", "c"))
+    world.store.before["p-00001-05mv/manifest"] = lambda: successor.append(
+        world.group(1, "a", "b", "c")
+    )
     assert not zombie.append(group), "the other run has committed it"
     assert world.read() == ["0", "a", "b", "c"]
     assert world.undecided() == 0
@@ -198,7 +200,7 @@ def test_a_partition_that_cannot_be_written_leaves_nothing_visible() -> None:
     world = World()
     driver = world.driver()
     assert driver.append(world.group(0, "a", "b", "c"))
-    world.store.silent = {"p-00001/manifest"}
+    world.store.silent = {"p-00001-05mv/manifest"}
     with pytest.raises(TransientStorageError, match="Nothing of it is visible"):
         driver.append(world.group(1, "d", "e", "f"))
     assert world.read() == ["a", "b", "c"]
@@ -211,9 +213,9 @@ def test_a_partition_that_cannot_be_written_leaves_nothing_visible() -> None:
 def test_a_partition_that_left_the_topic_meanwhile() -> None:
     world = World()
     driver, group = world.driver(), world.group(0, "a", "b", "c")
-    world.topic.drain("p-00001")
+    world.topic.drain("p-00001-05mv")
     world.runtime.advance(3_600)
-    assert world.topic.remove_drained() == ["p-00001"]
+    assert world.topic.remove_drained() == ["p-00001-05mv"]
     with pytest.raises(Drained) as refused:
         driver.append(group)
     assert "Start the query again" in "".join(refused.value.__notes__)
@@ -225,7 +227,7 @@ def test_a_partition_that_left_the_topic_meanwhile() -> None:
 def test_a_partition_that_began_to_drain_meanwhile_still_takes_what_was_planned() -> None:
     world = World()
     driver, group = world.driver(), world.group(0, "a", "b", "c")
-    world.topic.drain("p-00001")
+    world.topic.drain("p-00001-05mv")
     assert driver.append(group)
     assert world.topic.remove_drained() == []
     assert world.read() == ["a", "b", "c"]
@@ -235,7 +237,7 @@ def test_a_partition_is_not_removed_while_it_holds_an_undecided_batch() -> None:
     world = World()
     with pytest.raises(KeyboardInterrupt):
         _append_killed_at_decision(world, world.driver(), world.group(0, "a", "b", "c"))
-    world.topic.drain("p-00001")
+    world.topic.drain("p-00001-05mv")
     world.runtime.advance(3_600)
     assert world.topic.remove_drained() == []
 
@@ -246,7 +248,7 @@ def test_partitions_that_were_added_are_written_by_the_next_group() -> None:
     assert driver.append(world.group(0, "a", "b"))
     world.topic.expand(2)
     assert driver.append(world.group(1, "c", "d"))
-    assert world.manifest("p-00001").next_sequence == 2
+    assert world.manifest("p-00001-05mv").next_sequence == 2
     assert world.read() == ["a", "b", "c", "d"]
 
 
@@ -296,7 +298,7 @@ def test_f5_a_part_that_landed_late_counts_only_if_its_objects_are_there(gone: b
         if gone:
             world.store.delete_many([group.uploads[0].location])
 
-    world.store.before["p-00000/manifest"] = freeze
+    world.store.before["p-00000-04pn/manifest"] = freeze
     if gone:
         with pytest.raises(TransientStorageError, match="maxWriteDurationMs"):
             driver.append(group)

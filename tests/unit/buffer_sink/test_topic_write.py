@@ -18,14 +18,14 @@ ULID = "01JD0000000000000000000001"
 
 
 def write() -> TopicWrite:
-    description = TopicDescription.new(ULID, 3).drained("p-00001", 0)
+    description = TopicDescription.new(ULID, 3).drained("p-00001-05mv", 0)
     return TopicWrite.planned(description, ManualRuntime())
 
 
 def test_a_write_goes_to_the_active_partitions_and_knows_the_others() -> None:
     made = pickle.loads(pickle.dumps(write()))
-    assert made.active == ("p-00000", "p-00002")
-    assert set(made.names) == {"p-00000", "p-00001", "p-00002"}
+    assert made.active == ("p-00000-04pn", "p-00002-0bvb")
+    assert set(made.names) == {"p-00000-04pn", "p-00001-05mv", "p-00002-0bvb"}
 
 
 def test_each_attempt_has_a_producer_and_an_app_of_its_own() -> None:
@@ -50,7 +50,9 @@ def test_clocks_rise_in_the_order_in_which_a_partition_gets_the_batches() -> Non
 
 def test_the_name_of_a_batch_says_whose_it_is_and_that_it_is_undecided() -> None:
     made = write()
-    named = parse_location(made.location("p-00002", ULID, Transaction("q", 7), 9), "p-00002")
+    named = parse_location(
+        made.location("p-00002-0bvb", ULID, Transaction("q", 7), 9), "p-00002-0bvb"
+    )
     assert named is not None
     assert named.txn == Transaction("q", 7)
     assert named.message is not None

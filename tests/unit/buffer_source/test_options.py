@@ -93,7 +93,7 @@ def test_options_travel_to_executors() -> None:
     [
         ("startingOffsets", "first", "'earliest', 'latest' or a sequence"),
         ("startingOffsets", "-1", "'earliest', 'latest' or a sequence"),
-        ("startingOffsets", '{"0": 3}', "'earliest', 'latest' or a sequence"),
+        ("startingOffsets", '{"x": 3}', "'earliest', 'latest' or a sequence"),
         ("endingOffsets", "earliest", "'latest' or a sequence"),
         ("failOnDataLoss", "maybe", "true or false"),
         ("maxBytesPerTrigger", "10m", "whole number of at least 1"),
@@ -178,6 +178,13 @@ def test_partitions_of_a_topic_have_starting_positions_of_their_own() -> None:
     assert [each.ending_offsets for each in (first, second, third)] == ["latest", 9, "latest"]
     assert second.queue.manifest_path == "p-00001/manifest"
     assert parse(startingOffsets="latest").of_partition("p-00000").starting_offsets == "latest"
+
+
+def test_a_partition_is_named_by_its_number_too() -> None:
+    options = parse(startingOffsets='{"1": 7, "p-2": 8, "p-00003-04vf": 9}')
+    names = ("p-00000-04pn", "p-00001-05mv", "p-00002-0bvb", "p-00003-04vf")
+    found = [options.of_partition(name).starting_offsets for name in names]
+    assert found == ["earliest", 7, 8, 9]
 
 
 @pytest.mark.parametrize("value", ["{}", '{"p-00000": -1}', '{"p-00000": true}', "[1]", "{"])

@@ -15,7 +15,7 @@ from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.buffer_source.world import TopicWorld
 
-P = "p-00000"
+P = "p-00000-04pn"
 A, B = b"writerA", b"writerB"
 
 

@@ -38,15 +38,15 @@ def test_a_queue_is_the_one_partition_of_its_source(runtime: ManualRuntime) -> N
 
 def test_a_topic_is_found_by_itself_and_seen_to_grow(topic: TopicWorld) -> None:
     found = partitions(topic)
-    assert found.names() == ["p-00000", "p-00001", "p-00002"]
+    assert found.names() == ["p-00000-04pn", "p-00001-05mv", "p-00002-0bvb"]
     topic.topic.expand(4)
-    assert found.names()[-1] == "p-00003"
+    assert found.names()[-1] == "p-00003-04vf"
 
 
 @pytest.mark.parametrize("option", ["dataPathPrefix", "manifestPath"])
 def test_naming_a_queue_leads_to_that_queue_also_in_a_topic(topic: TopicWorld, option: str) -> None:
-    assert not reads_topic(options(**{option: "p-00001"}), topic.store, topic.runtime)
-    assert partitions(topic, **{option: "p-00001"}).names() == ["0"]
+    assert not reads_topic(options(**{option: "p-00001-05mv"}), topic.store, topic.runtime)
+    assert partitions(topic, **{option: "p-00001-05mv"}).names() == ["0"]
 
 
 class Locked(MemoryStore):
@@ -71,7 +71,7 @@ def test_a_sequence_means_nothing_in_a_topic(topic: TopicWorld, option: str) -> 
 def test_a_checkpoint_is_of_a_topic_or_of_a_queue(
     topic: TopicWorld, runtime: ManualRuntime
 ) -> None:
-    queue, many = SourceOffset.of(Position(1, 0)), SourceOffset({"p-00001": Position(1, 0)})
+    queue, many = SourceOffset.of(Position(1, 0)), SourceOffset({"p-00001-05mv": Position(1, 0)})
     partitions(topic).check(many)
     partitions(World(runtime)).check(queue)
     with pytest.raises(InvalidInput, match=r"about one queue, and .* is a topic with 3 partitions"):
@@ -89,20 +89,22 @@ def test_a_topic_that_vanishes_is_not_taken_for_a_queue(topic: TopicWorld) -> No
 
 
 def test_a_partition_that_nobody_wrote_to_is_made_when_it_is_read(topic: TopicWorld) -> None:
-    assert partitions(topic).options_of("p-00002").create_if_missing
+    assert partitions(topic).options_of("p-00002-0bvb").create_if_missing
     assert not options().create_if_missing
 
 
 def test_sequences_by_partition_are_for_a_topic_and_its_partitions(
     topic: TopicWorld, runtime: ManualRuntime
 ) -> None:
-    given = {"startingOffsets": '{"p-00001": 3}'}
-    with pytest.raises(InvalidInput, match=r"sequences by partition \(p-00001\), and .* one queue"):
+    given = {"startingOffsets": '{"p-00001-05mv": 3}'}
+    with pytest.raises(
+        InvalidInput, match=r"sequences by partition \(p-00001-05mv\), and .* one queue"
+    ):
         partitions(World(runtime), **given).names()
-    with pytest.raises(InvalidInput, match="partition is 'p-00003': the topic has"):
-        partitions(topic, startingOffsets='{"p-00003": 3}').names()
+    with pytest.raises(InvalidInput, match="partition is 'p-00003-04vf': the topic has"):
+        partitions(topic, startingOffsets='{"p-00003-04vf": 3}').names()
     partitions(topic, **given).names()
     # A query goes on with the options it was begun with.
-    topic.topic.drain("p-00001")
+    topic.topic.drain("p-00001-05mv")
     topic.topic.remove_drained(after_s=0)
-    assert "p-00001" not in partitions(topic, **given).names()
+    assert "p-00001-05mv" not in partitions(topic, **given).names()

@@ -16,7 +16,7 @@ from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import DRAIN_S
 from tests.unit.buffer_source.world import TopicWorld, values_of
 
-P0, P1, P2 = "p-00000", "p-00001", "p-00002"
+P0, P1, P2 = "p-00000-04pn", "p-00001-05mv", "p-00002-0bvb"
 
 
 @pytest.fixture
@@ -137,12 +137,12 @@ def test_a_new_partition_is_read_from_its_beginning_at_the_next_trigger(
     position, read = batch(driver, None)
     assert read == []
     world.topic.expand(4)
-    world.append("p-00003", b"new")
+    world.append("p-00003-04vf", b"new")
     position, read = batch(driver, position)
     assert read == [b"new"]
     # And so it is by a run that finds it at its start.
     world.topic.expand(5)
-    world.append("p-00004", b"newer")
+    world.append("p-00004-00jx", b"newer")
     again = world.run(startingOffsets="latest")
     end, read = batch(again, position)
     assert read == [b"newer"]
@@ -157,7 +157,7 @@ def test_an_empty_new_partition_makes_no_micro_batch(world: TopicWorld) -> None:
     assert driver.latest(position) is position
     world.append(P1, b"y")
     end, _ = batch(driver, position)
-    assert nexts(end)["p-00003"] == 0
+    assert nexts(end)["p-00003-04vf"] == 0
 
 
 def test_a_drained_partition_leaves_topic_and_offsets(world: TopicWorld) -> None:
@@ -202,7 +202,7 @@ def test_a_partition_that_left_with_unread_batches_is_a_loss(world: TopicWorld, 
     world.run().latest(end)
     assert P1 not in world.topic.read().names
     if loss == "true":
-        with pytest.raises(DataLoss, match=r"manifest 'p-00001/manifest'"):
+        with pytest.raises(DataLoss, match=r"manifest 'p-00001-05mv/manifest'"):
             reader.latest(position)
         return
     world.append(P0, b"more")
@@ -220,7 +220,7 @@ def test_available_now_reads_what_was_there_in_the_partitions_that_were_there(
     driver.prepare_available_now()
     world.append(P0, b"late")
     world.topic.expand(4)
-    world.append("p-00003", b"late")
+    world.append("p-00003-04vf", b"late")
     position: SourceOffset | None = None
     read: list[bytes] = []
     while True:
@@ -314,7 +314,7 @@ def test_stop_lets_all_partitions_go_and_acknowledges_nothing(world: TopicWorld)
 def test_each_partition_begins_where_it_is_told(world: TopicWorld) -> None:
     for name in (P0, P1, P2):
         world.append(name, *numbered(name, 3))
-    driver = world.run(startingOffsets='{"p-00000": 2, "p-00001": 3}')
+    driver = world.run(startingOffsets='{"p-00000-04pn": 2, "p-00001-05mv": 3}')
     end, read = batch(driver, None)
-    assert read == [b"p-00000-2", *numbered(P2, 3)]
+    assert read == [b"p-00000-04pn-2", *numbered(P2, 3)]
     assert {name: each.base for name, each in end.partitions.items()} == {P0: 2, P1: 3, P2: 0}

@@ -29,28 +29,28 @@ def test_a_topic_is_made_grows_and_is_described(url: str) -> None:
     )
     said = ok("topic", "expand", url, "--partitions", "3").stdout
     assert said == f"the topic at {url} has 3 partitions, had 2\n"
-    fill(url, [b"a"], [b"b"], data_path_prefix="p-00001")
+    fill(url, [b"a"], [b"b"], data_path_prefix="p-00001-05mv")
     found = json.loads(ok("topic", "describe", url, "--json").stdout)
     assert found["queue_length"] == 2
     assert [(each["name"], each["queue_length"]) for each in found["partitions"]] == [
-        ("p-00000", 0), ("p-00001", 2), ("p-00002", 0),
+        ("p-00000-04pn", 0), ("p-00001-05mv", 2), ("p-00002-0bvb", 0),
     ]  # fmt: skip
     assert found["partitions"][1]["oldest_age_seconds"] >= 0
     shown = ok("topic", "describe", url).stdout
     assert "3 partitions, 2 batches wait" in " ".join(shown.split())
-    assert "p-00002" in shown
+    assert "p-00002-0bvb" in shown
 
 
 def test_json_is_the_topic_as_it_is_stored(url: str, store: MemoryStore) -> None:
     said = ok("topic", "create", url, "--partitions", "2", "--json").stdout
     assert json.loads(said) == json.loads(got_topic(store))
     names = [each["name"] for each in json.loads(said)["partitions"]]
-    assert names == ["p-00000", "p-00001"]
+    assert names == ["p-00000-04pn", "p-00001-05mv"]
 
 
 def test_a_partition_drains_until_it_is_empty_and_leaves(url: str, store: MemoryStore) -> None:
     ok("topic", "create", url, "--partitions", "2")
-    fill(url, [b"a"], data_path_prefix="p-00001")
+    fill(url, [b"a"], data_path_prefix="p-00001-05mv")
     assert "drains: it leaves once" in ok("topic", "drain", url, "p-00001").stdout
     found = json.loads(ok("topic", "describe", url, "--json").stdout)["partitions"]
     assert [each["state"] for each in found] == ["active", "draining"]
@@ -58,21 +58,32 @@ def test_a_partition_drains_until_it_is_empty_and_leaves(url: str, store: Memory
     assert "drains" in ok("topic", "drain", url, "p-00001").stdout  # its producers may not know
     drained = json.loads(got_topic(store)) | {"partitions": found_draining(store)}
     store.put("_topic.json", json.dumps(drained).encode())
-    assert ok("topic", "drain", url, "p-00001").stdout == "p-00001 has left the topic\n"
+    assert ok("topic", "drain", url, "1").stdout == "p-00001-05mv has left the topic\n"
     # What was acknowledged last is nobody's to collect any more but an operator's.
-    gone = ok("gc", url, "--partition", "p-00001", "--grace-period-ms", "0").stdout
+    gone = ok("gc", url, "--partition", "p-00001-05mv", "--grace-period-ms", "0").stdout
     assert "deleted 1 of 1 objects" in gone
     found = json.loads(ok("topic", "drain", url, "p-00001", "--json").stdout)
-    assert [each["name"] for each in found["partitions"]] == ["p-00000"]
+    assert [each["name"] for each in found["partitions"]] == ["p-00000-04pn"]
 
 
 def test_commands_work_on_one_partition_of_a_topic(url: str, store: MemoryStore) -> None:
     ok("topic", "create", url, "--partitions", "2")
-    ok("produce", url, "--partition", "p-00000", stdin=b"a\nb\n")
-    assert records_of(store, "p-00000/manifest") == [b"a", b"b"]
+    ok("produce", url, "--partition", "0", stdin=b"a\nb\n")
+    assert records_of(store, "p-00000-04pn/manifest") == [b"a", b"b"]
     for command in ("status", "fsck", "gc"):
         ok(command, url, "--partition", "p-00000")
-    assert ok("consume", url, "--partition", "p-00000", "--no-ack").stdout == "a\nb\n"
+    assert ok("consume", url, "--partition", "p-00000-04pn", "--no-ack").stdout == "a\nb\n"
+
+
+def test_an_abbreviation_of_a_partition_that_is_not_there_is_told(url: str) -> None:
+    ok("topic", "create", url, "--partitions", "2")
+    for given in ("7", "p-00007", "x"):
+        said = fails("status", url, "--partition", given)
+        assert f"partition is '{given}': the topic has p-00000-04pn, p-00001-05mv" in said
+
+
+def test_a_number_without_a_topic_is_told(url: str) -> None:
+    assert "topic create" in fails("status", url, "--partition", "0")
 
 
 def test_a_queue_command_on_a_topic_says_how_to_name_a_partition(url: str) -> None:
@@ -110,6 +121,6 @@ def test_errors_name_the_command_that_helps(url: str) -> None:
     ok("topic", "create", url, "--partitions", "2")
     assert f"topic expand {url}" in fails("topic", "create", url, "--partitions", "2")
     assert "topic drain STORE PARTITION" in fails("topic", "expand", url, "--partitions", "1")
-    assert "the topic has p-00000, p-00001" in fails("topic", "drain", url, "p-7")
+    assert "the topic has p-00000-04pn, p-00001-05mv" in fails("topic", "drain", url, "p-7")
     ok("topic", "drain", url, "p-00001")
     assert "topic expand STORE" in fails("topic", "drain", url, "p-00000")

@@ -32,26 +32,27 @@ def pending(store: MemoryStore, url: str, name: str, age_s: int = 7_200) -> None
 def test_the_transactions_of_a_topic_are_listed_and_ended(url: str, store: MemoryStore) -> None:
     ok("topic", "create", url, "--partitions", "2")
     assert ok("transactions", "list", url).stdout == ""
-    for name in ("p-00000", "p-00001"):
+    names = ["p-00000-04pn", "p-00001-05mv"]
+    for name in names:
         pending(store, url, name)
     lines = ok("transactions", "list", url).stdout.splitlines()
-    assert lines[0].startswith(f"p-00000  {A.hex()}  app orders, batch 7  from 0  1 batches")
+    assert lines[0].startswith(f"p-00000-04pn  {A.hex()}  app orders, batch 7  from 0  1 batches")
     assert lines[1].endswith("2 h 0 min old  undecided")
     found = [
         json.loads(line)
         for line in ok("transactions", "list", url, "--json").stdout.split("\n")
         if line
     ]
-    assert [each["partition"] for each in found] == ["p-00000", "p-00001"]
-    assert len(ok("transactions", "list", url, "--partition", "p-00001").stdout.splitlines()) == 1
+    assert [each["partition"] for each in found] == names
+    assert len(ok("transactions", "list", url, "--partition", "1").stdout.splitlines()) == 1
     said = ok("transactions", "abort", url, A.hex()).stdout.splitlines()
-    assert said == [f"rolled back 1 batches of {A.hex()} in p-0000{n}" for n in range(2)]
+    assert said == [f"rolled back 1 batches of {A.hex()} in {name}" for name in names]
     assert ok("transactions", "list", url).stdout == ""
 
 
 def test_abort_as_json(url: str, store: MemoryStore) -> None:
     ok("topic", "create", url, "--partitions", "1")
-    pending(store, url, "p-00000")
+    pending(store, url, "p-00000-04pn")
     done = json.loads(ok("transactions", "abort", url, A.hex(), "--json").stdout)
     assert done["committed"] == []
     assert done["rolled_back"][0]["producer"] == A.hex()
@@ -59,7 +60,7 @@ def test_abort_as_json(url: str, store: MemoryStore) -> None:
 
 def test_a_young_one_is_ended_by_force_only(url: str, store: MemoryStore) -> None:
     ok("topic", "create", url, "--partitions", "1")
-    pending(store, url, "p-00000", age_s=60)
+    pending(store, url, "p-00000-04pn", age_s=60)
     assert "pass --force" in fails("transactions", "abort", url, A.hex())
     ok("transactions", "abort", url, A.hex(), "--force")
 
@@ -76,7 +77,7 @@ def test_f40_status_tells_of_undecided_transactions_and_warns_of_old_ones(
     url: str, store: MemoryStore, age_s: int, warned: bool
 ) -> None:
     ok("topic", "create", url, "--partitions", "1")
-    pending(store, url, "p-00000", age_s)
+    pending(store, url, "p-00000-04pn", age_s)
     found = json.loads(ok("status", url, "--partition", "p-00000", "--json").stdout)
     assert found["undecided"] == 1
     assert age_s <= found["oldest_undecided_seconds"] < age_s + 60

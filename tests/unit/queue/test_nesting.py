@@ -56,6 +56,16 @@ def test_a_queue_beside_the_partitions_of_a_topic_is_not_made(prefix: str) -> No
         claim(store, prefix)
 
 
+def test_an_abbreviation_of_a_partition_s_name_makes_no_queue_beside_it() -> None:
+    store = MemoryStore()
+    store.put(TOPIC_KEY, b'{"partitions": [{"name": "p-00000-04pn"}, {"name": "p-00001"}]}')
+    claim(store, "p-00000-04pn")
+    claim(store, "p-00001")
+    for prefix in ("p-00000", "p-00002", "p-00000-04pn/a"):
+        with pytest.raises(InvalidInput, match=rf"'{prefix}' is none of its partitions"):
+            claim(store, prefix)
+
+
 def test_a_queue_at_or_around_a_topic_is_not_made() -> None:
     store = MemoryStore()
     store.put(f"lake/orders/{TOPIC_KEY}", b"{}")

@@ -24,6 +24,7 @@ from opendata_buffer.stores import Blob, NotModified
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.consumer import GROUP, TopicBatch, TopicConsumer
+from opendata_buffer.topic.names import name_of
 from opendata_buffer.topic.topic import Topic
 from tests.unit.topic.world import URL, consuming
 
@@ -46,7 +47,7 @@ class World:
         self.topic = Topic.create(URL, partitions, store=self.store, runtime=self.runtime)
 
     def append(self, number: int, *records: bytes, message: Any = None) -> str:
-        name = f"p-{number:05}"
+        name = name_of(number, number)
         identity = None if message is None else build_uuid(*message)
         location = batch_key(name, self.runtime.ulid(), message=identity)
         self.store.put(location, encode_batch(list(records)))
@@ -66,7 +67,7 @@ class World:
         )
 
     def queued(self, number: int) -> int:
-        got = self.store.get(f"p-{number:05}/manifest")
+        got = self.store.get(f"{name_of(number, number)}/manifest")
         assert isinstance(got, Blob)
         return Manifest.parse(got.data).entry_count
 
@@ -85,7 +86,7 @@ def test_all_partitions_are_read_each_in_its_order() -> None:
     for number in range(30):
         world.append(number % 3, b"%d" % number)
     consumer = world.consumer()
-    assert consumer.partitions == ["p-00000", "p-00001", "p-00002"]
+    assert consumer.partitions == ["p-00000-04pn", "p-00001-05mv", "p-00002-0bvb"]
     found = drained(consumer)
     for number in range(3):
         assert [int(each) for each in found if int(each) % 3 == number] == list(
@@ -114,12 +115,12 @@ def test_a_backlog_in_one_partition_does_not_starve_the_others() -> None:
         world.append(0, b"much")
     consumer = world.consumer()
     taken = [consumer.next_batch() for _ in range(GROUP // 2)]
-    assert all(batch is not None and batch.partition == "p-00000" for batch in taken)
+    assert all(batch is not None and batch.partition == "p-00000-04pn" for batch in taken)
     world.append(1, b"one")
     world.append(2, b"two")
     following = [consumer.next_batch() for _ in range(GROUP // 2 + 2)]
     names = {batch.partition for batch in following if batch is not None}
-    assert names == {"p-00000", "p-00001", "p-00002"}
+    assert names == {"p-00000-04pn", "p-00001-05mv", "p-00002-0bvb"}
 
 
 def test_partitions_with_as_much_to_read_have_turns_as_often() -> None:
@@ -154,7 +155,7 @@ def test_a_position_saved_with_each_batch_resumes_exactly_behind_it() -> None:
         saved[batch.partition] = str(consumer.position_of(batch))
         consumer.close()
     assert sorted(map(int, found)) == list(range(30))
-    assert set(saved) == {"p-00000", "p-00001", "p-00002"}
+    assert set(saved) == {"p-00000-04pn", "p-00001-05mv", "p-00002-0bvb"}
 
 
 def test_a_transaction_over_partitions_is_delivered_when_it_is_committed() -> None:
@@ -186,15 +187,15 @@ def test_processes_share_a_topic_by_static_assignment() -> None:
     world = World(3)
     for number in range(9):
         world.append(number % 3, b"%d" % number)
-    one = world.consumer(partitions=["p-00000", "p-00002"])
-    two = world.consumer(partitions=["p-00001"])
+    one = world.consumer(partitions=["p-00000-04pn", "p-00002-0bvb"])
+    two = world.consumer(partitions=["1"])
     world.topic.expand(4)
     assert sorted(drained(one)) == [b"0", b"2", b"3", b"5", b"6", b"8"]
     assert sorted(drained(two)) == [b"1", b"4", b"7"]
-    assert one.partitions == ["p-00000", "p-00002"]
-    with pytest.raises(InvalidInput, match="'p-00009': the topic has p-00000"):
-        world.consumer(partitions=["p-00009"])
-    for wrong in ([], "p-00000"):
+    assert one.partitions == ["p-00000-04pn", "p-00002-0bvb"]
+    with pytest.raises(InvalidInput, match="'p-00009-04v2': the topic has p-00000-04pn"):
+        world.consumer(partitions=["p-00009-04v2"])
+    for wrong in ([], "p-00000-04pn"):
         with pytest.raises(InvalidInput, match="give a list of names"):
             world.consumer(partitions=wrong)
 
@@ -206,33 +207,36 @@ def test_partitions_that_are_added_are_taken_up() -> None:
     world.topic.expand(3)
     world.append(2, b"new")
     assert drained(consumer) == [b"new"]
-    assert consumer.partitions == ["p-00000", "p-00001", "p-00002"]
+    assert consumer.partitions == ["p-00000-04pn", "p-00001-05mv", "p-00002-0bvb"]
 
 
 def test_a_drained_partition_leaves_once_it_is_read() -> None:
     world = World(2)
     world.append(1, b"last")
     consumer = world.consumer()
-    world.topic.drain("p-00001")
+    world.topic.drain("p-00001-05mv")
     world.runtime.advance(3_600)
     batch = consumer.next_batch()
     assert batch is not None
     assert consumer.next_batch() is None
-    assert consumer.partitions == ["p-00000", "p-00001"]  # its last batch is not processed
+    assert consumer.partitions == [
+        "p-00000-04pn",
+        "p-00001-05mv",
+    ]  # its last batch is not processed
     consumer.ack(batch)
     assert consumer.next_batch() is None
-    assert consumer.partitions == ["p-00000"]
-    assert world.topic.read().names == ["p-00000"]
+    assert consumer.partitions == ["p-00000-04pn"]
+    assert world.topic.read().names == ["p-00000-04pn"]
     world.append(0, b"more")
     assert drained(consumer) == [b"more"]
-    assert list(consumer.positions) == ["p-00000"]
-    assert drained(world.consumer({"p-00001": '{"queue":"","sequence":0}'})) == []
+    assert list(consumer.positions) == ["p-00000-04pn"]
+    assert drained(world.consumer({"p-00001-05mv": '{"queue":"","sequence":0}'})) == []
 
 
 def test_a_partition_that_drains_is_kept_for_producers_that_do_not_know_yet() -> None:
     world = World(2)
     consumer = world.consumer()
-    world.topic.drain("p-00001")
+    world.topic.drain("p-00001-05mv")
     world.runtime.advance(10)
     assert drained(consumer) == []
     world.append(1, b"late")
@@ -242,10 +246,10 @@ def test_a_partition_that_drains_is_kept_for_producers_that_do_not_know_yet() ->
 def test_a_partition_that_somebody_else_took_out_is_no_error() -> None:
     world = World(2)
     consumer = world.consumer(refresh_s=1e9)
-    world.topic.drain("p-00001")
+    world.topic.drain("p-00001-05mv")
     world.topic.remove_drained(0)
     assert drained(consumer) == []
-    assert consumer.partitions == ["p-00000"]
+    assert consumer.partitions == ["p-00000-04pn"]
     consumer.close()
 
 
@@ -268,11 +272,13 @@ def test_f25_a_bad_batch_does_not_keep_the_others_from_being_read() -> None:
             consumer.ack(batch)
     assert sorted(found) == [b"0", b"2"]
     assert errors == [0] * 6
-    consumer.skip("p-00001", 0)
+    consumer.skip("p-00001-05mv", 0)
     assert drained(consumer) == [b"1"]
     assert world.queued(1) == 0
-    with pytest.raises(InvalidInput, match="this consumer reads p-00000, p-00001, p-00002"):
-        consumer.skip("p-00007", 0)
+    with pytest.raises(
+        InvalidInput, match="this consumer reads p-00000-04pn, p-00001-05mv, p-00002-0bvb"
+    ):
+        consumer.skip("p-00007-0mn4", 0)
 
 
 def test_a_partition_that_does_not_answer_is_an_error_in_its_turn_and_no_end() -> None:
@@ -280,7 +286,7 @@ def test_a_partition_that_does_not_answer_is_an_error_in_its_turn_and_no_end() -
     consumer = world.consumer()
     world.append(0, b"0")
     world.append(2, b"2")
-    world.store.silent = "p-00001/manifest"
+    world.store.silent = "p-00001-05mv/manifest"
     found = []
     for _ in range(2):
         batch = consumer.next_batch()
@@ -288,7 +294,7 @@ def test_a_partition_that_does_not_answer_is_an_error_in_its_turn_and_no_end() -
         found += batch.entries
         consumer.ack(batch)
     assert sorted(found) == [b"0", b"2"]
-    with pytest.raises(TransientStorageError, match="p-00001"):
+    with pytest.raises(TransientStorageError, match="p-00001-05mv"):
         consumer.next_batch()
     world.store.silent = ""
     world.append(1, b"1")
@@ -300,10 +306,10 @@ def test_each_partition_is_fenced_for_itself() -> None:
     first = world.consumer()
     world.append(0, b"0")
     world.append(1, b"1")
-    other = world.consumer(partitions=["p-00001"])
+    other = world.consumer(partitions=["p-00001-05mv"])
     batch = first.next_batch()
     assert batch is not None
-    assert batch.partition == "p-00000"
+    assert batch.partition == "p-00000-04pn"
     first.ack(batch)
     with pytest.raises(Fenced):
         first.next_batch()
@@ -345,9 +351,9 @@ def test_it_stops_when_it_is_closed() -> None:
 def test_a_position_of_another_topic_is_refused_and_nothing_stays_open() -> None:
     world = World(2)
     with pytest.raises(QueueReset):
-        world.consumer({"p-00001": '{"queue":"01J5T4R3KXBMZ7QV9N2WG8Y000","sequence":0}'})
+        world.consumer({"p-00001-05mv": '{"queue":"01J5T4R3KXBMZ7QV9N2WG8Y000","sequence":0}'})
     with pytest.raises(InvalidInput, match="position is"):
-        world.consumer({"p-00001": "41"})
+        world.consumer({"p-00001-05mv": "41"})
     with pytest.raises(InvalidInput, match="topic create"):
         TopicConsumer(consuming(), store=MemoryStore())
 

@@ -13,21 +13,34 @@ from opendata_buffer.topic.description import (
     State,
     TopicDescription,
 )
+from opendata_buffer.topic.names import number_of, place_of
 
 THREE = TopicDescription.new("01J5", 3)
 
 
 def test_a_new_topic_has_partitions_numbered_from_zero() -> None:
-    assert THREE.names == THREE.active == ["p-00000", "p-00001", "p-00002"]
+    assert THREE.names == THREE.active == ["p-00000-04pn", "p-00001-05mv", "p-00002-0bvb"]
     assert THREE.next_number == 3
 
 
 def test_what_is_written_is_read_again() -> None:
-    topic = THREE.drained("p-00001", 17).expanded(4)
+    topic = THREE.drained("p-00001-05mv", 17).expanded(4)
     assert TopicDescription.from_json(topic.to_json()) == topic
     first, second, *_ = json.loads(topic.to_json())["partitions"]
-    assert first == {"name": "p-00000", "state": "active"}
-    assert second == {"name": "p-00001", "state": "draining", "since": 17}
+    assert first == {"name": "p-00000-04pn", "state": "active"}
+    assert second == {"name": "p-00001-05mv", "state": "draining", "since": 17}
+
+
+def test_a_topic_of_before_there_were_letters_is_read_and_goes_on_with_its_names() -> None:
+    old = {"name": "p-00000", "state": "active"}
+    raw = {"version": 1, "id": "01J5", "next": 2, "partitions": [old, old | {"name": "p-00001"}]}
+    topic = TopicDescription.from_json(json.dumps(raw).encode())
+    assert topic.names == ["p-00000", "p-00001"]
+    assert topic.resolved("1") == "p-00001"
+    grown = topic.expanded(4)
+    assert grown.names[:2] == topic.names
+    assert [number_of(name) for name in grown.names] == [0, 1, 2, 3]
+    assert len({place_of(name) for name in grown.names[2:]} - set(map(place_of, topic.names))) == 2
 
 
 def test_fields_of_later_versions_are_kept() -> None:
@@ -38,48 +51,62 @@ def test_fields_of_later_versions_are_kept() -> None:
 
 def test_expanding_gives_the_total_and_so_may_be_repeated() -> None:
     five = THREE.expanded(5)
-    assert five.names[3:] == ["p-00003", "p-00004"]
+    assert five.names[3:] == ["p-00003-04vf", "p-00004-00jx"]
     assert five.expanded(5) is five
 
 
 def test_a_draining_partition_is_read_and_not_written() -> None:
-    topic = THREE.drained("p-00001")
+    topic = THREE.drained("p-00001-05mv")
     assert topic.names == THREE.names
-    assert topic.active == ["p-00000", "p-00002"]
-    assert topic.draining == ["p-00001"]
-    assert topic.drained("p-00001") is topic
+    assert topic.active == ["p-00000-04pn", "p-00002-0bvb"]
+    assert topic.draining == ["p-00001-05mv"]
+    assert topic.drained("p-00001-05mv") is topic
 
 
 def test_a_number_is_never_given_twice() -> None:
-    topic = THREE.drained("p-00002").without(["p-00002"]).expanded(3)
-    assert topic.names == ["p-00000", "p-00001", "p-00003"]
-    assert topic.drained("p-00002") is topic  # it has left: nothing to do
+    topic = THREE.drained("p-00002-0bvb").without(["p-00002-0bvb"]).expanded(3)
+    assert [number_of(name) for name in topic.names] == [0, 1, 3]
+    for given in ("p-00002-0bvb", "p-00002", "2"):
+        assert topic.has_left(given)
+        assert topic.drained(given) is topic  # nothing to do
+
+
+def test_a_new_partition_takes_the_place_of_one_that_is_written_no_more() -> None:
+    drained = THREE.drained("p-00001-05mv")
+    for before in (drained, drained.without(["p-00001-05mv"])):
+        assert place_of(before.expanded(3).names[-1]) == place_of("p-00001-05mv") == 1
+    assert not drained.has_left("1")
 
 
 def test_only_draining_partitions_leave() -> None:
-    topic = THREE.drained("p-00001")
-    assert topic.without(["p-00000", "p-00001"]).names == ["p-00000", "p-00002"]
-    assert topic.without(["p-00000"]) is topic
+    topic = THREE.drained("p-00001-05mv")
+    assert topic.without(["p-00000-04pn", "p-00001-05mv"]).names == ["p-00000-04pn", "p-00002-0bvb"]
+    assert topic.without(["p-00000-04pn"]) is topic
 
 
 def test_the_last_partition_that_is_written_does_not_drain() -> None:
-    topic = THREE.drained("p-00000").drained("p-00001")
-    with pytest.raises(InvalidInput, match=r"'p-00002' is the last one.*topic expand"):
-        topic.drained("p-00002")
+    topic = THREE.drained("p-00000-04pn").drained("p-00001-05mv")
+    with pytest.raises(InvalidInput, match=r"'p-00002-0bvb' is the last one.*topic expand"):
+        topic.drained("p-00002-0bvb")
 
 
-@pytest.mark.parametrize("name", ["p-00003", "ingest", "p-1", ""])
+def test_a_partition_is_found_by_its_number() -> None:
+    for given in ("1", "001", "p-1", "p-00001", "p-00001-05mv"):
+        assert THREE.resolved(given) == "p-00001-05mv"
+    assert THREE.drained("1").draining == ["p-00001-05mv"]
+
+
+@pytest.mark.parametrize("name", ["p-00003-04vf", "p-00001-zzz", "ingest", "p-3", "3", "-1", ""])
 def test_a_partition_that_never_was_is_named_with_those_that_are(name: str) -> None:
-    with pytest.raises(InvalidInput, match=rf"'{name}': the topic has p-00000, p-00001, p-00002"):
-        THREE.drained(name)
-    with pytest.raises(InvalidInput, match=rf"'{name}': the topic has"):
-        THREE.check_names(["p-00000", name])
-    THREE.check_names(["p-00000", "p-00002"])
+    all_of_them = "p-00000-04pn, p-00001-05mv, p-00002-0bvb"
+    for call in (THREE.drained, THREE.resolved):
+        with pytest.raises(InvalidInput, match=rf"'{name}': the topic has {all_of_them}"):
+            call(name)
 
 
 def test_a_long_list_is_not_printed_whole() -> None:
-    with pytest.raises(InvalidInput, match=r"has p-00000, p-00001, \.\.\. p-00099$"):
-        TopicDescription.new("01J5", 100).check_names(["x"])
+    with pytest.raises(InvalidInput, match=r"has p-00000-04pn, p-00001-05mv, \.\.\. p-00099-01y0$"):
+        TopicDescription.new("01J5", 100).resolved("x")
 
 
 @pytest.mark.parametrize(
@@ -99,7 +126,7 @@ def test_a_number_of_partitions_that_cannot_be_is_refused(partitions: int, messa
 
 
 def test_draining_partitions_count_against_the_limit() -> None:
-    full = TopicDescription.new("01J5", MAX_PARTITIONS).drained("p-00000")
+    full = TopicDescription.new("01J5", MAX_PARTITIONS).drained("p-00000-04pn")
     with pytest.raises(InvalidInput, match="with 1 that drain"):
         full.expanded(MAX_PARTITIONS)
 
@@ -120,15 +147,15 @@ def test_a_topic_that_has_given_all_its_numbers_away_says_so() -> None:
         b'{"version": 2, "id": "a", "next": 1, "partitions": []}',
         b'{"version": 1, "id": "a", "next": 1, "partitions": []}',
         b'{"version": 1, "id": "a", "next": 1, "partitions": [{"name": "x", "state": "active"}]}',
-        b'{"version": 1, "id": "a", "next": 1, "partitions": [{"name": "p-00000"}]}',
+        b'{"version": 1, "id": "a", "next": 1, "partitions": [{"name": "p-00000-04pn"}]}',
         b'{"version": 1, "id": "a", "next": 1,'
-        b' "partitions": [{"name": "p-00000", "state": "frozen"}]}',
+        b' "partitions": [{"name": "p-00000-04pn", "state": "frozen"}]}',
         b'{"version": 1, "id": "a", "next": 1,'
-        b' "partitions": [{"name": "p-00000", "state": "active", "since": "now"}]}',
+        b' "partitions": [{"name": "p-00000-04pn", "state": "active", "since": "now"}]}',
         b'{"version": 1, "id": "a", "next": 1,'
-        b' "partitions": [{"name": "p-00000", "state": "draining"}]}',
+        b' "partitions": [{"name": "p-00000-04pn", "state": "draining"}]}',
         b'{"version": 1, "id": "a", "next": 0,'
-        b' "partitions": [{"name": "p-00000", "state": "active"}]}',
+        b' "partitions": [{"name": "p-00000-04pn", "state": "active"}]}',
     ],
 )
 def test_bytes_that_describe_no_topic_are_corrupt_data(raw: bytes) -> None:
@@ -137,7 +164,7 @@ def test_bytes_that_describe_no_topic_are_corrupt_data(raw: bytes) -> None:
 
 
 def test_partitions_twice_or_out_of_order_are_corrupt_data() -> None:
-    for names in (["p-00001", "p-00000"], ["p-00000", "p-00000"]):
+    for names in (["p-00001-05mv", "p-00000-04pn"], ["p-00000-04pn", "p-00000-04pn"]):
         topic = TopicDescription("a", tuple(Partition(name) for name in names), 2)
         with pytest.raises(CorruptData, match="out of order or twice"):
             TopicDescription.from_json(topic.to_json())

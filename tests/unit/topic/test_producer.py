@@ -13,6 +13,7 @@ from opendata_buffer.errors import Closed, Drained, FlushFailed, InvalidInput
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.stores import Absent, IfVersion, PutOutcome, VersionConflict
 from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.topic.names import name_of
 from opendata_buffer.topic.producer import TopicProducer
 from tests.unit.topic.world import URL, WAIT_S, producing, records, topic_in
 
@@ -62,10 +63,13 @@ def test_a_partition_can_be_named() -> None:
     store = MemoryStore()
     topic_in(store, 3)
     with opened(store) as producer:
-        producer.produce([b"x"], partition="p-00002", keys=[b"any"])
-        with pytest.raises(InvalidInput, match=r"'p-00009'.*p-00000, p-00001, p-00002"):
-            producer.produce([b"y"], partition="p-00009")
-    assert records(store, "p-00002") == [b"x"]
+        producer.produce([b"x"], partition="p-00002-0bvb", keys=[b"any"])
+        with pytest.raises(
+            InvalidInput, match=r"'p-00009-04v2'.*p-00000-04pn, p-00001-05mv, p-00002-0bvb"
+        ):
+            producer.produce([b"y"], partition="p-00009-04v2")
+        producer.produce([b"z"], partition="2")
+    assert records(store, "p-00002-0bvb") == [b"x", b"z"]
 
 
 def test_a_partitioner_of_the_user_s_own() -> None:
@@ -77,7 +81,7 @@ def test_a_partitioner_of_the_user_s_own() -> None:
 
     with opened(store) as producer:
         producer.produce([b"x", b"y"], keys=pa.array([b"1", b"22"]), partitioner=by_length)
-    assert (records(store, "p-00001"), records(store, "p-00002")) == ([b"x"], [b"y"])
+    assert (records(store, "p-00001-05mv"), records(store, "p-00002-0bvb")) == ([b"x"], [b"y"])
 
 
 def test_what_is_wrong_with_one_part_is_refused_as_a_whole() -> None:
@@ -99,43 +103,43 @@ def test_what_is_wrong_with_one_part_is_refused_as_a_whole() -> None:
             producer.produce(b"x")  # type: ignore[arg-type]
         producer.flush(WAIT_S)
         assert producer.produce([]).watcher.await_durable(0) == {}
-    assert [records(store, f"p-0000{number}") for number in range(4)] == [[], [], [], []]
+    assert [records(store, name_of(number, number)) for number in range(4)] == [[], [], [], []]
 
 
 def test_added_partitions_are_written_and_draining_ones_are_not() -> None:
     store = MemoryStore()
     topic = topic_in(store, 2)
     with opened(store) as producer:
-        producer.produce([b"1"], partition="p-00000").watcher.await_durable(WAIT_S)
+        producer.produce([b"1"], partition="p-00000-04pn").watcher.await_durable(WAIT_S)
         topic.expand(3)
-        topic.drain("p-00000")
-        assert producer.description.active == ["p-00001", "p-00002"]
+        topic.drain("p-00000-04pn")
+        assert producer.description.active == ["p-00001-05mv", "p-00002-0bvb"]
         for number in range(4):
             producer.produce([b"%d" % number]).watcher.await_durable(WAIT_S)
-    assert records(store, "p-00000") == [b"1"]
-    assert len(records(store, "p-00001")) == len(records(store, "p-00002")) == 2
+    assert records(store, "p-00000-04pn") == [b"1"]
+    assert len(records(store, "p-00001-05mv")) == len(records(store, "p-00002-0bvb")) == 2
 
 
 def test_a_partition_that_has_left_refuses_what_comes_late_and_says_so() -> None:
     store = MemoryStore()
     topic = topic_in(store, 2)
     producer = TopicProducer(producing(), store=store, refresh_s=3_600.0)
-    topic.drain("p-00001")
+    topic.drain("p-00001-05mv")
     topic.remove_drained(0)
-    handle = producer.produce([b"late"], partition="p-00001")
+    handle = producer.produce([b"late"], partition="p-00001-05mv")
     with pytest.raises(Drained, match="Nothing was written"):
         handle.watcher.await_durable(WAIT_S)
-    producer.produce([b"x"], partition="p-00000").watcher.await_durable(WAIT_S)
+    producer.produce([b"x"], partition="p-00000-04pn").watcher.await_durable(WAIT_S)
     with pytest.raises(FlushFailed, match=r"1 produce\(\) calls"):
         producer.close()
-    assert (records(store, "p-00001"), records(store, "p-00000")) == ([], [b"x"])
+    assert (records(store, "p-00001-05mv"), records(store, "p-00000-04pn")) == ([], [b"x"])
 
 
 class FullPartition(MemoryStore):
     """One manifest that nobody gets written."""
 
     def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
-        if key == "p-00001/manifest":
+        if key == "p-00001-05mv/manifest":
             return VersionConflict()
         return super().put_if(key, data, condition)
 
@@ -144,15 +148,15 @@ def test_a_partition_that_takes_nothing_does_not_hold_the_others_up() -> None:
     store = FullPartition()
     topic_in(store, 2)
     producer = opened(store)
-    stuck = producer.produce([b"x"], partition="p-00001")
-    assert producer.produce([b"y"], partition="p-00000").watcher.await_durable(WAIT_S)
+    stuck = producer.produce([b"x"], partition="p-00001-05mv")
+    assert producer.produce([b"y"], partition="p-00000-04pn").watcher.await_durable(WAIT_S)
     assert stuck.watcher.result() is None
     with pytest.raises(TimeoutError):
         producer.flush(timeout=0.05)
     assert producer.buffered_bytes > 0
     with pytest.raises(FlushFailed):
         producer.close(timeout=0.05)
-    assert records(store, "p-00000") == [b"y"]
+    assert records(store, "p-00000-04pn") == [b"y"]
 
 
 def test_the_partitions_share_the_buffer() -> None:
@@ -160,7 +164,7 @@ def test_the_partitions_share_the_buffer() -> None:
     topic_in(store, 4)
     producer = opened(store, max_buffered_bytes=4_000, max_buffered_inputs=2)
     with producer:
-        one = producer._open("p-00000")
+        one = producer._open("p-00000-04pn")
         assert (one._config.max_buffered_bytes, one._config.max_buffered_inputs) == (1_000, 1)
         one.close()
 
@@ -191,7 +195,7 @@ def test_an_error_in_the_block_is_not_hidden_by_the_one_of_closing() -> None:
         pytest.raises(ZeroDivisionError),
         opened(store, delivery_timeout_ms=50, cas_deadline_ms=50) as producer,
     ):
-        producer.produce([b"x"], partition="p-00001")
+        producer.produce([b"x"], partition="p-00001-05mv")
         raise ZeroDivisionError
 
 
@@ -200,6 +204,6 @@ def test_every_partition_is_a_queue_of_v1() -> None:
     topic_in(store, 1)
     with opened(store) as producer:
         producer.produce([b"x"])
-    got = store.get("p-00000/manifest")
+    got = store.get("p-00000-04pn/manifest")
     manifest = Manifest.parse(got.data)  # type: ignore[union-attr]
-    assert manifest.entries()[0].location.startswith("p-00000/")
+    assert manifest.entries()[0].location.startswith("p-00000-04pn/")

@@ -28,7 +28,7 @@ from opendata_buffer.topic.publisher import Publisher
 from opendata_buffer.topic.topic import Topic
 from tests.unit.topic.world import URL, WAIT_S, delivered, producing, records, topic_in
 
-NAMES = ["p-00000", "p-00001", "p-00002"]
+NAMES = ["p-00000-04pn", "p-00001-05mv", "p-00002-0bvb"]
 ENTRIES = [b"%d" % number for number in range(60)]
 KEYS = [b"key %d" % number for number in range(60)]
 
@@ -84,10 +84,10 @@ def all_published(publisher: Publisher, entries: list[bytes] = ENTRIES) -> None:
 def test_committed_messages_are_delivered_at_once_and_in_order(store: Faulty) -> None:
     with opened(store) as publisher:
         for number in range(10):
-            handle = publisher.publish_committed([b"%d" % number], partition="p-00001")
+            handle = publisher.publish_committed([b"%d" % number], partition="p-00001-05mv")
         handle.watcher.await_durable(WAIT_S)
-        assert delivered(store, "p-00001") == [b"%d" % number for number in range(10)]
-    assert delivered(store, "p-00001") == [b"%d" % number for number in range(10)]
+        assert delivered(store, "p-00001-05mv") == [b"%d" % number for number in range(10)]
+    assert delivered(store, "p-00001-05mv") == [b"%d" % number for number in range(10)]
 
 
 def test_a_publisher_that_closes_is_forgotten_by_readers(store: Faulty) -> None:
@@ -121,15 +121,15 @@ def test_nothing_of_a_transaction_is_delivered_before_it_is_applied(
 def test_transactions_follow_each_other_beside_committed_messages(store: Faulty) -> None:
     with opened(store, "billing") as publisher:
         for number in range(4):
-            publisher.publish_uncommitted([b"%d" % (10 * number)], partition="p-00000")
-            publisher.publish_committed([b"%d" % (10 * number + 1)], partition="p-00000")
-            publisher.publish_uncommitted([b"%d" % (10 * number + 2)], partition="p-00001")
+            publisher.publish_uncommitted([b"%d" % (10 * number)], partition="p-00000-04pn")
+            publisher.publish_committed([b"%d" % (10 * number + 1)], partition="p-00000-04pn")
+            publisher.publish_uncommitted([b"%d" % (10 * number + 2)], partition="p-00001-05mv")
             publisher.commit(WAIT_S)
     assert seen(store) == [b"%d" % (10 * n + k) for n in range(4) for k in range(3)]
     numbers = [
         parsed.txn.batch
-        for location in Manifest.parse(store.get("p-00001/manifest").data).locations()  # type: ignore[union-attr]
-        if (parsed := parse_location(location, "p-00001")) and parsed.txn
+        for location in Manifest.parse(store.get("p-00001-05mv/manifest").data).locations()  # type: ignore[union-attr]
+        if (parsed := parse_location(location, "p-00001-05mv")) and parsed.txn
     ]
     assert numbers == [0, 0, 1, 1, 2, 2, 3, 3]
 
@@ -185,13 +185,13 @@ def test_a_fault_in_the_middle_of_applying_is_mended_by_applying_again(store: Fa
         intents = publisher.build_ack_intents(WAIT_S)
 
         def fail(operation: str, key: str) -> None:
-            if key == "p-00001/manifest" and operation == "put_if":
+            if key == "p-00001-05mv/manifest" and operation == "put_if":
                 raise PermanentStorageError("access denied")
 
         store.before = fail
         with pytest.raises(PermanentStorageError):
             publisher.apply(intents)
-        assert still_open(store) == ["p-00001"]
+        assert still_open(store) == ["p-00001-05mv"]
         store.before = lambda operation, key: None
         publisher.apply(intents)
         assert seen(store) == ENTRIES
@@ -202,7 +202,7 @@ def test_a_batch_that_fails_rolls_its_transaction_back(store: Faulty, name: str 
     publisher = opened(store, name)
 
     def fail(operation: str, key: str) -> None:
-        if key.startswith("p-00001/") and key.endswith(".batch"):
+        if key.startswith("p-00001-05mv/") and key.endswith(".batch"):
             raise PermanentStorageError("access denied")
 
     store.before = fail
@@ -393,7 +393,7 @@ def test_a_store_that_is_down_for_a_moment_ends_no_publisher(store: Faulty) -> N
     with opened(store, "billing") as publisher:
         all_published(publisher)
         publisher.build_ack_intents(WAIT_S)
-        failures = ["p-00001/"] * 3
+        failures = ["p-00001-05mv/"] * 3
 
         def fail(operation: str, key: str) -> None:
             if operation == "put" and failures and key.startswith(failures[-1]):

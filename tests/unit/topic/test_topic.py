@@ -48,7 +48,7 @@ def test_a_topic_that_is_made_is_found_and_opened() -> None:
     made = create(store)
     assert is_topic(store)
     assert opened(store).description == made.description
-    assert made.description.names == ["p-00000", "p-00001", "p-00002"]
+    assert made.description.names == ["p-00000-04pn", "p-00001-05mv", "p-00002-0bvb"]
 
 
 def test_a_url_is_enough() -> None:
@@ -97,10 +97,15 @@ def test_changes_of_two_processes_are_both_there() -> None:
     store = MemoryStore()
     one, two = create(store), opened(store)
     one.expand(5)
-    two.drain("p-00001")
+    two.drain("p-00001-05mv")
     assert one.read() == two.description
-    assert one.description.active == ["p-00000", "p-00002", "p-00003", "p-00004"]
-    assert one.description.draining == ["p-00001"]
+    assert one.description.active == [
+        "p-00000-04pn",
+        "p-00002-0bvb",
+        "p-00003-04vf",
+        "p-00004-00jx",
+    ]
+    assert one.description.draining == ["p-00001-05mv"]
 
 
 @pytest.mark.parametrize("step", [applied_answer_lost, applied_then_412, not_applied_answer_lost])
@@ -114,58 +119,61 @@ def test_f1_f2_a_lost_answer_adds_no_partition_twice(step: object) -> None:
 
 def test_a_partition_s_settings_are_the_topic_s_with_a_place_of_its_own() -> None:
     given = ProducerConfig(store="s3://bucket", flush_interval_ms=7)
-    config = Topic.config_of("p-00004", given)
+    config = Topic.config_of("p-00004-00jx", given)
     assert isinstance(config, ProducerConfig)
-    assert (config.data_path_prefix, config.manifest_path) == ("p-00004", "p-00004/manifest")
+    assert (config.data_path_prefix, config.manifest_path) == (
+        "p-00004-00jx",
+        "p-00004-00jx/manifest",
+    )
     assert config.flush_interval_ms == 7
     for wrong in ({"data_path_prefix": "mine"}, {"manifest_path": "mine"}):
         with pytest.raises(InvalidInput, match="is 'mine', but the partitions"):
-            Topic.config_of("p-00004", ConsumerConfig(store="s3://bucket", **wrong))  # type: ignore[arg-type]
+            Topic.config_of("p-00004-00jx", ConsumerConfig(store="s3://bucket", **wrong))  # type: ignore[arg-type]
 
 
 def test_a_draining_partition_stays_while_it_has_something_to_read() -> None:
     store = MemoryStore()
     topic = create(store)
-    append(store, "p-00001")
-    topic.drain("p-00001")
+    append(store, "p-00001-05mv")
+    topic.drain("p-00001-05mv")
     assert topic.remove_drained(0) == []
-    queue = queue_of(store, "p-00001")
+    queue = queue_of(store, "p-00001-05mv")
     queue.dequeue(0, queue.claim_epoch(None).epoch)
-    assert topic.remove_drained(0) == ["p-00001"]
-    assert opened(store).description.names == ["p-00000", "p-00002"]
+    assert topic.remove_drained(0) == ["p-00001-05mv"]
+    assert opened(store).description.names == ["p-00000-04pn", "p-00002-0bvb"]
     assert topic.remove_drained(0) == []
 
 
 def test_an_empty_partition_drains_for_a_while_so_that_its_producers_can_finish() -> None:
     runtime = ManualRuntime()
     topic = Topic.create(CONFIG, 2, store=MemoryStore(), runtime=runtime)
-    topic.drain("p-00001")
+    topic.drain("p-00001-05mv")
     runtime.advance(DRAIN_S - 1)
-    topic.drain("p-00001")  # again: the time goes on
+    topic.drain("p-00001-05mv")  # again: the time goes on
     assert topic.remove_drained() == []
     runtime.advance(1)
-    assert topic.remove_drained() == ["p-00001"]
+    assert topic.remove_drained() == ["p-00001-05mv"]
 
 
 def test_a_partition_that_was_never_written_leaves() -> None:
     topic = create(MemoryStore())
-    topic.drain("p-00002")
-    assert topic.remove_drained(0) == ["p-00002"]
+    topic.drain("p-00002-0bvb")
+    assert topic.remove_drained(0) == ["p-00002-0bvb"]
 
 
 def test_what_was_to_be_appended_to_a_partition_that_left_is_refused_and_not_lost() -> None:
     store = MemoryStore()
     topic = create(store)
-    append(store, "p-00001")
-    slow = queue_of(store, "p-00001")
+    append(store, "p-00001-05mv")
+    slow = queue_of(store, "p-00001-05mv")
     slow.read()
-    queue = queue_of(store, "p-00001")
+    queue = queue_of(store, "p-00001-05mv")
     epoch = queue.claim_epoch(None).epoch
     queue.dequeue(0, epoch)
-    topic.drain("p-00001")
-    assert topic.remove_drained(0) == ["p-00001"]
-    with pytest.raises(Drained, match=r"p-00001/manifest.*Nothing was written"):
-        slow.append([NewEntry("p-00001/y.batch", ())])
+    topic.drain("p-00001-05mv")
+    assert topic.remove_drained(0) == ["p-00001-05mv"]
+    with pytest.raises(Drained, match=r"p-00001-05mv/manifest.*Nothing was written"):
+        slow.append([NewEntry("p-00001-05mv/y.batch", ())])
     with pytest.raises(Drained):
         queue.dequeue(0, epoch)
     with pytest.raises(Drained):
@@ -175,9 +183,9 @@ def test_what_was_to_be_appended_to_a_partition_that_left_is_refused_and_not_los
 def test_a_crash_between_closing_and_leaving_is_made_good_by_the_next_look() -> None:
     store = MemoryStore()
     topic = create(store)
-    topic.drain("p-00001")
-    assert topic.seal("p-00001")
-    assert topic.remove_drained(0) == ["p-00001"]
+    topic.drain("p-00001-05mv")
+    assert topic.seal("p-00001-05mv")
+    assert topic.remove_drained(0) == ["p-00001-05mv"]
 
 
 def test_f4_a_topic_that_vanishes_while_in_use_is_not_made_again() -> None:
