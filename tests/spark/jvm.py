@@ -32,15 +32,15 @@ ATTEMPTS = 5
 
 
 ROOT = Path(__file__).resolve().parents[2]
+PATHS = (Path(__file__).with_name("site"), ROOT / "core", ROOT)
 
 
 def prepare() -> None:
     """Before pyspark starts a JVM: its workers run this interpreter, and find this tree."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        [str(ROOT / "core"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    )
+    before = filter(None, [os.environ.get("PYTHONPATH")])
+    os.environ["PYTHONPATH"] = os.pathsep.join([*map(str, PATHS), *before])
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("SPARK_SUBMIT_OPTS", java_options())
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from opendata_buffer.broker.announcement import Announcement
 from opendata_buffer.broker.client import Connection
-from opendata_buffer.broker.host import ListeningPort
 from opendata_buffer.broker.loading import late_imports
-from opendata_buffer.broker.server import Listen
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Store
+
+if TYPE_CHECKING:  # a command that asks a broker something need not load what brokers need
+    from opendata_buffer.broker.host import ListeningPort
+    from opendata_buffer.broker.server import Listen
 
 __all__ = [
     "Network",
@@ -55,7 +57,7 @@ class WebSocketNetwork:
 
     def __init__(self, runtime: Runtime, listen: Listen | None = None) -> None:
         self._runtime = runtime
-        self._listen = listen if listen is not None else Listen()
+        self._listen = listen
 
     def connect(self, announcement: Announcement) -> Connection:
         """See :class:`Network`."""
@@ -68,9 +70,9 @@ class WebSocketNetwork:
         """See :class:`Network`."""
         require_websockets()
         with late_imports():
-            from opendata_buffer.broker.server import WebSocketPort
+            from opendata_buffer.broker.server import Listen, WebSocketPort
 
-        return WebSocketPort(self._listen, self._runtime)
+        return WebSocketPort(self._listen or Listen(), self._runtime)
 
 
 def listen_for(store: Store) -> Listen:
@@ -79,6 +81,9 @@ def listen_for(store: Store) -> Listen:
     A loopback address in the announcement of a queue that machines share would mean another
     process on each of them: refused there, the broker would be taken for dead.
     """
+    with late_imports():
+        from opendata_buffer.broker.server import Listen
+
     on_one_machine = store.url.partition("://")[0] in _ONE_MACHINE
     return Listen() if on_one_machine else Listen(host="0.0.0.0")
 

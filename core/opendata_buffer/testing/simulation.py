@@ -31,6 +31,7 @@ from types import TracebackType
 from ulid import ULID
 
 from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.testing.processor import on_one_processor
 
 __all__ = ["SimCondition", "SimRuntime", "SimTask", "Simulation", "SimulationFailed"]
 
@@ -328,11 +329,12 @@ class Simulation:
         """
         if self._main is not None:
             raise RuntimeError("a simulation runs once: make a new one of the same seed")
-        self._main = self.start(self.process("main"), main, "main")
-        self.current = self._main
-        self._main.baton.release()
-        self._main_baton.acquire()
-        self._reap()
+        with on_one_processor():
+            self._main = self.start(self.process("main"), main, "main")
+            self.current = self._main
+            self._main.baton.release()
+            self._main_baton.acquire()
+            self._reap()
         if self._failure is not None:
             raise SimulationFailed(
                 f"seed {self.seed}, after {self.now:.3f} virtual seconds: {self._failure}"
