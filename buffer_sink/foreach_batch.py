@@ -26,7 +26,7 @@ class ForeachBatchWriter:
     """
 
     store: str
-    options: Mapping[str, str] = field(hash=False)
+    options: Mapping[str, str] = field(hash=False, repr=False)  # it may hold keys
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         """Append ``df`` to the buffer; a batch id that was written before is skipped."""

@@ -6,6 +6,7 @@ runtime) are passed beside a config, not in it, so every config pickles and prin
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from opendata_buffer.errors import InvalidInput
@@ -29,6 +30,9 @@ DEFAULT_DATA_PATH_PREFIX = "ingest"
 _MOST_MS = 10**12
 """Thirty years. Beyond some three hundred, waiting overflows in the thread that waits."""
 
+_SECRETS = ("access_key_id", "secret_access_key", "session_token")
+_REFERENCE = re.compile(r"\{\{\s*secrets/")
+
 
 def _at_least(name: str, value: int, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -39,23 +43,47 @@ def _at_least(name: str, value: int, least: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreOptions:
-    """How to reach a cloud. Credentials come from its standard chain, never from here.
+    """How to reach a cloud. Credentials come from its standard chain unless some are named here.
+
+    Keys that are given here go with the options into every process that opens the store, also
+    pickled. They are not printed. A name (``service_credential``, ``role_arn``, ``profile``) goes
+    as a name, and each process gets credentials for it that are renewed in time.
 
     Attributes:
         endpoint_url: Another endpoint than the cloud's own. Default: ``AWS_ENDPOINT_URL``,
             ``STORAGE_EMULATOR_HOST``, or what ``AZURE_STORAGE_CONNECTION_STRING`` names.
         region: S3 only. Default: the chain's.
         profile: S3 only: a profile of the shared configuration files. Default: the chain's.
+        role_arn: S3 only: a role that the credentials assume; what it gives is renewed before it
+            ends. AWS STS is asked, or what ``AWS_ENDPOINT_URL_STS`` names.
+        external_id: Of that role, where its owner asks for one.
+        session_name: How the role's log names these requests. Default ``opendata-buffer``.
+        service_credential: The name of a Databricks service credential, for any cloud.
+        access_key_id: S3 only, with ``secret_access_key``.
+        secret_access_key: S3 only.
+        session_token: S3 only: of keys that end.
+        anonymous: Send no credentials: a public bucket can be read so. Default false.
         connect_timeout_ms: Default 5,000.
         read_timeout_ms: How long one answer may take. Default 30,000.
         max_attempts: Attempts of reads and unconditional writes. Default 5. Conditional
             writes always make one: a repeated one would lose against itself (failure F1).
         max_connections: Connections a client keeps. Default 64.
+
+    Raises:
+        InvalidInput: A value that cannot be used, or credentials of two kinds.
     """
 
     endpoint_url: str | None = None
     region: str | None = None
     profile: str | None = None
+    role_arn: str | None = None
+    external_id: str | None = None
+    session_name: str | None = None
+    service_credential: str | None = None
+    access_key_id: str | None = field(default=None, repr=False)
+    secret_access_key: str | None = field(default=None, repr=False)
+    session_token: str | None = field(default=None, repr=False)
+    anonymous: bool = False
     connect_timeout_ms: int = 5_000
     read_timeout_ms: int = 30_000
     max_attempts: int = 5
@@ -66,17 +94,69 @@ class StoreOptions:
             check_no_secrets("endpoint_url", self.endpoint_url)
         for name in ("connect_timeout_ms", "read_timeout_ms", "max_attempts", "max_connections"):
             _at_least(name, getattr(self, name), 1)
+        if not isinstance(self.anonymous, bool):
+            raise InvalidInput(f"anonymous is {self.anonymous!r}: use true or false")
+        self._check_credentials()
+
+    def _check_credentials(self) -> None:
+        for name in _SECRETS:
+            value = getattr(self, name)
+            if value is not None and _REFERENCE.search(value):
+                raise InvalidInput(
+                    f"{name} is a reference such as {{{{secrets/scope/key}}}}, which Databricks "
+                    "replaces in the settings of a cluster only: use dbutils.secrets.get(scope, "
+                    "key), or name a service_credential"
+                )
+        if (self.access_key_id is None) != (self.secret_access_key is None):
+            given, missing = "access_key_id", "secret_access_key"
+            if self.access_key_id is None:
+                given, missing = missing, given
+            raise InvalidInput(f"{given} is given and {missing} is not: give both or neither")
+        if self.session_token is not None and self.access_key_id is None:
+            raise InvalidInput(
+                "session_token is given without the access_key_id and secret_access_key it is of: "
+                "give all three"
+            )
+        kinds = [
+            name
+            for name in ("anonymous", "service_credential", "access_key_id", "profile")
+            if getattr(self, name) not in (None, False)
+        ]
+        if len(kinds) > 1:
+            raise InvalidInput(
+                f"{' and '.join(kinds)} are given, and each says where credentials come from: "
+                "leave one"
+            )
+        if self.role_arn is None:
+            for name in ("external_id", "session_name"):
+                if getattr(self, name) is not None:
+                    raise InvalidInput(
+                        f"{name} is {getattr(self, name)!r} and there is no role_arn: name the "
+                        f"role that it is for, or leave {name} out"
+                    )
+        elif self.anonymous:
+            raise InvalidInput(
+                f"role_arn is {self.role_arn!r} and anonymous is true: a role is assumed with "
+                "credentials. Leave one out"
+            )
+        elif not self.role_arn.startswith("arn:"):
+            raise InvalidInput(
+                f"role_arn is {self.role_arn!r}: use a role's full name such as "
+                "arn:aws:iam::123456789012:role/buffer"
+            )
 
     def check_s3_only(self, scheme: str) -> None:
         """Refuse what only S3 has, for a store of another cloud.
 
         Raises:
-            InvalidInput: ``region`` or ``profile`` is set.
+            InvalidInput: Some of it is set.
         """
-        for name in ("region", "profile"):
-            if getattr(self, name) is not None:
+        for name in ("region", "profile", "role_arn", *_SECRETS):
+            value = getattr(self, name)
+            if value is not None:
+                shown = "given" if name in _SECRETS else repr(value)
                 raise InvalidInput(
-                    f"{name} is {getattr(self, name)!r}, and a store of {scheme}:// has none: "
+                    f"{name} is {shown}, and a store of {scheme}:// has none: "
                     "remove it; it is for s3:// only"
                 )
 

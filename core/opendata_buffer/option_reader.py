@@ -18,7 +18,26 @@ from opendata_buffer.errors import InvalidInput
 
 __all__ = ["STORAGE_OPTIONS", "OptionReader", "queue_fields", "storage_settings"]
 
-STORAGE_OPTIONS = ("path", "dataPathPrefix", "manifestPath", "endpointUrl", "region", "profile")
+_ALIAS = "databricks.serviceCredential"
+"""What the Kafka connector on Databricks calls it; the one for Kinesis, as we do."""
+
+STORAGE_OPTIONS = (
+    "path",
+    "dataPathPrefix",
+    "manifestPath",
+    "endpointUrl",
+    "region",
+    "profile",
+    "roleArn",
+    "externalId",
+    "sessionName",
+    "serviceCredential",
+    _ALIAS,
+    "accessKeyId",
+    "secretAccessKey",
+    "sessionToken",
+    "anonymous",
+)
 """Names :func:`storage_settings` reads."""
 
 _TRUE = frozenset({"true", "1", "yes", "on"})
@@ -147,8 +166,28 @@ def storage_settings(reader: OptionReader) -> QueueConfig:
             endpoint_url=reader.text("endpointUrl"),
             region=reader.text("region"),
             profile=reader.text("profile"),
+            role_arn=reader.text("roleArn"),
+            external_id=reader.text("externalId"),
+            session_name=reader.text("sessionName"),
+            service_credential=_service_credential(reader),
+            # Spark hides values by their options' names: what holds "access key", "secret" or
+            # "token" is shown in no plan and no event log (spark.redaction.regex).
+            access_key_id=reader.text("accessKeyId"),
+            secret_access_key=reader.text("secretAccessKey"),
+            session_token=reader.text("sessionToken"),
+            anonymous=reader.boolean("anonymous", False),
         ),
     )
+
+
+def _service_credential(reader: OptionReader) -> str | None:
+    name, alias = reader.text("serviceCredential"), reader.text(_ALIAS)
+    if name is not None and alias is not None and name != alias:
+        raise InvalidInput(
+            f"options serviceCredential ({name!r}) and {_ALIAS} ({alias!r}) mean the same: leave "
+            "one out"
+        )
+    return name if name is not None else alias
 
 
 def queue_fields(config: QueueConfig) -> dict[str, Any]:

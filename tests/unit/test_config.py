@@ -80,3 +80,64 @@ def test_collector_and_store_settings_are_checked_too() -> None:
 def test_configs_pickle() -> None:
     config = ConsumerConfig(store="s3://b", store_options=StoreOptions(region="eu-west-1"))
     assert pickle.loads(pickle.dumps(config)) == config
+
+
+ROLE = "arn:aws:iam::1:role/r"
+KEYS = {"access_key_id": "AKIAIOSFODNN7", "secret_access_key": "wJalrXUtnFEMI"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"access_key_id": "a"}, ["access_key_id", "secret_access_key", "both or neither"]),
+        ({"secret_access_key": "hidden"}, ["secret_access_key is given"]),
+        ({"session_token": "hidden"}, ["session_token", "give all three"]),
+        ({"anonymous": True, **KEYS}, ["anonymous and access_key_id", "leave one"]),
+        ({"service_credential": "c", "profile": "p"}, ["service_credential and profile"]),
+        ({"external_id": "e"}, ["external_id is 'e'", "no role_arn"]),
+        ({"session_name": "s"}, ["session_name is 's'"]),
+        ({"role_arn": ROLE, "anonymous": True}, ["role_arn", "anonymous"]),
+        ({"role_arn": "buffer"}, ["role_arn is 'buffer'", "arn:aws:iam::"]),
+        ({"anonymous": "yes"}, ["anonymous is 'yes': use true or false"]),
+        (
+            {"access_key_id": "a", "secret_access_key": "{{secrets/hidden/key}}"},
+            ["secret_access_key is a reference", "dbutils.secrets.get"],
+        ),
+    ],
+)
+def test_credentials_that_contradict_each_other_are_refused_by_name_and_not_shown(
+    settings: dict[str, Any], words: list[str]
+) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        StoreOptions(**settings)
+    for word in words:
+        assert word in str(caught.value)
+    assert "hidden" not in str(caught.value)
+    assert KEYS["secret_access_key"] not in str(caught.value)
+
+
+def test_a_role_can_be_assumed_with_any_credentials() -> None:
+    for source in ({}, KEYS, {"profile": "p"}, {"service_credential": "c"}):
+        assert StoreOptions(role_arn=ROLE, external_id="e", session_name="s", **source).role_arn  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"region": "r"}, {"profile": "p"}, {"role_arn": ROLE}, KEYS], ids=str
+)
+def test_what_only_s3_has_is_refused_for_other_clouds(settings: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match=r"is for s3:// only") as caught:
+        StoreOptions(**settings).check_s3_only("gs")
+    assert KEYS["access_key_id"] not in str(caught.value)
+    StoreOptions(service_credential="c").check_s3_only("gs")
+    StoreOptions(anonymous=True).check_s3_only("az")
+
+
+def test_keys_are_in_no_text_of_a_configuration() -> None:
+    options = StoreOptions(**KEYS, session_token="FwoGZXIvYXdz", role_arn=ROLE)
+    config = ConsumerConfig(store="s3://b", store_options=options)
+    for text in (repr(options), str(config), f"{config!r}", f"{ProducerConfig(store='s3://b')}"):
+        assert "AKIAIOSFODNN7" not in text
+        assert "wJalrXUtnFEMI" not in text
+        assert "FwoGZXIvYXdz" not in text
+    assert ROLE in repr(options)
+    assert options != StoreOptions(role_arn=ROLE), "hidden, and not forgotten"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,43 @@ def test_a_path_is_made_absolute_where_the_option_is_read(
     monkeypatch.setenv("HOME", "/home/someone")
     assert storage_settings(reader(path="dir/queue")).store == str(tmp_path / "dir" / "queue")
     assert storage_settings(reader(path="~/queue")).store == "/home/someone/queue"
+
+
+def test_every_way_to_name_credentials() -> None:
+    role = "arn:aws:iam::1:role/r"
+    options = reader(
+        path="s3://b", roleArn=role, externalId="e", sessionName="s", accessKeyId="a",
+        secretAccessKey="b", sessionToken="c",
+    )  # fmt: skip
+    assert storage_settings(options).store_options == StoreOptions(
+        role_arn=role,
+        external_id="e",
+        session_name="s",
+        access_key_id="a",
+        secret_access_key="b",
+        session_token="c",
+    )
+    assert storage_settings(reader(path="s3://b", anonymous="true")).store_options.anonymous
+
+
+@pytest.mark.parametrize("name", ["serviceCredential", "databricks.serviceCredential"])
+def test_a_service_credential_has_the_names_that_other_connectors_give_it(name: str) -> None:
+    options = OptionReader({"path": "s3://b", name.lower(): "team"}, NAMES, "sink")
+    assert storage_settings(options).store_options.service_credential == "team"
+
+
+def test_two_service_credentials_are_refused() -> None:
+    both = {"path": "s3://b", "serviceCredential": "a", "databricks.serviceCredential": "b"}
+    with pytest.raises(InvalidInput, match=r"\('a'\) and databricks.serviceCredential \('b'\)"):
+        storage_settings(OptionReader(both, NAMES, "sink"))
+
+
+def test_spark_hides_keys_by_the_names_of_their_options() -> None:
+    # The default of spark.redaction.regex.
+    hidden = re.compile(r"(?i)secret|password|token|access[.]?key")
+    for name in ("accessKeyId", "secretAccessKey", "sessionToken"):
+        assert name in STORAGE_OPTIONS
+        assert hidden.search(name)
 
 
 @pytest.mark.parametrize("url", ["file:///dir", "s3a://bucket"])

@@ -35,10 +35,10 @@ from opendata_buffer.stores import (
     VersionConflict,
 )
 from opendata_buffer.stores.attempts import repeated
-from opendata_buffer.stores.azure_client import AZURE_ENVIRONMENT, connect
+from opendata_buffer.stores.azure_client import connect
 from opendata_buffer.stores.azure_errors import code_of, status_of, storage_error
 from opendata_buffer.stores.bounded import DeadlinePassed, bounded
-from opendata_buffer.stores.clients import ProcessClient
+from opendata_buffer.stores.clients import AZURE_ENVIRONMENT, ProcessClient
 from opendata_buffer.stores.extras import load
 from opendata_buffer.stores.probe import PROBE_DEADLINE_MS, probe_conditional_writes
 from opendata_buffer.stores.ranges import check_limit, check_range, check_size, listed
@@ -70,7 +70,7 @@ class AzureStore:
     Args:
         container: Its name.
         root: Prefix of every key, without slashes around it; may be empty.
-        options: Endpoint and timeouts. ``region`` and ``profile`` are S3's alone.
+        options: Endpoint and timeouts. ``region``, keys and roles are S3's alone.
         host: Of the account's blobs, ``account.blob.core.windows.net``. Default: the account that
             ``AZURE_STORAGE_ACCOUNT`` or ``AZURE_STORAGE_CONNECTION_STRING`` names.
         runtime: Backoff, names of probe objects.

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable
 from typing import Any
 from urllib.parse import urlsplit
 
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import InvalidInput, PermanentStorageError
 from opendata_buffer.redaction import check_no_secrets, redacted
-from opendata_buffer.stores.clients import environment_of
 from opendata_buffer.stores.extras import load
+from opendata_buffer.stores.service_credential import service_credential
 
-__all__ = ["AZURE_ENVIRONMENT", "azure_environment", "blob_host", "connect"]
-
-AZURE_ENVIRONMENT = ("AZURE_", "IDENTITY_", "MSI_")
-"""Where azure-identity and Azure's own command line take settings and credentials from."""
+__all__ = ["blob_host", "connect"]
 
 _ONE_REQUEST = 4 * 1024**3
 """Objects up to this size are written by one request: its condition holds for all of it."""
 _CHUNK = 32 * 1024**2
-
-
-def azure_environment() -> Hashable:
-    """The environment variables that settings and credentials come from."""
-    return environment_of(*AZURE_ENVIRONMENT)
 
 
 def blob_host(host: str) -> str:
@@ -58,11 +49,23 @@ def connect(host: str, options: StoreOptions) -> Any:
     blob = load("azure.storage.blob", scheme="az", extra="azure")
     settings = _settings(options)
     text = os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "")
+    if options.anonymous or options.service_credential is not None:
+        # The string may hold a key, and names an account besides.
+        if text and not host and options.endpoint_url is None:
+            raise InvalidInput(
+                "the store URL names no storage account, and AZURE_STORAGE_CONNECTION_STRING has "
+                "credentials of its own: use "
+                "abfss://container@account.dfs.core.windows.net[/root], or leave anonymous and "
+                "service_credential out"
+            )
+        text = ""
     try:
         if text and not host and options.endpoint_url is None:
             return blob.BlobServiceClient.from_connection_string(text, **settings)
         endpoint = _endpoint(host, options)
-        return blob.BlobServiceClient(endpoint, credential=_credential(endpoint, text), **settings)
+        return blob.BlobServiceClient(
+            endpoint, credential=_credential(endpoint, text, options), **settings
+        )
     except ValueError as error:
         if isinstance(error, InvalidInput):
             raise
@@ -124,8 +127,14 @@ def _account_of(endpoint: str) -> str:
     return parts.path.strip("/") or (parts.hostname or "").partition(".")[0]
 
 
-def _credential(endpoint: str, connection_string: str) -> Any:
-    """What the environment has for an account, else the identity of whoever runs this."""
+def _credential(endpoint: str, connection_string: str, options: StoreOptions) -> Any:
+    """What the options name, else what the environment has for an account, else the identity of
+    whoever runs this."""
+    if options.anonymous:
+        return None
+    if options.service_credential is not None:
+        _check_https(endpoint)
+        return service_credential(options.service_credential, scheme="az", has="get_token")
     name, key = _account_of(endpoint), os.environ.get("AZURE_STORAGE_KEY")
     token = os.environ.get("AZURE_STORAGE_SAS_TOKEN")
     if connection_string:
@@ -142,10 +151,14 @@ def _credential(endpoint: str, connection_string: str) -> Any:
     credentials = load("azure.core.credentials", scheme="az", extra="azure")
     if token:
         return credentials.AzureSasCredential(token)
+    _check_https(endpoint)
+    return load("azure.identity", scheme="az", extra="azure").DefaultAzureCredential()
+
+
+def _check_https(endpoint: str) -> None:
     if not endpoint.startswith("https:"):
         # A token that is sent in the clear is a token given away.
         raise PermanentStorageError(
             f"no credentials for {endpoint}: without https only a key can be used. Set "
             "AZURE_STORAGE_KEY to the emulator's key."
         )
-    return load("azure.identity", scheme="az", extra="azure").DefaultAzureCredential()

@@ -9,20 +9,35 @@ from typing import Any, Generic, TypeVar
 
 from opendata_buffer.config import StoreOptions
 
-__all__ = ["ProcessClient", "environment_of"]
+__all__ = [
+    "AWS_ENVIRONMENT",
+    "AZURE_ENVIRONMENT",
+    "GCS_ENVIRONMENT",
+    "ProcessClient",
+    "environment_of",
+]
+
+AWS_ENVIRONMENT = ("AWS_",)
+"""How the variables begin that boto3 takes settings and credentials from."""
+
+GCS_ENVIRONMENT = ("GOOGLE_", "CLOUDSDK_", "GCE_", "STORAGE_EMULATOR_HOST")
+"""The same of google-auth, and where every client of GCS finds an emulator's address."""
+
+AZURE_ENVIRONMENT = ("AZURE_", "IDENTITY_", "MSI_")
+"""The same of azure-identity and of Azure's own command line."""
 
 T = TypeVar("T")
 
 # Each with the environment it was made in. A changed one replaces it: of credentials that rotate
 # every hour nothing is left behind, and who still uses the old client keeps it.
 _made: dict[Hashable, tuple[Hashable, Any]] = {}
-_lock = threading.Lock()
+_lock = threading.RLock()  # A client may be made of another one.
 
 
 def _forget_all() -> None:
     # A forked child must not use its parent's sockets, nor wait for its parent's threads.
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     _made.clear()
 
 
@@ -67,6 +82,12 @@ class ProcessClient(Generic[T]):
         if held is None or held[0] != os.getpid():
             held = self._held = (os.getpid(), self._shared())
         return held[1]
+
+    @property
+    def made(self) -> T | None:
+        """The client if this process has it already."""
+        held = self._held
+        return held[1] if held is not None and held[0] == os.getpid() else None
 
     def __getstate__(self) -> Any:
         return self._from

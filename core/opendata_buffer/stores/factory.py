@@ -13,6 +13,12 @@ from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.redaction import check_no_secrets
 from opendata_buffer.stores import Store
+from opendata_buffer.stores.clients import (
+    AWS_ENVIRONMENT,
+    AZURE_ENVIRONMENT,
+    GCS_ENVIRONMENT,
+    environment_of,
+)
 from opendata_buffer.stores.memory import MemoryStore
 
 __all__ = ["open_store"]
@@ -68,17 +74,11 @@ def open_store(url: str, options: StoreOptions | None = None) -> Store:
 def _surroundings(url: str) -> Hashable:
     """What else the meaning of a URL depends on."""
     if url.lower().startswith(("s3:", "s3a:")):
-        from opendata_buffer.stores.s3_client import aws_environment
-
-        return aws_environment()
+        return environment_of(*AWS_ENVIRONMENT)
     if url.lower().startswith("gs:"):
-        from opendata_buffer.stores.gcs_client import gcs_environment
-
-        return gcs_environment()
+        return environment_of(*GCS_ENVIRONMENT)
     if url.lower().startswith(("az:", "abfss:")):
-        from opendata_buffer.stores.azure_client import azure_environment
-
-        return azure_environment()
+        return environment_of(*AZURE_ENVIRONMENT)
     if "://" in url or os.path.isabs(url):
         return None
     try:

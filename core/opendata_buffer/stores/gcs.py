@@ -43,15 +43,9 @@ from opendata_buffer.stores import (
 )
 from opendata_buffer.stores.attempts import repeated
 from opendata_buffer.stores.bounded import DeadlinePassed, bounded
-from opendata_buffer.stores.clients import ProcessClient
+from opendata_buffer.stores.clients import GCS_ENVIRONMENT, ProcessClient
 from opendata_buffer.stores.extras import load
-from opendata_buffer.stores.gcs_client import (
-    GCS_ENVIRONMENT,
-    PUBLIC,
-    Answer,
-    GcsClient,
-    connect,
-)
+from opendata_buffer.stores.gcs_client import PUBLIC, Answer, GcsClient, connect
 from opendata_buffer.stores.gcs_errors import (
     answer_error,
     is_missing_bucket,
@@ -92,7 +86,7 @@ class GcsStore:
     Args:
         bucket: Its name.
         root: Prefix of every key, without slashes around it; may be empty.
-        options: Endpoint and timeouts. ``region`` and ``profile`` are S3's alone.
+        options: Endpoint and timeouts. ``region``, keys and roles are S3's alone.
         runtime: Backoff, names of probe objects, threads that delete.
 
     Raises:

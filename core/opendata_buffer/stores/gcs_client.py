@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -17,13 +17,10 @@ from opendata_buffer.errors import CorruptData, InvalidInput, PermanentStorageEr
 from opendata_buffer.redaction import check_no_secrets, redacted
 from opendata_buffer.runtime import remaining
 from opendata_buffer.stores.bounded import DeadlinePassed
-from opendata_buffer.stores.clients import environment_of
 from opendata_buffer.stores.extras import load
+from opendata_buffer.stores.service_credential import service_credential
 
-__all__ = ["GCS_ENVIRONMENT", "PUBLIC", "Answer", "GcsClient", "connect", "gcs_environment"]
-
-GCS_ENVIRONMENT = ("GOOGLE_", "CLOUDSDK_", "GCE_", "STORAGE_EMULATOR_HOST")
-"""Where google-auth takes credentials from, and every client of GCS an emulator's address."""
+__all__ = ["PUBLIC", "Answer", "GcsClient", "connect"]
 
 PUBLIC = "https://storage.googleapis.com"
 """Where Google answers."""
@@ -127,11 +124,6 @@ class GcsClient:
         return Answer(response.status, response.headers, content)
 
 
-def gcs_environment() -> Hashable:
-    """The environment variables that settings and credentials come from."""
-    return environment_of(*GCS_ENVIRONMENT)
-
-
 def _read(response: Any, max_bytes: int) -> bytes:
     size = response.headers.get("content-length")
     if size is not None and int(size) > max_bytes:
@@ -150,10 +142,12 @@ def _check_whole(headers: Mapping[str, str], content: bytes) -> None:
 
 
 def connect(name: str, options: StoreOptions) -> GcsClient:
-    """A client with the application default credentials; without any to an emulator.
+    """A client with the credentials that the options name, else with the application default ones;
+    without any to an emulator.
 
     Raises:
-        InvalidInput: google-auth is not installed, or the endpoint is no URL.
+        InvalidInput: google-auth is not installed, or the endpoint is no URL, or none that
+            credentials may be sent to.
         PermanentStorageError: There are no credentials.
     """
     del name  # one service for all buckets
@@ -168,8 +162,22 @@ def connect(name: str, options: StoreOptions) -> GcsClient:
     transport = load("google.auth.transport.urllib3", scheme="gs", extra="gcs")
     pool = urllib3.PoolManager(maxsize=options.max_connections, num_pools=4)
     # A token that is sent in the clear is a token given away. Emulators ask for none.
-    if parts.scheme == "http":
+    if options.service_credential is not None and parts.scheme == "http":
+        raise InvalidInput(
+            f"service_credential is {options.service_credential!r} and {endpoint} is not https: "
+            "leave one out"
+        )
+    if options.anonymous or parts.scheme == "http":
         return GcsClient(pool, endpoint, options)
+    credentials = _credentials(endpoint, options)
+    return GcsClient(transport.AuthorizedHttp(credentials, pool), endpoint, options)
+
+
+def _credentials(endpoint: str, options: StoreOptions) -> Any:
+    if options.service_credential is not None:
+        scoped = load("google.auth.credentials", scheme="gs", extra="gcs")
+        found = service_credential(options.service_credential, scheme="gs", has="before_request")
+        return scoped.with_scopes_if_required(found, [_SCOPE])
     auth = load("google.auth", scheme="gs", extra="gcs")
     errors = load("google.auth.exceptions", scheme="gs", extra="gcs")
     try:
@@ -180,4 +188,4 @@ def connect(name: str, options: StoreOptions) -> GcsClient:
             "application-default login', set GOOGLE_APPLICATION_CREDENTIALS to a key file, or "
             "give this machine a service account."
         ) from error
-    return GcsClient(transport.AuthorizedHttp(credentials, pool), endpoint, options)
+    return credentials

@@ -41,9 +41,10 @@ from opendata_buffer.stores import (
 )
 from opendata_buffer.stores import s3_answers as answers
 from opendata_buffer.stores.bounded import DeadlinePassed, bounded
+from opendata_buffer.stores.clients import AWS_ENVIRONMENT, ProcessClient
 from opendata_buffer.stores.probe import PROBE_DEADLINE_MS, probe_conditional_writes
 from opendata_buffer.stores.ranges import check_limit, check_range, listed
-from opendata_buffer.stores.s3_client import S3Clients
+from opendata_buffer.stores.s3_client import S3Pair, connect
 from opendata_buffer.stores.s3_delete import chunks, delete_objects
 from opendata_buffer.stores.s3_errors import BUSY, code_of, no_answer, status_of, storage_error
 
@@ -89,7 +90,9 @@ class S3Store:
         self._root = f"{root}/" if root else ""
         self._options = options if options is not None else StoreOptions()
         self._runtime = runtime if runtime is not None else SystemRuntime()
-        self._clients = S3Clients(self._options)
+        self._clients: ProcessClient[S3Pair] = ProcessClient(
+            connect, "", self._options, AWS_ENVIRONMENT
+        )
 
     @property
     def url(self) -> str:
@@ -118,7 +121,7 @@ class S3Store:
 
         def once() -> Blob | NotModified:
             try:
-                response = self._clients.data.get_object(**arguments)
+                response = self._clients.get().data.get_object(**arguments)
             except boto.ClientError as error:
                 status, code = status_of(error), code_of(error)
                 if status == 304:
@@ -140,7 +143,7 @@ class S3Store:
 
         def once() -> None:
             try:
-                self._clients.data.put_object(**arguments)
+                self._clients.get().data.put_object(**arguments)
             except boto.ClientError as error:
                 if code_of(error) in BUSY:
                     raise _Busy(error) from error
@@ -172,17 +175,17 @@ class S3Store:
         Small writes to an object named ``near`` + ``.probe-<ULID>``, a read, and its deletion.
         """
         check_key("near", near)
-        if (self._clients.endpoint, self._bucket) in _checked:
+        if (self._clients.get().endpoint, self._bucket) in _checked:
             return
         probe_conditional_writes(
             self,
             near,
             self._runtime,
-            name=f"{self.url!r} at {self._clients.endpoint}",
+            name=f"{self.url!r} at {self._clients.get().endpoint}",
             room=len(self._root.encode()),
             deadline_ms=min(self._options.read_timeout_ms, PROBE_DEADLINE_MS),
         )
-        _checked.add((self._clients.endpoint, self._bucket))
+        _checked.add((self._clients.get().endpoint, self._bucket))
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Listing:
         """See :meth:`opendata_buffer.stores.List.list`."""
@@ -212,7 +215,7 @@ class S3Store:
 
     def _list_page(self, request: dict[str, Any]) -> dict[str, Any]:
         def once() -> dict[str, Any]:
-            return dict(self._clients.data.list_objects_v2(**request))
+            return dict(self._clients.get().data.list_objects_v2(**request))
 
         return self._retried(once, "list", request["Prefix"])
 
@@ -238,7 +241,11 @@ class S3Store:
 
     def _delete(self, keys: Sequence[str]) -> builtins.list[DeleteFailure]:
         return delete_objects(
-            self._clients.data, self._bucket, self._root, keys, partial(self._error, verb="delete")
+            self._clients.get().data,
+            self._bucket,
+            self._root,
+            keys,
+            partial(self._error, verb="delete"),
         )
 
     # ---- keys, clients, errors
@@ -255,15 +262,22 @@ class S3Store:
 
     def _error(self, error: Exception, verb: str, key: str) -> StorageError:
         return storage_error(
-            error, verb=verb, key=key, bucket=self._bucket, endpoint=self._clients.endpoint
+            error, verb=verb, key=key, bucket=self._bucket, endpoint=self._clients.get().endpoint
         )
+
+    def _known_endpoint(self) -> str:
+        """The endpoint, but while no client could be made, what is known without one."""
+        made = self._clients.made
+        if made is not None:
+            return made.endpoint
+        return self._options.endpoint_url or "the endpoint of the AWS settings"
 
     def _ended(self, call: Callable[[], T], verb: str, key: str) -> T:
         """What the call returns or raises, within the caller's deadline."""
         try:
             return bounded(self._runtime, call)
         except DeadlinePassed:
-            raise no_answer(verb, key, self._bucket, self._clients.known_endpoint) from None
+            raise no_answer(verb, key, self._bucket, self._known_endpoint()) from None
 
     def _retried(self, once: Callable[[], T], verb: str, key: str) -> T:
         """Run a read; repeat it when its body broke off, which boto3 does not."""
@@ -311,7 +325,7 @@ class S3Store:
         if etag is None:
             found = response.get("ETag")
             raise UnsafeStore(
-                f"store {self.url!r} at {self._clients.endpoint} answers {what} with "
+                f"store {self.url!r} at {self._clients.get().endpoint} answers {what} with "
                 f"{f'the weak ETag {found}' if found else 'no ETag'}: nothing tells whether the "
                 "object is still the one that was read, and writers of one manifest would "
                 "overwrite each other. Use a store that has ETags (AWS S3, Cloudflare R2, a "
@@ -324,7 +338,7 @@ class S3Store:
     def _past_the_end(self, key: str, full: str) -> Blob:
         """The empty range at the end of an object, which S3 answers with an error."""
         try:
-            response = self._clients.data.head_object(Bucket=self._bucket, Key=full)
+            response = self._clients.get().data.head_object(Bucket=self._bucket, Key=full)
         except boto.ClientError as error:
             if status_of(error) == 404:
                 raise ObjectNotFound(key, self.url) from None
@@ -353,7 +367,7 @@ class S3Store:
 
         def once() -> PutOutcome:
             try:
-                response = self._clients.conditional.put_object(**arguments)
+                response = self._clients.get().conditional.put_object(**arguments)
             except boto.ClientError as error:
                 status, code = status_of(error), code_of(error)
                 if status == 412:
@@ -362,7 +376,7 @@ class S3Store:
                     return Vanished()  # failure F4
                 if status in (405, 501):
                     raise UnsafeStore(
-                        f"store {self.url!r} at {self._clients.endpoint} has no conditional "
+                        f"store {self.url!r} at {self._clients.get().endpoint} has no conditional "
                         f"writes: it answered {code}. Use a store that has them (AWS S3, "
                         "Cloudflare R2, a recent MinIO or Ceph) or a local directory."
                     ) from error

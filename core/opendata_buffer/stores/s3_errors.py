@@ -116,6 +116,11 @@ def _answer(error: boto.ClientError, what: str, verb: str, bucket: str) -> Stora
         return PermanentStorageError(f"{what}. Set this machine's clock.")
     if code in _CREDENTIALS:
         return PermanentStorageError(f"{what}. Renew or correct the AWS credentials.")
+    if error.operation_name == "AssumeRole":
+        return PermanentStorageError(
+            f"{what}. Let these credentials assume the role (sts:AssumeRole, and its trust "
+            "policy), and correct role_arn and external_id."
+        )
     if status in (401, 403):
         hint = ""
         if verb == "read":

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import sys
+from types import SimpleNamespace
 
 import pytest
 
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import InvalidInput, PermanentStorageError
-from opendata_buffer.stores.azure_client import azure_environment, blob_host, connect
+from opendata_buffer.stores.azure_client import blob_host, connect
+from opendata_buffer.stores.clients import AZURE_ENVIRONMENT, environment_of
 
 KEY = base64.b64encode(b"a key").decode()
 OTHER = base64.b64encode(b"another").decode()
@@ -64,9 +67,41 @@ def test_without_an_account_in_the_url_the_environments_is_taken(
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "other")
     monkeypatch.setenv("AZURE_STORAGE_KEY", KEY)
     assert connect("", StoreOptions()).primary_endpoint == "https://other.blob.core.windows.net/"
-    before = azure_environment()
+    before = environment_of(*AZURE_ENVIRONMENT)
     monkeypatch.setenv("AZURE_STORAGE_KEY", OTHER)
-    assert azure_environment() != before
+    assert environment_of(*AZURE_ENVIRONMENT) != before
+
+
+def test_anonymous_takes_no_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_KEY", KEY)
+    client = connect("account.blob.core.windows.net", StoreOptions(anonymous=True))
+    assert client.credential is None
+
+
+def test_a_service_credential_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_KEY", KEY)
+    vended = SimpleNamespace(get_token=lambda *_, **__: None)
+    asked = []
+
+    def provider(name: str) -> object:
+        asked.append(name)
+        return vended
+
+    dbutils = SimpleNamespace(credentials=SimpleNamespace(getServiceCredentialsProvider=provider))
+    monkeypatch.setattr(sys.modules["__main__"], "dbutils", dbutils, raising=False)
+    options = StoreOptions(service_credential="team")
+    assert connect("account.blob.core.windows.net", options).credential is vended
+    assert asked == ["team"]
+    with pytest.raises(PermanentStorageError, match="without https"):
+        connect("", StoreOptions(service_credential="team", endpoint_url="http://127.0.0.1:1/a"))
+
+
+def test_an_account_is_not_taken_from_a_string_whose_key_is_not_wanted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", f"AccountName=acc;AccountKey={KEY}")
+    with pytest.raises(InvalidInput, match="has credentials of its own"):
+        connect("", StoreOptions(anonymous=True))
 
 
 def test_a_connection_string_names_account_and_key(monkeypatch: pytest.MonkeyPatch) -> None:

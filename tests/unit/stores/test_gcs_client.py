@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import google.auth.credentials
 import pytest
+import urllib3
 
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import CorruptData, InvalidInput, PermanentStorageError
@@ -64,6 +68,51 @@ def test_a_key_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     client = connect("", StoreOptions())
     assert client.endpoint == "https://storage.googleapis.com"
     assert client._http.credentials.refresh_token == "t"
+
+
+def test_anonymous_needs_no_credentials() -> None:
+    client = connect("", StoreOptions(anonymous=True))
+    assert client.endpoint == "https://storage.googleapis.com"
+    assert isinstance(client._http, urllib3.PoolManager)
+
+
+def test_a_service_credential_is_used_with_the_scope_of_storage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = Credentials(scopes=None)
+    asked = []
+
+    def provider(name: str) -> Credentials:
+        asked.append(name)
+        return found
+
+    dbutils = SimpleNamespace(credentials=SimpleNamespace(getServiceCredentialsProvider=provider))
+    monkeypatch.setattr(sys.modules["__main__"], "dbutils", dbutils, raising=False)
+    client = connect("", StoreOptions(service_credential="team"))
+    assert asked == ["team"]
+    assert client._http.credentials.scopes == [
+        "https://www.googleapis.com/auth/devstorage.read_write"
+    ]
+
+
+def test_a_service_credential_is_not_sent_in_the_clear() -> None:
+    with pytest.raises(InvalidInput, match=r"'team' and http://127\.0\.0\.1:1 is not https"):
+        connect("", StoreOptions(service_credential="team", endpoint_url="http://127.0.0.1:1"))
+
+
+class Credentials(google.auth.credentials.Scoped, google.auth.credentials.Credentials):
+    def __init__(self, scopes: object) -> None:
+        super().__init__()
+        self._scopes = scopes
+
+    @property
+    def requires_scopes(self) -> bool:
+        return self._scopes is None
+
+    def with_scopes(self, scopes: object, default_scopes: object = None) -> Credentials:
+        return Credentials(scopes)
+
+    def refresh(self, request: object) -> None: ...
 
 
 def test_a_name_is_one_raw_segment_of_the_path() -> None:

@@ -478,7 +478,7 @@ def test_f36_over_https_the_checksum_is_a_header_and_the_body_is_as_it_is() -> N
         body = SimpleNamespace(stream=lambda: iter(()))
         return AWSResponse(request.url, 200, {"ETag": '"1"'}, body)
 
-    for client in (store._clients.data, store._clients.conditional):
+    for client in (store._clients.get().data, store._clients.get().conditional):
         client.meta.events.register("before-send.s3.PutObject", answer)
     store.put("a", b"123456789")
     put_new(store, "b", b"123456789")
