@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from opendata_buffer import Producer, ProducerConfig
+from tests.unit.cli import shell
 
 COMMAND = [sys.executable, "-m", "opendata_buffer"]
 BATCHES = 30
@@ -44,10 +45,7 @@ def line_of(process: subprocess.Popen[str]) -> str:
 
 
 def status(store: Path) -> dict[str, Any]:
-    done = subprocess.run(
-        [*COMMAND, "status", str(store), "--json"], capture_output=True, check=True
-    )
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(shell.ok("status", str(store), "--json").stdout)
     return found
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.cli import shell
+
 COMMAND = [sys.executable, "-m", "opendata_buffer"]
 STARTING_S = 10  # what a slow machine may take to start Python
 READY_S = 60  # until something that never happens fails a test
@@ -158,7 +160,4 @@ def test_an_orderly_end_tells_that_all_lines_are_durable(tmp_path: Path) -> None
     _, err = process.communicate(timeout=60)
     assert process.returncode == 143
     assert err == b"ended by a signal: of the input, lines 1 to 2 are durable\n"
-    done = subprocess.run(
-        [*COMMAND, "status", str(tmp_path), "--json"], capture_output=True, check=True
-    )
-    assert json.loads(done.stdout)["queue_length"] == 1
+    assert json.loads(shell.ok("status", str(tmp_path), "--json").stdout)["queue_length"] == 1

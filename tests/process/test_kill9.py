@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from opendata_buffer import Producer, ProducerConfig
+from tests.unit.cli import shell
 
 pytestmark = pytest.mark.slow
 
@@ -131,16 +132,8 @@ def test_kill9_keeps_everything_that_was_reported_durable(tmp_path: Path) -> Non
         printed += worker.printed
     with Producer(ProducerConfig(store=store)) as producer:
         producer.produce([b"end"]).watcher.await_durable(30)
-    listed = subprocess.run(
-        [sys.executable, "-m", "opendata_buffer", "fsck", store], capture_output=True, text=True
-    )
-    assert listed.returncode == 0, listed.stdout + listed.stderr
-    consumed = subprocess.run(
-        [sys.executable, "-m", "opendata_buffer", "consume", store],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.splitlines()
+    shell.ok("fsck", store)
+    consumed = shell.ok("consume", store).stdout.splitlines()
     assert consumed[-1] == "end"
     seen = set(consumed)
     assert printed

@@ -29,7 +29,7 @@ def store(name: str) -> MemoryStore:
 
 
 @pytest.fixture(autouse=True)
-def _log_handlers() -> Iterator[None]:
+def log_handlers() -> Iterator[None]:
     root = logging.getLogger()
     handlers = list(root.handlers)
     yield
