@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -78,14 +79,22 @@ def imports_of(source: str, known: Iterable[str]) -> set[str]:
     return found
 
 
-GRAPH = {
-    name: {
-        each
-        for each in imports_of(path.read_text(), MODULES) - {name}
-        if (name, each) not in EXCUSED
+@cache
+def text_of(module: str) -> str:
+    return MODULES[module].read_text(encoding="utf-8")
+
+
+@cache
+def graph() -> dict[str, set[str]]:
+    """Not at import: every process that collects tests would read all modules."""
+    return {
+        name: {
+            each
+            for each in imports_of(text_of(name), MODULES) - {name}
+            if (name, each) not in EXCUSED
+        }
+        for name in MODULES
     }
-    for name, path in MODULES.items()
-}
 
 
 def room_of(module: str) -> str:
@@ -113,13 +122,13 @@ def circle_in(graph: Mapping[str, set[str]]) -> list[str]:
 @pytest.mark.parametrize("module", [name for name in CORE_MODULES if name != LIBRARY])
 def test_core_imports_point_downwards(module: str) -> None:
     own = room_of(module)
-    others = {room_of(each) for each in GRAPH[module] if each != LIBRARY and "." in each}
+    others = {room_of(each) for each in graph()[module] if each != LIBRARY and "." in each}
     above = {room for room in others - {own} if layer_of(room) >= layer_of(own)}
     assert not above, f"{module} is not above {sorted(above)} and may not import from there"
 
 
 def test_no_module_imports_itself_in_a_circle() -> None:
-    circle = circle_in(GRAPH)
+    circle = circle_in(graph())
     assert not circle, " imports ".join(circle)
 
 
@@ -138,7 +147,7 @@ def test_nothing_of_the_library_needs_the_fakes() -> None:
     fakes = f"{LIBRARY}.testing"
     users = {
         name
-        for name, imported in GRAPH.items()
+        for name, imported in graph().items()
         if not name.startswith(fakes) and any(each.startswith(fakes) for each in imported)
     }
     assert users == set()
@@ -146,23 +155,23 @@ def test_nothing_of_the_library_needs_the_fakes() -> None:
 
 @pytest.mark.parametrize("module", CORE_MODULES)
 def test_core_never_imports_spark(module: str) -> None:
-    tops = {name.split(".")[0] for name, _ in names_in(MODULES[module].read_text())}
+    tops = {name.split(".")[0] for name, _ in names_in(text_of(module))}
     assert not tops & {"pyspark", "buffer_source", "buffer_sink", "pyspark_opendata_buffer"}
 
 
 def test_the_spark_halves_do_not_import_each_other() -> None:
     for half, other in ((SOURCE, SINK), (SINK, SOURCE)):
-        for name, imported in GRAPH.items():
+        for name, imported in graph().items():
             if name.split(".")[0] == half.name:
                 assert not [each for each in imported if each.split(".")[0] == other.name], name
 
 
 def test_the_spark_halves_use_no_private_name_of_the_core() -> None:
-    for name, path in MODULES.items():
+    for name in MODULES:
         if name not in CORE_MODULES:
             private = [
                 (module, imported)
-                for module, imported in names_in(path.read_text())
+                for module, imported in names_in(text_of(name))
                 if module.split(".")[0] == LIBRARY
                 and any(part.startswith("_") for part in [*module.split("."), imported or ""])
             ]
@@ -184,7 +193,7 @@ def test_every_module_has_its_unit_test(module: str) -> None:
 
 @pytest.mark.parametrize("module", WITH_TESTS)
 def test_every_module_says_what_it_is_and_what_it_exports(module: str) -> None:
-    tree = ast.parse(MODULES[module].read_text())
+    tree = ast.parse(text_of(module))
     assert ast.get_docstring(tree)
     names = {
         target.id
@@ -201,4 +210,4 @@ def test_one_place_does_compare_and_swap(module: str) -> None:
     """Stores offer it and fakes pass it on; whoever wants it uses a register."""
     allowed = ("opendata_buffer.queue.cas", "opendata_buffer.stores", "opendata_buffer.testing")
     if not module.startswith(allowed):
-        assert ".put_if(" not in MODULES[module].read_text(), f"{module}: use queue/cas.py"
+        assert ".put_if(" not in text_of(module), f"{module}: use queue/cas.py"

@@ -8,8 +8,10 @@ what :mod:`opendata_buffer.formats.batch` gives, and raise the same errors.
 from __future__ import annotations
 
 import sys
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
@@ -88,6 +90,17 @@ def encode_arrow_block(array: pa.Array | pa.ChunkedArray) -> tuple[bytes | memor
 def encode_bytes_list(records: list[BytesLike]) -> bytes:
     """The record block of a list of ``bytes`` whose block stays below :data:`MAX_BLOCK_BYTES`."""
     return bytes(encode_arrow_block(pa.array(records, pa.binary()))[0])
+
+
+def _array_of(records: list[bytes]) -> pa.BinaryArray:
+    """What ``pa.array(records)`` gives, for a few.
+
+    That one first imports pandas where it is installed, to ask whether this is something of
+    pandas: half a second of every new process that reads, and each task of Spark may be one.
+    """
+    ends = array("i", accumulate(map(len, records), initial=0))
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(records))]
+    return pa.Array.from_buffers(pa.binary(), len(records), buffers)
 
 
 def _check_values(array: pa.Array | pa.ChunkedArray) -> None:
@@ -266,7 +279,7 @@ class ArrowBlock:
     def _arrays(self, read: Callable[[Any], Iterable[pa.Array]]) -> Iterator[pa.Array]:
         count = self.footer.record_count
         if self.file is None:
-            yield pa.array(split_records(self.block, count), pa.binary())
+            yield _array_of(split_records(self.block, count))
             return
         rows = size = 0
         try:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import struct
+import subprocess
+import sys
 from mmap import mmap
 from typing import Any
 
@@ -140,6 +142,18 @@ def test_slices_of_an_array_beyond_32_bits_are_encoded() -> None:
     offsets = pa.py_buffer(struct.pack("<4q", 0, size - 3, size - 1, size))
     array = pa.Array.from_buffers(pa.large_binary(), 3, [None, offsets, pa.py_buffer(data)])
     assert block_of(array.slice(1)) == join_records([b"en", b"d"])
+
+
+def test_a_new_process_that_reads_a_few_records_does_not_load_pandas() -> None:
+    script = """
+import sys
+from opendata_buffer.formats.arrow import decode_arrow
+assert decode_arrow(bytes.fromhex(sys.argv[1])).to_pylist() == [b"a", b"", b"bc"]
+print("pandas" in sys.modules)
+"""
+    batch = encode_batch([b"a", b"", b"bc"]).hex()
+    done = subprocess.run([sys.executable, "-c", script, batch], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("False\n", "")
 
 
 def test_lists_of_bytes() -> None:
