@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.dataset
+import pyarrow.parquet as pq
 
 from notebooks.demo.flights import AIRPORTS
 from opendata_buffer.config import QueueConfig
@@ -49,9 +50,24 @@ class Places:
         return self.root / "checkpoint"
 
     @property
+    def objects(self) -> Path:
+        """What a local S3 server holds."""
+        return self.root / "objects"
+
+    @property
     def plot(self) -> Path:
         """The picture."""
         return self.root / "demo.png"
+
+    @property
+    def page(self) -> Path:
+        """The report. Made last, so it says that a run is complete."""
+        return self.root / "report.html"
+
+    @property
+    def lock_file(self) -> Path:
+        """Held by a running demo and its producers."""
+        return self.root / ".lock"
 
     def log(self, name: str) -> Path:
         """A log file."""
@@ -59,8 +75,10 @@ class Places:
 
     def start_over(self) -> None:
         """Delete what the demo made, and nothing else."""
-        for path in (self.root / "buffer", self.flights, self.delays, self.checkpoint):
+        buffers = (self.root / "buffer", self.objects)
+        for path in (*buffers, self.flights, self.delays, self.checkpoint):
             shutil.rmtree(path, ignore_errors=True)
+        self.page.unlink(missing_ok=True)
 
     def lock(self, wait_s: float = 15.0) -> int:
         """Make sure that nobody else works here; returns the lock's file descriptor.
@@ -69,7 +87,7 @@ class Places:
         until it has ended: what is durable must not change any more once it is counted.
         """
         self.root.mkdir(parents=True, exist_ok=True)
-        lock = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        lock = os.open(self.lock_file, os.O_RDWR | os.O_CREAT, 0o644)
         for _ in range(int(wait_s * 10)):
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -119,8 +137,19 @@ class Places:
             return pa.schema([*texts, ("chunk", pa.int32())]).empty_table().select(columns)
         return pa.dataset.dataset(files, format="parquet").to_table(columns)
 
-    def resume(self) -> tuple[dict[str, int], int]:
-        """The first chunk of each airport that was not queued whole, and the rows in Parquet.
+    def rows_of(self, batch: int) -> int:
+        """The rows of a micro-batch that is in Parquet, by the ends of its files."""
+        files = (self.flights / f"batch={batch}").glob("*.parquet")
+        return sum(pq.read_metadata(each).num_rows for each in files)
+
+    def batches(self) -> dict[int, int]:
+        """The rows of each micro-batch that is in Parquet."""
+        folders = self.flights.glob("batch=*")
+        ids = [int(each.name.removeprefix("batch=")) for each in folders]
+        return {batch: self.rows_of(batch) for batch in ids}
+
+    def resume(self) -> dict[str, int]:
+        """The first chunk of each airport that was not queued whole.
 
         A chunk leaves a queue only after its rows are in Parquet, so what was ever durable is
         in one of the two, and producers that nobody can ask any more need no log of their own.
@@ -136,4 +165,4 @@ class Places:
         for airport, chunk, index in zip(last["airport"], last["chunk_max"], indices, strict=True):
             found = chunks[index]
             found[airport.as_py()] = max(found[airport.as_py()], chunk.as_py() + 1)
-        return {each: min(found[each] for found in chunks) for each in AIRPORTS}, len(table)
+        return {each: min(found[each] for found in chunks) for each in AIRPORTS}

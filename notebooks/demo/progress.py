@@ -1,4 +1,4 @@
-"""What happens during a run: counted in one place, shown live, kept for the plot."""
+"""What happens during a run: counted in one place, shown live, kept for the report."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ from typing import NamedTuple
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
 WINDOW_S = 5.0
 """Over which rows per second are averaged."""
+
+LEGEND = (
+    "backlog: rows in the buffer that are not in Parquet yet; lag: for how long the oldest of "
+    "them has been in the buffer"
+)
 
 
 class Sample(NamedTuple):
@@ -32,30 +37,62 @@ class Sample(NamedTuple):
         return max(0, self.durable - self.written)
 
 
+class Mark(NamedTuple):
+    """Something that happened.
+
+    Attributes:
+        seconds: When, since the run began.
+        name: Two or three words, by which charts show it.
+        text: What it means, to go on after "at 3 s,".
+    """
+
+    seconds: float
+    name: str
+    text: str
+
+
 @dataclass
 class Counters:
-    """Rows durable in the buffer, by producer, and rows in Parquet."""
+    """Rows durable in the buffer, by producer, and rows in Parquet, by micro-batch."""
 
     total: int
     durable: dict[str, int]
-    written: int
+    batches: dict[int, int]
+    """Rows of each micro-batch. One that is repeated after a stop counts once, as in Parquet."""
     samples: list[Sample] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    heard: set[str] = field(default_factory=set)
+    """Producers that had something made durable in this run."""
+    has_batch: bool = False
+    """Whether a micro-batch has reached Parquet in this run."""
     _started: float = field(default_factory=time.monotonic)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def seconds(self) -> float:
+        """Since the run began."""
+        return time.monotonic() - self._started
+
+    @property
+    def written(self) -> int:
+        """Rows in Parquet."""
+        return sum(self.batches.values())
 
     def on_durable(self, airport: str, rows: int) -> None:
         """A producer's word."""
         with self._lock:
             self.durable[airport] = rows
+            self.heard.add(airport)
 
-    def on_batch(self, rows: int) -> None:
-        """So many more rows are in Parquet."""
+    def on_batch(self, batch_id: int, rows: int) -> None:
+        """A micro-batch with so many rows is in Parquet."""
         with self._lock:
-            self.written += rows
+            self.batches[batch_id] = rows
+            self.has_batch = True
 
     def sample(self) -> Sample:
         """Take the counters down."""
-        now = time.monotonic() - self._started
+        now = self.seconds
         with self._lock:
             durable, written = sum(self.durable.values()), self.written
         # The oldest row that waits became durable when durable first exceeded written.
@@ -65,11 +102,22 @@ class Counters:
         self.samples.append(Sample(now, durable, written, now - began if waits else 0.0))
         return self.samples[-1]
 
+    def mark(self, name: str, text: str) -> Mark:
+        """Note what happened now."""
+        self.marks.append(Mark(self.seconds, name, text))
+        return self.marks[-1]
+
     def rate(self) -> float:
         """Rows per second into Parquet, lately."""
         last = self.samples[-1]
         first = next(each for each in self.samples if each.seconds >= last.seconds - WINDOW_S)
         return (last.written - first.written) / max(last.seconds - first.seconds, 0.001)
+
+
+class _OutOf(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        width = len(f"{task.total:,.0f}")
+        return Text(f"{task.completed:>{width},.0f} of {task.total:,.0f}", "progress.download")
 
 
 class Screen:
@@ -78,9 +126,7 @@ class Screen:
     def __init__(self, counters: Counters, console: Console) -> None:
         self._counters = counters
         self._console = console
-        self._progress = Progress(
-            TextColumn("{task.description:<18}"), BarColumn(40), MofNCompleteColumn()
-        )
+        self._progress = Progress(TextColumn("{task.description:<18}"), BarColumn(40), _OutOf())
         self._tasks = {
             name: self._progress.add_task(name, total=counters.total)
             for name in ("durable in buffer", "in Parquet")
@@ -91,10 +137,17 @@ class Screen:
     def __enter__(self) -> Screen:
         if self._console.is_terminal:
             self._live.start()
+        else:
+            print(LEGEND, flush=True)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._live.stop()
+
+    def mark(self, name: str, text: str) -> None:
+        """Note what happens now, and say it."""
+        made = self._counters.mark(name, text)
+        self._console.print(f"[bold]{made.seconds:5.1f} s[/]  {name}: {text}", highlight=False)
 
     def show(self, status: str) -> None:
         """Sample the counters and show them."""
@@ -106,7 +159,7 @@ class Screen:
         if self._console.is_terminal:
             for name, rows in zip(self._tasks, (now.durable, now.written), strict=True):
                 self._progress.update(self._tasks[name], completed=rows)
-            self._live.update(Group(self._progress, Text(line)))
+            self._live.update(Group(self._progress, Text(line), Text(LEGEND, "dim")))
         elif now.seconds >= self._next_line:
             self._next_line = now.seconds + 2
             print(f"{now.durable:>8,} durable  {now.written:>8,} in Parquet  {line}", flush=True)

@@ -18,8 +18,8 @@ FIELDS = """
     dep_delay INT, dest STRING, distance INT
 """
 
-TRIGGER_ROWS = 20_000
-"""Rows of a micro-batch, about: a backlog drains in steps that one can watch."""
+TRIGGER_ROWS = 60_000
+"""Rows of a micro-batch, at most about: a backlog drains in steps that one can watch."""
 
 
 @contextmanager
@@ -53,8 +53,10 @@ def session(log: Path) -> SparkSession:
         )
 
 
-def start(spark: SparkSession, places: Places, on_batch: Callable[[int], None]) -> StreamingQuery:
-    """Start the query; ``on_batch`` gets the rows of each micro-batch that is in Parquet."""
+def start(
+    spark: SparkSession, places: Places, on_batch: Callable[[int, int], None]
+) -> StreamingQuery:
+    """Start the query; ``on_batch`` gets the id and the rows of each batch in Parquet."""
 
     def write(batch: DataFrame, batch_id: int) -> None:
         # A batch that is repeated after a crash has the same id and the same rows, so writing
@@ -66,9 +68,8 @@ def start(spark: SparkSession, places: Places, on_batch: Callable[[int], None]) 
             f.count("dep_delay").alias("departed"), f.sum("dep_delay").alias("minutes")
         )
         delays.coalesce(1).write.mode("overwrite").parquet(str(places.delays / to))
-        rows = batch.count()
         batch.unpersist()
-        on_batch(rows)
+        on_batch(batch_id, places.rows_of(batch_id))
 
     records = (
         spark.readStream.format("opendata-buffer")

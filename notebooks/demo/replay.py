@@ -1,8 +1,9 @@
 """One producer process: replays the flights of one airport, from a given chunk on.
 
 Each chunk is one transaction: batch ``chunk`` of app ``airport``, in a topic in each partition
-that it has carriers of. It reports on standard output
-how far it is durable, and ends when its standard input closes, as it does when the demo dies.
+that it has carriers of. It produces one chunk, by which Spark gets ready, and the others once it
+is told to go, by a line on standard input. It reports on standard output how far it is durable, and
+ends when its standard input closes, as it does when the demo dies.
 """
 
 from __future__ import annotations
@@ -47,8 +48,15 @@ def produce(producer: Producer | TopicProducer, share: Share, chunk: int) -> Han
 def replay(store: str, airport: str, first_chunk: int, seconds: float) -> None:
     """Produce, at the pace at which a whole year takes ``seconds``."""
     share = Share.of(airport)
-    stop = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
+    go, stop = threading.Event(), threading.Event()
+
+    def listen() -> None:
+        for _ in sys.stdin:
+            go.set()
+        stop.set()
+        go.set()
+
+    threading.Thread(target=listen, daemon=True).start()
     pending: deque[tuple[int, Handle]] = deque()
 
     def report(all_of_them: bool = False) -> None:
@@ -62,9 +70,14 @@ def replay(store: str, airport: str, first_chunk: int, seconds: float) -> None:
     config = ProducerConfig(store=store, compression=Compression.ZSTD)
     made = TopicProducer(config) if is_topic(open_store(store)) else Producer(config)
     with made as producer:
-        start = time.monotonic()
+        start = 0.0
         for chunk in range(first_chunk, share.chunks):
-            due = start + (chunk - first_chunk) * seconds / share.chunks
+            if chunk == first_chunk + 1:
+                producer.flush()
+                report(all_of_them=True)
+                go.wait()
+                start = time.monotonic()
+            due = start + (chunk - first_chunk - 1) * seconds / share.chunks
             if stop.wait(max(0.0, due - time.monotonic())):
                 break
             pending.append((chunk, produce(producer, share, chunk)))

@@ -1,21 +1,60 @@
-"""A local S3 server: moto in a process of its own, with its state in memory."""
+"""A local S3 server in a process of its own: a real one where there is one, else a simulator.
+
+versitygw keeps its objects on disk, so the demo can be interrupted and resumed on it. moto keeps
+them in memory. ``./run servers`` gets versitygw.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.servers import VERSITYGW
 
 BUCKET = "flights"
+END = "end\n"
+
+ORPHANED_S = 20.0
+"""For producers to finish what they write, when the demo was killed."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """The server that runs.
+
+    Attributes:
+        store: The URL of the buffer on it.
+        name: With its version.
+        keeps: Whether the objects are there after the server has ended.
+    """
+
+    store: str
+    name: str
+    keeps: bool
+
+
+def is_real() -> bool:
+    """Whether there is a real server: one that keeps its objects."""
+    return VERSITYGW.is_there
 
 
 @contextmanager
-def local_s3() -> Iterator[str]:
-    """Start the server, point the credential chain of this process at it; yields the store."""
+def local_s3(objects: Path, lock: Path) -> Iterator[Server]:
+    """Start the server, point the credential chain of this process at it.
+
+    Args:
+        objects: Where a real server keeps what it holds.
+        lock: The demo's lock: where the demo is killed, the server ends once this is free.
+    """
     server = subprocess.Popen(
-        [sys.executable, "-m", "notebooks.demo.s3"],
+        [sys.executable, "-m", "notebooks.demo.s3", str(objects), str(lock)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -24,25 +63,46 @@ def local_s3() -> Iterator[str]:
     assert server.stdin is not None
     assert server.stdout is not None
     endpoint = server.stdout.readline().strip()
+    if not endpoint:
+        raise SystemExit("error: the S3 server did not start, see above")
     os.environ |= {
         "AWS_ENDPOINT_URL": endpoint,
-        "AWS_ACCESS_KEY_ID": "demo",
-        "AWS_SECRET_ACCESS_KEY": "demo",
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
         "AWS_DEFAULT_REGION": "us-east-1",
         "NO_PROXY": "127.0.0.1",
     }
     try:
-        import boto3
-
-        boto3.client("s3").create_bucket(Bucket=BUCKET)
-        yield f"s3://{BUCKET}"
+        _make_bucket()
+        name = f"{VERSITYGW.name} {VERSITYGW.version}" if is_real() else "moto, a simulator"
+        yield Server(f"s3://{BUCKET}", name, keeps=is_real())
     finally:
-        server.stdin.close()
+        with suppress(BrokenPipeError):
+            server.stdin.write(END)
+            server.stdin.close()
         server.wait()
 
 
-def serve() -> None:
-    """Serve until standard input closes."""
+def _make_bucket() -> None:
+    import boto3
+    from botocore.exceptions import ClientError
+
+    try:
+        boto3.client("s3").create_bucket(Bucket=BUCKET)
+    except ClientError as error:
+        if error.response["Error"]["Code"] != "BucketAlreadyOwnedByYou":
+            raise
+
+
+def serve(objects: Path, lock: Path) -> None:
+    """Serve until the demo says that it ends, or is gone and its producers, too."""
+    if is_real():
+        objects.mkdir(parents=True, exist_ok=True)
+        with VERSITYGW.start(objects) as endpoint:
+            print(endpoint, flush=True)
+            if sys.stdin.read() != END:
+                _await_producers(lock)
+        return
     from opendata_buffer.testing.moto_server import MotoServer
 
     with MotoServer() as endpoint:
@@ -50,5 +110,16 @@ def serve() -> None:
         sys.stdin.read()
 
 
+def _await_producers(lock: Path) -> None:
+    """Producers inherited the lock, and write until what they have begun is durable."""
+    end = time.monotonic() + ORPHANED_S
+    with lock.open("a") as file:
+        while time.monotonic() < end:
+            with suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            time.sleep(0.1)
+
+
 if __name__ == "__main__":
-    serve()
+    serve(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,4 +1,4 @@
-"""The README's first command, shortened: interrupted, killed, and started again."""
+"""The README's first command, shortened: interrupted, killed, started again, and once more."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def start(output: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "notebooks.demo", "--seconds", "12", "--output", str(output)],
+        [
+            *(sys.executable, "-m", "notebooks.demo", "--output", str(output)),
+            *("--seconds", "12", "--pause", "1"),
+        ],
         cwd=ROOT,
         text=True,
         stdout=subprocess.PIPE,
@@ -58,4 +61,15 @@ def test_interrupted_and_killed_it_resumes_and_every_record_is_there_once(tmp_pa
     assert last.returncode == 0, said
     assert "resuming: " in said
     assert "every record once: 336,776 of 336,776" in said
-    assert (tmp_path / "local" / "demo.png").read_bytes().startswith(b"\x89PNG")
+    assert said.index("Spark ready") < said.index("all durable") < said.index("all in Parquet")
+    plot, report = tmp_path / "local" / "demo.png", tmp_path / "local" / "report.html"
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert "Every record arrived once, unchanged" in report.read_text()
+
+    made = [(each.read_bytes(), each.stat().st_mtime_ns) for each in (plot, report)]
+    done, _ = (again := start(tmp_path)).communicate(timeout=120)
+    assert again.returncode == 0, done
+    assert "complete since" in done
+    assert "starting Spark" not in done
+    assert "every record once: 336,776 of 336,776" in done
+    assert made == [(each.read_bytes(), each.stat().st_mtime_ns) for each in (plot, report)]

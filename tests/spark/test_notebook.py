@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
+import shlex
+import tomllib
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -46,14 +47,11 @@ def tidy(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 @pytest.mark.slow
 def test_the_quickstart_runs_and_every_reading_arrives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # As in an activated environment: the shell cells call the command line.
-    (tmp_path / "opendata-buffer").write_text(
-        f'#!/bin/sh\nexec "{sys.executable}" -m opendata_buffer "$@"\n'
-    )
-    (tmp_path / "opendata-buffer").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    # As where an environment is not activated: its commands are not on the PATH.
+    path = [each for each in os.environ["PATH"].split(os.pathsep) if ".venv" not in each]
+    monkeypatch.setenv("PATH", os.pathsep.join(path))
     monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     with ExitStack() as lock:
@@ -76,6 +74,7 @@ def test_the_quickstart_runs_and_every_reading_arrives(
         )
         client.execute()
     assert "6,000 readings in 102 rows" in texts(notebook)
+    assert "11 batches" in texts(notebook), "the shell cells ran the command line"
     kinds = [kind for output in outputs(notebook) for kind in output.get("data", {})]
     assert "image/png" in kinds
     if os.environ.get("WRITE_NOTEBOOK"):
@@ -87,3 +86,13 @@ def test_the_committed_outputs_name_no_place_on_any_machine() -> None:
     for place in (str(Path.home()), "/tmp/", "/home/", "/root/", "/Users/", "site-packages"):
         assert place not in shown
     assert NOTEBOOK.stat().st_size < 60_000, "small enough for a diff"
+
+
+def test_the_install_line_names_this_checkout_and_extras_that_it_has() -> None:
+    introduction = nbformat.read(NOTEBOOK, as_version=4).cells[0].source
+    (line,) = re.findall(r"`(pip install [^`]+)`", introduction)
+    here, *others = shlex.split(line)[2:]
+    assert here.startswith(".["), "it is on no package index"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set(here[2:-1].split(",")) <= set(project["optional-dependencies"])
+    assert others == ["matplotlib", "jupyterlab"]

@@ -16,6 +16,7 @@ from opendata_buffer.cli.options import version_option
 from opendata_buffer.cli.queues import fsck, gc, status
 from opendata_buffer.cli.records import consume, produce
 from opendata_buffer.cli.repairs import quarantine, rebuild, skip
+from opendata_buffer.cli.top import top
 from opendata_buffer.cli.topic import topic
 from opendata_buffer.cli.transactions import transactions
 from opendata_buffer.cli.work import work
@@ -41,7 +42,7 @@ def cli(context: click.Context, verbose: int) -> None:
 
 
 for command in (
-    produce, consume, broker, work, status, fsck, gc, skip, quarantine, topic, transactions,
+    produce, consume, broker, work, status, top, fsck, gc, skip, quarantine, topic, transactions,
     manifest, batch,
 ):  # fmt: skip
     cli.add_command(command)

@@ -1,0 +1,206 @@
+"""One run of the demo, from wherever the last one ended."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from datetime import datetime
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from notebooks.demo import findings, page, plot
+from notebooks.demo.flights import AIRPORTS, Share, flights
+from notebooks.demo.places import Places
+from notebooks.demo.producers import Failed, Producers, producers
+from notebooks.demo.progress import Counters, Screen
+from notebooks.demo.tables import show_carriers, show_proof
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["run"]
+
+LOOK_S = 0.2
+"""Between two samples."""
+
+
+def run(
+    places: Places, *, seconds: float, pause: float, command: str, buffer: str, console: Console
+) -> bool:
+    """Replay the rest of the year; true when every record arrived once.
+
+    Args:
+        places: Where everything is.
+        seconds: Time to replay the whole year in.
+        pause: How long the query is stopped in the middle; 0 is never.
+        command: What repeats the run, for the report.
+        buffer: What the buffer is, in a few words.
+        console: Where to show it.
+
+    Raises:
+        Failed: A producer or the query ended with an error.
+    """
+    lock = places.lock()
+    places.make()
+    first = places.resume()
+    shares = {airport: Share.of(airport) for airport in AIRPORTS}
+    durable = {airport: shares[airport].rows_before(chunk) for airport, chunk in first.items()}
+    counters = Counters(len(flights()), durable, places.batches())
+    if places.page.exists() and counters.written == sum(durable.values()) == counters.total:
+        made = datetime.fromtimestamp(places.page.stat().st_mtime)
+        console.print(
+            f"complete since {made:%Y-%m-%d %H:%M}: nothing is left to replay, and plot and report "
+            "stay as they are ([dim]--fresh starts over[/])"
+        )
+        return _tell(places, console).is_exact
+    if counters.written or any(first.values()):
+        console.print(
+            f"resuming: {sum(durable.values()):,} records are durable, {counters.written:,} in "
+            "Parquet ([dim]--fresh starts over[/])"
+        )
+    with ExitStack() as stack:
+        running = stack.enter_context(producers(places, first, seconds, lock, counters))
+        screen = stack.enter_context(Screen(counters, console))
+        Course(places, counters, running, screen, stack).follow(pause)
+    proof = _tell(places, console)
+    days = findings.days(places)
+    plot.save_picture(places.plot, days, counters.samples, counters.marks)
+    made_by = page.Run(buffer, command, counters.samples, counters.marks, len(counters.batches))
+    text = page.render(made_by, days, findings.carriers(places), proof, version("opendata-buffer"))
+    new = places.page.with_suffix(".new")
+    new.write_text(text, encoding="utf-8")
+    new.replace(places.page)
+    console.print(f"plot: {places.plot}\nreport: {places.page.as_uri()}", soft_wrap=True)
+    return proof.is_exact
+
+
+def _tell(places: Places, console: Console) -> findings.Proof:
+    """Print what came out, and compare it with what went in."""
+    show_carriers(findings.carriers(places), console)
+    console.print(f"Parquet: {places.flights}, {places.delays}", soft_wrap=True)
+    left, _ = places.queued()
+    console.print(f"batches left in the queue: {left:,}")
+    proof = findings.prove(places)
+    show_proof(proof, console)
+    return proof
+
+
+class Course:
+    """What happens, in its order: Spark gets ready, the year is replayed, Spark pauses amid it."""
+
+    def __init__(
+        self,
+        places: Places,
+        counters: Counters,
+        running: Producers,
+        screen: Screen,
+        stack: ExitStack,
+    ) -> None:
+        self._places = places
+        self._counters = counters
+        self._running = running
+        self._screen = screen
+        self._stack = stack
+        self._log = places.log("spark")
+        self._stream: StreamingQuery | None = None
+
+    def follow(self, pause: float) -> None:
+        """Until every record is in Parquet."""
+        spark = self._session()
+        self._start(spark)
+        self._await("Spark compiles its first batch", self._is_ready)
+        took = self._counters.seconds
+        self._screen.mark(
+            plot.READY,
+            f"the first {self._counters.written:,} rows are in Parquet. The replay starts",
+        )
+        self._running.go()
+        if pause and self._counters.samples[-1].durable < self._counters.total / 2:
+            self._await("replaying", self._is_half)
+            self._pause(spark, pause)
+        self._await("replaying", self._is_durable)
+        self._screen.mark("all durable", "every flight is in the buffer")
+        self._await("Spark reads what is left", self._has_all)
+        # Whatever should not be there any more would arrive now.
+        assert self._stream is not None
+        self._stream.processAllAvailable()
+        self._screen.mark("all in Parquet", f"{self._counters.seconds - took:.0f} s of replay")
+        self._screen.show("done")
+        self._stream.stop()
+
+    def _session(self) -> SparkSession:
+        from notebooks.demo import query  # after the storage's environment is set
+
+        ready: list[SparkSession] = []
+        starter = threading.Thread(target=lambda: ready.append(query.session(self._log)))
+        starter.start()
+        while starter.is_alive():
+            self._look(f"starting Spark ({self._counters.seconds:.0f} s)")
+        if not ready:
+            raise Failed(f"Spark did not start: see {self._log}")
+        self._stack.callback(_end, ready[0].stop)
+        return ready[0]
+
+    def _start(self, spark: SparkSession) -> None:
+        from notebooks.demo import query
+
+        self._stream = query.start(spark, self._places, self._counters.on_batch)
+        self._stack.callback(_end, self._stream.stop)
+
+    def _pause(self, spark: SparkSession, seconds: float) -> None:
+        """Stop the query amid the replay, as a restart or an upgrade does."""
+        assert self._stream is not None
+        self._screen.mark(plot.STOPPED, "in the middle of a batch. Producers go on")
+        self._stream.stop()
+        self._stream = None
+        end = time.monotonic() + seconds
+        self._await("Spark is stopped, producers go on", lambda: time.monotonic() >= end)
+        backlog = self._counters.samples[-1].backlog
+        self._screen.mark(plot.AGAIN, f"from its checkpoint, with {backlog:,} rows to catch up")
+        self._start(spark)
+
+    def _is_ready(self) -> bool:
+        """Whether the query has written a batch, or has nothing that it could have written."""
+        now = self._counters.samples[-1]
+        begun = self._running.have_begun()
+        return self._counters.has_batch or (begun and now.written >= now.durable)
+
+    def _is_half(self) -> bool:
+        ended = self._running.have_ended()
+        return ended or self._counters.samples[-1].durable >= self._counters.total / 2
+
+    def _is_durable(self) -> bool:
+        ended = self._running.have_ended()
+        return ended or self._counters.samples[-1].durable >= self._counters.total
+
+    def _has_all(self) -> bool:
+        now = self._counters.samples[-1]
+        return now.written >= now.durable
+
+    def _await(self, status: str, happened: Callable[[], bool]) -> None:
+        self._look(status)
+        while not happened():
+            self._look(status)
+
+    def _look(self, status: str) -> None:
+        time.sleep(LOOK_S)
+        self._screen.show(status)
+        self._running.check()
+        if self._stream is not None and (error := self._stream.exception()) is not None:
+            cause = str(error).split("=== Streaming Query")[0]
+            raise Failed(f"the query failed: {cause}\nsee {self._log}")
+
+
+def _end(stop: Callable[[], object]) -> None:
+    """Stop Spark while the demo ends, as far as it can still be told to.
+
+    Ctrl-C in the middle of a call to the JVM cuts that connection, and the next call may find the
+    JVM on its way out. It ends with this process, and the next start resumes.
+    """
+    with suppress(Exception):
+        stop()
