@@ -134,6 +134,7 @@ class Cursor:
                     store=store,
                     runtime=runtime,
                     allow_data_loss=not options.fail_on_data_loss,
+                    program="Spark",
                 )
             except Drained:
                 # It was empty when it left its topic: nothing is there to be consumed, and this

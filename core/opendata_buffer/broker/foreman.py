@@ -260,7 +260,11 @@ class Foreman:
         if self._claims is not None and self._consumer is not None:
             return self._claims, self._consumer
         consumer = Consumer(
-            self._config, store=self._store, runtime=self._runtime, queue=self._queue
+            self._config,
+            store=self._store,
+            runtime=self._runtime,
+            queue=self._queue,
+            program="broker for workers",
         )
         register = self._make_register()
         self._epoch = consumer.epoch

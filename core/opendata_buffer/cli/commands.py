@@ -11,9 +11,11 @@ import click
 
 from opendata_buffer.cli.broker import broker
 from opendata_buffer.cli.errors import Application, main_of
+from opendata_buffer.cli.fsck import fsck
 from opendata_buffer.cli.objects import batch, manifest
 from opendata_buffer.cli.options import version_option
-from opendata_buffer.cli.queues import fsck, gc, status
+from opendata_buffer.cli.owner import owner
+from opendata_buffer.cli.queues import gc, status
 from opendata_buffer.cli.records import consume, produce
 from opendata_buffer.cli.repairs import quarantine, rebuild, skip
 from opendata_buffer.cli.top import top
@@ -42,8 +44,8 @@ def cli(context: click.Context, verbose: int) -> None:
 
 
 for command in (
-    produce, consume, broker, work, status, top, fsck, gc, skip, quarantine, topic, transactions,
-    manifest, batch,
+    produce, consume, broker, work, status, top, owner, fsck, gc, skip, quarantine, topic,
+    transactions, manifest, batch,
 ):  # fmt: skip
     cli.add_command(command)
 

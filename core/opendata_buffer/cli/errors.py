@@ -4,6 +4,7 @@
 0    done
 1    an error, told in one line
 2    wrong usage
+3    a probe found that too much waits: ``status --max-lag``, ``--max-backlog``
 130  interrupted (Ctrl-C)
 141  the reader of stdout went away (as a shell reports SIGPIPE); silent
 143  terminated (SIGTERM)
@@ -28,7 +29,7 @@ from opendata_buffer.cli.ending import INTERRUPTED, end_on_signals
 from opendata_buffer.cli.options import spelled
 from opendata_buffer.errors import OpenDataBufferError
 
-__all__ = ["Application", "Failure", "main_of"]
+__all__ = ["Application", "Exceeded", "Failure", "main_of"]
 
 READER_GONE = 141
 
@@ -52,6 +53,12 @@ class Failure(click.ClickException):
     def show(self, file: IO[Any] | None = None) -> None:
         """Print it on stderr."""
         click.echo(f"error: {one_line(self.message)}", err=True)
+
+
+class Exceeded(Failure):
+    """What a probe is there to report; its own exit code, for 1 means that nobody knows."""
+
+    exit_code = 3
 
 
 class Application(click.Group):

@@ -1,24 +1,29 @@
-"""Commands about a whole queue: ``status``, ``gc``, ``fsck``."""
+"""Commands about a whole queue: ``status`` and ``gc``."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from opendata_buffer.cli.errors import Failure
+from opendata_buffer.cli.errors import Exceeded, Failure
 from opendata_buffer.cli.options import (
     NATURAL,
     POSITIVE,
-    allow_foreign_option,
     json_option,
-    max_batch_bytes_option,
     queue_fields_of,
     queue_options,
+    queue_words,
 )
+from opendata_buffer.cli.words import plural
 
-__all__ = ["fsck", "gc", "status"]
+if TYPE_CHECKING:
+    from opendata_buffer.cli.places import Place
+
+__all__ = ["gc", "status"]
 
 
 @click.command()
@@ -26,42 +31,116 @@ __all__ = ["fsck", "gc", "status"]
 @json_option
 @click.option("--watch", is_flag=True, help="Show it again and again until interrupted.")
 @click.option("--interval-ms", type=POSITIVE, default=1000, show_default=True, help="For --watch.")
+@click.option(
+    "--max-lag",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Only check that the oldest batch does not wait longer; exit code 3 if it does.",
+)
+@click.option(
+    "--max-backlog",
+    type=NATURAL,
+    metavar="N",
+    help="Only check that no more than N batches wait; exit code 3 if more do.",
+)
 @click.pass_obj
-def status(runtime: Any, /, as_json: bool, watch: bool, interval_ms: int, **queue: Any) -> None:
-    """Show what is in the queue, changing nothing.
+def status(
+    runtime: Any,
+    /,
+    as_json: bool,
+    watch: bool,
+    interval_ms: int,
+    max_lag: float | None,
+    max_backlog: int | None,
+    **queue: Any,
+) -> None:
+    """Show what is in the queue, or in the topic's partitions, changing nothing.
 
-    With --json and --watch, one JSON object per line.
+    Sizes are those of stored objects. With --json and --watch, one JSON object per line. With
+    --max-lag or --max-backlog it is a probe: it reads manifests and nothing else, prints one
+    line, and exits 0 while all is well, 3 when too much waits, 1 when that cannot be told.
     """
+    from opendata_buffer.cli.places import place_of
+
+    place = place_of(runtime, queue)
+    if max_lag is not None or max_backlog is not None:
+        if watch:
+            raise click.UsageError("--watch shows, and a probe answers once: leave one out")
+        _probe(place, runtime, max_lag, max_backlog, as_json)
+        return
+
     from rich.console import Console
     from rich.live import Live
 
-    from opendata_buffer.admin.observe import Observer
-    from opendata_buffer.admin.status import read_status
-    from opendata_buffer.broker.network import WebSocketNetwork, websockets_installed
-    from opendata_buffer.cli.terminal import status_table
-    from opendata_buffer.config import QueueConfig
-    from opendata_buffer.stores.factory import open_store
-
-    config = QueueConfig(**queue_fields_of(queue))
-    store = open_store(config.store, config.store_options)
-    observer = Observer(store, config, runtime)
-    connect = WebSocketNetwork(runtime).connect if websockets_installed() else None
     console = Console()
+    look = _topic_look(place, runtime) if place.topic else _queue_look(place, runtime)
 
-    def look() -> Any:
-        found = read_status(observer, connect)
-        return json.dumps(found.as_json()) if as_json else status_table(found)
+    def show() -> Any:
+        found, as_table = look()
+        return json.dumps(found.as_json()) if as_json else as_table(found)
 
     if watch and console.is_terminal and not as_json:
-        with Live(look(), console=console, auto_refresh=False) as live:
+        with Live(show(), console=console, auto_refresh=False) as live:
             while True:
                 runtime.sleep(interval_ms / 1000)
-                live.update(look(), refresh=True)
+                live.update(show(), refresh=True)
     while True:
-        click.echo(look()) if as_json else console.print(look())
+        click.echo(show()) if as_json else console.print(show())
         if not watch:
             return
         runtime.sleep(interval_ms / 1000)
+
+
+def _queue_look(place: Place, runtime: Any) -> Callable[[], tuple[Any, Callable[[Any], Any]]]:
+    from opendata_buffer.admin.observe import Observer
+    from opendata_buffer.admin.status import read_status
+    from opendata_buffer.broker.announcement import Announcement
+    from opendata_buffer.broker.client import Connection
+    from opendata_buffer.cli.terminal import status_table
+
+    observer = Observer(place.store, place.config, runtime)
+
+    def connect(announced: Announcement) -> Connection:
+        # Loading the network takes longer than all else, and most queues have no broker.
+        from opendata_buffer.broker.network import WebSocketNetwork
+
+        return WebSocketNetwork(runtime).connect(announced)
+
+    can = find_spec("websockets") is not None
+    return lambda: (read_status(observer, connect if can else None), status_table)
+
+
+def _topic_look(place: Place, runtime: Any) -> Callable[[], tuple[Any, Callable[[Any], Any]]]:
+    from opendata_buffer.admin.topic import read_topic
+    from opendata_buffer.cli.terminal import topic_table
+
+    assert place.topic is not None
+    topic = place.topic
+    return lambda: (read_topic(topic, place.config, runtime), topic_table)
+
+
+def _probe(
+    place: Place, runtime: Any, max_lag: float | None, max_backlog: int | None, as_json: bool
+) -> None:
+    from opendata_buffer.admin.backlog import read_backlog
+
+    configs = place.configs()
+    found = read_backlog(place.store, configs, runtime, topic=place.topic is not None)
+    excess = found.excess(max_lag, max_backlog)
+    if as_json:
+        said = {"ok": not excess, "batches": found.batches, "lag_seconds": found.lag_seconds}
+        click.echo(json.dumps(said))
+    if excess:
+        raise Exceeded(
+            f"too much waits in {place.store.url}: of the batches {' and '.join(excess)}. "
+            f"'opendata-buffer owner {queue_words()}' says who should read it"
+        )
+    if not as_json:
+        waits = "waits" if found.batches == 1 else "wait"
+        click.echo(
+            f"ok: {plural(found.batches, 'batch')} {waits}, the oldest for "
+            f"{found.lag_seconds:.1f} s"
+        )
 
 
 @click.command()
@@ -127,51 +206,4 @@ def gc(runtime: Any, /, dry_run: bool, grace_period_ms: int, as_json: bool, **qu
         raise Failure(
             f"{len(report.failed)} objects could not be deleted, the first is {first.key!r}: "
             f"{first.reason}. Run it again."
-        )
-
-
-@click.command()
-@queue_options
-@max_batch_bytes_option
-@allow_foreign_option
-@json_option
-@click.pass_obj
-def fsck(
-    runtime: Any,
-    /,
-    max_batch_bytes: int,
-    allow_foreign_locations: bool,
-    as_json: bool,
-    **queue: Any,
-) -> None:
-    """Check that every queued batch exists and decodes; exits 1 with a list if not."""
-    from opendata_buffer.admin.fsck import check_queue
-    from opendata_buffer.cli.terminal import format_bytes, track
-    from opendata_buffer.config import ConsumerConfig
-    from opendata_buffer.stores.factory import open_store
-
-    config = ConsumerConfig(
-        **queue_fields_of(queue),
-        max_batch_bytes=max_batch_bytes,
-        allow_foreign_locations=allow_foreign_locations,
-    )
-    store = open_store(config.store, config.store_options)
-    with track("checking") as advance:
-        report = check_queue(store, config, runtime, advance=advance)
-    if as_json:
-        click.echo(json.dumps(report.as_json()))
-    else:
-        for finding in report.notes:
-            click.echo(f"note: {finding}")
-        for finding in report.problems:
-            click.echo(f"problem: {finding}")
-        click.echo(
-            f"{report.batches:,} batches, {report.records:,} records, "
-            f"{format_bytes(report.bytes)} checked"
-        )
-    if not report.ok:
-        raise Failure(
-            f"{len(report.problems)} problems in the queue with manifest {config.manifest_path!r}: "
-            "restore the objects, or pass a batch by with 'opendata-buffer skip', which copies it "
-            "first"
         )

@@ -336,5 +336,7 @@ def _owning(stack: ExitStack, config: Any, runtime: Any, last_acked_sequence: in
     from opendata_buffer.cli.pipe import OwningReader
     from opendata_buffer.consumer.consumer import Consumer
 
-    consumer = stack.enter_context(Consumer(config, last_acked_sequence, runtime=runtime))
+    consumer = stack.enter_context(
+        Consumer(config, last_acked_sequence, runtime=runtime, program="opendata-buffer consume")
+    )
     return OwningReader(consumer, runtime)

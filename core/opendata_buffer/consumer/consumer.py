@@ -25,6 +25,7 @@ from opendata_buffer.errors import Closed, DataLoss, InvalidInput, OpenDataBuffe
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.queue.cas import LAST_LOOK_S
+from opendata_buffer.queue.holder import note_holder
 from opendata_buffer.queue.owner import claim_for_use, marker_key
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
@@ -62,6 +63,7 @@ class Consumer:
         runtime: Clock and threads.
         allow_data_loss: Go on behind a gap, with a warning, instead of raising ``DataLoss``.
         queue: Use this one, which the same process also appends to, instead of one of its own.
+        program: What reads the queue, for the person who asks ``opendata-buffer owner``.
 
     Raises:
         UnsafeStore: The store has no compare-and-swap.
@@ -82,6 +84,7 @@ class Consumer:
         runtime: Runtime | None = None,
         allow_data_loss: bool = False,
         queue: Queue | None = None,
+        program: str = "Python",
     ) -> None:
         self._config = config
         self._runtime = runtime if runtime is not None else SystemRuntime()
@@ -102,6 +105,7 @@ class Consumer:
             self._queue_id = queue.queue_id
             last_acked = None if start is None else self._sequence_of(start, opened.url)
             manifest = self._queue.claim_epoch(last_acked, allow_data_loss=allow_data_loss)
+            note_holder(opened, config, self._runtime, manifest.epoch, program=program)
         self._epoch = manifest.epoch
         self._next_sequence = manifest.next_sequence
         # An empty queue, too, knows its next sequence: whatever is missing between here and the

@@ -10,15 +10,26 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-from opendata_buffer.consumer.descriptors import BatchDescriptor
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.runtime import Runtime, SystemRuntime, Task
 
 __all__ = ["Pace", "fetch_many"]
 
 T = TypeVar("T")
+
+
+class Item(Protocol):
+    """What is fetched: a batch's descriptor, or several together."""
+
+    @property
+    def size(self) -> int | None:
+        """Bytes of the result, where they are known."""
+        ...
+
+
+Wanted = TypeVar("Wanted", bound=Item)
 
 DEFAULT_CONCURRENCY = 16
 DEFAULT_MAX_IN_FLIGHT_BYTES = 256 * 1024 * 1024
@@ -58,8 +69,8 @@ class Pace:
 
 
 def fetch_many(
-    fetch: Callable[[BatchDescriptor], T],
-    descriptors: Iterable[BatchDescriptor],
+    fetch: Callable[[Wanted], T],
+    descriptors: Iterable[Wanted],
     *,
     concurrency: int = DEFAULT_CONCURRENCY,
     max_in_flight_bytes: int = DEFAULT_MAX_IN_FLIGHT_BYTES,
@@ -118,11 +129,11 @@ class _Done(Generic[T]):
     error: BaseException | None = None
 
 
-class _ReadAhead(Generic[T]):
+class _ReadAhead(Generic[Wanted, T]):
     def __init__(
         self,
-        fetch: Callable[[BatchDescriptor], T],
-        items: tuple[BatchDescriptor, ...],
+        fetch: Callable[[Wanted], T],
+        items: tuple[Wanted, ...],
         concurrency: int,
         limit: int,
         runtime: Runtime,

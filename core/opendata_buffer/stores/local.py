@@ -424,6 +424,8 @@ def _refuse_unsafe_roots(root: str) -> None:
 
 
 def _is_text(name: str) -> bool:
+    if name.isascii():
+        return True
     try:
         name.encode()
     except UnicodeEncodeError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opendata_buffer.admin.fsck import Finding, Report, check_queue
+from opendata_buffer.admin.fsck import Finding, Kind, Report, check_queue
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.batch import Compression, encode_batch
@@ -41,7 +41,8 @@ def test_a_sound_queue() -> None:
         "ok": True,
         "batches": 2,
         "records": 3,
-        "bytes": size,
+        "bytes": 3,
+        "stored_bytes": size,
         "problems": [],
         "notes": [],
     }
@@ -55,7 +56,7 @@ def test_an_empty_queue_is_sound() -> None:
 
 def test_f25_a_missing_batch_is_found_and_the_check_goes_on() -> None:
     report = check(queue_of(encode_batch([b"a"]), None, encode_batch([b"c"])))
-    assert report.problems == [Finding(1, LOCATIONS[1], "its object does not exist")]
+    assert report.problems == [Finding(1, LOCATIONS[1], "its object does not exist", Kind.MISSING)]
     assert (report.batches, report.records, report.ok) == (3, 2, False)
     assert str(report.problems[0]).startswith(f"sequence 1 '{LOCATIONS[1]}': ")
 

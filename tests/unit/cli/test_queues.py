@@ -1,8 +1,10 @@
-"""``status``, ``gc`` and ``fsck``."""
+"""``status`` and ``gc``."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -12,7 +14,7 @@ from opendata_buffer.broker.lease import Lease
 from opendata_buffer.cli.commands import cli
 from opendata_buffer.config import QueueConfig, WorkerConfig
 from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.worker.worker import Worker
@@ -111,37 +113,6 @@ def test_f7_gc_refuses_the_prefix_of_another_queue(url: str, store: MemoryStore)
     assert records_of(store) == [b"a"]
 
 
-def test_fsck_of_a_sound_queue(url: str) -> None:
-    fill(url, [b"a"], [b"b"])
-    assert ok("fsck", url).stdout == "2 batches, 2 records, 24 B checked\n"
-    assert json.loads(ok("fsck", url, "--json").stdout) == {
-        "ok": True, "batches": 2, "records": 2, "bytes": 24, "problems": [], "notes": [],
-    }  # fmt: skip
-
-
-def test_fsck_lists_the_problems_and_exits_1(url: str, store: MemoryStore) -> None:
-    fill(url, [b"a"], [b"b"], [b"c"])
-    first, second, _ = manifest_of(store).entries()
-    store.delete_many([first.location])
-    store.put(second.location, b"garbage")
-    result = run("fsck", url)
-    assert result.exit_code == 1
-    problems = [line for line in result.stdout.splitlines() if line.startswith("problem: ")]
-    assert [first.location in problems[0], second.location in problems[1]] == [True, True]
-    assert result.stderr.startswith("error: 2 problems in the queue")
-    result = run("fsck", url, "--json")
-    assert result.exit_code == 1
-    found = json.loads(result.stdout)
-    assert (found["ok"], [each["sequence"] for each in found["problems"]]) == (False, [0, 1])
-
-
-def test_fsck_of_a_manifest_of_garbage(url: str, store: MemoryStore) -> None:
-    store.put("ingest/manifest", Manifest.empty().append([NewEntry("x")]).raw[:-1] + b"\x07")
-    result = run("fsck", url)
-    assert result.exit_code == 1
-    assert "problem: manifest 'ingest/manifest'" in result.stdout
-
-
 def flat(url: str) -> str:
     """What status shows a person, however it is wrapped."""
     return " ".join(ok("status", url).stdout.split())
@@ -192,3 +163,63 @@ def test_status_goes_on_past_hints_that_nobody_can_read(url: str, store: MemoryS
     assert (found["queue_length"], found["broker"], found["claims"]) == (1, None, None)
     assert len(found["notes"]) == 2
     assert "every batch in the queue is handed out again" in flat(url)
+
+
+# ---- probes and topics
+
+
+def test_a_probe_says_whether_too_much_waits_by_its_exit_code(url: str) -> None:
+    fill(url, [b"a"], [b"b"])
+    assert ok("status", url, "--max-backlog", "2").stdout.startswith("ok: 2 batches wait, the old")
+    result = run("status", url, "--max-backlog", "1")
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert "2 wait, more than 1" in result.stderr
+    assert f"'opendata-buffer owner {url}'" in result.stderr
+    result = run("status", url, "--max-lag", "0", "--max-backlog", "0", "--json")
+    assert result.exit_code == 3
+    found = json.loads(result.stdout)
+    assert (found["ok"], found["batches"]) == (False, 2)
+    assert found["lag_seconds"] > 0
+    assert "the oldest waits" in result.stderr
+    ok("consume", url)
+    found = json.loads(ok("status", url, "--max-lag", "0", "--max-backlog", "0", "--json").stdout)
+    assert found == {"ok": True, "batches": 0, "lag_seconds": 0.0}
+
+
+def test_a_probe_that_cannot_tell_has_another_exit_code(url: str) -> None:
+    assert "there is no queue" in fails("status", url, "--max-lag", "5")
+    assert run("status", url, "--max-lag", "5", "--watch").exit_code == 2
+
+
+def test_a_probe_reads_the_manifest_and_lists_nothing(
+    url: str, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(url, [b"a"])
+
+    def refused(*args: object, **options: object) -> object:
+        raise AssertionError("a probe must be cheap")
+
+    monkeypatch.setattr(store, "list", refused)
+    ok("status", url, "--max-lag", "60")
+
+
+def test_status_and_probes_of_a_topic_are_about_all_its_partitions(url: str) -> None:
+    ok("topic", "create", url, "--partitions", "3")
+    fill(url, [b"a"], [b"b"], data_path_prefix="p-00000")
+    fill(url, [b"c"], data_path_prefix="p-00002")
+    found = json.loads(ok("status", url, "--json").stdout)
+    assert [each["queue_length"] for each in found["partitions"]] == [2, 0, 1]
+    assert "3 partitions, 3 batches wait" in ok("status", url).stdout
+    assert "3 wait, more than 2" in run("status", url, "--max-backlog", "2").stderr
+    assert run("status", url, "--max-backlog", "3").exit_code == 0
+    assert run("status", url, "--partition", "p-00002", "--max-backlog", "1").exit_code == 0
+
+
+def test_status_of_a_queue_without_a_broker_loads_no_network(url: str) -> None:
+    fill(url, [b"a"])
+    code = (
+        "import sys; from opendata_buffer.cli.commands import cli\n"
+        "import opendata_buffer.admin.status, opendata_buffer.cli.terminal\n"
+        "assert not {'pyarrow', 'numpy', 'websockets', 'boto3'} & set(sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,68 @@
+"""How much waits, from manifests alone: cheap enough to be asked every few seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from opendata_buffer.admin.observe import Observer
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.runtime import Runtime
+from opendata_buffer.stores import Store
+from opendata_buffer.together import together
+
+__all__ = ["Backlog", "read_backlog"]
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What waits in a queue, or in all partitions of a topic.
+
+    Attributes:
+        batches: How many, in all.
+        lag_seconds: Age of the oldest batch of all, by its producer's clock and ours; 0 when
+            nothing waits.
+    """
+
+    batches: int
+    lag_seconds: float
+
+    def excess(self, max_lag: float | None, max_batches: int | None) -> list[str]:
+        """What is too much, in words; empty when nothing is."""
+        found = []
+        if max_lag is not None and self.lag_seconds > max_lag:
+            found.append(f"the oldest waits {self.lag_seconds:.1f} s, more than {max_lag:g}")
+        if max_batches is not None and self.batches > max_batches:
+            found.append(f"{self.batches:,} wait, more than {max_batches:,}")
+        return found
+
+
+def read_backlog(
+    store: Store, configs: Iterable[QueueConfig], runtime: Runtime, *, topic: bool = False
+) -> Backlog:
+    """Read the manifests, all at once.
+
+    Args:
+        store: Where the queues are.
+        configs: Of each queue.
+        runtime: Clock and threads.
+        topic: They are partitions, which need not have been written yet.
+
+    Raises:
+        InvalidInput: There is no such queue.
+        QueueReset, CorruptManifest, StorageError: A manifest could not be read.
+    """
+
+    def read(config: QueueConfig) -> Manifest:
+        if not topic:
+            return Observer(store, config, runtime).manifest()
+        found = Queue(store, config, runtime=runtime, role="observer").read()
+        return Manifest.empty() if found is None else found
+
+    manifests = together(runtime, read, configs)
+    oldest = [each.entries(limit=1)[0].time_ms for each in manifests if each.entry_count]
+    now_ms = runtime.now_ms()
+    ages = [max(0, now_ms - time_ms) / 1000 for time_ms in oldest if time_ms is not None]
+    return Backlog(sum(each.entry_count for each in manifests), max(ages, default=0.0))

@@ -1,0 +1,70 @@
+"""What STORE names: one queue, or a topic with all its partitions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from opendata_buffer.cli.options import queue_fields_of
+
+if TYPE_CHECKING:
+    from opendata_buffer.stores import Store
+    from opendata_buffer.topic.topic import Topic
+
+__all__ = ["Place", "place_of"]
+
+_NAMES_ONE_QUEUE = ("partition", "data_path_prefix", "manifest_path")
+
+
+@dataclass(frozen=True)
+class Place:
+    """An opened store, and the queues in it that a command is about.
+
+    Attributes:
+        store: The store.
+        config: Settings of the queue, or of the topic's root.
+        topic: The topic; None for one queue.
+    """
+
+    store: Store
+    config: Any
+    topic: Topic | None
+
+    def configs(self) -> list[Any]:
+        """Settings of each queue: of a topic's partitions as they are listed now.
+
+        Raises:
+            InvalidInput, QueueReset, CorruptData, StorageError: The topic could not be read.
+        """
+        if self.topic is None:
+            return [self.config]
+        return [self.topic.config_of(name, self.config) for name in self.topic.read().names]
+
+
+def place_of(runtime: Any, queue: dict[str, Any], make: Any = None, **settings: Any) -> Place:
+    """Open the store that a command's options name, and see whether there is a topic.
+
+    Costs a small read where neither partition, data prefix nor manifest was named.
+
+    Args:
+        runtime: Clock.
+        queue: Values of ``queue_options``.
+        make: Class of the settings; ``QueueConfig`` by default.
+        settings: More fields of it.
+    """
+    from opendata_buffer.config import QueueConfig
+    from opendata_buffer.errors import PermanentStorageError
+    from opendata_buffer.stores.factory import open_store
+    from opendata_buffer.topic.topic import Topic, is_topic
+
+    one = any(queue[name] is not None for name in _NAMES_ONE_QUEUE)
+    config = (make or QueueConfig)(**queue_fields_of(queue), **settings)
+    store = open_store(config.store, config.store_options)
+    if one:
+        return Place(store, config, None)
+    try:
+        found = is_topic(store)
+    except PermanentStorageError:
+        found = False  # who may not look outside of the prefix may still have a queue there
+    topic = Topic.open(config, store=store, runtime=runtime) if found else None
+    return Place(store, config, topic)
