@@ -13,6 +13,7 @@ from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores import Blob
 from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.topic.topic import Topic
 
 
 def run(*arguments: str, stdin: bytes = b"") -> Result:
@@ -39,6 +40,11 @@ def fill(url: str, *batches: list[bytes], **settings: Any) -> None:
         for batch in batches:
             producer.produce(batch)
             producer.flush()
+
+
+def topic_of(url: str, partitions: int) -> list[str]:
+    """A new topic; the names of its partitions."""
+    return Topic.create(url, partitions).description.names
 
 
 def manifest_of(store: MemoryStore, key: str = "ingest/manifest") -> Manifest:

@@ -12,7 +12,7 @@ from opendata_buffer.cli.commands import cli
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.owner import marker_key
 from opendata_buffer.stores.memory import MemoryStore
-from tests.unit.cli.shell import fails, fill, manifest_of, ok, records_of, run
+from tests.unit.cli.shell import fails, fill, manifest_of, ok, records_of, run, topic_of
 
 
 def test_fsck_of_a_sound_queue(url: str) -> None:
@@ -132,18 +132,18 @@ def test_repair_leaves_alone_what_may_be_sound(url: str, store: MemoryStore) -> 
 
 
 def test_fsck_of_a_topic_checks_all_partitions(url: str, store: MemoryStore) -> None:
-    ok("topic", "create", url, "--partitions", "3")
-    fill(url, [b"a"], data_path_prefix="p-00000")
-    fill(url, [b"b"], data_path_prefix="p-00002")
+    first, _, third = topic_of(url, 3)
+    fill(url, [b"a"], data_path_prefix=first)
+    fill(url, [b"b"], data_path_prefix=third)
     out = ok("fsck", url).stdout.splitlines()
-    assert [line.split(":")[0] for line in out] == ["p-00000", "p-00002"]
-    store.delete_many(["p-00002/manifest"])
+    assert [line.split(":")[0] for line in out] == [first, third]
+    store.delete_many([f"{third}/manifest"])
     result = run("fsck", url)
     assert result.exit_code == 1
-    assert "p-00002: problem: manifest 'p-00002/manifest'" in result.stdout
-    assert "1 problem in the queue with manifest 'p-00002/manifest'" in result.stderr
+    assert f"{third}: problem: manifest '{third}/manifest'" in result.stdout
+    assert f"1 problem in the queue with manifest '{third}/manifest'" in result.stderr
     ok("fsck", url, "--repair", "--yes")
-    assert records_of(store, "p-00002/manifest") == [b"b"]
+    assert records_of(store, f"{third}/manifest") == [b"b"]
 
 
 def test_fsck_of_no_queue_says_where_it_looked(url: str, tmp_path: Path) -> None:

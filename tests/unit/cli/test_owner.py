@@ -9,7 +9,7 @@ from opendata_buffer import Consumer, ConsumerConfig
 from opendata_buffer.queue.holder import note_query
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
-from tests.unit.cli.shell import fails, fill, manifest_of, ok
+from tests.unit.cli.shell import fails, fill, manifest_of, ok, topic_of
 
 
 def test_owner_names_host_process_program_query_and_time(url: str, store: MemoryStore) -> None:
@@ -44,11 +44,11 @@ def test_a_consumer_that_left_no_note_is_not_taken_for_the_one_before(
 
 
 def test_owner_of_a_topic_is_a_line_for_each_partition_in_use(url: str) -> None:
-    ok("topic", "create", url, "--partitions", "3")
-    fill(url, [b"a"], data_path_prefix="p-00001")
-    ok("consume", url, "--partition", "p-00001")
+    _, second, _ = topic_of(url, 3)
+    fill(url, [b"a"], data_path_prefix=second)
+    ok("consume", url, "--partition", second)
     (line,) = ok("owner", url).stdout.splitlines()
-    assert line.startswith("p-00001: epoch 1, opendata-buffer consume")
+    assert line.startswith(f"{second}: epoch 1, opendata-buffer consume")
 
 
 def test_owner_of_no_queue_says_where_it_looked(url: str) -> None:

@@ -19,7 +19,7 @@ from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.worker.worker import Worker
 from tests.unit.broker.local import RUNTIME, eventually, host
-from tests.unit.cli.shell import Ticks, fails, fill, manifest_of, ok, records_of, run
+from tests.unit.cli.shell import Ticks, fails, fill, manifest_of, ok, records_of, run, topic_of
 
 
 def test_status_json(url: str) -> None:
@@ -204,15 +204,15 @@ def test_a_probe_reads_the_manifest_and_lists_nothing(
 
 
 def test_status_and_probes_of_a_topic_are_about_all_its_partitions(url: str) -> None:
-    ok("topic", "create", url, "--partitions", "3")
-    fill(url, [b"a"], [b"b"], data_path_prefix="p-00000")
-    fill(url, [b"c"], data_path_prefix="p-00002")
+    first, _, third = topic_of(url, 3)
+    fill(url, [b"a"], [b"b"], data_path_prefix=first)
+    fill(url, [b"c"], data_path_prefix=third)
     found = json.loads(ok("status", url, "--json").stdout)
     assert [each["queue_length"] for each in found["partitions"]] == [2, 0, 1]
     assert "3 partitions, 3 batches wait" in ok("status", url).stdout
     assert "3 wait, more than 2" in run("status", url, "--max-backlog", "2").stderr
     assert run("status", url, "--max-backlog", "3").exit_code == 0
-    assert run("status", url, "--partition", "p-00002", "--max-backlog", "1").exit_code == 0
+    assert run("status", url, "--partition", "2", "--max-backlog", "1").exit_code == 0
 
 
 def test_status_of_a_queue_without_a_broker_loads_no_network(url: str) -> None:
