@@ -19,26 +19,22 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from opendata_buffer.broker.network import Network
 from opendata_buffer.commit.durability import WriteHandle
-from opendata_buffer.commit.ledger import Attempt, Ledger
+from opendata_buffer.commit.ledger import Ledger
 from opendata_buffer.commit.settlement import ROLL_BACK
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import (
     Closed,
     InvalidInput,
     OpenDataBufferError,
-    Superseded,
-    TransientStorageError,
 )
-from opendata_buffer.formats.keys import Transaction
-from opendata_buffer.locks import locked
 from opendata_buffer.messages import OUTSIDE_TXN, Clock, build_uuid, new_producer_id
 from opendata_buffer.producer.batcher import Call
 from opendata_buffer.producer.producer import Producer
@@ -47,6 +43,8 @@ from opendata_buffer.stores import Store
 from opendata_buffer.topic.endings import Endings
 from opendata_buffer.topic.handle import TopicHandle
 from opendata_buffer.topic.intents import AckIntents
+from opendata_buffer.topic.named import PublisherName
+from opendata_buffer.topic.one_at_a_time import OneAtATime
 from opendata_buffer.topic.producer import TopicProducer
 from opendata_buffer.topic.topic import Topic
 from opendata_buffer.topic.transaction import OpenTransaction
@@ -62,9 +60,6 @@ log = logging.getLogger(__name__)
 
 CLOSE_S = 5.0
 """How long a publisher that closes may take to tell readers that it writes nothing more."""
-
-_QUERY = "publisher"
-"""Stands in the commit record where a Spark query has its id, so that neither takes the other's."""
 
 
 class Publisher:
@@ -116,8 +111,7 @@ class Publisher:
         self._config = replace(config or ProducerConfig(store=url), store=url)
         self._runtime = runtime or SystemRuntime()
         self._entropy = entropy
-        self._condition = self._runtime.condition()
-        self._turn: object | None = None
+        self._turns = OneAtATime(self._runtime)
         self._topic = Topic.open(self._config, store=store, runtime=self._runtime)
         self._store = self._topic.store
         self._endings = Endings(self._store, self._config, self._runtime)
@@ -128,18 +122,18 @@ class Publisher:
         self._broken: BaseException | None = None
         self._closed = False
         self._pid = os.getpid()
-        self._app: str | None = None
+        self._name: PublisherName | None = None
         if name is not None:
-            self._app = _app_of(name)
-            self._ledger = Ledger(
+            ledger = Ledger(
                 self._store,
                 self._config,
                 self._endings.queue,
                 self._runtime,
                 ahead_ms=self._config.gc_grace_period_ms,
             )
+            self._name = PublisherName(name, ledger)
             with self._deadline():
-                self._ledger.recover(self._app, _QUERY, self._topic.description.names)
+                self._name.claim(self._topic.description.names)
         self._producer = TopicProducer(
             self._config, store=self._store, runtime=self._runtime, network=network
         )
@@ -166,7 +160,7 @@ class Publisher:
             InvalidInput, StorageError: As :meth:`.TopicProducer.produce`; nothing was accepted.
             Closed: The publisher was closed, or failed before.
         """
-        with self._one_at_a_time():
+        with self._turns.taken():
             self._check_usable()
             self._clock.update(self._runtime.now_ms())
             return self._producer.produce_by(
@@ -202,7 +196,7 @@ class Publisher:
                 Or the last transaction has intents, and they were not applied.
             Closed: The publisher was closed, or failed before.
         """
-        with self._one_at_a_time():
+        with self._turns.taken():
             self._check_usable()
             current = self._open or self._begin()
             if current.intents is not None:
@@ -243,7 +237,7 @@ class Publisher:
                 again.
             Closed: The publisher was closed, or failed before.
         """
-        with self._one_at_a_time():
+        with self._turns.taken():
             self._check_usable()
             return self._intents(timeout)
 
@@ -263,7 +257,7 @@ class Publisher:
             OpenDataBufferError: As that.
             Closed: The publisher was closed, or failed before.
         """
-        with self._one_at_a_time():
+        with self._turns.taken():
             self._check_usable()
             self._apply(intents)
 
@@ -274,12 +268,12 @@ class Publisher:
             InvalidInput: The publisher has no name: save the intents in between.
             OpenDataBufferError, TimeoutError: As those two.
         """
-        if self._app is None:
+        if self._name is None:
             raise InvalidInput(
                 "a publisher without a name does not keep its intents: build_ack_intents(), save "
                 "them, then apply() them; or give it a name"
             )
-        with self._one_at_a_time():
+        with self._turns.taken():
             self._check_usable()
             intents = self._intents(timeout)
             self._apply(intents)
@@ -293,7 +287,7 @@ class Publisher:
                 committed in any. Call it again.
             Closed: The publisher was closed, or failed before.
         """
-        with self._one_at_a_time():
+        with self._turns.taken():
             self._check_usable()
             self._roll_back()
 
@@ -312,12 +306,12 @@ class Publisher:
         """
         if self._pid != os.getpid():
             return
-        with self._one_at_a_time():
+        with self._turns.taken():
             if self._closed:
                 return
             self._closed = True
             try:
-                if self._open is not None and (self._app is not None or not self._open.intents):
+                if self._open is not None and (self._name is not None or not self._open.intents):
                     self._roll_back()
             except OpenDataBufferError as error:
                 log.warning("a transaction was not rolled back, and will be: %s", error)
@@ -345,9 +339,7 @@ class Publisher:
     # With the turn.
 
     def _begin(self) -> OpenTransaction:
-        txn = None
-        if self._app is not None:
-            txn = Transaction(self._app, self._ledger.committed(self._app) + 1)
+        txn = None if self._name is None else self._name.next_transaction()
         self._open = OpenTransaction(new_producer_id(self._entropy), txn, self._runtime)
         return self._open
 
@@ -387,8 +379,11 @@ class Publisher:
             )
         current = self._open
         own = current is not None and current.intents == intents
-        if self._app is not None:
-            self._decide(self._app, intents, current if own else None)
+        if self._name is not None:
+            if own and current is not None:
+                self._decide(self._name, intents, current)
+            else:
+                self._name.check_applied(intents)
         else:
             since = current.since if own and current is not None else {}
             with self._deadline():
@@ -396,30 +391,10 @@ class Publisher:
         if own:
             self._open = None
 
-    def _decide(self, app: str, intents: AckIntents, current: OpenTransaction | None) -> None:
-        if current is None or current.txn is None:
-            # What the record names was applied when this instance was opened.
-            if intents.txn is None or intents.txn.app != app:
-                raise InvalidInput("the intents are of another publisher: apply them with that one")
-            if intents.txn.batch > self._ledger.committed(app):
-                raise InvalidInput(
-                    f"transaction {intents.txn.batch} was rolled back when its publisher was "
-                    "opened again, because it was not committed: publish it again"
-                )
-            return
-        attempt = Attempt(current.txn, current.producer, intents.clocks, _QUERY)
+    def _decide(self, name: PublisherName, intents: AckIntents, current: OpenTransaction) -> None:
         try:
             with self._deadline():
-                if not self._ledger.decide(attempt):
-                    # Another instance has committed a transaction of this number.
-                    raise Superseded(app, current.txn.batch)
-                try:
-                    self._ledger.settle(attempt, current.since)
-                except OpenDataBufferError as error:
-                    raise TransientStorageError(
-                        f"{current.txn} is committed, and not visible in all partitions yet: "
-                        f"{error} Open the publisher again: it completes that."
-                    ) from error
+                name.commit(intents, current)
         except BaseException as error:
             # Going on could fence a later instance of the name.
             self._broken = error
@@ -461,37 +436,3 @@ class Publisher:
             raise Closed(
                 f"the publisher cannot go on since: {self._broken} Open a new one."
             ) from self._broken
-
-    # One call at a time, without holding the lock through it.
-
-    @contextmanager
-    def _one_at_a_time(self) -> Iterator[None]:
-        own = object()
-        try:
-            self._take_turn(own)
-            yield
-        finally:
-            self._end_turn(own)
-
-    @locked
-    def _take_turn(self, own: object) -> None:
-        while self._turn is not None:
-            self._condition.wait()
-        self._turn = own
-
-    @locked
-    def _end_turn(self, own: object) -> None:
-        if self._turn is own:
-            self._turn = None
-            self._condition.notify_all()
-
-
-def _app_of(name: str) -> str:
-    try:
-        if name:
-            return Transaction(f"publisher.{name}", 0).app
-    except InvalidInput:
-        pass
-    raise InvalidInput(
-        f"publisher name is {name!r:.80}: use 1 to 190 characters of A-Z a-z 0-9 . _ -"
-    )

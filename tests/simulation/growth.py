@@ -1,0 +1,276 @@
+"""Topics of many partitions and thousands of producers, as events on virtual time.
+
+A producer is no thread here but a few events for each batch, so that ten thousand of them fit into
+a run. What decides is the library's own: which partition a key goes to (:mod:`.mapping`, over the
+names of a real topic), when a writer may append again (:class:`.Turns`), and a broker's gaps
+(:class:`.Gaps`). A manifest is what a compare-and-swap needs of it: how often it was replaced.
+
+``python -m tests.simulation.growth`` prints the table of docs/how-to/topics.md.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+import statistics
+import sys
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from opendata_buffer.commit.gaps import Gaps
+from opendata_buffer.commit.turns import Turns
+from opendata_buffer.formats.keys import batch_key, tagged_ulid
+from opendata_buffer.mapping import modulo
+from opendata_buffer.testing.runtime import ManualRuntime
+from opendata_buffer.topic.description import TopicDescription
+
+REQUEST_S = 0.060
+"""What a read or a write takes, half of it before the effect."""
+
+JITTER = 0.1
+NETWORK_S = 0.001
+"""From a producer to a broker."""
+
+FORGET_ABOVE = 4_096
+"""Names of a manifest that are kept for those who read late; who reads later sees the rest."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one run showed.
+
+    Attributes:
+        partitions, producers: How many.
+        offered: Batches that were produced, a second.
+        durable: Batches that became durable, a second.
+        p50, p99: Seconds from produced to durable.
+        wasted: Share of the conditional writes that lost their race.
+    """
+
+    partitions: int
+    producers: int
+    offered: float
+    durable: float
+    p50: float
+    p99: float
+    wasted: float
+
+
+@dataclass
+class Partition:
+    """One manifest, and who waits at its broker."""
+
+    name: str
+    version: int = 0
+    written: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=FORGET_ABOVE))
+    waiting: list[float] = field(default_factory=list)
+    busy: bool = False
+    gaps: Gaps = field(default_factory=Gaps)
+
+    def since(self, known: int) -> list[str]:
+        """Locations that were appended behind a version."""
+        found = []
+        for version, location in reversed(self.written):
+            if version <= known:
+                break
+            found.append(location)
+        return found[::-1]
+
+
+class Growth:
+    """A topic and its producers, each with a key and so a partition of its own.
+
+    Args:
+        partitions: Of the topic.
+        producers: Processes.
+        every_s: Seconds between two batches of a producer.
+        brokers: Each partition has one; or producers append for themselves.
+        seed: Of everything that is left to chance.
+    """
+
+    def __init__(
+        self, partitions: int, producers: int, *, every_s: float, brokers: bool, seed: int = 0
+    ) -> None:
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self.producers = producers
+        self.every_s = every_s
+        self.brokers = brokers
+        self.offered = 0
+        self.attempts = 0
+        self.lost = 0
+        self.delays: list[float] = []
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        runtime = ManualRuntime()
+        names = TopicDescription.new(runtime.ulid(), partitions).names
+        self.partitions = [Partition(name) for name in names]
+        keys = [f"device-{number}" for number in range(producers)]
+        for number, place in enumerate(modulo(keys, names)):
+            name = tagged_ulid(runtime.ulid(), f"{number:06}")
+            Producer(self, self.partitions[place], batch_key(names[place], name), f"{number:06}")
+
+    def at(self, seconds: float, event: Callable[[], None]) -> None:
+        """Have something happen so many seconds from now."""
+        heapq.heappush(self._events, (self.now + seconds, next(self._order), event))
+
+    def half(self) -> float:
+        """Seconds to the effect of a request, or from it to the answer."""
+        return REQUEST_S / 2 * (1 + JITTER * (2 * self.random.random() - 1))
+
+    def run(self, seconds: float) -> None:
+        """Let virtual time pass."""
+        end = self.now + seconds
+        while self._events[0][0] < end:
+            self.now, _, event = heapq.heappop(self._events)
+            event()
+
+    def measure(self, warm_up_s: float, seconds: float) -> Measured:
+        """What happens in so many seconds, after those in which writers get to know each other."""
+        self.run(warm_up_s)
+        self.delays.clear()
+        self.offered = self.attempts = self.lost = 0
+        self.run(seconds)
+        cuts = statistics.quantiles(self.delays, n=100)
+        return Measured(
+            len(self.partitions),
+            self.producers,
+            self.offered / seconds,
+            len(self.delays) / seconds,
+            cuts[49],
+            cuts[98],
+            self.lost / self.attempts,
+        )
+
+
+class Producer:
+    """A process that writes a batch now and then, all into the partition of its key."""
+
+    def __init__(self, growth: Growth, partition: Partition, location: str, tag: str) -> None:
+        self._growth = growth
+        self._partition = partition
+        self._location = location
+        self._turns = Turns(tag, growth.random.random)
+        self._ready: list[float] = []
+        self._busy = False
+        self._known = -1
+        growth.at(growth.random.random() * growth.every_s, self._produce)
+
+    def _produce(self) -> None:
+        growth = self._growth
+        produced_at = growth.now
+        growth.offered += 1
+        growth.at(growth.every_s * growth.random.uniform(0.9, 1.1), self._produce)
+        upload_s = growth.half() + growth.half()
+        if growth.brokers:
+            growth.at(upload_s + NETWORK_S, lambda: self._ask(produced_at))
+        else:
+            growth.at(upload_s, lambda: self._uploaded(produced_at))
+
+    # With a broker: it appends for all that wait, one write after the other.
+
+    def _ask(self, produced_at: float) -> None:
+        self._partition.waiting.append(produced_at)
+        if not self._partition.busy:
+            _broker_writes(self._growth, self._partition)
+
+    # Without: as the library's committer does it.
+
+    def _uploaded(self, produced_at: float) -> None:
+        self._ready.append(produced_at)
+        if not self._busy:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        self._busy = bool(self._ready)
+        if self._busy:
+            self._growth.at(max(0.0, self._turns.pause(self._growth.now)), self._begin)
+
+    def _begin(self) -> None:
+        if self._turns.begins(self._growth.now) or self._known < 0:
+            self._growth.at(self._growth.half(), self._read)
+        else:
+            self._send()
+
+    def _read(self) -> None:
+        partition = self._partition
+        self._turns.saw(partition.since(self._known), self._growth.now)
+        self._known = partition.version
+        self._growth.at(self._growth.half(), self._send)
+
+    def _send(self) -> None:
+        self._growth.attempts += 1
+        group, self._ready = self._ready, []
+        self._growth.at(self._growth.half(), lambda: self._arrive(group))
+
+    def _arrive(self, group: list[float]) -> None:
+        partition = self._partition
+        won = self._known == partition.version
+        if won:
+            partition.version = self._known = partition.version + 1
+            partition.written += [(partition.version, self._location)] * len(group)
+        self._growth.at(self._growth.half(), lambda: self._answer(group, won))
+
+    def _answer(self, group: list[float], won: bool) -> None:
+        growth = self._growth
+        if won:
+            growth.delays += [growth.now - each for each in group]
+            self._turns.won(growth.now)
+            self._go_on()
+            return
+        growth.lost += 1
+        self._ready = group + self._ready
+        growth.at(self._turns.lost(growth.now) + growth.half(), self._read)
+
+
+def _broker_writes(growth: Growth, partition: Partition) -> None:
+    partition.busy = bool(partition.waiting)
+    if not partition.busy:
+        return
+    growth.attempts += 1
+    group, partition.waiting = partition.waiting, []
+    began = growth.now
+
+    def answer() -> None:
+        growth.delays += [growth.now + NETWORK_S - each for each in group]
+        gap = partition.gaps.wrote(began, growth.now)
+        growth.at(gap, lambda: _broker_writes(growth, partition))
+
+    growth.at(growth.half() + growth.half(), answer)
+
+
+def table(rows: list[tuple[str, Measured]]) -> str:
+    """The rows as they stand in the documentation."""
+    lines = [
+        "| | partitions | producers | batches/s produced | durable | p50 | p99 | writes wasted |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {kind} | {each.partitions} | {each.producers:,} | {each.offered:,.0f} "
+        f"| {each.durable:,.0f} | {each.p50:.2f} s | {each.p99:.2f} s | {each.wasted:.0%} |"
+        for kind, each in rows
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Print the whole table, with as many producers as the first argument says at most."""
+    most = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
+    rows = []
+    for kind, brokers, sizes in (
+        ("alone", False, ((1, 100), (10, 1_000), (100, 10_000))),
+        ("alone", False, ((1, 1_000), (16, 1_000), (100, 1_000))),
+        ("with brokers", True, ((1, 10_000), (16, 10_000), (100, 10_000))),
+    ):
+        for partitions, producers in sizes:
+            if producers <= most:
+                growth = Growth(partitions, producers, every_s=10, brokers=brokers)
+                rows.append((kind, growth.measure(60, 60)))
+                print(table(rows[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
