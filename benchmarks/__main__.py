@@ -9,25 +9,27 @@ from __future__ import annotations
 import importlib
 import sys
 import traceback
+from collections.abc import Iterable, Iterator
 
 import click
 from rich.console import Console
 
-from benchmarks.table import Row, show
+from benchmarks.table import Row, line, show
 
 SUITES = ("codec", "producers", "topics", "broker", "consumer", "spark")
 
 
-def measure(suite: str, progress: Console) -> list[Row]:
-    """The rows of one suite; a suite that breaks is a row that did not reach its bar."""
+def measure(suite: str, progress: Console) -> Iterator[Row]:
+    """The rows of one suite, as they come; one that breaks is a row that did not reach its bar."""
     try:
+        rows: Iterable[Row] = importlib.import_module(f"benchmarks.{suite}").run()
         with progress.status(f"{suite} ..."):
-            rows: list[Row] = importlib.import_module(f"benchmarks.{suite}").run()
+            for row in rows:
+                progress.print(line(row), highlight=False, markup=False, soft_wrap=True)
+                yield row
     except Exception as error:
         progress.print(traceback.format_exc(), highlight=False, markup=False)
-        return [Row(suite, "failed", "runs", False, f"{type(error).__name__}: {error}")]
-    progress.print(f"{suite}: {len(rows)} measured")
-    return rows
+        yield Row(suite, "failed", "runs", False, f"{type(error).__name__}: {error}")
 
 
 @click.command()

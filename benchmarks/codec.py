@@ -11,7 +11,7 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -216,7 +216,10 @@ def append_row(rng: random.Random) -> Row:
     )
 
 
-def run() -> list[Row]:
+def run() -> Iterator[Row]:
     """All lines of this suite, in the order of the report."""
     rng = random.Random(7)
-    return [*zstd_rows(rng), plain_row(rng), append_row(rng), *speed_rows(rng)]
+    yield from zstd_rows(rng)
+    yield plain_row(rng)
+    yield append_row(rng)
+    yield from speed_rows(rng)

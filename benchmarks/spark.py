@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -38,12 +39,14 @@ def session(home: Path) -> SparkSession:
     )
 
 
-def run() -> list[Row]:
+def run() -> Iterator[Row]:
     """All lines of this suite, in the order of the report."""
     home = Path(tempfile.mkdtemp(prefix="buffer-bench-"))
     spark = session(home)
     try:
-        return [*source_rows(spark, home), drain_row(spark, home), *sink_rows(spark)]
+        yield from source_rows(spark, home)
+        yield drain_row(spark, home)
+        yield from sink_rows(spark)
     finally:
         spark.stop()
         shutil.rmtree(home, ignore_errors=True)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from benchmarks.queries import started
 from benchmarks.table import Row
 from opendata_buffer.topic.topic import Topic
 
@@ -50,10 +51,10 @@ class NullSink(DataSource):
         return NullWriter()
 
 
-def sink_rows(spark: SparkSession) -> list[Row]:
+def sink_rows(spark: SparkSession) -> Iterator[Row]:
     """One row for each size of records."""
     spark.dataSource.register(NullSink)
-    return [_measure(spark, size) for size in (100, 1000)]
+    yield from (_measure(spark, size) for size in (100, 1000))
 
 
 def _measure(spark: SparkSession, size: int) -> Row:
@@ -91,13 +92,17 @@ def seconds_of(
     options: Mapping[str, str] | None = None,
 ) -> float:
     """Median seconds of a micro-batch; into a topic when there are partitions."""
+    return started(lambda _: _seconds_of(frame, sink, partitions, options or {}))
+
+
+def _seconds_of(frame: DataFrame, sink: str, partitions: int, options: Mapping[str, str]) -> float:
     home = Path(tempfile.mkdtemp(prefix="buffer-bench-"))
     try:
         if partitions:
             Topic.create(str(home / "store"), partitions)
         query = (
             frame.writeStream.format(sink)
-            .options(**(options or {}))
+            .options(**options)
             .option("checkpointLocation", str(home / "checkpoint"))
             .start(str(home / "store"))
         )

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from benchmarks.codec import logs
+from benchmarks.queries import started
 from benchmarks.queues import Queued, fill, records_of
 from benchmarks.table import Row
 from buffer_source.rows import RowBuilder
@@ -122,7 +123,7 @@ class CeilingReader(DataSourceStreamReader):
             yield batch.slice(0, left)
 
 
-def source_rows(spark: SparkSession, home: Path) -> list[Row]:
+def source_rows(spark: SparkSession, home: Path) -> Iterator[Row]:
     """All lines of the source, in the order of the report."""
     spark.dataSource.register(Ceiling)
     loads = [
@@ -142,10 +143,9 @@ def source_rows(spark: SparkSession, home: Path) -> list[Row]:
             0.6,
         ),
     ]
-    return [
-        *(_speed(spark, home / f"load{number}", load) for number, load in enumerate(loads)),
-        _idle(spark, home / "idle"),
-    ]
+    for number, load in enumerate(loads):
+        yield _speed(spark, home / f"load{number}", load)
+    yield _idle(spark, home / "idle")
 
 
 def _speed(spark: SparkSession, home: Path, load: Load) -> Row:
@@ -202,7 +202,6 @@ def _take_turns(
     store = str(home / "store")
     order = random.Random(7)
     for turn in range(WARM_UP + rounds):
-        queued.rewind()
         source = (
             spark.readStream.format("opendata-buffer")
             .option("maxBatchesPerTrigger", objects)
@@ -218,8 +217,15 @@ def _take_turns(
         )
         turns = [(source.load(store), ours), (ceiling.load(), base)]
         for number, (frame, seconds) in enumerate(order.sample(turns, 2)):
-            checkpoint = home / f"checkpoint-{turn}-{number}"
-            seconds.append(_seconds(frame, checkpoint, micro_batches, duration))
+
+            def query(
+                attempt: int, frame: DataFrame = frame, name: str = f"{turn}-{number}"
+            ) -> float:
+                queued.rewind()
+                checkpoint = home / f"checkpoint-{name}-{attempt}"
+                return _seconds(frame, checkpoint, micro_batches, duration)
+
+            seconds.append(started(query))
     return ours[WARM_UP:], base[WARM_UP:]
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["Row", "show"]
+__all__ = ["Row", "line", "show"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,13 @@ class Row:
     bar: str = ""
     ok: bool | None = None
     detail: str = ""
+
+
+def line(row: Row) -> str:
+    """The row as text, to be printed as soon as it is measured."""
+    mark = {True: "yes", False: "NO", None: ""}[row.ok]
+    parts = [f"{row.name}: {row.measured}", row.bar and f"goal {row.bar}", mark, row.detail]
+    return "  ·  ".join(filter(None, parts))
 
 
 _MARKS = {True: "[green]yes[/]", False: "[red]NO[/]", None: ""}

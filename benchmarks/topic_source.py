@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.queries import started
 from benchmarks.queues import fill, records_of
 from benchmarks.table import Row
 from buffer_source.options import SourceOptions
@@ -61,9 +62,13 @@ def speed_row(spark: SparkSession, home: Path) -> Row:
     order = random.Random(7)
     for turn in range(WARM_UP + ROUNDS):
         for store in order.sample([one, many], 2):
-            for queue in queues[store]:
-                queue.rewind()
-            seconds[store].append(_seconds(spark, store, home / f"checkpoint-{turn}-{store.name}"))
+
+            def query(attempt: int, store: Path = store, turn: int = turn) -> float:
+                for queue in queues[store]:
+                    queue.rewind()
+                return _seconds(spark, store, home / f"checkpoint-{turn}-{store.name}-{attempt}")
+
+            seconds[store].append(started(query))
     shutil.rmtree(home)  # gigabytes
     one_s, many_s = (statistics.median(seconds[each][WARM_UP:]) for each in (one, many))
     rows = len(records) * OBJECTS

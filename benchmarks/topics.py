@@ -13,7 +13,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any
@@ -136,19 +136,23 @@ def at_an_even_pace() -> Row:
     )
 
 
-def in_spark() -> list[Row]:
+def in_spark() -> Iterator[Row]:
     """The lines that need Spark, in a session of their own."""
     from benchmarks.spark import session
 
     home = Path(tempfile.mkdtemp(prefix="buffer-bench-"))
     spark = session(home)
     try:
-        return [speed_row(spark, home), *sink_rows(spark)]
+        yield speed_row(spark, home)
+        yield from sink_rows(spark)
     finally:
         spark.stop()
         shutil.rmtree(home, ignore_errors=True)
 
 
-def run() -> list[Row]:
-    measured: list[Callable[[], Row]] = [as_much_as_they_can, at_an_even_pace, idle_row]
-    return [*(each() for each in measured), *in_spark()]
+def run() -> Iterator[Row]:
+    """All lines of this suite, in the order of the report."""
+    yield as_much_as_they_can()
+    yield at_an_even_pace()
+    yield idle_row()
+    yield from in_spark()

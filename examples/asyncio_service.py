@@ -28,8 +28,7 @@ class OrderService:
     async def place(self, order: dict[str, object]) -> int:
         """Accept an order; the number of its batch, once it cannot get lost any more."""
         record = json.dumps(order).encode()
-        # produce() blocks while the buffer is full, and the event loop must not.
-        handle = await asyncio.to_thread(self._producer.produce, [record])
+        handle = await self._producer.produce_async([record])
         durable = await handle
         return durable.sequence
 

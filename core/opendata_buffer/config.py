@@ -231,7 +231,8 @@ class ProducerConfig(QueueConfig):
         max_buffered_inputs: ``produce()`` calls that may wait for durability before the next
             one blocks. Default None: only ``max_buffered_bytes`` counts.
         max_buffered_bytes: Bytes that may wait for durability before ``produce()`` blocks,
-            metadata and uploads in flight included, and 256 bytes for each call. Default 256 MiB.
+            metadata and uploads in flight included, 256 bytes for each call with metadata or an
+            Arrow array, and 64 for each record of the others. Default 256 MiB.
         compression: ``Compression.NONE`` (default) or ``Compression.ZSTD``.
         zstd_level: Default 3 (OpenData RFC 0001, Compression).
         max_batch_bytes: Largest record block written; readers refuse larger ones. One

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+from rich.console import Console
+
+from benchmarks.__main__ import measure
+from benchmarks.queries import started
 from benchmarks.queues import fill, records_of
+from benchmarks.table import Row
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.stores.memory import MemoryStore
@@ -24,3 +35,62 @@ def test_a_queue_is_drained_again_after_it_was_rewound() -> None:
     assert drained(store) == records * 2
     queued.rewind()
     assert drained(store) == records * 2
+
+
+def suite(monkeypatch: pytest.MonkeyPatch, rows: Iterator[Row]) -> None:
+    module = ModuleType("benchmarks.pretended")
+    module.run = lambda: rows  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "benchmarks.pretended", module)
+
+
+def test_a_line_is_printed_before_the_next_one_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    printed = io.StringIO()
+
+    def rows() -> Iterator[Row]:
+        yield Row("first", "1.2 x", "<= 1.3 x", True, "12 against 10 ms")
+        assert "first: 1.2 x  ·  goal <= 1.3 x  ·  yes  ·  12 against 10 ms" in printed.getvalue()
+        yield Row("second", "5 s")
+
+    suite(monkeypatch, rows())
+    assert [row.name for row in measure("pretended", Console(file=printed))] == ["first", "second"]
+
+
+def test_a_suite_that_breaks_keeps_the_lines_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rows() -> Iterator[Row]:
+        yield Row("first", "1")
+        raise OSError("the disk is full")
+
+    suite(monkeypatch, rows())
+    found = list(measure("pretended", Console(file=io.StringIO())))
+    assert [(row.name, row.ok) for row in found] == [("first", None), ("pretended", False)]
+    assert found[-1].detail == "OSError: the disk is full"
+
+
+def test_a_query_that_spark_failed_to_start_is_started_again() -> None:
+    tries: list[int] = []
+
+    def query(number: int) -> str:
+        tries.append(number)
+        if number < 2:
+            raise RuntimeError("Task 0 failed: Python worker failed to connect back.")
+        return "done"
+
+    assert started(query) == "done"
+    assert tries == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("said", "tries"), [("Python worker failed to connect back", 3), ("column a is missing", 1)]
+)
+def test_a_query_that_fails_each_time_or_by_itself_fails(said: str, tries: int) -> None:
+    numbers: list[int] = []
+
+    def query(number: int) -> None:
+        numbers.append(number)
+        raise RuntimeError(said)
+
+    with pytest.raises(RuntimeError, match=said):
+        started(query)
+    assert len(numbers) == tries

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from opendata_buffer.locks import locked
 from opendata_buffer.runtime import Runtime
 
-__all__ = ["Completion", "Durable", "DurabilityWatcher", "WriteHandle"]
+__all__ = ["Completion", "Durable", "DurabilityWatcher", "WriteHandle", "wakeable"]
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +103,24 @@ def _call(callback: Callable[[], None]) -> None:
         log.exception("a callback of a write handle failed")
 
 
+def wakeable() -> tuple[asyncio.Future[None], Callable[[], None]]:
+    """A future of the running event loop, and what sets its result from any thread."""
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+
+    def wake() -> None:
+        if not future.done():
+            future.set_result(None)
+
+    def wake_from_thread() -> None:
+        # RuntimeError: the loop was closed before it came to it. Nobody waits then, and asking
+        # it first would race with its closing.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(wake)
+
+    return future, wake_from_thread
+
+
 class DurabilityWatcher:
     """Tells whether the entries of one ``produce()`` call are durable."""
 
@@ -142,20 +160,8 @@ class DurabilityWatcher:
         return self._wait_async().__await__()
 
     async def _wait_async(self) -> Durable:
-        loop = asyncio.get_running_loop()
-        settled = loop.create_future()
-
-        def wake() -> None:
-            if not settled.done():
-                settled.set_result(None)
-
-        def wake_from_thread() -> None:
-            # RuntimeError: the loop was closed before the batch landed. Nobody waits then, and
-            # asking it first would race with its closing.
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(wake)
-
-        self._completion.add_callback(wake_from_thread)
+        settled, wake = wakeable()
+        self._completion.add_callback(wake)
         await settled
         result = self._completion.result()
         assert result is not None

@@ -87,9 +87,9 @@ def encode_arrow_block(array: pa.Array | pa.ChunkedArray) -> tuple[bytes | memor
     return blocks[0] if len(blocks) == 1 else b"".join(blocks), len(array)
 
 
-def encode_bytes_list(records: list[BytesLike]) -> bytes:
+def encode_bytes_list(records: list[bytes]) -> bytes | memoryview:
     """The record block of a list of ``bytes`` whose block stays below :data:`MAX_BLOCK_BYTES`."""
-    return bytes(encode_arrow_block(pa.array(records, pa.binary()))[0])
+    return encode_arrow_block(pa.array(records, pa.binary()))[0]
 
 
 def _array_of(records: list[bytes]) -> pa.BinaryArray:

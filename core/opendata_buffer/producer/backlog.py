@@ -12,12 +12,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from opendata_buffer.commit.durability import Completion
+from opendata_buffer.commit.durability import Completion, WriteHandle
 from opendata_buffer.commit.upload import Lane, LateUpload, Stage, Upload
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, FlushFailed, OpenDataBufferError, QueueFull
 from opendata_buffer.locks import locked
 from opendata_buffer.producer.batcher import Batch, Batcher, Call
+from opendata_buffer.producer.run import Current, Item, Run, held_at_opening
 from opendata_buffer.runtime import Moment, Runtime
 
 __all__ = ["Backlog", "Work"]
@@ -88,7 +89,13 @@ class Backlog:
         self._uploading = 0
         self._appender_waits = False
         self._callers_wait = 0
+        self._when_room: list[Callable[[], None]] = []
         self._looks_at: float | None = None  # when an idle worker wakes by itself
+
+    @property
+    def current(self) -> Current:
+        """Where callers put what needs no lock: see :mod:`.run`."""
+        return self._batcher.current
 
     # What the calling thread does.
 
@@ -101,6 +108,52 @@ class Backlog:
             FlushFailed: The call has a transaction and an earlier one failed.
         """
         self._wait_for_room(call.held)
+        return self._accept(call)
+
+    @locked
+    def accept_now(self, call: Call, when_room: Callable[[], None]) -> Completion | None:
+        """As :meth:`accept`, without waiting: None while there is no room.
+
+        Args:
+            call: What to take in.
+            when_room: Called once when it is worth to try again, if there was no room.
+        """
+        self._check_closing()
+        if self._has_room(call.held):
+            return self._accept(call)
+        self._let_look()
+        self._when_room.append(when_room)
+        return None
+
+    @locked
+    def put(self, item: Item, count: int) -> WriteHandle:
+        """Take in a call without metadata, waiting for room; it opens a run for the next ones.
+
+        Raises:
+            Closed: The producer is being closed.
+        """
+        self._wait_for_room(held_at_opening(item, count))
+        return self._put(item, count)
+
+    @locked
+    def put_late(self, run: Run, item: Item, count: int) -> WriteHandle:
+        """As :meth:`put`, of an item that was appended to a run around the time of its closing."""
+        if run.took_in(item):
+            assert run.handle is not None
+            return run.handle
+        self._wait_for_room(held_at_opening(item, count))
+        return self._put(item, count)
+
+    def _put(self, item: Item, count: int) -> WriteHandle:
+        room = self._config.max_buffered_bytes - self._held - self._batcher.held
+        if self._config.max_buffered_inputs is not None:
+            room = 0  # each call comes here to be counted
+        now = self._runtime.monotonic()
+        handle = self._batcher.put(item, count, self._runtime.now_ms(), now, room)
+        self._let_look()
+        return handle
+
+    def _accept(self, call: Call) -> Completion:
         if call.transaction is not None and call.message is None:
             if self._transaction_failed:
                 raise FlushFailed(self._failed_calls, f"an earlier batch failed: {self._failure}")
@@ -143,11 +196,16 @@ class Backlog:
         self._raise_failure()
 
     @locked
-    def begin_closing(self) -> None:
-        """Accept nothing more; what is there is settled, and the threads end."""
+    def begin_closing(self) -> list[Callable[[], None]]:
+        """Accept nothing more; what is there is settled, and the threads end.
+
+        Returns:
+            What to call for those who wait for room: see :meth:`accept_now`.
+        """
         self._closing = True
         self._batcher.seal(self._runtime.monotonic())
         self._condition.notify_all()
+        return self._take_waiting()
 
     @locked
     def abandon(self, error: BaseException) -> None:
@@ -304,14 +362,19 @@ class Backlog:
             self._transaction_failed |= upload.ordered
 
     @locked
-    def told(self, settled: Sequence[Upload]) -> None:
-        """After their callers were told: flush() returns when every handle has its outcome."""
+    def told(self, settled: Sequence[Upload]) -> list[Callable[[], None]]:
+        """After their callers were told: flush() returns when every handle has its outcome.
+
+        Returns:
+            What to call now that there is room: see :meth:`accept_now`.
+        """
         for upload in settled:
             self._held -= upload.held
             self._calls -= upload.calls
             del self._untold[upload.completion]
         if self._callers_wait or self._closing:
             self._condition.notify_all()
+        return self._take_waiting()
 
     @locked
     def begin_thread(self) -> None:
@@ -327,18 +390,28 @@ class Backlog:
     # With the lock held.
 
     def _wait_for_room(self, size: int) -> None:
-        most_calls = self._config.max_buffered_inputs
-        while not self._closing:
-            held = self._held + self._batcher.held
-            # A call larger than the whole budget is let in alone, or it would wait for ever.
-            if (not held or held + size <= self._config.max_buffered_bytes) and (
-                most_calls is None or self._calls + self._batcher.calls < most_calls
-            ):
-                return
+        self._check_closing()
+        while not self._has_room(size):
             # An interrupted call may have left a batch that nobody was told of.
             self._let_look()
             self._wait_as_caller(None)
-        raise Closed("the producer was closed: produce() needs an open one")
+            self._check_closing()
+
+    def _check_closing(self) -> None:
+        if self._closing:
+            raise Closed("the producer was closed: produce() needs an open one")
+
+    def _has_room(self, size: int) -> bool:
+        most_calls = self._config.max_buffered_inputs
+        held = self._held + self._batcher.held
+        # A call larger than the whole budget is let in alone, or it would wait for ever.
+        return (not held or held + size <= self._config.max_buffered_bytes) and (
+            most_calls is None or self._calls + self._batcher.calls < most_calls
+        )
+
+    def _take_waiting(self) -> list[Callable[[], None]]:
+        waiting, self._when_room = self._when_room, []
+        return waiting
 
     def _wait_as_caller(self, seconds: float | None) -> None:
         # Too high after an interrupt, which costs a needless notification for each group.

@@ -5,7 +5,8 @@ Knows no thread and no store; times are passed in, as seconds of a monotonic clo
 The thread that calls ``produce()`` may be interrupted between any two steps (Ctrl-C), so every
 change here is one step that leaves all else valid: a call is accepted by one ``append``, a batch
 is sealed by setting one attribute. What counts calls and bytes is changed before and may then be
-too high, never too low; it is dropped with its batch, and what is uploaded is counted anew.
+too high, never too low; it is dropped with its batch, and what is uploaded is counted anew. Only
+what comes through an open :class:`~.run.Run` is counted at closing it.
 """
 
 from __future__ import annotations
@@ -18,13 +19,22 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from opendata_buffer.commit.durability import Completion
+from opendata_buffer.commit.durability import Completion, DurabilityWatcher, WriteHandle
 from opendata_buffer.commit.upload import Upload
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.arrow import encode_arrow_block
-from opendata_buffer.formats.batch import Compression, encode_block, seal_block
+from opendata_buffer.formats.batch import Compression, encode_block, encode_bytes, seal_block
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Metadata
+from opendata_buffer.producer.run import (
+    CLOSED,
+    RUN_S,
+    Current,
+    Item,
+    Run,
+    block_bytes,
+    held_at_opening,
+)
 
 __all__ = ["CALL_BYTES", "Batch", "Batcher", "Call", "encode_entries"]
 
@@ -87,11 +97,15 @@ class Call:
         """Bytes of the producer's budget that it takes."""
         return len(self.block) + len(self.metadata) + CALL_BYTES
 
-    def continues(self, before: Call) -> bool:
-        """Whether one metadata range can stand for both calls."""
-        return (
-            self.ingestion_time_ms == before.ingestion_time_ms and self.metadata == before.metadata
-        )
+    @property
+    def size(self) -> int:
+        """Bytes of its records in a block."""
+        return len(self.block)
+
+
+def _continues(part: Call | Run, before: Call | Run) -> bool:
+    """Whether one metadata range can stand for both."""
+    return part.ingestion_time_ms == before.ingestion_time_ms and part.metadata == before.metadata
 
 
 @dataclass(slots=True, eq=False)
@@ -101,10 +115,12 @@ class Batch:
     Attributes:
         completion: Shared by the handles of its calls.
         due_at: When it is sealed at the latest, monotonic seconds.
-        calls: In produce order; none in a separator.
+        parts: In produce order; none in a separator.
+        run: The last part, while it is not counted.
         size: Bytes of the record block, at most.
         metadata_size: Bytes that the ranges take in the manifest, at most.
         count: Records, at most.
+        calls: Calls, at most.
         held: Bytes of the producer's budget, at most.
         held_before: Bytes that the batches took which were ahead of it when it was opened.
         sealed_at: When it was sealed, monotonic seconds; None while it is open.
@@ -112,44 +128,61 @@ class Batch:
 
     completion: Completion
     due_at: float
-    calls: list[Call] = field(default_factory=list)
+    parts: list[Call | Run] = field(default_factory=list)
+    run: Run | None = None
     size: int = 0
     metadata_size: int = 0
     count: int = 0
+    calls: int = 0
     held: int = 0
     held_before: int = 0
     sealed_at: float | None = None
 
     @property
+    def alone(self) -> Call | None:
+        """The call that has this batch to itself because of its identity."""
+        first = self.parts[0] if self.parts else None
+        return first if isinstance(first, Call) and first.alone else None
+
+    @property
     def transaction(self) -> Transaction | None:
         """Identity of the call that has this batch to itself."""
-        return self.calls[0].transaction if self.calls else None
+        return self.alone.transaction if self.alone else None
 
     @property
     def message(self) -> UUID | None:
         """Identity as a message of the call that has this batch to itself."""
-        return self.calls[0].message if self.calls else None
+        return self.alone.message if self.alone else None
 
     def add(self, call: Call) -> None:
         """Accept a call."""
-        self.size += len(call.block)
-        self.count += call.count
-        self.held += call.held
-        if not self.calls or not call.continues(self.calls[-1]):
-            self.metadata_size += RANGE_BYTES + len(call.metadata)
-        self.calls.append(call)
+        self._count(call, 1)
+        self._make_range(call)
+        self.parts.append(call)
 
-    def metadata(self) -> tuple[Metadata, ...]:
-        """The ranges in produce order: one for all neighbours with equal time and payload."""
-        ranges: list[Metadata] = []
-        start = 0
-        before: Call | None = None
-        for call in self.calls:
-            if before is None or not call.continues(before):
-                ranges.append(Metadata(start, call.ingestion_time_ms, call.metadata))
-            start += call.count
-            before = call
-        return tuple(ranges)
+    def open(self, run: Run) -> None:
+        """Accept a run, which goes on to take calls; it is counted by :meth:`fold`."""
+        self._make_range(run)
+        self.run = run
+        self.parts.append(run)
+
+    def fold(self) -> None:
+        """Close the run, if there is one, and count what is in it."""
+        run = self.run
+        if run is not None:
+            run.close()
+            self._count(run, run.calls)
+            self.run = None
+
+    def _count(self, part: Call | Run, calls: int) -> None:
+        self.size += part.size
+        self.count += part.count
+        self.held += part.held
+        self.calls += calls
+
+    def _make_range(self, part: Call | Run) -> None:
+        if not self.parts or not _continues(part, self.parts[-1]):
+            self.metadata_size += RANGE_BYTES + len(part.metadata)
 
     def upload(self, deadline: float) -> Upload:
         """The upload of this batch, to be given up at ``deadline`` (monotonic seconds)."""
@@ -159,18 +192,37 @@ class Batch:
             message=self.message,
             # A batch without calls is the separator in front of a first transaction. Messages
             # are told by their clocks: of one that failed a later one says nothing.
-            ordered=not self.calls or (self.transaction is not None and self.message is None),
-            calls=len(self.calls),
+            ordered=not self.parts or (self.transaction is not None and self.message is None),
+            calls=self.calls,
             held=self.held,
             deadline=deadline,
         )
 
     def encode(self, compression: Compression, level: int) -> EncodedBatch:
-        """What is stored and queued; counted anew, call by call."""
-        pieces = [call.block for call in self.calls]
-        count = sum(call.count for call in self.calls)
+        """What is stored and queued; counted anew, part by part. Its run is closed."""
+        ranges: list[Metadata] = []
+        pieces: list[bytes | memoryview] = []
+        records: list[bytes] = []  # of neighbouring runs, joined in one go
+        count = 0
+        before: Call | Run | None = None
+        for part in self.parts:
+            if before is None or not _continues(part, before):
+                ranges.append(Metadata(count, part.ingestion_time_ms, part.metadata))
+            before = part
+            if isinstance(part, Run):
+                found = part.records()
+                records += found
+                count += len(found)
+                continue
+            if records:
+                pieces.append(encode_bytes(records))
+                records = []
+            pieces.append(part.block)
+            count += part.count
+        if records:
+            pieces.append(encode_bytes(records))
         data = seal_block(pieces, count, compression, level)
-        return EncodedBatch(data, self.metadata(), count, sum(map(len, pieces)))
+        return EncodedBatch(data, tuple(ranges), count, sum(map(len, pieces)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +266,7 @@ class Batcher:
         self._completion = completion
         self._batches: deque[Batch] = deque()  # sealed ones; the last may be open
         self._last_due_at: float | None = None
+        self.current = Current()
 
     @property
     def due_at(self) -> float | None:
@@ -229,12 +282,14 @@ class Batcher:
         if not self._batches:
             return 0
         first, last = self._batches[0], self._batches[-1]
-        return last.held_before + last.held - first.held_before
+        in_run = 0 if last.run is None else last.run.held
+        return last.held_before + last.held + in_run - first.held_before
 
     @property
     def calls(self) -> int:
         """Calls that wait here."""
-        return sum(len(batch.calls) for batch in self._batches)
+        run = self._batches[-1].run if self._batches else None
+        return sum(batch.calls for batch in self._batches) + (0 if run is None else run.calls)
 
     @property
     def batches(self) -> list[Batch]:
@@ -247,14 +302,8 @@ class Batcher:
         Returns:
             The completion of the batch the call went into.
         """
-        batch = self._open()
-        if batch is not None and (
-            call.alone
-            or batch.size + len(call.block) > self._max_size
-            or batch.count + call.count > MAX_RECORDS
-        ):
-            batch.sealed_at = now
-            batch = None
+        self._close_run()
+        batch = self._fitting(call.size, call.count, call.alone, now)
         if batch is None:
             batch = self._new(now)
             batch.add(call)
@@ -264,15 +313,46 @@ class Batcher:
             self._batches.append(batch)
         else:
             batch.add(call)
-        if (
-            batch.size > self._flush_size
-            or batch.metadata_size > METADATA_FLUSH_BYTES
-            # Callers keep coming while the thread that keeps the time waits for the lock
-            # (failure F32), so age counts here too.
-            or now >= batch.due_at
-        ) and batch.sealed_at is None:
-            batch.sealed_at = now
+        self._seal_full(batch, now)
         return batch.completion
+
+    def put(self, item: Item, count: int, time_ms: int, now: float, room: int) -> WriteHandle:
+        """Put a call without metadata into a new run, which becomes the open one.
+
+        Args:
+            item: Its records.
+            count: How many.
+            time_ms: Ingestion time of the run, milliseconds since the Unix epoch.
+            now: Monotonic seconds.
+            room: Bytes of the producer's budget that are free.
+        """
+        self._close_run()
+        batch = self._fitting(block_bytes(item), count, False, now)
+        new = batch is None
+        if batch is None:
+            batch = self._new(now)
+        # Every byte held counts as one of the block, which is smaller: so neither budget nor
+        # block is exceeded, and how much there really is shows when the run is closed. Each
+        # record holds more than four bytes, so their number stays below its limit, too.
+        budget = min(
+            room,
+            self._flush_size - batch.size,
+            self._max_size - batch.size,
+            4 * (MAX_RECORDS - batch.count),
+        )
+        handle = WriteHandle(DurabilityWatcher(batch.completion), time_ms)
+        least = held_at_opening(item, count)
+        until = min(now + RUN_S, batch.due_at)
+        run = Run(item, count, time_ms, handle, max(budget, least), until)
+        batch.open(run)
+        if new:
+            self._last_due_at = batch.due_at
+            self._batches.append(batch)
+        if self._seal_full(batch, now):
+            batch.fold()
+        else:
+            self.current.run = run
+        return handle
 
     def separate(self, now: float) -> None:
         """Put an empty batch behind everything accepted so far."""
@@ -283,6 +363,7 @@ class Batcher:
 
     def seal(self, now: float) -> None:
         """Let nothing more into the open batch, however small it is."""
+        self._close_run()
         batch = self._open()
         if batch is not None:
             batch.sealed_at = now
@@ -295,8 +376,39 @@ class Batcher:
         if first.sealed_at is None:
             if now < first.due_at:
                 return None
+            self._close_run()
             first.sealed_at = now
+        first.fold()  # an interrupted caller may not have come to it
         return self._batches.popleft()
+
+    def _close_run(self) -> None:
+        """Let callers come to the lock; what they have put into the run counts."""
+        self.current.run = CLOSED
+        if self._batches:
+            self._batches[-1].fold()
+
+    def _fitting(self, size: int, count: int, alone: bool, now: float) -> Batch | None:
+        """The open batch, if so much more fits; otherwise it is sealed."""
+        batch = self._open()
+        if batch is not None and (
+            alone or batch.size + size > self._max_size or batch.count + count > MAX_RECORDS
+        ):
+            batch.sealed_at = now
+            return None
+        return batch
+
+    def _seal_full(self, batch: Batch, now: float) -> bool:
+        """Seal the batch if it is full or due; whether it is sealed."""
+        size = batch.size if batch.run is None else batch.size + batch.run.size
+        if batch.sealed_at is None and (
+            size > self._flush_size
+            or batch.metadata_size > METADATA_FLUSH_BYTES
+            # Callers keep coming while the thread that keeps the time waits for the lock
+            # (failure F32), so age counts here too.
+            or now >= batch.due_at
+        ):
+            batch.sealed_at = now
+        return batch.sealed_at is not None
 
     def _open(self) -> Batch | None:
         last = self._batches[-1] if self._batches else None

@@ -114,7 +114,7 @@ class Pipeline:
         Raises:
             FlushFailed: Something was given up, now or before.
         """
-        self.backlog.begin_closing()
+        _wake(self.backlog.begin_closing())
         if not self.backlog.await_end(timeout):
             self.backlog.abandon(
                 Closed(
@@ -190,7 +190,7 @@ class Pipeline:
                     metrics.bytes_flushed.add(upload.size)
                 upload.completion.set(upload.outcome)
         finally:
-            self.backlog.told(settled)
+            _wake(self.backlog.told(settled))
 
     # The appender: one append after the other.
 
@@ -281,6 +281,12 @@ class Pipeline:
             f"it was appended {late.age:.0f} s after its upload, later than the collector's grace "
             f"period allows; {result}",
         )
+
+
+def _wake(waiting: Sequence[Callable[[], None]]) -> None:
+    """Let those try again who found no room; each of these only tells an event loop."""
+    for wake in waiting:
+        wake()
 
 
 def _for_handles(error: BaseException) -> BaseException:

@@ -157,7 +157,7 @@ print("pandas" in sys.modules)
 
 
 def test_lists_of_bytes() -> None:
-    assert encode_bytes_list(list(RECORDS)) == join_records(RECORDS)
+    assert bytes(encode_bytes_list(list(RECORDS))) == join_records(RECORDS)
 
 
 @pytest.mark.parametrize("compression", list(Compression))

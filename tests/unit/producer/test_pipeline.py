@@ -26,6 +26,7 @@ from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.producer.producer import Producer
+from opendata_buffer.producer.run import RECORD_HELD
 from opendata_buffer.stores import Absent, Blob, IfVersion, NotModified, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.interrupts import interrupted
@@ -113,9 +114,13 @@ def silent() -> Iterator[Silent]:
     [{}, {"flush_size_bytes": 1}, {"max_buffered_bytes": 1}],
     ids=["into an open batch", "fills a batch", "waits for room"],
 )
-@pytest.mark.parametrize("transaction", [False, True], ids=["plain", "transaction"])
+@pytest.mark.parametrize(
+    "call",
+    [{}, {"metadata": b"m"}, {"transaction": Transaction("a", 1)}],
+    ids=["plain", "with metadata", "transaction"],
+)
 def test_an_interrupt_anywhere_in_produce_leaves_nothing_stuck(
-    settings: dict[str, int], transaction: bool
+    settings: dict[str, int], call: dict[str, Any]
 ) -> None:
     step, more = 0, True
     while more:
@@ -123,9 +128,7 @@ def test_an_interrupt_anywhere_in_produce_leaves_nothing_stuck(
         store = MemoryStore()
         producer = Producer(config(flush_interval_ms=8, **settings), store=store)
         before = producer.produce([b"before"])
-        identity = Transaction("a", 1) if transaction else None
-        hit = partial(producer.produce, [b"hit"], transaction=identity)
-        more = interrupted(hit, step)
+        more = interrupted(partial(producer.produce, [b"hit"], **call), step)
         after = producer.produce([b"after"])
         began = time.monotonic()
         for handle in (before, after):
@@ -135,7 +138,8 @@ def test_an_interrupt_anywhere_in_produce_leaves_nothing_stuck(
         assert time.monotonic() - began < WAIT_S, f"step {step}"
         assert records(store) in ([b"before", b"after"], [b"before", b"hit", b"after"])
         assert producer.buffered_bytes == 0, f"step {step}"
-    assert step > 40
+    # A plain call that finds a run open takes few steps; see test_run.py for all of those.
+    assert step > (40 if call or settings else 10)
 
 
 @pytest.mark.parametrize("method", ["flush", "close"])
@@ -212,16 +216,16 @@ def test_a_signal_handler_that_calls_a_producer_inside_its_call_is_told() -> Non
     def handler(*_: object) -> None:
         producer.close()
 
-    original = producer._pipeline.backlog._batcher.add
+    original = producer._pipeline.backlog._batcher.put
 
-    def add(*args: Any) -> Any:
+    def put(*args: Any) -> Any:
         handler()
         return original(*args)
 
-    producer._pipeline.backlog._batcher.add = add  # type: ignore[method-assign]
+    producer._pipeline.backlog._batcher.put = put  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="by a signal handler: raise an exception"):
         producer.produce([b"a"])
-    producer._pipeline.backlog._batcher.add = original  # type: ignore[method-assign]
+    producer._pipeline.backlog._batcher.put = original  # type: ignore[method-assign]
     producer.produce([b"b"]).watcher.await_durable(WAIT_S)
     producer.close(WAIT_S)
 
@@ -437,7 +441,7 @@ def test_f33_each_call_takes_room_however_small_it_is(silent: Silent) -> None:
     assert silent.asked.wait(WAIT_S)
     while producer.buffered_bytes <= 10_000 - 300:
         threading.Event().wait(0.001)
-    assert calls < 40
+    assert calls < 10_000 // RECORD_HELD
     assert producer.buffered_bytes <= 10_000
     with pytest.raises(FlushFailed):
         producer.close(0.01)

@@ -215,6 +215,49 @@ def test_await_in_asyncio() -> None:
         assert asyncio.run(main(producer)) == 3
 
 
+def test_in_asyncio_a_full_buffer_holds_the_call_back_and_not_the_loop() -> None:
+    store = Gate()
+    store.open.clear()
+
+    async def main(producer: Producer) -> list[int]:
+        handles = [await producer.produce_async([b"x" * 90])]
+        waiting = [asyncio.create_task(producer.produce_async([b"%d" % n])) for n in range(3)]
+        cancelled = asyncio.create_task(producer.produce_async([b"cancelled"]))
+        for _ in range(10):
+            await asyncio.sleep(0)  # the loop turns
+        assert not any(each.done() for each in (*waiting, cancelled))
+        cancelled.cancel()
+        store.open.set()
+        handles += await asyncio.gather(*waiting)
+        return [(await handle).sequence for handle in handles]
+
+    settings = config(max_buffered_bytes=100, flush_size_bytes=1)
+    with Producer(settings, store=store) as producer:
+        sequences = asyncio.run(asyncio.wait_for(main(producer), WAIT_S))
+    assert sorted(sequences) == [0, 1, 2, 3]
+    assert sorted(records(store)) == [b"0", b"1", b"2", b"x" * 90]
+
+
+def test_in_asyncio_a_call_that_waits_while_the_producer_closes_is_refused() -> None:
+    store = Gate()
+    store.open.clear()
+    producer = Producer(config(max_buffered_bytes=100, flush_size_bytes=1), store=store)
+
+    async def main() -> None:
+        await producer.produce_async([b"x" * 90])
+        waiting = asyncio.create_task(producer.produce_async([b"late"]))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        closing = asyncio.create_task(asyncio.to_thread(producer.close))
+        with pytest.raises(Closed):
+            await waiting  # at once, and not when the upload has ended
+        store.open.set()
+        await closing
+
+    asyncio.run(asyncio.wait_for(main(), WAIT_S))
+    assert records(store) == [b"x" * 90]
+
+
 @pytest.mark.parametrize("call", [([b"x" * 90], b""), ([], b"x" * 90)])
 def test_f33_bytes_in_flight_hold_callers_back(call: tuple[list[bytes], bytes]) -> None:
     store = Gate()

@@ -10,6 +10,7 @@ from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import PermanentStorageError, TransientStorageError
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.producer.batcher import Batch, Call
 from opendata_buffer.producer.uploader import Uploader
 from opendata_buffer.stores import NotModified
@@ -59,7 +60,7 @@ def test_an_upload_gets_its_object_its_name_and_what_was_counted() -> None:
     Uploader(store, config(), runtime).upload(upload, batch, TAG)
     assert upload.location.startswith("ingest/app=app/batch=7/")
     assert stored(store, upload.location) == [b"a"]
-    assert (upload.count, upload.size, upload.metadata) == (1, 5, batch.metadata())
+    assert (upload.count, upload.size, upload.metadata) == (1, 5, (Metadata(0, 1_700, b"m"),))
 
 
 def test_f5_each_upload_of_a_batch_has_a_new_name() -> None:

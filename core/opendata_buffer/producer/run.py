@@ -1,0 +1,180 @@
+"""The fast way in: records that share a metadata range, with no lock, no copy and no handle each.
+
+A producer that takes a record per call cannot afford, for each of them, what a call costs that
+brings thousands: a lock, a clock or two, an encoded block, a handle. So the batcher opens a
+:class:`Run` for what comes in the same millisecond, and callers put their records into it by one
+``list.append``, which no other thread and no signal comes between. The lock is taken to open the
+next run. The records are joined when their batch is uploaded, by the thread that uploads it.
+
+How nothing is lost, although a caller may be stopped just before its ``append`` while the run is
+closed and uploaded::
+
+    caller                                   batcher, with the lock held
+    1  run = current.run                     a  current.run = CLOSED
+    2  run.append(item)                      b  run.close(): what it has by now counts
+    3  current.run is still run?
+
+If it is, (a) has not happened, and (b) will see the item. If not, the caller takes the lock and
+asks :meth:`Run.took_in`: the item lies among those that count, or behind them, and then it is
+taken out and put into the next run. A caller that is interrupted between 2 and 3 does not know
+whether its record was accepted; nor does it after any other exception.
+"""
+
+from __future__ import annotations
+
+from opendata_buffer.commit.durability import WriteHandle
+
+__all__ = [
+    "CLOSED",
+    "RECORD_HELD",
+    "RUN_S",
+    "Current",
+    "Item",
+    "Run",
+    "block_bytes",
+    "held_at_opening",
+]
+
+RUN_S = 0.001
+"""How long a run is open: metadata tells times in milliseconds."""
+
+RECORD_HELD = 64
+"""What a record takes of the producer's budget beside its bytes: a Python object's head, and its
+place in a list."""
+
+RUN_HELD = 256
+"""What a run takes beside its records: its objects."""
+
+_PREFIX = 4
+"""Bytes before each record of a block."""
+
+Item = bytes | tuple[bytes, ...]
+"""What one call brings: a record, or several."""
+
+
+class Run:
+    """Calls of one millisecond, in produce order. Only :attr:`append` may be used without the lock.
+
+    Args:
+        first: The call it is opened for.
+        records: Records of that.
+        ingestion_time_ms: Of all its records.
+        handle: Of all its calls.
+        budget: Bytes of the producer's budget that it may take; see :func:`held_at_opening`.
+        until: When it takes no more, monotonic seconds.
+
+    Attributes:
+        left: What is left of the budget. Callers subtract what they bring, before they bring it.
+        joined: Records beyond one of each call.
+        metadata: Its calls have none.
+    """
+
+    __slots__ = (
+        "_budget",
+        "_closed_at",
+        "_items",
+        "append",
+        "handle",
+        "ingestion_time_ms",
+        "joined",
+        "left",
+        "until",
+    )
+
+    metadata = b""
+
+    def __init__(
+        self,
+        first: Item,
+        records: int,
+        ingestion_time_ms: int,
+        handle: WriteHandle | None,
+        budget: int,
+        until: float,
+    ) -> None:
+        self._items: list[Item] = [first]
+        self._budget = budget
+        self._closed_at: int | None = None
+        self.append = self._items.append
+        self.handle = handle
+        self.ingestion_time_ms = ingestion_time_ms
+        self.joined = records - 1
+        self.left = budget - held_at_opening(first, records)
+        self.until = until
+
+    @property
+    def calls(self) -> int:
+        """Calls in it."""
+        return len(self._items) if self._closed_at is None else self._closed_at
+
+    @property
+    def count(self) -> int:
+        """Records in it. Two threads at once may count one call too few; see :meth:`records`."""
+        return self.calls + self.joined
+
+    @property
+    def held(self) -> int:
+        """Bytes of the producer's budget that it takes."""
+        return self._budget - self.left
+
+    @property
+    def size(self) -> int:
+        """Bytes of its records in a block."""
+        return self.held - RUN_HELD - (RECORD_HELD - _PREFIX) * self.count
+
+    def close(self) -> None:
+        """What is in it by now counts, and nothing that comes later. With the lock held."""
+        if self._closed_at is None:
+            self._closed_at = len(self._items)
+
+    def took_in(self, item: Item) -> bool:
+        """Whether an item that was appended around the time of closing counts.
+
+        With the lock held, once for each such item. One that does not count is gone.
+        """
+        self.close()
+        for index in range(self.calls, len(self._items)):
+            # By identity. If two callers brought the same object and one of them was late, it
+            # does not matter which of the two brings it again.
+            if self._items[index] is item:
+                del self._items[index]
+                return False
+        return True
+
+    def records(self) -> list[bytes]:
+        """All records that count, in order; once it is closed."""
+        items = self._items[: self.calls]
+        if not self.joined:
+            return items  # type: ignore[return-value]
+        flat: list[bytes] = []
+        for item in items:
+            if type(item) is tuple:
+                flat += item
+            else:
+                flat.append(item)  # type: ignore[arg-type]
+        return flat
+
+
+def block_bytes(item: Item) -> int:
+    """Bytes of the call's records in a block."""
+    if type(item) is bytes:
+        return _PREFIX + len(item)
+    return _PREFIX * len(item) + sum(map(len, item))  # type: ignore[arg-type]
+
+
+def held_at_opening(item: Item, records: int) -> int:
+    """Bytes of the producer's budget that a run takes which is opened for this call."""
+    return RUN_HELD + block_bytes(item) + (RECORD_HELD - _PREFIX) * records
+
+
+CLOSED = Run(b"", 1, 0, None, 0, float("-inf"))
+"""Takes nothing: callers come to the lock. Its time is over, and it has no bytes left."""
+
+
+class Current:
+    """Where callers find the run that is open now; replaced only with the lock held."""
+
+    __slots__ = ("__weakref__", "run")
+
+    def __init__(self) -> None:
+        self.run = CLOSED
