@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from pyspark.sql.datasource import (
         DataSourceReader,
         DataSourceStreamReader,
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.types import StructType
 
-__all__ = ["DefaultSource"]
+__all__ = ["DefaultSource", "register"]
 
 _RESERVED = frozenset(
     {"collation", "comment", "external", "is_managed_location", "location", "owner", "provider"}
@@ -34,6 +35,9 @@ class DefaultSource(DataSource):
     Also registered by hand: ``spark.dataSource.register(DefaultSource)``. The options are those
     of :class:`buffer_source.options.SourceOptions` and :class:`buffer_sink.options.SinkOptions`.
     """
+
+    cores: int | None = None
+    """Tasks that the cluster runs at once; :func:`register` knows."""
 
     def __init__(self, options: dict[str, str]) -> None:
         # A table's properties arrive among the options, and are none of this source's or sink's.
@@ -57,7 +61,7 @@ class DefaultSource(DataSource):
         from opendata_buffer.runtime import SystemRuntime
         from opendata_buffer.stores.factory import open_store
 
-        options = SourceOptions.from_spark(self.options)
+        options = SourceOptions.from_spark(self.options, self.cores)
         store = open_store(options.queue.store, options.queue.store_options)
         return default_schema(
             options.include_location, reads_topic(options, store, SystemRuntime())
@@ -75,14 +79,14 @@ class DefaultSource(DataSource):
                 "Use CREATE TEMPORARY VIEW name USING `opendata-buffer` OPTIONS (path '...'), or "
                 "spark.read.format('opendata-buffer').load('...')"
             )
-        return BufferBatchReader(SourceOptions.from_spark(self.options), schema)
+        return BufferBatchReader(SourceOptions.from_spark(self.options, self.cores), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """For ``spark.readStream``."""
         from buffer_source.options import SourceOptions
         from buffer_source.stream_reader import BufferStreamReader
 
-        return BufferStreamReader(SourceOptions.from_spark(self.options), schema)
+        return BufferStreamReader(SourceOptions.from_spark(self.options, self.cores), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """For ``df.write``; ``schema`` is the DataFrame's."""
@@ -95,3 +99,32 @@ class DefaultSource(DataSource):
         from buffer_sink.stream_writer import stream_writer
 
         return stream_writer(self.options, schema, overwrite)
+
+
+def register(spark: SparkSession, parallelism: int | None = None) -> None:
+    """Register the format with what is known here and not where Spark plans: the cluster's cores.
+
+    Spark finds the format by itself where the package is installed for driver and executors, and
+    then plans as many tasks as the driver has CPUs. After this it plans for the whole cluster. It
+    also takes what ``spark-submit --py-files`` brought with it: see the page "On a cluster".
+
+    Args:
+        spark: The session. Of a session over Spark Connect the cores are not known.
+        parallelism: Tasks that run at the same time. Default: ``defaultParallelism``, or what
+            the settings ask for where not all executors have come yet.
+    """
+    cores = parallelism or _cores_of(spark)
+    # Another module's name makes pickle send the class itself, with its cores.
+    attributes = {"cores": cores, "__module__": "__main__", "__doc__": DefaultSource.__doc__}
+    spark.dataSource.register(type("DefaultSource", (DefaultSource,), attributes))
+
+
+def _cores_of(spark: SparkSession) -> int | None:
+    if ".connect." in type(spark).__module__:
+        return None
+    context = spark.sparkContext
+    conf = context.getConf()
+    expected = int(conf.get("spark.executor.instances", "0") or 0) * int(
+        conf.get("spark.executor.cores", "1") or 1
+    )
+    return max(int(context.defaultParallelism), expected)

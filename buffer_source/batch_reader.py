@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from buffer_source.batches import PartitionBatch
+from buffer_source.batches import PartitionBatch, tasks_of
 from buffer_source.measures import Measures
 from buffer_source.options import EARLIEST, LATEST, SourceOptions
 from buffer_source.partitions import Partitions
-from buffer_source.planner import pack
 from buffer_source.rows import check_schema
 from buffer_source.task import BatchPartition, read_batches
 from buffer_source.times import newest_ms
@@ -73,8 +72,7 @@ class BufferBatchReader(DataSourceReader):
         found = together(runtime, waiting, partitions.names())
         batches = [batch for part, _ in found for batch in part]
         sizes = [size for _, part in found for size in part]
-        tasks = pack(batches, sizes, options.parallelism, options.min_partitions)
-        return [BatchPartition(task) for task in tasks]
+        return [BatchPartition(task) for task in tasks_of(batches, sizes, options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Fetch, decode and cut the batches of one task. Runs on an executor."""
@@ -107,7 +105,7 @@ def _waiting(
         concurrency=options.fetch_concurrency,
         allow_foreign=options.allow_foreign_locations,
     )
-    return batches, measures.estimates(batches)
+    return batches, measures.estimates(batches, options.parallelism_asked)
 
 
 def select(manifest: Manifest, options: SourceOptions) -> list[QueueEntry]:

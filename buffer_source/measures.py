@@ -87,10 +87,17 @@ class Measures:
             total += size
         return total
 
-    def estimates(self, batches: Sequence[BatchDescriptor]) -> list[int]:
-        """As :meth:`sizes`, but lists only when that is cheap beside reading the batches."""
+    def estimates(self, batches: Sequence[BatchDescriptor], tasks: int | None = None) -> list[int]:
+        """As :meth:`sizes`, but lists only when that is cheap beside reading the batches.
+
+        Args:
+            batches: Which ones.
+            tasks: That would be without work if there are fewer batches; then it is worth a
+                listing to see whether one can be shared. None where nobody said how many.
+        """
         unknown = sum(1 for each in batches if each.location not in self._sizes)
-        if unknown >= WORTH_LISTING and (
+        worth = 1 if tasks is not None and len(batches) < tasks else WORTH_LISTING
+        if unknown >= worth and (
             self._listed_at is None
             or self._runtime.monotonic() - self._listed_at >= LIST_INTERVAL_S
         ):

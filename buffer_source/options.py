@@ -45,6 +45,7 @@ _SHARED = (
     "failOnDataLoss",
     "corruptBatches",
     "minPartitions",
+    "parallelism",
     "fetchConcurrency",
     "maxInFlightBytes",
     "maxBatchBytes",
@@ -99,8 +100,10 @@ class SourceOptions:
         max_batches: Batches per trigger. Default: no limit.
         max_bytes: Stored bytes per trigger; soft, at least one batch. Default: no limit.
         max_records: Records per trigger; soft, at least one batch. Default: no limit.
-        min_partitions: Tasks per trigger, while there are as many batches. Default: the CPUs
-            of the driver, for triggers that are worth it.
+        cores: Tasks that run at the same time (``parallelism``). Default: what
+            ``pyspark_opendata_buffer.register`` saw, else the CPUs of the driver.
+        min_partitions: Tasks per trigger, while there are as many batches, or parts of very large
+            ones. Default: as ``cores`` has it, for triggers that are worth it.
         poll_interval_ms: Least time between two looks at an idle queue. Default 100.
         fetch_concurrency: Downloads at once in a task. Default 16.
         max_in_flight_bytes: Stored bytes a task may have downloaded and not yet decoded.
@@ -125,6 +128,7 @@ class SourceOptions:
     max_batches: int | None = None
     max_bytes: int | None = None
     max_records: int | None = None
+    cores: int | None = None
     min_partitions: int | None = None
     poll_interval_ms: int = 100
     fetch_concurrency: int = 16
@@ -135,8 +139,12 @@ class SourceOptions:
     gc: GarbageCollectorConfig = field(default_factory=GarbageCollectorConfig)
 
     @classmethod
-    def from_spark(cls, options: Mapping[str, str]) -> SourceOptions:
+    def from_spark(cls, options: Mapping[str, str], cores: int | None = None) -> SourceOptions:
         """Parse the options of ``readStream`` or ``read``, whose keys Spark lower-cases.
+
+        Args:
+            options: As Spark hands them over.
+            cores: Tasks that run at the same time, where that is known and no option says it.
 
         Raises:
             InvalidInput: An unknown name, or a value that is not accepted.
@@ -158,6 +166,7 @@ class SourceOptions:
             max_batches=read.integer("maxBatchesPerTrigger", None, least=1),
             max_bytes=read.integer("maxBytesPerTrigger", None, least=1),
             max_records=read.integer("maxRecordsPerTrigger", None, least=1),
+            cores=read.integer("parallelism", cores, least=1),
             min_partitions=read.integer("minPartitions", None, least=1),
             poll_interval_ms=read.integer("pollIntervalMs", 100, least=0),
             fetch_concurrency=read.integer("fetchConcurrency", 16, least=1),
@@ -244,7 +253,15 @@ class SourceOptions:
     @property
     def parallelism(self) -> int:
         """Tasks to aim for."""
-        return self.min_partitions or os.cpu_count() or 1
+        # Where a plan is made, nothing tells how large the cluster is.
+        return self.cores or self.min_partitions or os.cpu_count() or 1
+
+    @property
+    def parallelism_asked(self) -> int | None:
+        """Tasks that somebody asked for; None where nobody did."""
+        if self.cores is None or self.min_partitions is None:
+            return self.cores or self.min_partitions
+        return max(self.cores, self.min_partitions)
 
 
 def _starting_timestamp(read: OptionReader) -> int | None:

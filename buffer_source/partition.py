@@ -215,7 +215,8 @@ class PartitionStream:
         walk, gone = self._walk(start), frozenset(end.missing)
         for batch in cursor.between(begin, end.next):
             walk.step(batch, gone=batch.sequence in gone)
-        sizes: list[int] = self._patient(self.measures.estimates, walk.delivered)
+        asked = self._options.parallelism_asked
+        sizes: list[int] = self._patient(self.measures.estimates, walk.delivered, asked)
         return Part(
             [PartitionBatch.within(self.name, each) for each in walk.delivered],
             sizes,

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 from opendata_buffer.formats import MIB
 
-__all__ = ["Limits", "admit", "interleave", "pack"]
+__all__ = ["MIN_PART_BYTES", "Limits", "admit", "interleave", "pack", "shares"]
 
 
 OPEN_COST_BYTES = 256 * 1024
@@ -24,6 +24,10 @@ MIN_TASK_BYTES = 1 * MIB
 
 MAX_TASK_BYTES = 128 * MIB
 """Tasks larger than this are split, so that a retried task repeats little."""
+
+MIN_PART_BYTES = 16 * MIB
+"""A smaller part of a batch is not worth a task: each task that shares a batch fetches all of it,
+and decodes what lies before its part."""
 
 T = TypeVar("T")
 Measure = Callable[[Sequence[T]], Sequence[int]]
@@ -105,6 +109,20 @@ def interleave(lengths: Sequence[int], backlogs: Sequence[int]) -> Iterator[int]
             heapq.heapreplace(turns, (taken / max(1, backlogs[index]), index, taken))
         else:
             heapq.heappop(turns)
+
+
+def shares(sizes: Sequence[int], parallelism: int, at_least: int | None = None) -> list[int]:
+    """How many tasks share each batch: 1 for all but very large ones.
+
+    Args:
+        sizes: Stored bytes of each; estimates will do.
+        parallelism: Tasks that run at the same time, as far as is known.
+        at_least: Tasks the user asked for.
+    """
+    total = sum(sizes)
+    wanted = max(parallelism, at_least or 1)
+    share = min(MAX_TASK_BYTES, max(MIN_PART_BYTES, -(-total // wanted)))
+    return [max(1, size // share) for size in sizes]
 
 
 def pack(

@@ -98,35 +98,42 @@ class RowBuilder:
         self._piece_bytes = piece_bytes
         self._piece_rows = piece_rows
 
-    def pieces(self, batch: Records, partition: str = ONLY) -> Iterator[pa.RecordBatch]:
+    def pieces(
+        self, batch: Records, partition: str = ONLY, rows: range | None = None
+    ) -> Iterator[pa.RecordBatch]:
         """The batch as record batches in row order; none if it has no records.
 
         Args:
             batch: The batch, opened.
             partition: Of the source, that it is in.
+            rows: Those wanted. Default: all.
 
         Raises:
             BatchUnreadable: A record array could not be decoded.
             InvalidInput: A STRING column was asked for and a record is not UTF-8.
         """
         runs = Runs.of(batch.metadata, batch.count)
+        wanted = range(batch.count) if rows is None else rows
         first = 0  # row of the batch that the array begins with
         for values in batch.arrays:
-            begin, count = 0, len(values)
+            if first >= wanted.stop:
+                return  # the rest is another task's, and need not be decoded
+            size = len(values)
+            begin, count = max(0, wanted.start - first), min(size, wanted.stop - first)
             while begin < count:
                 end = min(count, begin + self._piece_rows)
                 if "metadata" in self._builders:
                     end = runs.fit(first + begin, first + end, self._piece_bytes) - first
                 end = self._cut(values, begin, end)
-                rows = runs.cut(first + begin, first + end)
+                cut = runs.cut(first + begin, first + end)
                 piece = Piece(
-                    batch, values.slice(begin, end - begin), rows, first + begin, partition
+                    batch, values.slice(begin, end - begin), cut, first + begin, partition
                 )
                 columns = [builder.build(piece) for builder in self._builders.values()]
                 del piece
                 yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
                 begin = end
-            first += count
+            first += size
             del values  # or its memory is not free when the next one is decoded
 
     def _cut(self, values: pa.BinaryArray, begin: int, limit: int) -> int:

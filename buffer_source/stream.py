@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from buffer_source.batches import PartitionBatch
+from buffer_source.batches import PartitionBatch, tasks_of
 from buffer_source.commit_log import CommitLog
 from buffer_source.offsets import Position, SourceOffset
 from buffer_source.options import QUARANTINE, SourceOptions
 from buffer_source.partition import READ_AHEAD, Look, Part
 from buffer_source.partitions import Partitions
-from buffer_source.planner import Limits, admit, interleave, pack
+from buffer_source.planner import Limits, admit, interleave
 from buffer_source.progress import Progress
 from opendata_buffer.queue.nesting import TOPIC_KEY
 from opendata_buffer.retry import queue_retry
@@ -147,7 +147,7 @@ class StreamDriver:
         options = self._options
         batches = [batch for part in parts for batch in part.batches]
         sizes = [size for part in parts for size in part.sizes]
-        return pack(batches, sizes, options.parallelism, options.min_partitions)
+        return tasks_of(batches, sizes, options)
 
     def commit(self, end: SourceOffset) -> None:
         """Everything below ``end`` is safe with Spark: let it leave the queues.

@@ -46,11 +46,14 @@ class BatchPartition(InputPartition):
     def __repr__(self) -> str:
         if not self.descriptors:
             return "BatchPartition()"
-        first, last = (
-            f"{each.sequence}" if each.partition == ONLY else f"{each.partition}:{each.sequence}"
-            for each in (self.descriptors[0], self.descriptors[-1])
-        )
+        first, last = (_name(each) for each in (self.descriptors[0], self.descriptors[-1]))
         return f"BatchPartition({len(self.descriptors)} batches, {first} to {last})"
+
+
+def _name(batch: PartitionBatch) -> str:
+    part = f" (part {batch.part + 1} of {batch.parts})" if batch.parts > 1 else ""
+    where = "" if batch.partition == ONLY else f"{batch.partition}:"
+    return f"{where}{batch.sequence}{part}"
 
 
 def read_batches(
@@ -67,15 +70,15 @@ def read_batches(
         InvalidInput: A STRING column was asked for and a record is not UTF-8.
     """
     builder = RowBuilder(schema)
-    for partition, records in _readable(options, descriptors):
-        yield from builder.pieces(records, partition)
+    for batch, records in _readable(options, descriptors):
+        yield from builder.pieces(records, batch.partition, batch.rows(records.count))
         del records  # or its memory is not free while the next one is decoded
 
 
 def _readable(
     options: SourceOptions, descriptors: Sequence[PartitionBatch]
-) -> Iterator[tuple[str, Records]]:
-    """The batches that can be delivered, with their partitions, opened one after the other."""
+) -> Iterator[tuple[PartitionBatch, Records]]:
+    """The batches that can be delivered, opened one after the other."""
     runtime = SystemRuntime()
     # Spark repeats a failed task too, but not in local mode, and with everything it did.
     patient = queue_retry(runtime, options.queue)
@@ -108,7 +111,8 @@ def _readable(
             query=_query_id(),
             allow_foreign_locations=own.allow_foreign_locations,
         )
-        metrics.batches_quarantined.add(1)
+        if fetched.descriptor.part == 0:  # of several tasks that share it, one counts it
+            metrics.batches_quarantined.add(1)
         log.warning("batch is in quarantine as %s and passed by: %s", report.id, error)
 
     stored = fetch_many(
@@ -125,9 +129,9 @@ def _readable(
                 assert fetched.error is not None
                 pass_by(fetched, fetched.error)
                 continue
-            partition = fetched.descriptor.partition
+            batch = fetched.descriptor
             try:
-                records = queues[partition].handle.records(
+                records = queues[batch.partition].handle.records(
                     fetched.stored, PIECE_BYTES, check_first=policy.checks_first
                 )
             except PoisonBatch as error:
@@ -136,7 +140,7 @@ def _readable(
                 pass_by(fetched, error)
                 continue
             del fetched  # or it would live beside the budget while the next is fetched
-            yield partition, records
+            yield batch, records
             del records
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from pyspark.cloudpickle import dumps
 from pyspark.sql.types import StructType
 
 from opendata_buffer.errors import InvalidInput
-from pyspark_opendata_buffer import DefaultSource
+from pyspark_opendata_buffer import DefaultSource, register
 
 
 def test_the_properties_that_spark_adds_for_a_table_are_no_options(tmp_path: Path) -> None:
@@ -29,3 +34,44 @@ def test_the_properties_that_spark_adds_for_a_table_are_no_options(tmp_path: Pat
 def test_a_table_that_is_read_without_options_names_what_works() -> None:
     with pytest.raises(InvalidInput, match="Use CREATE TEMPORARY VIEW"):
         DefaultSource({}).reader(StructType())
+
+
+class Session:
+    """As much of a SparkSession as registering asks for."""
+
+    def __init__(self, parallelism: int, **conf: str) -> None:
+        self.registered: list[Any] = []
+        self.dataSource = SimpleNamespace(register=self.registered.append)
+        self.sparkContext = SimpleNamespace(
+            defaultParallelism=parallelism, getConf=lambda: SimpleNamespace(get=conf.get)
+        )
+
+
+def cores(session: Any, tmp_path: Path, given: int | None = None, **options: str) -> int:
+    register(session, given)
+    (source,) = session.registered
+    assert source.name() == "opendata-buffer"
+    made = source({"path": str(tmp_path), **options})
+    found: int = made.streamReader(made.schema())._options.parallelism
+    return found
+
+
+def test_a_registered_format_plans_for_the_cluster(tmp_path: Path) -> None:
+    assert cores(Session(48), tmp_path) == 48
+    assert cores(Session(48), tmp_path, 7) == 7
+    assert cores(Session(48), tmp_path, parallelism="5") == 5
+
+
+def test_executors_that_have_not_come_yet_count(tmp_path: Path) -> None:
+    conf = {"spark.executor.instances": "10", "spark.executor.cores": "4"}
+    assert cores(Session(2, **conf), tmp_path) == 40
+
+
+def test_what_is_registered_pickles_with_its_cores(tmp_path: Path) -> None:
+    session: Any = Session(48)
+    register(session)
+    source = tmp_path / "source"
+    source.write_bytes(dumps(session.registered[0]))
+    program = f"import pickle; print(pickle.load(open({str(source)!r}, 'rb')).cores)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "48\n", done.stderr

@@ -156,6 +156,22 @@ def test_estimates_list_only_when_it_pays(
     assert store.lists == 2
 
 
+def test_a_few_batches_are_measured_where_tasks_would_be_idle(
+    store: Counted, measures: Measures, runtime: ManualRuntime
+) -> None:
+    (first,) = [put(store, 0, b"x" * 50)]
+    assert measures.estimates([first], 1) == [UNKNOWN_SIZE]
+    assert store.lists == 0
+    assert measures.estimates([first], 2) == [50]
+    (second,) = [put(store, 1, b"x" * 90)]
+    assert measures.estimates([second], 2) == [50], "the average, until it is time again"
+    assert store.lists == 1
+    runtime.advance(LIST_INTERVAL_S)
+    assert measures.estimates([second], 2) == [90]
+    assert measures.estimates([second], 2) == [90]
+    assert store.lists == 2
+
+
 def test_records_come_from_the_footers_and_are_remembered(
     store: Counted, measures: Measures, monkeypatch: pytest.MonkeyPatch
 ) -> None:

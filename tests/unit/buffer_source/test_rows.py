@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from buffer_source.batches import PartitionBatch
 from buffer_source.columns import MAX_TIME_MS, MIN_TIME_MS
 from buffer_source.rows import RowBuilder, check_schema, default_schema
 from opendata_buffer.consumer.descriptors import Records
@@ -180,6 +182,7 @@ def test_a_sliced_array_is_read_from_its_own_start() -> None:
     st.integers(1, 60),
     st.integers(1, 10),
     st.integers(1, 50),
+    st.integers(1, 5),
 )
 def test_pieces_agree_with_a_row_by_row_model(
     records: list[bytes],
@@ -187,6 +190,7 @@ def test_pieces_agree_with_a_row_by_row_model(
     piece_bytes: int,
     piece_rows: int,
     array: int,
+    parts: int,
 ) -> None:
     metadata = [
         Metadata(start, time, str(number).encode()) for number, (start, time) in enumerate(ranges)
@@ -206,6 +210,26 @@ def test_pieces_agree_with_a_row_by_row_model(
     wanted = schema("value BINARY,metadata BINARY,sequence LONG,index INTEGER")
     made = batch(records, *metadata, array=array)
     assert rows(made, wanted, piece_bytes=piece_bytes, piece_rows=piece_rows) == expected
+    for part in PartitionBatch(5, LOCATION).shared_by(parts):
+        cut = part.rows(len(records))
+        builder = RowBuilder(wanted, piece_bytes=piece_bytes, piece_rows=piece_rows)
+        pieces = builder.pieces(batch(records, *metadata, array=array), rows=cut)
+        table = pa.Table.from_batches(pieces, schema=builder.schema)
+        assert table.to_pylist() == expected[cut.start : cut.stop]
+
+
+def test_what_lies_behind_the_part_is_not_decoded() -> None:
+    decoded = []
+
+    def arrays() -> Iterator[pa.BinaryArray]:
+        for number in range(10):
+            decoded.append(number)
+            yield pa.array([b"x"] * 10, pa.binary())
+
+    made = Records(100, arrays(), 5, LOCATION, ())
+    pieces = list(RowBuilder(schema("value BINARY")).pieces(made, rows=range(15, 25)))
+    assert [piece.num_rows for piece in pieces] == [5, 5]
+    assert decoded == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,34 @@ def test_a_corrupt_batch_is_quarantined_and_passed_by(
     assert store.get(descriptors[at].location) is not None
 
 
+def test_tasks_that_share_a_batch_read_each_row_once(
+    tmp_path: Path, store: Store, runtime: ManualRuntime
+) -> None:
+    records = [b"%d" % number for number in range(10)]
+    small, large = put(store, runtime, encode_batch([b"x"]), encode_batch(records))
+    parts = large.shared_by(3)
+    read = [list(read_batches(options(tmp_path), default_schema(), [part])) for part in parts]
+    found = [[value for piece in each for value in piece["value"].to_pylist()] for each in read]
+    assert found == [records[0:3], records[3:6], records[6:10]]
+    indices = [index for each in read for piece in each for index in piece["index"].to_pylist()]
+    assert indices == list(range(10))
+    assert repr(BatchPartition((small, parts[1]))) == (
+        "BatchPartition(2 batches, 0 to 1 (part 2 of 3))"
+    )
+
+
+def test_a_corrupt_batch_that_tasks_share_is_quarantined_by_all_and_counted_once(
+    tmp_path: Path, store: Store, runtime: ManualRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+    monkeypatch.setattr(metrics.batches_quarantined, "add", counted.append)
+    (batch,) = put(store, runtime, corrupt_behind_good_rows())
+    given = options(tmp_path, corruptBatches="quarantine")
+    assert [sequences(given, [part]) for part in batch.shared_by(3)] == [[], [], []]
+    assert len(list_quarantine(store, "ingest")) == 1
+    assert counted == [1]
+
+
 def test_a_corrupt_batch_ends_the_query_by_default_and_names_the_option(
     tmp_path: Path, store: Store, runtime: ManualRuntime
 ) -> None:
