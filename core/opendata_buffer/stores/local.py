@@ -9,6 +9,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -63,11 +64,13 @@ class LocalStore:
     """A directory whose files are the objects, under their raw names.
 
     An object is written to a temporary file, fsynced, and renamed over its name, so kill -9 at
-    any moment leaves the old or the new bytes. Conditional writes hold an exclusive lock on a
-    file of their key's own, beside the object: stores with another root that hold the same file
-    lock the same one. Readers take no lock: the version is read from the same open file
-    as the bytes, and is made of its modification time, inode and size; every conditional write
-    makes the time strictly later, so a version never comes back.
+    any moment leaves the old or the new bytes. Conditional writes rename under an exclusive lock
+    on a file of their key's own, beside the object: stores with another root that hold the same
+    file lock the same one. The kernel frees the lock of a process that dies; one that is suspended
+    in the instant it holds it stops the others until it goes on or dies. Readers take no lock: the
+    version is read from the same open file as the bytes, and is made of its modification time,
+    inode and size; every conditional write makes the time strictly later, so a version never
+    comes back.
 
     The directory is made by the first write. ``.opendata-buffer`` in it and below is the store's
     own.
@@ -155,9 +158,11 @@ class LocalStore:
         path = self._path(key)
         try:
             self._prepare()
-            # A key that is also written by put_if has a lock file; batches have none.
-            with FileLock(self._lock_path(key), self._runtime, create=False) as lock:
-                self._replace(path, data, lock)
+            with self._written(data) as temporary:
+                # A key that is also written by put_if has a lock file; batches have none.
+                with FileLock(self._lock_path(key), self._runtime, create=False) as lock:
+                    self._rename(temporary, path, lock)
+                _sync_name(path)
         except LockTimeout:
             raise TransientStorageError(_stuck_lock(self._lock_path(key))) from None
         except OSError as error:
@@ -173,16 +178,17 @@ class LocalStore:
             lock_path = self._lock_path(key)
             if not os.path.isdir(os.path.dirname(lock_path)):
                 make_directories(os.path.dirname(lock_path))
-            with FileLock(lock_path, self._runtime) as lock:
-                found = stat_file(path)
-                if isinstance(condition, IfVersion):
-                    if found is None:
-                        return Vanished()
-                    if version_of(found) != condition.version:
-                        return VersionConflict()
-                elif found is not None:
-                    return VersionConflict()
-                return Applied(self._replace(path, data, lock))
+            # Who lost its race already writes nothing. Who has not, writes everything before it
+            # takes the lock: a process that is suspended in there stops all the others.
+            if (refused := _refusal(path, condition)) is not None:
+                return refused
+            with self._written(data) as temporary:
+                with FileLock(lock_path, self._runtime) as lock:
+                    if (refused := _refusal(path, condition)) is not None:
+                        return refused
+                    version = self._rename(temporary, path, lock)
+                _sync_name(path)
+            return Applied(version)
         except LockTimeout:
             return Unknown(_stuck_lock(self._lock_path(key)))
         except _AfterRenameError as error:
@@ -317,36 +323,37 @@ class LocalStore:
         path = f"{self._temporary}/{self._runtime.ulid()}"
         return os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666), path
 
-    def _replace(self, path: str, data: bytes | memoryview, lock: FileLock) -> str:
-        """Write, make durable, rename. Raises OSError, or _AfterRenameError past the rename."""
-        fd, temporary = self._open_temporary()
+    @contextmanager
+    def _written(self, data: bytes | memoryview) -> Iterator[_Temporary]:
+        """A file of these bytes, durable, that has no name in the store yet."""
+        fd, path = self._open_temporary()
+        temporary = _Temporary(fd, path)
         try:
             try:
                 write_all(fd, data)
-                previous = stat_file(path)
-                # The lock file remembers the time too: after a delete the file does not.
-                floor_ns = max(previous.st_mtime_ns if previous else 0, lock.load())
-                stamp_ns = stamp_later(fd, temporary, floor_ns)
                 os.fsync(fd)
-                version = version_of(os.fstat(fd))
+                yield temporary
             finally:
                 os.close(fd)
-            lock.store(stamp_ns)
-            self._rename(temporary, path)
-        except BaseException:
-            unlink_quietly(temporary)
-            raise
-        try:
-            sync_directory(os.path.dirname(path))
-        except OSError as error:
-            raise _AfterRenameError(error.errno, error.strerror) from error
-        return version
+        finally:
+            if not temporary.renamed:
+                unlink_quietly(path)
 
-    def _rename(self, temporary: str, path: str) -> None:
+    def _rename(self, temporary: _Temporary, path: str, lock: FileLock) -> str:
+        """Give a written file its name; returns its version. Under the key's lock, if it has one.
+
+        The stamp is not fsynced: after a power cut nobody remembers the version, and the kernel's
+        own stamp, which may be back, was nobody's.
+        """
+        previous = stat_file(path)
+        # The lock file remembers the time too: after a delete the file does not.
+        floor_ns = max(previous.st_mtime_ns if previous else 0, lock.load())
+        lock.store(stamp_later(temporary.fd, temporary.path, floor_ns))
+        version = version_of(os.fstat(temporary.fd))
         for attempt in range(100):
             try:
-                os.replace(temporary, path)
-                return
+                os.replace(temporary.path, path)
+                break
             except FileNotFoundError:
                 # The directory is new, or a delete in another process just pruned it.
                 make_directories(os.path.dirname(path))
@@ -354,7 +361,10 @@ class LocalStore:
                 if attempt:
                     raise
                 os.rmdir(path)  # left empty by a delete; otherwise ENOTEMPTY says so
-        os.replace(temporary, path)
+        else:
+            os.replace(temporary.path, path)
+        temporary.renamed = True
+        return version
 
     def _delete(self, path: str, lock_path: str) -> None:
         with FileLock(lock_path, self._runtime, create=False):
@@ -406,8 +416,34 @@ class LocalStore:
                 yield (f"{key}/" if entry.is_dir(follow_symlinks=False) else key), entry
 
 
+@dataclass(slots=True)
+class _Temporary:
+    """A file that is written and has no name in the store yet."""
+
+    fd: int
+    path: str
+    renamed: bool = False
+
+
 class _AfterRenameError(OSError):
     """The new bytes are visible but may not survive a power cut."""
+
+
+def _sync_name(path: str) -> None:
+    try:
+        sync_directory(os.path.dirname(path))
+    except OSError as error:
+        raise _AfterRenameError(error.errno, error.strerror) from error
+
+
+def _refusal(path: str, condition: Absent | IfVersion) -> Vanished | VersionConflict | None:
+    """Why a conditional write cannot be, by the file as it is now."""
+    found = stat_file(path)
+    if isinstance(condition, IfVersion):
+        if found is None:
+            return Vanished()
+        return None if version_of(found) == condition.version else VersionConflict()
+    return None if found is None else VersionConflict()
 
 
 def _refuse_unsafe_roots(root: str) -> None:

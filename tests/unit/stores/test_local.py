@@ -19,7 +19,16 @@ from opendata_buffer.errors import (
     TransientStorageError,
     UnsafeStore,
 )
-from opendata_buffer.stores import ABSENT, Applied, Blob, GetInto, IfVersion, Unknown, Vanished
+from opendata_buffer.stores import (
+    ABSENT,
+    Applied,
+    Blob,
+    GetInto,
+    IfVersion,
+    Unknown,
+    Vanished,
+    VersionConflict,
+)
 from opendata_buffer.stores.file_lock import FileLock
 from opendata_buffer.stores.local import RESERVED, LocalStore
 from opendata_buffer.stores.memory import MemoryStore
@@ -144,6 +153,54 @@ def test_bytes_are_durable_before_they_get_their_name_and_the_name_after(
     assert steps[-3:] == ["file", "rename", "directory"]
 
 
+def test_a_conditional_put_holds_its_lock_for_the_rename_alone(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is suspended with the lock stops all the others: not while a disk works."""
+    first = store.put_if("m", b"1", ABSENT)
+    assert isinstance(first, Applied)
+    steps: list[str] = []
+
+    def step(name: str, act: Any) -> Any:
+        def run(*args: Any) -> Any:
+            steps.append(name)
+            return act(*args)
+
+        return run
+
+    monkeypatch.setattr(os, "write", step("write", os.write))
+    monkeypatch.setattr(os, "fsync", step("fsync", os.fsync))
+    monkeypatch.setattr(os, "replace", step("rename", os.replace))
+    monkeypatch.setattr(FileLock, "__enter__", step("lock", FileLock.__enter__))
+    monkeypatch.setattr(FileLock, "__exit__", step("unlock", FileLock.__exit__))
+    assert isinstance(store.put_if("m", b"2", IfVersion(first.version)), Applied)
+    assert steps == ["write", "fsync", "lock", "rename", "unlock", "fsync"]
+    # Who has lost its race already leaves lock and disk alone.
+    assert isinstance(store.put_if("m", b"3", IfVersion(first.version)), VersionConflict)
+    assert len(steps) == 6
+
+
+def test_who_loses_its_race_while_it_writes_leaves_nothing_behind(
+    store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = store.put_if("m", b"1", ABSENT)
+    assert isinstance(first, Applied)
+    faster = LocalStore(root)
+    fsync = os.fsync
+
+    def synced(fd: int) -> None:
+        monkeypatch.setattr(os, "fsync", fsync)
+        assert isinstance(faster.put_if("m", b"2", IfVersion(first.version)), Applied)
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    assert isinstance(store.put_if("m", b"3", IfVersion(first.version)), VersionConflict)
+    blob = store.get("m")
+    assert isinstance(blob, Blob)
+    assert blob.data == b"2"
+    assert leftovers(root) == []
+
+
 def test_f13_conditional_puts_work_more_than_once(store: LocalStore) -> None:
     outcome = store.put_if("m", b"0", ABSENT)
     for number in range(1, 50):
@@ -185,9 +242,10 @@ def test_readers_need_no_lock(store: LocalStore, root: Path, runtime: ManualRunt
 def test_a_lock_that_stays_held_is_an_unknown_outcome(
     store: LocalStore, root: Path, runtime: ManualRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.put_if("m", b"1", ABSENT)
+    first = store.put_if("m", b"1", ABSENT)
+    assert isinstance(first, Applied)
     monkeypatch.setattr(FileLock, "_lock_file", lambda *_: _raise_timeout())
-    outcome = store.put_if("m", b"2", ABSENT)
+    outcome = store.put_if("m", b"2", IfVersion(first.version))
     assert isinstance(outcome, Unknown)
     assert "another process holds the lock" in outcome.reason
     with pytest.raises(TransientStorageError, match="another process holds the lock"):
@@ -222,10 +280,11 @@ def test_a_full_disk_names_path_and_fix_and_leaves_the_old_bytes(
 def test_too_many_open_files_is_an_unknown_outcome(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.put_if("m", b"old", ABSENT)
+    first = store.put_if("m", b"old", ABSENT)
+    assert isinstance(first, Applied)
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", fail_with(errno.EMFILE))
-        assert isinstance(store.put_if("m", b"new", ABSENT), Unknown)
+        assert isinstance(store.put_if("m", b"new", IfVersion(first.version)), Unknown)
         with pytest.raises(TransientStorageError):
             store.get("m")
 
