@@ -22,10 +22,12 @@ from buffer_sink.partition import PartitionWriter
 from buffer_sink.routing import check_topic
 from buffer_sink.topic_committer import TopicCommitter
 from buffer_sink.topic_write import TopicWrite, find_topic
+from opendata_buffer.config import QueueConfig, StoreOptions
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.runtime import Moment, SystemRuntime
 from opendata_buffer.stores.factory import open_store
+from opendata_buffer.topic.description import TopicDescription
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
 __all__ = ["Plan", "batch_id", "query_id", "task_property"]
 
 _RUNTIME = SystemRuntime()
+
+QUEUE_S = 60.0
+"""How long a store that a write took for a queue's is not looked at again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,8 @@ class Plan:
     def locate(self) -> Plan:
         """The plan of one attempt, once it is known what the store holds: a topic or a queue.
 
-        Costs one small read, unless the options name one queue, or it is known already.
+        Costs one small read, unless the options name one queue, or it is known already: in a
+        process that wrote to the queue within a minute.
 
         Raises:
             InvalidInput: A column or the partitioner has no use here, or is missing.
@@ -77,8 +83,7 @@ class Plan:
             return self
         options, topic = self.options, None
         if not options.one_queue:
-            store = open_store(options.queue.store, options.queue.store_options)
-            description = find_topic(store)
+            description = _topic_of(options.queue)
             if description is not None:
                 topic = TopicWrite.planned(description, _RUNTIME)
         if topic is not None:
@@ -92,6 +97,8 @@ class Plan:
                     f"one with 'opendata-buffer topic create {options.queue.store} --partitions "
                     "N', or leave out the option"
                 )
+            if not options.one_queue:
+                _remember_queue(options.queue)
         return replace(self, located=True, topic=topic)
 
     def upload(
@@ -124,6 +131,29 @@ class Plan:
             # queue was deleted on purpose. The error told it; a new start looks afresh.
             _committer.cache_clear()
             raise
+
+
+def _topic_of(queue: QueueConfig) -> TopicDescription | None:
+    place, now = (queue.store, queue.store_options), _RUNTIME.monotonic()
+    if now < _queues_until.get(place, now):
+        return None
+    return find_topic(open_store(*place))
+
+
+def _remember_queue(queue: QueueConfig) -> None:
+    """No need to look for a topic there again at once.
+
+    None can be made beside a queue; and where there is no queue yet, none is made in a topic.
+    """
+    if len(_queues_until) >= _MOST_PLACES:
+        _queues_until.clear()
+    place, now = (queue.store, queue.store_options), _RUNTIME.monotonic()
+    if now >= _queues_until.get(place, now):
+        _queues_until[place] = now + QUEUE_S
+
+
+_queues_until: dict[tuple[str, StoreOptions], float] = {}
+_MOST_PLACES = 64
 
 
 @functools.lru_cache(maxsize=8)

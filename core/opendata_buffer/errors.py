@@ -214,8 +214,9 @@ class Drained(OpenDataBufferError):
     def __init__(self, key: str) -> None:
         super().__init__(
             f"the queue with manifest {key!r} was a partition of a topic, was drained and is "
-            "closed for good. Nothing was written. Look at the topic again ('opendata-buffer topic "
-            "describe STORE') and use its other partitions."
+            "closed for good. Nothing was written. Produce these records again: a TopicProducer "
+            "gives their keys to the partitions that there are now. (It does not by itself: later "
+            "records of a key may be there already.)"
         )
         self.key = key
 

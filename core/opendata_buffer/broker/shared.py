@@ -59,7 +59,9 @@ def open_committer(
     if broker == "off":
         return shared_committer(store, config, runtime, claim=claim)
     process = os.getpid() if isinstance(runtime, SystemRuntime) else id(runtime)
-    key = (process, id(store), config.manifest_path, broker)
+    # As in shared_committer: another queue once it was started over.
+    queue_id = "" if claim is None else claim.queue_id
+    key = (process, id(store), config.manifest_path, queue_id, broker)
     while True:
         shared = _shared.get(key)
         if shared is None:
@@ -81,7 +83,7 @@ def open_committer(
 class _Shared:
     """One :class:`BrokeredCommitter`, and the broker beside it, for several producers."""
 
-    def __init__(self, key: tuple[int, int, str, str], runtime: Runtime) -> None:
+    def __init__(self, key: tuple[int, int, str, str, str], runtime: Runtime) -> None:
         self._key = key
         self._runtime = runtime
         self._condition = runtime.condition()
@@ -158,4 +160,4 @@ class _Shared:
         return self._committer
 
 
-_shared: dict[tuple[int, int, str, str], _Shared] = {}
+_shared: dict[tuple[int, int, str, str, str], _Shared] = {}

@@ -316,7 +316,7 @@ def _too_late() -> TransientStorageError:
     )
 
 
-_committers: dict[tuple[int, int, str], GroupCommitter] = {}
+_committers: dict[tuple[int, int, str, str], GroupCommitter] = {}
 
 
 def shared_committer(
@@ -328,7 +328,9 @@ def shared_committer(
     has a runtime of its own and so stands for itself. A forked child makes its own.
     """
     process = os.getpid() if isinstance(runtime, SystemRuntime) else id(runtime)
-    key = (process, id(store), config.manifest_path)
+    # Whoever still has the queue that was there before it was started over does not keep those
+    # out who write to the new one.
+    key = (process, id(store), config.manifest_path, "" if claim is None else claim.queue_id)
 
     def forget() -> None:
         _committers.pop(key, None)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import IntegerType, StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
 from buffer_sink import plan as module
 from buffer_sink.options import SinkOptions
@@ -15,6 +15,7 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, QueueReset
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.topic.topic import Topic
 
 SCHEMA = StructType([StructField("value", StringType())])
 
@@ -69,6 +70,29 @@ def test_a_thousand_micro_batches_of_foreach_batch_remember_one_manifest(tmp_pat
     manifest = Manifest.parse((tmp_path / "ingest" / "manifest").read_bytes())
     assert manifest.next_sequence == 3
     assert module._committer.cache_info().currsize == 1
+
+
+def test_a_store_with_a_queue_is_not_asked_for_a_topic_at_each_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[object] = []
+    monkeypatch.setattr("buffer_sink.plan.find_topic", looks.append)
+    for _ in range(3):
+        assert plan(tmp_path).locate().topic is None
+    assert len(looks) == 1
+    plan(tmp_path / "other").locate()
+    assert len(looks) == 2
+
+
+def test_a_topic_that_is_made_because_a_write_wanted_one_is_found_at_once(tmp_path: Path) -> None:
+    options = SinkOptions(queue=QueueConfig(store=str(tmp_path)), partitioner="modulo")
+    schema = StructType([StructField("value", BinaryType()), StructField("key", BinaryType())])
+    with pytest.raises(InvalidInput, match="key"):
+        Plan.make(options, schema).locate()
+    Topic.create(str(tmp_path), 2)
+    topic = Plan.make(options, schema).locate().topic
+    assert topic is not None
+    assert len(topic.active) == 2
 
 
 def test_there_is_no_task_here() -> None:

@@ -19,6 +19,7 @@ from opendata_buffer.errors import (
     PermanentStorageError,
     PrefixConflict,
     QueueFull,
+    QueueReset,
     TransientStorageError,
     UnsafeStore,
 )
@@ -201,6 +202,24 @@ def test_f35_metadata_that_would_weigh_down_the_manifest_is_refused() -> None:
             producer.produce([b"a"], bytes((1 << 20) + 1))
         producer.produce([b"b"], bytes(1 << 20))
     assert records(store) == [b"b"]
+
+
+@pytest.mark.parametrize("broker", ["auto", "off"])
+def test_f4_a_producer_of_a_queue_that_was_started_over_needs_no_other_one_closed(
+    broker: str,
+) -> None:
+    store = MemoryStore()
+    old = Producer(config(broker=broker), store=store)
+    for number in range(3):
+        old.produce([b"%d" % number]).watcher.await_durable(WAIT_S)
+    store.delete_many(["ingest/manifest"])
+    with pytest.raises(QueueReset):
+        old.produce([b"lost"]).watcher.await_durable(WAIT_S)
+    with Producer(config(broker=broker, recreate=True), store=store) as new:
+        new.produce([b"new"]).watcher.await_durable(WAIT_S)
+    assert records(store) == [b"new"]
+    with pytest.raises(FlushFailed):
+        old.close()
 
 
 def test_await_in_asyncio() -> None:
