@@ -11,6 +11,7 @@ import click
 
 from opendata_buffer.cli.broker import broker
 from opendata_buffer.cli.errors import Application, main_of
+from opendata_buffer.cli.find import list_
 from opendata_buffer.cli.fsck import fsck
 from opendata_buffer.cli.objects import batch, manifest
 from opendata_buffer.cli.options import version_option
@@ -18,6 +19,7 @@ from opendata_buffer.cli.owner import owner
 from opendata_buffer.cli.queues import gc, status
 from opendata_buffer.cli.records import consume, produce
 from opendata_buffer.cli.repairs import quarantine, rebuild, skip
+from opendata_buffer.cli.seek import seek
 from opendata_buffer.cli.top import top
 from opendata_buffer.cli.topic import topic
 from opendata_buffer.cli.transactions import transactions
@@ -44,8 +46,8 @@ def cli(context: click.Context, verbose: int) -> None:
 
 
 for command in (
-    produce, consume, broker, work, status, top, owner, fsck, gc, skip, quarantine, topic,
-    transactions, manifest, batch,
+    list_, produce, consume, broker, work, status, top, owner, seek, fsck, gc, skip, quarantine,
+    topic, transactions, manifest, batch,
 ):  # fmt: skip
     cli.add_command(command)
 

@@ -80,7 +80,7 @@ def fsck(
             return check_queue(place.store, config, runtime, advance=advance)
 
     bad: list[tuple[Any, int]] = []
-    for config in _written(place, runtime):
+    for config in place.written(runtime):
         report = check(config)
         mended: list[Mended] | None = None
         if mend and not report.ok:
@@ -102,19 +102,6 @@ def fsck(
             bad.append((config, len(report.problems)))
     if bad:
         raise _problems(bad)
-
-
-def _written(place: Place, runtime: Any) -> list[Any]:
-    """Settings of the queues to check: a partition is made when it is first used."""
-    from opendata_buffer.admin.rebuild import read_raw
-    from opendata_buffer.queue.owner import check_owner
-
-    def is_there(config: Any) -> bool:
-        found = read_raw(place.store, config.manifest_path) is not None
-        return found or check_owner(place.store, config, runtime=runtime) is not None
-
-    configs = place.configs()
-    return configs if place.topic is None else [each for each in configs if is_there(each)]
 
 
 def _show(

@@ -31,22 +31,14 @@ def owner(runtime: Any, /, as_json: bool, **queue: Any) -> None:
     from opendata_buffer.admin.observe import Observer
     from opendata_buffer.admin.owner import read_ownership
     from opendata_buffer.cli.places import place_of
-    from opendata_buffer.errors import InvalidInput
     from opendata_buffer.together import together
 
     place = place_of(runtime, queue)
 
-    def look(config: Any) -> Ownership | None:
-        try:
-            return read_ownership(Observer(place.store, config, runtime))
-        except InvalidInput:
-            if place.topic is None:
-                raise
-            return None  # a partition is made when it is first used
+    def look(config: Any) -> Ownership:
+        return read_ownership(Observer(place.store, config, runtime))
 
-    for found in together(runtime, look, place.configs()):
-        if found is None:
-            continue
+    for found in together(runtime, look, place.written(runtime)):
         if as_json:
             click.echo(json.dumps(found.as_json()))
         else:

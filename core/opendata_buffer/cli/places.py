@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from opendata_buffer.cli.options import queue_fields_of
+from opendata_buffer.cli.options import queue_fields_of, queue_words
 
 if TYPE_CHECKING:
     from opendata_buffer.stores import Store
@@ -39,6 +39,34 @@ class Place:
         if self.topic is None:
             return [self.config]
         return [self.topic.config_of(name, self.config) for name in self.topic.read().names]
+
+    def written(self, runtime: Any) -> list[Any]:
+        """As :meth:`configs`, of a topic only those that were ever used.
+
+        Raises:
+            InvalidInput, QueueReset, CorruptData, StorageError: The topic could not be read.
+        """
+        from opendata_buffer.admin.rebuild import read_raw
+        from opendata_buffer.queue.owner import check_owner
+        from opendata_buffer.together import together
+
+        def is_there(config: Any) -> bool:
+            # By either: with the manifest lost there is a queue to be mended.
+            if check_owner(self.store, config, runtime=runtime) is not None:
+                return True
+            return read_raw(self.store, config.manifest_path) is not None
+
+        if self.topic is None:
+            return [self.config]
+        configs = self.configs()
+        there = together(runtime, is_there, configs)
+        return [config for config, found in zip(configs, there, strict=True) if found]
+
+    def words(self, config: Any) -> str:
+        """How one of its queues is named in another command."""
+        if self.topic is None:
+            return queue_words()
+        return f"{queue_words()} --partition {config.data_path_prefix}"
 
 
 def place_of(runtime: Any, queue: dict[str, Any], make: Any = None, **settings: Any) -> Place:

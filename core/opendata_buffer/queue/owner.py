@@ -55,6 +55,7 @@ __all__ = [
     "claim_for_use",
     "claim_queue",
     "marker_key",
+    "read_marker",
 ]
 
 log = logging.getLogger(__name__)
@@ -323,6 +324,17 @@ def check_owner(
         return None
     _check_manifest_path(found.value, config)
     return Claim(store, config, runtime, found.value)
+
+
+def read_marker(store: CasStore, config: QueueConfig, runtime: Runtime) -> Marker | None:
+    """The marker of a data prefix, whatever manifest it names; None when there is none.
+
+    Raises:
+        CorruptData: It cannot be read.
+        TransientStorageError, PermanentStorageError: The store did not answer.
+    """
+    found = _register(store, config, runtime).read()
+    return found.value if isinstance(found, Done) else None
 
 
 def _start_over(
