@@ -51,7 +51,7 @@ class BufferBatchReader(DataSourceReader):
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         options.check_batch()
-        check_schema(schema)
+        check_schema(schema, options.values)
         self._options = options
         self._schema = schema
 

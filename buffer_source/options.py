@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from buffer_source.bad_batches import Action, BadBatchPolicy
+from buffer_source.value_options import VALUE_OPTIONS, value_options
 from opendata_buffer.config import (
     ConsumerConfig,
     GarbageCollectorConfig,
@@ -25,6 +26,7 @@ from opendata_buffer.option_reader import (
 )
 from opendata_buffer.stores.factory import open_store
 from opendata_buffer.topic.names import is_abbreviated, number_meant
+from opendata_buffer.values.options import ValueOptions
 
 __all__ = ["EARLIEST", "LATEST", "SOURCE_OPTIONS", "Offsets", "SourceOptions"]
 
@@ -51,6 +53,7 @@ _SHARED = (
     "maxBatchBytes",
     "allowForeignLocations",
     "includeLocation",
+    *VALUE_OPTIONS,
 )
 _STREAM_ONLY = (
     "acknowledge",
@@ -111,6 +114,8 @@ class SourceOptions:
         max_batch_bytes: Largest record block decoded. Default 256 MiB.
         allow_foreign_locations: Read batches outside the data prefix. Default false.
         include_location: Whether the default schema has ``location``. Default false.
+        values: How records are read into columns (``valueFormat``, ``mode`` and so on); None: not
+            at all, they are delivered as ``value``.
         gc: The collector the driver runs (``gcEnabled``, ``gcIntervalMs``,
             ``gcGracePeriodMs``).
     """
@@ -136,6 +141,7 @@ class SourceOptions:
     max_batch_bytes: int = 256 * MIB
     allow_foreign_locations: bool = False
     include_location: bool = False
+    values: ValueOptions | None = None
     gc: GarbageCollectorConfig = field(default_factory=GarbageCollectorConfig)
 
     @classmethod
@@ -174,6 +180,7 @@ class SourceOptions:
             max_batch_bytes=read.integer("maxBatchBytes", 256 * MIB, least=1),
             allow_foreign_locations=read.boolean("allowForeignLocations", False),
             include_location=read.boolean("includeLocation", False),
+            values=value_options(read),
             gc=GarbageCollectorConfig(
                 enabled=read.boolean("gcEnabled", True),
                 interval_ms=read.integer("gcIntervalMs", 300_000, least=1),

@@ -11,12 +11,16 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from buffer_source.columns import COLUMNS, Piece
+from buffer_source.malformed import Malformed
 from buffer_source.offsets import ONLY
 from buffer_source.runs import Runs
+from buffer_source.typed_schema import OWN, check_typed_schema, record_schema
 from opendata_buffer.consumer.descriptors import Records
 from opendata_buffer.errors import InvalidInput
+from opendata_buffer.values.decoder import Decoder
+from opendata_buffer.values.options import ValueOptions
 
-__all__ = ["PIECE_BYTES", "RowBuilder", "check_schema", "default_schema"]
+__all__ = ["PIECE_BYTES", "RowBuilder", "arrow_schema", "check_schema", "default_schema"]
 
 PIECE_BYTES = 1024 * 1024
 """Bytes of values (and of metadata) in one record batch, unless a single row has more."""
@@ -37,13 +41,16 @@ def default_schema(include_location: bool = False, topic: bool = False) -> Struc
     )
 
 
-def check_schema(schema: StructType) -> None:
-    """Accept any subset of the columns in any order.
+def check_schema(schema: StructType, values: ValueOptions | None = None) -> None:
+    """Accept any subset of the columns in any order; with ``values`` also fields of records.
 
     Raises:
         InvalidInput: An unknown column, a repeated one, one of another type, or NOT NULL for
             one that may be null.
     """
+    if values is not None:
+        check_typed_schema(schema, values, arrow_schema(schema))
+        return
     seen: set[str] = set()
     for field in schema.fields:
         name = field.name.lower()
@@ -53,8 +60,8 @@ def check_schema(schema: StructType) -> None:
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise InvalidInput(
                 f"schema has the column {field.name!r}, which an opendata-buffer does not have."
-                f"{hint} Columns: {', '.join(COLUMNS)}. Read records with "
-                "from_json(value, schema) after loading."
+                f"{hint} Columns: {', '.join(COLUMNS)}. To read records into columns, set the "
+                "option valueFormat to json or csv, or use from_json(value, schema) after loading."
             )
         if name in seen:
             raise InvalidInput(f"schema has the column {field.name!r} twice")
@@ -74,27 +81,48 @@ def check_schema(schema: StructType) -> None:
         raise InvalidInput(f"schema has no column: use any of {', '.join(COLUMNS)}")
 
 
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The schema of the record batches that Spark takes; it compares, and not by name only."""
+    try:
+        return to_arrow_schema(schema, timezone="UTC")
+    except TypeError:  # Spark 4.1, where it is UTC anyway
+        return to_arrow_schema(schema)
+
+
 class RowBuilder:
     """Builds record batches of one schema; made once in a task.
 
     Args:
         schema: A schema :func:`check_schema` accepts.
+        values: How records are read into columns; None: not at all.
         piece_bytes: Bytes of values or metadata in a piece, unless a single row has more.
         piece_rows: Rows in a piece at most.
     """
 
     def __init__(
-        self, schema: StructType, *, piece_bytes: int = PIECE_BYTES, piece_rows: int = PIECE_ROWS
+        self,
+        schema: StructType,
+        values: ValueOptions | None = None,
+        *,
+        piece_bytes: int = PIECE_BYTES,
+        piece_rows: int = PIECE_ROWS,
     ) -> None:
-        # Spark compares with this schema, and not by name only.
-        try:
-            self.schema = to_arrow_schema(schema, timezone="UTC")
-        except TypeError:  # Spark 4.1, where it is UTC anyway
-            self.schema = to_arrow_schema(schema)
-        self._builders = {
-            field.name.lower(): COLUMNS[field.name.lower()].builder(field.type)
+        self.schema = arrow_schema(schema)
+        self._decoder: Decoder | None = None
+        self._malformed: Malformed | None = None
+        if values is not None:
+            self._decoder = Decoder(record_schema(self.schema), values)
+            self._malformed = Malformed(values)
+        own = {
+            field.name: name
             for field in self.schema
+            if (name := field.name.lower() if values is None else OWN.get(field.name, ""))
         }
+        self._builders = {
+            name: COLUMNS[own[name]].builder(self.schema.field(name).type) for name in own
+        }
+        self._reads_metadata = "metadata" in own.values()
+        self._reads_values = values is not None or "value" in own.values()
         self._piece_bytes = piece_bytes
         self._piece_rows = piece_rows
 
@@ -111,6 +139,7 @@ class RowBuilder:
         Raises:
             BatchUnreadable: A record array could not be decoded.
             InvalidInput: A STRING column was asked for and a record is not UTF-8.
+            MalformedRecord: A record does not fit the schema, and mode is FAILFAST.
         """
         runs = Runs.of(batch.metadata, batch.count)
         wanted = range(batch.count) if rows is None else rows
@@ -122,23 +151,35 @@ class RowBuilder:
             begin, count = max(0, wanted.start - first), min(size, wanted.stop - first)
             while begin < count:
                 end = min(count, begin + self._piece_rows)
-                if "metadata" in self._builders:
+                if self._reads_metadata:
                     end = runs.fit(first + begin, first + end, self._piece_bytes) - first
                 end = self._cut(values, begin, end)
                 cut = runs.cut(first + begin, first + end)
                 piece = Piece(
                     batch, values.slice(begin, end - begin), cut, first + begin, partition
                 )
-                columns = [builder.build(piece) for builder in self._builders.values()]
+                built = self._build(piece)
                 del piece
-                yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
+                yield built
+                del built
                 begin = end
             first += size
             del values  # or its memory is not free when the next one is decoded
 
+    def _build(self, piece: Piece) -> pa.RecordBatch:
+        columns = {name: builder.build(piece) for name, builder in self._builders.items()}
+        if self._decoder is None or self._malformed is None:
+            return pa.RecordBatch.from_arrays(list(columns.values()), schema=self.schema)
+        decoded = self._decoder.decode(piece.values)
+        for field, array in zip(self._decoder.schema, decoded.arrays, strict=True):
+            columns[field.name] = array
+        arrays = [columns[field.name] for field in self.schema]
+        rows = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        return self._malformed.settle(rows, piece, decoded.malformed)
+
     def _cut(self, values: pa.BinaryArray, begin: int, limit: int) -> int:
         """The largest end in (begin, limit] with at most ``piece_bytes`` of values."""
-        if "value" not in self._builders:
+        if not self._reads_values:
             return limit
         offsets: memoryview[int] = memoryview(values.buffers()[1]).cast("i")
         at = values.offset

@@ -61,7 +61,7 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         options.check_stream()
-        check_schema(schema)
+        check_schema(schema, options.values)
         self._options = options
         self._schema = schema
         self._driver: StreamDriver | None = None

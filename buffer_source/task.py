@@ -17,6 +17,7 @@ from buffer_source.batches import PartitionBatch
 from buffer_source.offsets import ONLY
 from buffer_source.options import SourceOptions
 from buffer_source.rows import PIECE_BYTES, RowBuilder
+from buffer_source.value_options import with_time_zone
 from opendata_buffer import metrics
 from opendata_buffer.consumer.descriptors import BatchDescriptor, PooledBatch, Records
 from opendata_buffer.consumer.fetch import FetchHandle
@@ -68,8 +69,12 @@ def read_batches(
         PoisonBatch: A batch is missing, unreadable or outside the data prefix, and the options
             do not say to go on without it.
         InvalidInput: A STRING column was asked for and a record is not UTF-8.
+        MalformedRecord: A record does not fit the schema, and mode is FAILFAST.
     """
-    builder = RowBuilder(schema)
+    values = options.values
+    if values is not None:
+        values = with_time_zone(values, _property("spark.sql.session.timeZone"))
+    builder = RowBuilder(schema, values)
     for batch, records in _readable(options, descriptors):
         yield from builder.pieces(records, batch.partition, batch.rows(records.count))
         del records  # or its memory is not free while the next one is decoded
@@ -168,9 +173,13 @@ class _Queue:
 
 def _query_id() -> str:
     """The id of the streaming query this task belongs to; empty in a batch read."""
+    return _property("sql.streaming.queryId") or ""
+
+
+def _property(name: str) -> str | None:
+    """What the driver told this task; None outside of Spark, or where it told nothing."""
     context = TaskContext.get()
-    found = None if context is None else context.getLocalProperty("sql.streaming.queryId")
-    return found or ""
+    return None if context is None else context.getLocalProperty(name)
 
 
 @lru_cache(maxsize=1024)

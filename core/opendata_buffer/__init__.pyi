@@ -100,6 +100,9 @@ from opendata_buffer.errors import (
     InvalidInput as InvalidInput,
 )
 from opendata_buffer.errors import (
+    MalformedRecord as MalformedRecord,
+)
+from opendata_buffer.errors import (
     ObjectNotFound as ObjectNotFound,
 )
 from opendata_buffer.errors import (

@@ -23,6 +23,7 @@
     │   ├── BatchMissing              its object is gone
     │   ├── BatchUnreadable           its object does not decode
     │   └── ForeignLocation           its location points outside the data prefix
+    ├── MalformedRecord               a record does not fit the schema, and mode is FAILFAST
     ├── QueueReset                    the manifest vanished or went backwards: do not resume
     ├── DataLoss                      a position that must be read is no longer queued
     ├── ClaimLost                     a worker was silent for too long: its batch is another's
@@ -53,6 +54,7 @@ __all__ = [
     "FlushFailed",
     "ForeignLocation",
     "InvalidInput",
+    "MalformedRecord",
     "ObjectNotFound",
     "PermanentStorageError",
     "PoisonBatch",
@@ -271,6 +273,22 @@ class BatchUnreadable(PoisonBatch):
 
 class ForeignLocation(PoisonBatch):
     """A queue entry names an object outside the data prefix (failure F23)."""
+
+
+class MalformedRecord(OpenDataBufferError):
+    """A record is not what the schema says, and it was asked for that this is an error."""
+
+    def __init__(self, sequence: int, index: int, location: str, reason: str, head: bytes) -> None:
+        super().__init__(
+            f"record {index} of batch {sequence} at {location!r} is malformed: {reason}. It begins "
+            f"with {head!r}. Set mode to PERMISSIVE to keep what fits of such records, and their "
+            "text in a column _corrupt_record, or to DROPMALFORMED to leave them out"
+        )
+        self.sequence = sequence
+        self.index = index
+        self.location = location
+        self.reason = reason
+        self.head = head
 
 
 class QueueReset(OpenDataBufferError):

@@ -59,6 +59,8 @@ __all__ = [
     "producer_buffered_bytes",
     "queue_label",
     "queue_length",
+    "records_dropped",
+    "records_malformed",
     "repeats_dropped",
     "write_repeats_dropped",
 ]
@@ -223,6 +225,20 @@ TABLE: tuple[Metric, ...] = (
         (),
         "Batches left out by a reader because their writer had repeated a transaction.",
     ),
+    _row(
+        "records_malformed",
+        "counter",
+        "{record}",
+        (),
+        "Records read into columns that are not what the schema says, dropped ones included.",
+    ),
+    _row(
+        "records_dropped",
+        "counter",
+        "{record}",
+        (),
+        "Malformed records that were left out, because mode is DROPMALFORMED.",
+    ),
     # Garbage collector
     _row("gc_files_deleted", "counter", "{file}", (), "Batch objects the collector deleted."),
     _row(
@@ -323,6 +339,8 @@ producer_buffered_bytes = _watched("producer_buffered_bytes")
 queue_length = _gauge("queue_length")
 batches_quarantined = _counter("batches_quarantined")
 repeats_dropped = _counter("repeats_dropped")
+records_malformed = _counter("records_malformed")
+records_dropped = _counter("records_dropped")
 gc_files_deleted = _counter("gc_files_deleted")
 gc_files_failed = _counter("gc_files_failed")
 gc_duration_seconds = _histogram("gc_duration_seconds")

@@ -81,6 +81,15 @@ class OptionReader:
             raise InvalidInput(f"option {name} is {value!r}: give it a value or leave it out")
         return value
 
+    def given(self, name: str) -> bool:
+        """Whether there is a value."""
+        return name.lower() in self._values
+
+    def raw(self, name: str, default: str) -> str:
+        """The value as it is, also an empty one or a space."""
+        value = self._values.get(name.lower())
+        return default if value is None else value
+
     def integer(self, name: str, default: int | None, *, least: int = 0) -> Any:
         """A whole number of at least ``least``; ``default`` (an int or None) when not given.
 

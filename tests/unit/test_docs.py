@@ -58,7 +58,8 @@ def test_the_options_of_the_source_are_those_of_the_code() -> None:
     stream = first_column(section(OPTIONS, "Streaming source"))
     batch = section(OPTIONS, "Batch source")
     assert "endingOffsets" not in stream
-    assert stream | first_column(batch) == set(SOURCE_OPTIONS) - {"path"}
+    typed = first_column(section(OPTIONS, "Typed rows"))
+    assert stream | typed | first_column(batch) == set(SOURCE_OPTIONS) - {"path"}
 
 
 def test_the_options_of_the_sink_are_those_of_the_code() -> None:

@@ -28,6 +28,7 @@ EXAMPLES: list[OpenDataBufferError] = [
     errors.CorruptManifest("?"),
     errors.CorruptBatch("?"),
     errors.PoisonBatch(3, "ingest/x.batch", "why"),
+    errors.MalformedRecord(3, 7, "ingest/x.batch", "why", b"{"),
     errors.BatchMissing(3, "ingest/x.batch", "gone"),
     errors.BatchUnreadable(3, "ingest/x.batch", "zstd"),
     errors.ForeignLocation(3, "secret/x", "outside"),

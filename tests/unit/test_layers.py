@@ -22,7 +22,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset(
         {"locks", "metrics", "formats", "framing", "mapping", "redaction", "retry", "together"}
     ),
-    frozenset({"config", "messages"}),
+    frozenset({"config", "messages", "values"}),
     frozenset({"option_reader", "stores"}),
     frozenset({"queue"}),
     frozenset({"gc", "commit", "quarantine"}),

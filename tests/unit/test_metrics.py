@@ -29,6 +29,8 @@ EXPECTED = {
     "buffer.acks": ("counter", ()),
     "buffer.batches_quarantined": ("counter", ()),
     "buffer.repeats_dropped": ("counter", ()),
+    "buffer.records_malformed": ("counter", ()),
+    "buffer.records_dropped": ("counter", ()),
     "buffer.gc_files_deleted": ("counter", ()),
     "buffer.gc_files_failed": ("counter", ()),
     "buffer.gc_duration_seconds": ("histogram", ()),

@@ -1,0 +1,75 @@
+"""Schemas of reads with ``valueFormat``: fields of records, and our columns with underscores."""
+
+from __future__ import annotations
+
+import difflib
+
+import pyarrow as pa
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
+
+from buffer_source.columns import COLUMNS
+from opendata_buffer.errors import InvalidInput
+from opendata_buffer.values.decoder import Decoder
+from opendata_buffer.values.options import ValueOptions
+
+__all__ = ["OWN", "check_typed_schema", "record_schema"]
+
+OWN = {
+    f"_{name}": name
+    for name in ("sequence", "index", "ingestion_time", "metadata", "location", "partition")
+}
+"""Our columns by the names they have beside the fields of records."""
+
+
+def check_typed_schema(schema: StructType, options: ValueOptions, arrow: pa.Schema) -> None:
+    """Accept what records can be read into.
+
+    Args:
+        schema: The user's.
+        options: How records are read.
+        arrow: The same schema as Arrow has it.
+
+    Raises:
+        InvalidInput: A column of a type that is not read, a repeated one, or NOT NULL.
+    """
+    for field in schema.fields:
+        own = OWN.get(field.name)
+        if own is None:
+            _check_nullable(field.name, field.dataType, field.nullable)
+            near = difflib.get_close_matches(field.name, OWN, n=1, cutoff=0.8)
+            if near and field.name.startswith("_") and field.name != options.corrupt_column:
+                raise InvalidInput(
+                    f"schema has the column {field.name!r}: did you mean {near[0]!r}? Our columns "
+                    f"are {', '.join(OWN)}"
+                )
+            continue
+        column = COLUMNS[own]
+        if not isinstance(field.dataType, column.types):
+            types = " or ".join(each().simpleString().upper() for each in column.types)
+            raise InvalidInput(
+                f"schema wants column {field.name!r} as "
+                f"{field.dataType.simpleString().upper()}: it is {types}. Cast it after loading."
+            )
+        if column.nullable and not field.nullable:
+            _check_nullable(field.name, field.dataType, field.nullable)
+    Decoder(record_schema(arrow), options)
+
+
+def record_schema(arrow: pa.Schema) -> pa.Schema:
+    """The columns that are filled from records."""
+    return pa.schema([each for each in arrow if each.name not in OWN])
+
+
+def _check_nullable(name: str, dtype: DataType, nullable: bool) -> None:
+    if not nullable:
+        raise InvalidInput(
+            f"schema wants column {name!r} NOT NULL: a record may lack it, or have something else "
+            "there. Leave NOT NULL out, and drop such rows after loading."
+        )
+    if isinstance(dtype, StructType):
+        for field in dtype.fields:
+            _check_nullable(f"{name}.{field.name}", field.dataType, field.nullable)
+    elif isinstance(dtype, ArrayType):
+        _check_nullable(f"{name}[]", dtype.elementType, dtype.containsNull)
+    elif isinstance(dtype, MapType):
+        _check_nullable(f"{name}{{}}", dtype.valueType, dtype.valueContainsNull)

@@ -1,0 +1,231 @@
+"""Records to columns: in bulk what can be, record by record what must be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from opendata_buffer.errors import InvalidInput
+from opendata_buffer.values.exact_json import ExactJson
+from opendata_buffer.values.objects import Objects
+from opendata_buffer.values.options import ValueOptions, check_type
+from opendata_buffer.values.shapes import Records, Shape, learn
+
+__all__ = ["Columns", "Decoder"]
+
+Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+_MOST_SHAPES = 8
+_WORTH_LEARNING = 32
+"""Records that a shape must have in a piece to be kept."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What became of some records, in their order.
+
+    Attributes:
+        arrays: A column for each field, one value for each record.
+        malformed: By index of a record that is malformed, why.
+    """
+
+    arrays: list[pa.Array]
+    malformed: dict[int, str] = field(default_factory=dict)
+
+
+class Decoder:
+    """Reads records into the columns of one schema; made once, used for many pieces.
+
+    Args:
+        schema: The columns, in their order. The corrupt and the rescued column are filled if the
+            schema has them; both are of type string.
+        options: How to read.
+        library: Which library reads records of any shape, see
+            :class:`~opendata_buffer.values.objects.Objects`; for tests.
+
+    Raises:
+        InvalidInput: A column of a type that such records are not read into, two of one name, or a
+            corrupt or rescued column that is no string.
+    """
+
+    def __init__(
+        self, schema: pa.Schema, options: ValueOptions, *, library: str | None = None
+    ) -> None:
+        self.schema = schema
+        self._options = options
+        special = {options.corrupt_column, options.rescued_column} - {""}
+        seen: set[str] = set()
+        for each in schema:
+            if each.name in seen:
+                raise InvalidInput(f"schema has the column {each.name!r} twice")
+            seen.add(each.name)
+            if each.name in special and not pa.types.is_string(each.type):
+                raise InvalidInput(
+                    f"column {each.name!r} is for the text of records and of type {each.type}: "
+                    "make it STRING"
+                )
+            check_type(each.name, each.type, options.format)
+        if options.rescued_column and options.rescued_column not in seen:
+            raise InvalidInput(
+                f"option rescuedDataColumn is {options.rescued_column!r}, and the schema has no "
+                "such column: add it as STRING"
+            )
+        self._fields = [each for each in schema if each.name not in special]
+        self._exact = ExactJson(self._fields, options)
+        self._objects = Objects(self._fields, options, library)
+        self._shapes: list[Shape] = []
+        self._unshaped = 0  # Pieces in a row in which no shape was found.
+
+    @property
+    def shapes(self) -> int:
+        """How many shapes of records are known."""
+        return len(self._shapes)
+
+    def decode(self, values: pa.BinaryArray) -> Columns:
+        """The columns of some records.
+
+        Args:
+            values: Records, of type ``pa.binary()`` and without nulls.
+
+        Raises:
+            Nothing because of what a record is: that is in the answer.
+        """
+        count = len(values)
+        parts: list[tuple[Ints, list[pa.Array]]] = []
+        left = np.ones(count, np.bool_)
+        exactly = np.zeros(count, np.bool_)
+        rescued = pa.nulls(count, pa.string())
+        malformed: dict[int, str] = {}
+        if count:
+            exactly = ~_utf8(values)
+            left &= ~exactly
+            self._by_shape(values, left, parts)
+            rows = np.flatnonzero(left)
+            if len(rows):
+                part = values if len(rows) == count else values.take(pa.array(rows))
+                arrays, doubtful = self._objects.columns(part)
+                exactly[rows[doubtful]] = True
+                parts.append(_keep(rows, arrays, ~doubtful))
+            rows = np.flatnonzero(exactly)
+            if len(rows):
+                arrays, rescued = self._exactly(values, rows, malformed)
+                parts.append((rows, arrays))
+        columns = iter(_merged(parts, count, self._fields))
+        arrays = []
+        for each in self.schema:
+            if each.name == self._options.corrupt_column:
+                arrays.append(_texts(values, malformed))
+            elif each.name == self._options.rescued_column:
+                arrays.append(rescued)
+            else:
+                arrays.append(next(columns))
+        return Columns(arrays, malformed)
+
+    def _by_shape(
+        self, values: pa.BinaryArray, left: Mask, parts: list[tuple[Ints, list[pa.Array]]]
+    ) -> None:
+        """Read what has a known shape, or one that can be learnt; take it from what is left."""
+        if not self._fields or self._unshaped > 64:
+            return
+        records = Records(values)
+        wanted = left & records.plain
+        untried = list(self._shapes)
+        found = False
+        while wanted.sum() >= min(_WORTH_LEARNING, len(values)):
+            if untried:
+                shape = untried.pop(0)
+            else:
+                first = int(np.argmax(wanted))
+                record = values[first].as_py().rstrip(b" ")
+                wanted[first] = False
+                learnt = learn(record, self._fields, self._options)
+                if learnt is None or len(self._shapes) >= _MOST_SHAPES:
+                    break
+                wanted[first] = True
+                shape = learnt
+            rows, cut = shape.cut(records, wanted)
+            if not len(rows):
+                continue
+            arrays, doubtful = shape.columns(records, cut, self._fields, self._options)
+            wanted[rows] = False
+            left[rows[~doubtful]] = False
+            parts.append(_keep(rows, arrays, ~doubtful))
+            if shape not in self._shapes:
+                if len(rows) < min(_WORTH_LEARNING, len(values)):
+                    break  # Records of many shapes, or a rare one: not worth more.
+                self._shapes.append(shape)
+            found = True
+        self._unshaped = 0 if found else self._unshaped + 1
+
+    def _exactly(
+        self, values: pa.BinaryArray, rows: Ints, malformed: dict[int, str]
+    ) -> tuple[list[pa.Array], pa.Array]:
+        columns: list[list[Any]] = [[] for _ in self._fields]
+        rescued: list[str | None] = [None] * len(values)
+        for row in rows.tolist():
+            read = self._exact.read(values[row].as_py())
+            for column, value in zip(columns, read.values, strict=True):
+                column.append(value)
+            if read.problem:
+                malformed[row] = read.problem
+            rescued[row] = read.rescued
+        arrays = [
+            pa.array(column, each.type) for column, each in zip(columns, self._fields, strict=True)
+        ]
+        return arrays, pa.array(rescued, pa.string())
+
+
+def _keep(rows: Ints, arrays: Sequence[pa.Array], good: Mask) -> tuple[Ints, list[pa.Array]]:
+    if good.all():
+        return rows, list(arrays)
+    mask = pa.array(good)
+    return rows[good], [each.filter(mask) for each in arrays]
+
+
+def _merged(
+    parts: list[tuple[Ints, list[pa.Array]]], count: int, fields: Sequence[pa.Field]
+) -> list[pa.Array]:
+    """The parts as columns in the order of the records."""
+    parts = [each for each in parts if len(each[0])]
+    if not parts:
+        return [pa.nulls(count, each.type) for each in fields]
+    if len(parts) == 1:
+        return parts[0][1]
+    order = np.concatenate([rows for rows, _ in parts])
+    back = np.empty(count, np.int64)
+    back[order] = np.arange(count)
+    places = pa.array(back)
+    return [
+        pa.concat_arrays([arrays[number] for _, arrays in parts]).take(places)
+        for number in range(len(fields))
+    ]
+
+
+def _utf8(values: pa.BinaryArray) -> Mask:
+    """Which records are UTF-8."""
+    good = np.ones(len(values), np.bool_)
+    try:
+        values.cast(pa.string())
+    except pa.ArrowInvalid:
+        for at, record in enumerate(values.to_pylist()):
+            try:
+                record.decode()
+            except UnicodeDecodeError:
+                good[at] = False
+    return good
+
+
+def _texts(values: pa.BinaryArray, malformed: dict[int, str]) -> pa.StringArray:
+    """The text of each malformed record; what is not UTF-8 in it is replaced."""
+    if not malformed:
+        return pa.nulls(len(values), pa.string())
+    texts: list[str | None] = [None] * len(values)
+    for row in malformed:
+        texts[row] = values[row].as_py().decode("utf-8", "replace")
+    return pa.array(texts, pa.string())

@@ -1,0 +1,17 @@
+"""Spark schemas without a session, which ``StructType.fromDDL`` needs."""
+
+from __future__ import annotations
+
+from pyspark.sql.types import DayTimeIntervalType, StructType
+
+__all__ = ["struct"]
+
+
+def struct(*columns: str) -> StructType:
+    """A schema of columns such as ``id bigint``."""
+    made = StructType()
+    for column in columns:
+        name, kind = column.split(" ", 1)
+        kind = {"int": "integer", "bigint": "long"}.get(kind, kind)
+        made = made.add(name, DayTimeIntervalType() if kind.startswith("interval") else kind)
+    return made

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+from pyspark.sql.types import StructType
+
+from buffer_source.rows import check_schema
+from buffer_source.typed_schema import OWN, record_schema
+from opendata_buffer.errors import InvalidInput
+from opendata_buffer.values.options import ValueOptions
+from tests.unit.buffer_source.structs import struct
+
+
+def check(schema: StructType, **options: str) -> None:
+    check_schema(schema, ValueOptions(**options))
+
+
+def test_fields_of_records_and_our_own_columns_lie_side_by_side() -> None:
+    check(
+        struct("id bigint", "value string", "sequence int", "_sequence bigint", "_index int",
+               "_ingestion_time timestamp", "_metadata string", "_location string",
+               "_partition string", "_corrupt_record string")
+    )  # fmt: skip
+    assert set(OWN) == {
+        "_sequence", "_index", "_ingestion_time", "_metadata", "_location", "_partition",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (["_sequence int"], "schema wants column '_sequence' as INT: it is BIGINT"),
+        (["_sequnce bigint"], "did you mean '_sequence'?"),
+        (["id interval day to second"], "column 'id' is of type duration"),
+        (["id int", "id bigint"], "schema has the column 'id' twice"),
+        (["_corrupt_record int"], "make it STRING"),
+    ],
+)
+def test_what_is_not_read_is_refused(columns: list[str], message: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        check(struct(*columns))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("column", ["id", "o.x"])
+def test_not_null_is_refused_at_any_depth(column: str) -> None:
+    inner = StructType().add("x", "integer", nullable=column != "o.x")
+    schema = StructType().add("id", "integer", nullable=column != "id").add("o", inner)
+    with pytest.raises(InvalidInput, match=f"column '{column}' NOT NULL"):
+        check(schema)
+
+
+def test_the_columns_of_records_are_those_that_are_not_ours() -> None:
+    import pyarrow as pa
+
+    arrow = pa.schema([("_index", pa.int32()), ("index", pa.int32()), ("_x", pa.string())])
+    assert record_schema(arrow).names == ["index", "_x"]

@@ -1,0 +1,1 @@
+"""Records for the readers of typed values, and what Spark makes of them."""
