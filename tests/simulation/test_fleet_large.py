@@ -22,6 +22,7 @@ def test_ten_producers_and_four_workers_lose_nothing(seed: int) -> None:
 
 
 def test_a_hundred_producers_and_twenty_workers_lose_nothing(seed: int) -> None:
-    fleet = simulate(Fleet(seed, producers=100, workers=20, run_s=30 if NIGHT else 6))
-    assert len(fleet.durable) > 1_500
-    assert sum(fleet.done.values()) > 1_000
+    # By day for a moment: most of the time goes to records, not to processes.
+    fleet = simulate(Fleet(seed, producers=100, workers=20, run_s=30 if NIGHT else 3))
+    assert len(fleet.durable) > (1_500 if NIGHT else 500)
+    assert sum(fleet.done.values()) > (1_000 if NIGHT else 300)

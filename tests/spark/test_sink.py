@@ -214,11 +214,20 @@ def test_f5_a_micro_batch_of_three_grace_periods_gets_through_beside_a_collector
     from pyspark.sql.functions import udf
 
     grace_ms = 2_000
+    uploads = Path(pipe.store) / "ingest"
+
+    def uploaded() -> list[Path]:
+        found = uploads.glob("app=*/batch=0/*.batch")
+        return [each for each in found if "app=first" not in each.parts]
 
     @udf("string")
     def slow(value: str) -> str:
         if value == "slow":
-            time.sleep(3.5 * grace_ms / 1000)
+            # From when the other task is done: a busy machine may start it late.
+            until = time.monotonic() + 120
+            while not uploaded() and time.monotonic() < until:
+                time.sleep(0.05)
+            time.sleep(3.2 * grace_ms / 1000)
         return value
 
     # One task is done at once and its upload waits for the other; "a" and "slow" differ in hash.

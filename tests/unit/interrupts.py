@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -25,6 +27,20 @@ class _InterruptAt:
         return self
 
 
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """The interpreter collects no garbage meanwhile.
+
+    It calls hooks when it does, such as one of hypothesis that measures it. They run in the thread
+    that is interrupted; an exception that comes up there is printed and lost.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def interrupted(call: Callable[[], object], step: int, *, opcodes: bool = False) -> bool:
     """Run ``call`` with ``KeyboardInterrupt`` at one of its steps, in whichever function.
 
@@ -38,13 +54,14 @@ def interrupted(call: Callable[[], object], step: int, *, opcodes: bool = False)
     """
     before = sys.gettrace()
     interrupt = _InterruptAt(step, "opcode" if opcodes else "line")
-    sys.settrace(interrupt)
-    try:
-        call()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        sys.settrace(before)
+    with no_collections():
+        sys.settrace(interrupt)
+        try:
+            call()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
     # Not whether it came out of the call: the step may be in the finalizer of an earlier test's
     # object, where the interpreter reports an error and goes on.
     return interrupt.came

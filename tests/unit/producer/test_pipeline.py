@@ -29,7 +29,7 @@ from opendata_buffer.producer.producer import Producer
 from opendata_buffer.producer.run import RECORD_HELD
 from opendata_buffer.stores import Absent, Blob, IfVersion, NotModified, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
-from tests.unit.interrupts import interrupted
+from tests.unit.interrupts import interrupted, no_collections
 
 WAIT_S = 60.0
 """Far beyond what any of these takes; reached only by a failure."""
@@ -196,14 +196,15 @@ def test_threads_that_are_interrupted_while_they_produce_leave_nothing_stuck() -
                 pass
 
         thread = threading.Thread(target=produce)
-        thread.start()
-        assert begun.wait(WAIT_S)
-        assert thread.ident is not None
-        interrupt = ctypes.py_object(KeyboardInterrupt)
-        while thread.is_alive():
-            # Again, if it came out of a finalizer, where the interpreter only reports it.
-            interruptions += raise_in(ctypes.c_ulong(thread.ident), interrupt)
-            thread.join(1.0)
+        with no_collections():
+            thread.start()
+            assert begun.wait(WAIT_S)
+            assert thread.ident is not None
+            interrupt = ctypes.py_object(KeyboardInterrupt)
+            while thread.is_alive():
+                # Again, if it came out of a finalizer, where the interpreter only reports it.
+                interruptions += raise_in(ctypes.c_ulong(thread.ident), interrupt)
+                thread.join(1.0)
         assert within(WAIT_S, producer.close) is None
         assert all(handle.watcher.result() is not None for handle in handles)
         assert len(handles) <= len(records(store)) <= len(handles) + 1
