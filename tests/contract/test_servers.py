@@ -25,6 +25,7 @@ def test_one_that_is_not_there_is_told_of_with_the_command(
     servers.tell_missing()
     assert f"not tested on a real {server.speaks} server" in capsys.readouterr().out
     monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(servers, "PACKAGES", dict.fromkeys(servers.PACKAGES, "./no-such-package"))
     assert server.why_not.startswith(f"{server.name} {server.version} needs ")
     assert server.why_not.endswith("; then ./run servers")
     assert servers.install_all() == 1
