@@ -1,0 +1,438 @@
+"""The Grafana dashboard, as a program: ``python -m tools.dashboard`` writes its JSON.
+
+A panel is a line here and forty in the file. ``tests/monitoring`` sees that the file is what this
+makes, and evaluates each expression in a real Prometheus.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+FILE = Path(__file__).parents[1] / "docs/operations/monitoring/grafana-dashboard.json"
+
+SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+CHOSEN = 'job=~"$job"'
+QUEUE = f'{CHOSEN}, queue=~"$queue"'
+WIDTH = 24
+"""Columns of Grafana's grid."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One expression, and how its lines are named."""
+
+    expr: str
+    legend: str = ""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One panel.
+
+    Attributes:
+        title: What is measured.
+        why: What it means, and what to do; shown at the title.
+        lines: What is drawn.
+        unit: Grafana's name of it.
+        kind: ``timeseries``, or ``stat`` for the last value.
+        width: Columns.
+        steps: Values from which it is yellow, and red.
+        stacked: Whether lines add up.
+    """
+
+    title: str
+    why: str
+    lines: tuple[Line, ...]
+    unit: str = "short"
+    kind: Literal["timeseries", "stat"] = "timeseries"
+    width: int = 8
+    steps: tuple[float, float] | None = None
+    stacked: bool = False
+
+
+def rate(metric: str, by: str = "job", labels: str = CHOSEN) -> str:
+    """What a counter grew by per second."""
+    return f"sum by ({by}) (rate({metric}{{{labels}}}[$__rate_interval]))"
+
+
+def grown(metric: str) -> str:
+    """By how much a counter grew in the time that is shown."""
+    return f"sum by (job) (increase({metric}{{{CHOSEN}}}[$__range]))"
+
+
+def either(metric: str, suffix: str, labels: str) -> str:
+    """A metric to whose name some exporters add its unit."""
+    stem, _, total = metric.partition("@")
+    return f'{{__name__=~"{stem}({suffix})?{total}", {labels}}}'
+
+
+def quantile(share: float, metric: str) -> str:
+    """Of a histogram, over all processes of a job."""
+    buckets = f"rate({metric}_bucket{{{CHOSEN}}}[$__rate_interval])"
+    return f"histogram_quantile({share}, sum by (job, le) ({buckets}))"
+
+
+def gauge(metric: str, labels: str = QUEUE) -> str:
+    """The largest that any process of a job reports of a queue."""
+    return f"max by (queue) ({metric}{{{labels}}})"
+
+
+WRITTEN = either("buffer_bytes_written@_total", "_bytes", CHOSEN)
+FLUSHED = either("buffer_bytes_flushed@_total", "_bytes", CHOSEN)
+COLLECTED = either("buffer_bytes_collected@_total", "_bytes", CHOSEN)
+CONFLICTS = either("buffer_conflict_rate@", "_ratio", QUEUE)
+
+
+def per_second(selector: str) -> str:
+    """:func:`rate` of a selector."""
+    return f"sum by (job) (rate({selector}[$__rate_interval]))"
+
+
+ROWS: dict[str, tuple[Panel, ...]] = {
+    "Now": (
+        Panel(
+            "Lag",
+            "Age of the oldest batch that is queued and not acknowledged. Rises while no consumer "
+            "reads, or it is too slow.",
+            (Line(gauge("buffer_consumer_lag_seconds"), "{{queue}}"),),
+            unit="s",
+            kind="stat",
+            width=6,
+            steps=(60, 300),
+        ),
+        Panel(
+            "Backlog",
+            "Batches that wait. Each append copies the manifest, so thousands make appends slow.",
+            (Line(gauge("buffer_queue_length"), "{{queue}}"),),
+            kind="stat",
+            width=6,
+            steps=(1_000, 10_000),
+        ),
+        Panel(
+            "Records in",
+            "Records made durable per second, by all processes that report.",
+            (Line(rate("buffer_entries_flushed_total"), "{{job}}"),),
+            unit="cps",
+            kind="stat",
+            width=6,
+        ),
+        Panel(
+            "Quarantined",
+            "Batches that nobody could read, in the time shown: opendata-buffer quarantine list.",
+            (Line(grown("buffer_batches_quarantined_total"), "{{job}}"),),
+            kind="stat",
+            width=6,
+            steps=(1, 10),
+        ),
+    ),
+    "Flow": (
+        Panel(
+            "Records",
+            "In: made durable by producers. Out: fetched and decoded by consumers.",
+            (
+                Line(rate("buffer_entries_flushed_total"), "in {{job}}"),
+                Line(rate("buffer_entries_collected_total"), "out {{job}}"),
+            ),
+            unit="cps",
+        ),
+        Panel(
+            "Bytes",
+            "Records before compression, and objects as they are stored.",
+            (
+                Line(per_second(FLUSHED), "records in {{job}}"),
+                Line(per_second(WRITTEN), "objects in {{job}}"),
+                Line(per_second(COLLECTED), "objects out {{job}}"),
+            ),
+            unit="Bps",
+        ),
+        Panel(
+            "Batches",
+            "Small batches cost requests: raise the flush interval where there are many.",
+            (
+                Line(rate("buffer_batches_flushed_total"), "in {{job}}"),
+                Line(rate("buffer_batches_collected_total"), "out {{job}}"),
+                Line(rate("buffer_acks_total"), "acknowledged {{job}}"),
+            ),
+            unit="cps",
+        ),
+    ),
+    "Consumer": (
+        Panel(
+            "Lag and what is in hand",
+            "Lag: the oldest queued batch. In hand: the oldest that was handed out and is not "
+            "acknowledged. Both high: processing is slow or stuck. Lag alone: reading is.",
+            (
+                Line(gauge("buffer_consumer_lag_seconds"), "lag {{queue}}"),
+                Line(gauge("buffer_oldest_unacked_seconds"), "in hand {{queue}}"),
+            ),
+            unit="s",
+        ),
+        Panel(
+            "Backlog",
+            "Queued batches when the manifest was last read.",
+            (Line(gauge("buffer_queue_length"), "{{queue}}"),),
+        ),
+        Panel(
+            "Fetching a batch",
+            "Fetching and decoding one batch, retries included.",
+            (
+                Line(quantile(0.5, "buffer_fetch_duration_seconds"), "median {{job}}"),
+                Line(quantile(0.99, "buffer_fetch_duration_seconds"), "99 % {{job}}"),
+            ),
+            unit="s",
+        ),
+    ),
+    "Producer": (
+        Panel(
+            "Uploading a batch",
+            "One batch object, retries included. High: the store is slow, or batches are large.",
+            (
+                Line(quantile(0.5, "buffer_flush_duration_seconds"), "median {{job}}"),
+                Line(quantile(0.99, "buffer_flush_duration_seconds"), "99 % {{job}}"),
+            ),
+            unit="s",
+        ),
+        Panel(
+            "Not durable yet",
+            "Bytes that producers hold. At max_buffered_bytes, 256 MiB by default, produce() "
+            "blocks.",
+            (Line(gauge("buffer_producer_buffered_bytes"), "{{queue}}"),),
+            unit="bytes",
+        ),
+        Panel(
+            "Repeats left out",
+            "Dropped by readers and by sinks because a transaction came twice. Restarts make some; "
+            "without restarts two writers share an app id.",
+            (
+                Line(rate("buffer_repeats_dropped_total"), "by readers {{job}}"),
+                Line(rate("buffer_write_repeats_dropped_total"), "by sinks {{job}}"),
+            ),
+            unit="cps",
+        ),
+    ),
+    "Manifest": (
+        Panel(
+            "Writes",
+            "Attempts to write the manifest, by role.",
+            (Line(rate("buffer_manifest_writes_total", "role"), "{{role}}"),),
+            unit="cps",
+            stacked=True,
+        ),
+        Panel(
+            "Lost races",
+            "Share of the last 100 attempts that lost. Above a half: let a broker append for all.",
+            (Line(f"max by (queue, role) ({CONFLICTS})", "{{role}} {{queue}}"),),
+            unit="percentunit",
+        ),
+        Panel(
+            "Handed out",
+            "Queue entries handed to consumers and workers.",
+            (Line(rate("buffer_descriptors_handed_out_total"), "{{job}}"),),
+            unit="cps",
+        ),
+    ),
+    "Garbage collector": (
+        Panel(
+            "Deleted and failed",
+            "Failed ones are tried again; if they stay, the role may not delete.",
+            (
+                Line(rate("buffer_gc_files_deleted_total"), "deleted {{job}}"),
+                Line(rate("buffer_gc_files_failed_total"), "failed {{job}}"),
+            ),
+            unit="cps",
+        ),
+        Panel(
+            "A cycle",
+            "How long one takes, and how many were held because deleting was not safe.",
+            (
+                Line(quantile(0.99, "buffer_gc_duration_seconds"), "99 % {{job}}"),
+                Line(grown("buffer_gc_cycles_held_total"), "held in the time shown {{job}}"),
+            ),
+            unit="s",
+        ),
+        Panel(
+            "Clock difference",
+            "How far the store's clock is ahead of the collector's. Far apart, nothing is deleted.",
+            (Line(gauge("buffer_gc_clock_difference_seconds"), "{{queue}}"),),
+            unit="s",
+        ),
+    ),
+    "Broker and workers": (
+        Panel(
+            "Clients and what waits",
+            "Connections of producers and workers, and entries that wait for the next write.",
+            (
+                Line(gauge("buffer_broker_clients"), "clients {{queue}}"),
+                Line(gauge("buffer_broker_waiting_entries"), "entries wait {{queue}}"),
+            ),
+        ),
+        Panel(
+            "Groups",
+            "Writes of the broker per second, and how many entries each appends.",
+            (
+                Line(rate("buffer_broker_commits_total"), "writes {{job}}"),
+                Line(
+                    f"{rate('buffer_broker_entries_appended_total')} / "
+                    f"{rate('buffer_broker_commits_total')}",
+                    "entries in each {{job}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Claims",
+            "Batches that workers hold, and claims that lapsed because a worker gave no sign.",
+            (
+                Line(gauge("buffer_claims_held"), "held {{queue}}"),
+                Line(grown("buffer_claims_lapsed_total"), "lapsed in the time shown {{job}}"),
+            ),
+        ),
+    ),
+}
+
+
+def dashboard() -> dict[str, Any]:
+    """The whole, as Grafana imports it."""
+    panels: list[dict[str, Any]] = []
+    top = 0
+    for title, row in ROWS.items():
+        panels.append(_row(len(panels) + 1, title, top))
+        top += 1
+        height = 4 if row[0].kind == "stat" else 8
+        left = 0
+        for panel in row:
+            place = {"h": height, "w": panel.width, "x": left, "y": top}
+            panels.append(_panel(len(panels) + 1, panel, place))
+            left += panel.width
+        top += height
+    return {
+        "uid": "opendata-buffer",
+        "title": "opendata-buffer",
+        "description": "Queues in object storage: lag, flow, producers, consumers, collector.",
+        "tags": ["opendata-buffer"],
+        "schemaVersion": 39,
+        "editable": True,
+        "graphTooltip": 1,
+        "refresh": "30s",
+        "time": {"from": "now-3h", "to": "now"},
+        "timezone": "browser",
+        "templating": {"list": _variables()},
+        "panels": panels,
+    }
+
+
+def _variables() -> list[dict[str, Any]]:
+    def values_of(name: str, label: str, query: str) -> dict[str, Any]:
+        return {
+            "type": "query",
+            "name": name,
+            "label": label,
+            "datasource": SOURCE,
+            "query": {"query": query, "refId": name},
+            "refresh": 2,
+            "sort": 1,
+            "multi": True,
+            "includeAll": True,
+            "allValue": ".*",
+            "current": {"text": "All", "value": "$__all"},
+        }
+
+    return [
+        {
+            "type": "datasource",
+            "name": "datasource",
+            "label": "Prometheus",
+            "query": "prometheus",
+            "current": {},
+        },
+        values_of("job", "Job", 'label_values({__name__=~"buffer_.+"}, job)'),
+        values_of("queue", "Queue", f"label_values(buffer_queue_length{{{CHOSEN}}}, queue)"),
+    ]
+
+
+def _row(number: int, title: str, top: int) -> dict[str, Any]:
+    place = {"h": 1, "w": WIDTH, "x": 0, "y": top}
+    return {
+        "type": "row",
+        "id": number,
+        "title": title,
+        "collapsed": False,
+        "gridPos": place,
+        "panels": [],
+    }
+
+
+def _panel(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]:
+    targets = [
+        {
+            "refId": chr(ord("A") + index),
+            "datasource": SOURCE,
+            "expr": line.expr,
+            "legendFormat": line.legend,
+            "range": True,
+        }
+        for index, line in enumerate(panel.lines)
+    ]
+    defaults: dict[str, Any] = {"unit": panel.unit, "min": 0, "noValue": "none"}
+    if panel.title == "Clock difference":
+        del defaults["min"]
+    if panel.steps is not None:
+        yellow, red = panel.steps
+        defaults["color"] = {"mode": "thresholds"}
+        defaults["thresholds"] = {
+            "mode": "absolute",
+            "steps": [
+                {"value": None, "color": "green"},
+                {"value": yellow, "color": "yellow"},
+                {"value": red, "color": "red"},
+            ],
+        }
+    if panel.kind == "stat":
+        options: dict[str, Any] = {
+            "reduceOptions": {"calcs": ["lastNotNull"], "values": False, "fields": ""},
+            "colorMode": "value",
+            "graphMode": "area",
+            "justifyMode": "auto",
+            "textMode": "auto",
+            "orientation": "auto",
+        }
+    else:
+        defaults["custom"] = {
+            "drawStyle": "line",
+            "lineWidth": 1,
+            "fillOpacity": 10,
+            "showPoints": "never",
+            "spanNulls": False,
+            "stacking": {"mode": "normal" if panel.stacked else "none", "group": "A"},
+        }
+        options = {
+            "legend": {
+                "displayMode": "list",
+                "placement": "bottom",
+                "showLegend": True,
+                "calcs": [],
+            },
+            "tooltip": {"mode": "multi", "sort": "desc"},
+        }
+    return {
+        "type": panel.kind,
+        "id": number,
+        "title": panel.title,
+        "description": panel.why,
+        "datasource": SOURCE,
+        "gridPos": place,
+        "targets": targets,
+        "fieldConfig": {"defaults": defaults, "overrides": []},
+        "options": options,
+    }
+
+
+def text() -> str:
+    """The file's content."""
+    return json.dumps(dashboard(), indent=2) + "\n"
+
+
+if __name__ == "__main__":
+    FILE.write_text(text(), encoding="utf-8")
