@@ -40,7 +40,6 @@ class Panel:
         kind: ``timeseries``, or ``stat`` for the last value.
         width: Columns.
         steps: Values from which it is yellow, and red.
-        stacked: Whether lines add up.
     """
 
     title: str
@@ -50,7 +49,6 @@ class Panel:
     kind: Literal["timeseries", "stat"] = "timeseries"
     width: int = 8
     steps: tuple[float, float] | None = None
-    stacked: bool = False
 
 
 def rate(metric: str, by: str = "job", labels: str = CHOSEN) -> str:
@@ -216,10 +214,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     "Manifest": (
         Panel(
             "Writes",
-            "Attempts to write the manifest, by role.",
-            (Line(rate("buffer_manifest_writes_total", "role"), "{{role}}"),),
+            "Attempts to write the manifest, by role, and those that lost a race.",
+            (
+                Line(rate("buffer_manifest_writes_total", "role"), "{{role}}"),
+                Line(rate("buffer_manifest_conflicts_total", "role"), "{{role}}, lost"),
+            ),
             unit="cps",
-            stacked=True,
         ),
         Panel(
             "Lost races",
@@ -405,7 +405,6 @@ def _panel(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]:
             "fillOpacity": 10,
             "showPoints": "never",
             "spanNulls": False,
-            "stacking": {"mode": "normal" if panel.stacked else "none", "group": "A"},
         }
         options = {
             "legend": {

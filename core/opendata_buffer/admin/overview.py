@@ -17,12 +17,13 @@ from opendata_buffer.errors import CorruptData
 from opendata_buffer.formats.keys import location_tag, parse_location
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.messages import parse_uuid
+from opendata_buffer.queue.holder import Holder, read_holder
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Store
 from opendata_buffer.together import together
 from opendata_buffer.topic.description import Partition
-from opendata_buffer.topic.topic import Topic, is_topic
+from opendata_buffer.topic.topic import Topic
 
 __all__ = ["Overseer", "Overview", "QueueLook"]
 
@@ -52,6 +53,7 @@ class QueueLook:
             another library may appear as many.
         broker: The announced broker; None where there never was one.
         claims: What workers hold; None where there never was one.
+        holder: Who claimed the epoch; None where it left no note.
         notes: What could not be read beside the manifest.
     """
 
@@ -67,6 +69,7 @@ class QueueLook:
     writers: dict[str, int]
     broker: BrokerStatus | None = None
     claims: ClaimsStatus | None = None
+    holder: Holder | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -113,8 +116,8 @@ class Overseer:
             read, retries included.
         runtime: Clock and threads.
         connect: Opens a connection to a broker; None asks none.
-        whole_topic: Whether a topic at the store's root is what is meant; else it is ``config``'s
-            queue alone.
+        topic: Whether the topic at the store's root is looked at, with all its partitions; else it
+            is ``config``'s queue alone.
     """
 
     def __init__(
@@ -124,13 +127,13 @@ class Overseer:
         runtime: Runtime,
         connect: Callable[[Announcement], Connection] | None = None,
         *,
-        whole_topic: bool = True,
+        topic: bool = False,
     ) -> None:
         self._store = store
         self._config = config
         self._runtime = runtime
         self._connect = connect
-        self._whole_topic = whole_topic
+        self._is_topic = topic
         self._topic: Topic | None = None
         self._observer: Observer | None = None
         # Each remembers its manifest: one that did not change is not transferred again.
@@ -142,7 +145,7 @@ class Overseer:
         """Read what changed. After an error the next look begins anew.
 
         Raises:
-            InvalidInput: There is no such queue; nothing is created.
+            InvalidInput: There is no such queue or topic; nothing is created.
             QueueReset: A manifest vanished or went backwards since the last look.
             CorruptData: The topic's description or a manifest cannot be read.
             TransientStorageError, PermanentStorageError: The store did not answer.
@@ -155,7 +158,7 @@ class Overseer:
             raise
 
     def _look(self) -> Overview:
-        if self._topic is None and self._whole_topic and is_topic(self._store):
+        if self._topic is None and self._is_topic:
             self._topic = Topic.open(self._config, store=self._store, runtime=self._runtime)
         now = self._runtime.monotonic()
         is_due = self._aside_at is None or now - self._aside_at >= ASIDE_S
@@ -201,7 +204,13 @@ class Overseer:
         """What stands beside the manifest. It must not hide the queue when it cannot be read."""
         known = self._aside.get(look.name)
         if not is_due and known is not None:
-            return replace(look, broker=known.broker, claims=known.claims, notes=known.notes)
+            return replace(
+                look,
+                broker=known.broker,
+                claims=known.claims,
+                holder=_current(known.holder, look),
+                notes=known.notes,
+            )
         notes = []
         try:
             announced = Lease(self._store, config, self._runtime).read()
@@ -213,7 +222,17 @@ class Overseer:
             look = replace(look, claims=read_claims(self._store, config))
         except CorruptData as error:
             notes.append(str(error))
+        try:
+            holder = read_holder(self._store, config, self._runtime)
+            look = replace(look, holder=_current(holder, look))
+        except CorruptData as error:
+            notes.append(str(error))
         return replace(look, notes=tuple(notes))
+
+
+def _current(holder: Holder | None, look: QueueLook) -> Holder | None:
+    """The holder, unless the note is of an epoch that has ended."""
+    return holder if holder is not None and holder.epoch == look.epoch else None
 
 
 def summarised(name: str, state: str, manifest: Manifest, now_ms: int) -> QueueLook:

@@ -109,6 +109,9 @@ def _consumer(queue: QueueLook, flow: Flow) -> Text:
     if not queue.epoch:
         return Text("none so far", "yellow" if queue.backlog else "dim")
     text = f"epoch {queue.epoch:,}"
+    if queue.holder is not None:
+        holder = queue.holder
+        text += f", {holder.program} on {holder.host} ({holder.process})"
     if flow.left_ago is not None:
         text += f", acknowledged {format_age(flow.left_ago)} ago"
     old = queue.oldest_age_seconds or 0.0

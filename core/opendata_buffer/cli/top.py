@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from opendata_buffer.cli.options import POSITIVE, json_option, queue_fields_of, queue_options
+from opendata_buffer.cli.options import POSITIVE, json_option, queue_options
 
 if TYPE_CHECKING:
     from opendata_buffer.admin.watch import Watch
@@ -40,14 +40,12 @@ def top(runtime: Any, /, once: bool, interval_ms: int, as_json: bool, **queue: A
     from opendata_buffer.admin.watch import Watch
     from opendata_buffer.broker.network import WebSocketNetwork, websockets_installed
     from opendata_buffer.cli.frame import frame
-    from opendata_buffer.config import QueueConfig
-    from opendata_buffer.stores.factory import open_store
+    from opendata_buffer.cli.places import place_of
 
-    names_a_queue = any(queue[each] for each in ("partition", "data_path_prefix", "manifest_path"))
-    config = QueueConfig(**queue_fields_of(queue))
-    store = open_store(config.store, config.store_options)
+    place = place_of(runtime, queue)
     connect = WebSocketNetwork(runtime).connect if websockets_installed() else None
-    overseer = Overseer(store, config, runtime, connect, whole_topic=not names_a_queue)
+    is_topic = place.topic is not None
+    overseer = Overseer(place.store, place.config, runtime, connect, topic=is_topic)
     watch = Watch(overseer.look, runtime)
     watch.step(raises=True)  # a queue that is not there is no store that fails for a while
     console = Console()

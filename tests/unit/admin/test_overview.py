@@ -13,6 +13,7 @@ from opendata_buffer.errors import InvalidInput, TransientStorageError
 from opendata_buffer.formats.keys import Transaction, batch_key, tagged_ulid
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.messages import CONTINUE_TXN, build_uuid
+from opendata_buffer.queue.holder import note_holder
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.faults import FaultPlan, FaultyStore
@@ -75,7 +76,7 @@ def test_all_partitions_of_a_topic_are_told_and_undecided_transactions_counted(
     message = build_uuid(b"\1AAAAA", 2, CONTINUE_TXN)
     own = topic.config_of(last, CONFIG)
     append(store, own, runtime, batch_key(last, runtime.ulid(), None, message))
-    found = Overseer(store, CONFIG, runtime).look()
+    found = Overseer(store, CONFIG, runtime, topic=True).look()
     assert found.topic == topic.description.topic_id
     assert [each.name for each in found.queues] == list(topic.description.names)
     assert [each.backlog for each in found.queues] == [0, 0, 1]
@@ -88,7 +89,7 @@ def test_one_partition_alone_is_looked_at_where_that_is_meant(runtime: ManualRun
     name = topic.description.names[1]
     append(store, topic.config_of(name, CONFIG), runtime, key_of(runtime, "AAAAAA", name))
     own = replace(CONFIG, data_path_prefix=name, manifest_path="")
-    found = Overseer(store, own, runtime, whole_topic=False).look()
+    found = Overseer(store, own, runtime).look()
     assert [each.name for each in found.queues] == [name]
 
 
@@ -96,6 +97,8 @@ def test_where_there_is_no_queue_it_says_so_and_makes_none(runtime: ManualRuntim
     store = MemoryStore()
     with pytest.raises(InvalidInput, match="there is no queue"):
         Overseer(store, CONFIG, runtime).look()
+    with pytest.raises(InvalidInput, match="topic"):
+        Overseer(store, CONFIG, runtime, topic=True).look()
     assert store.list("").objects == ()
 
 
@@ -154,3 +157,16 @@ def test_an_empty_queue_and_one_that_is_sealed_show_no_age_and_no_giant_epoch() 
     look = summarised("ingest", "active", Manifest.starting_at(41, 3), 0)
     assert (look.backlog, look.oldest_age_seconds, look.first_sequence) == (0, None, 41)
     assert look.writers == {}
+
+
+def test_the_consumer_is_named_while_its_epoch_lasts(runtime: ManualRuntime) -> None:
+    store = MemoryStore()
+    append(store, CONFIG, runtime, key_of(runtime, "AAAAAA"))
+    Queue(store, CONFIG, runtime=runtime, role="test").claim_epoch(None)
+    note_holder(store, CONFIG, runtime, 1, program="Spark")
+    overseer = Overseer(store, CONFIG, runtime)
+    (queue,) = overseer.look().queues
+    assert queue.holder is not None
+    assert (queue.holder.program, queue.holder.epoch) == ("Spark", 1)
+    Queue(store, CONFIG, runtime=runtime, role="test").claim_epoch(None)
+    assert overseer.look().queues[0].holder is None, "another took it over, and left no note"

@@ -10,6 +10,7 @@ from opendata_buffer.admin.broker import BrokerStatus, ClaimsStatus
 from opendata_buffer.admin.overview import Overview, QueueLook
 from opendata_buffer.admin.watch import Flow, View
 from opendata_buffer.cli.frame import frame, sparkline
+from opendata_buffer.queue.holder import Holder
 
 
 def view_of(*queues: QueueLook, topic: str = "", failure: str | None = None, **more: Flow) -> View:
@@ -28,7 +29,7 @@ def view_of(*queues: QueueLook, topic: str = "", failure: str | None = None, **m
 def shown(view: View, height: int | None = None, color: bool = False) -> str:
     text = io.StringIO()
     system = "standard" if color else None
-    console = Console(file=text, width=130, force_terminal=color, color_system=system)  # type: ignore[arg-type]
+    console = Console(file=text, width=170, force_terminal=color, color_system=system)  # type: ignore[arg-type]
     console.print(frame(view, height))
     return text.getvalue()
 
@@ -44,13 +45,14 @@ def test_a_queue_shows_backlog_age_rates_consumer_and_writers() -> None:
         next_sequence=20_000,
         epoch=4,
         undecided=2,
+        holder=Holder(4, "worker-7", 4711, "Spark", "", 0),
         writers={"app orders": 12_345},
     )
     flow = Flow(arriving=1_234.5, leaving=0.0, arrived_ago=0.0, left_ago=63.0)
     said = shown(view_of(queue, ingest=flow))
     assert "s3://bucket/root  queue\n" in said
     assert "12,345 batches wait, the oldest 1 min 33 s old   in 1,234.5/s   out 0.0/s   ▁▅█" in said
-    assert "epoch 4, acknowledged 1 min 3 s ago" in said
+    assert "epoch 4, Spark on worker-7 (4711), acknowledged 1 min 3 s ago" in said
     assert "producers 2: app orders (12,345 wait), process AAAAAA (4.0 s ago)" in said
 
 

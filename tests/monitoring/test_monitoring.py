@@ -1,0 +1,261 @@
+"""Dashboard and alerts, against the metrics as they are exported and a real Prometheus."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opendata_buffer import metrics
+from tools import dashboard
+from tools.servers import PROMETHEUS
+
+ROOT = Path(__file__).resolve().parents[2]
+PLACE = ROOT / "docs/operations/monitoring"
+ALERTS, TRIALS = PLACE / "alerts.yml", PLACE / "alerts.test.yml"
+EXPORTING = [sys.executable, "-m", "tests.monitoring.exporting"]
+
+needs_prometheus = pytest.mark.skipif(not PROMETHEUS.is_there, reason=PROMETHEUS.why_not)
+
+
+@pytest.fixture(scope="module")
+def exported() -> set[str]:
+    """Names of all series that an application has on offer."""
+    pytest.importorskip("opentelemetry.exporter.prometheus")
+    done = subprocess.run([*EXPORTING, "0"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return {
+        re.split(r"[{ ]", line)[0]
+        for line in done.stdout.splitlines()
+        if line.startswith("buffer_")
+    }
+
+
+def panels() -> list[dict[str, Any]]:
+    return [each for each in dashboard.dashboard()["panels"] if each["type"] != "row"]
+
+
+def dashboard_expressions() -> list[str]:
+    return [target["expr"] for panel in panels() for target in panel["targets"]]
+
+
+def alerts() -> list[dict[str, Any]]:
+    yaml = pytest.importorskip("yaml")
+    (group,) = yaml.safe_load(ALERTS.read_text())["groups"]
+    found: list[dict[str, Any]] = group["rules"]
+    return found
+
+
+def names_in(expression: str) -> list[set[str]]:
+    """Metrics that an expression reads: for each the names it may have."""
+    found = []
+    for name in re.findall(r"buffer_\w+(?:\(_\w+\)\?\w*)?", expression):
+        stem, optional, rest = re.fullmatch(r"(\w+?)(?:\((_\w+)\)\?(\w*))?", name).groups()  # type: ignore[union-attr]
+        found.append({stem + (rest or ""), stem + (optional or "") + (rest or "")})
+    return found
+
+
+def test_the_file_is_what_the_program_makes() -> None:
+    assert dashboard.FILE.read_text() == dashboard.text(), "python -m tools.dashboard"
+
+
+def test_every_metric_of_dashboard_and_alerts_is_exported(exported: set[str]) -> None:
+    expressions = [*dashboard_expressions(), *(alert["expr"] for alert in alerts())]
+    assert len(expressions) >= 50
+    for expression in expressions:
+        read = names_in(expression)
+        assert read, expression
+        for names in read:
+            assert names & exported, f"{names} in {expression}"
+
+
+def test_every_metric_of_the_table_is_on_the_dashboard(exported: set[str]) -> None:
+    shown = set().union(*(n for each in dashboard_expressions() for n in names_in(each)))
+    for row in metrics.TABLE:
+        stem = row.name.replace(".", "_")
+        assert any(name.startswith(stem) for name in shown & exported), row.name
+
+
+def test_panels_fill_the_grid_and_do_not_overlap() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in dashboard.dashboard()["panels"]:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken
+        assert max(x for x, _ in cells) < dashboard.WIDTH
+        taken |= cells
+    height = max(y for _, y in taken) + 1
+    assert len(taken) == height * dashboard.WIDTH, "no holes"
+    ids = [panel["id"] for panel in dashboard.dashboard()["panels"]]
+    assert len(set(ids)) == len(ids)
+
+
+def test_grafanas_own_types_know_every_field() -> None:
+    sdk = pytest.importorskip("grafana_foundation_sdk.models.dashboard")
+    from grafana_foundation_sdk.cog import encoder, plugins
+
+    plugins.register_default_plugins()
+    text = dashboard.text()
+    read = sdk.Dashboard.from_json(json.loads(text))
+    written = json.loads(encoder.JSONEncoder().encode(read))
+    assert unknown(json.loads(text), written) == []
+
+
+def unknown(given: Any, known: Any, path: str = "") -> list[str]:
+    """What of the given is not in what its types made of it."""
+    if isinstance(given, dict):
+        if not isinstance(known, dict):
+            return [path]
+        missing = [f"{path}.{name}" for name in given if name not in known]
+        inside = [
+            each
+            for name in given
+            if name in known
+            for each in unknown(given[name], known[name], f"{path}.{name}")
+        ]
+        return missing + inside
+    if isinstance(given, list):
+        if not isinstance(known, list) or len(given) != len(known):
+            return [path]
+        pairs = enumerate(zip(given, known, strict=True))
+        return [each for n, (a, b) in pairs for each in unknown(a, b, f"{path}[{n}]")]
+    return [] if given == known else [f"{path}: {given!r} became {known!r}"]
+
+
+def test_each_alert_says_how_bad_it_is_and_what_to_do_and_is_tried() -> None:
+    yaml = pytest.importorskip("yaml")
+    fired = {
+        name
+        for trial in yaml.safe_load(TRIALS.read_text())["tests"]
+        for each in trial.get("promql_expr_test", ())
+        for sample in each["exp_samples"]
+        for name in re.findall(r'alertname="(\w+)"', sample["labels"])
+    }
+    names = [alert["alert"] for alert in alerts()]
+    assert len(set(names)) == len(names)
+    assert fired == set(names), "alerts.test.yml lets each of them fire"
+    for alert in alerts():
+        assert alert["labels"]["severity"] in ("page", "warn")
+        assert len(alert["annotations"]["description"]) > 30
+        assert "{{" in alert["annotations"]["summary"], "it says which"
+
+
+def promtool(*arguments: str) -> None:
+    tool = PROMETHEUS.folder / "usr/bin/promtool"
+    done = subprocess.run([str(tool), *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "SUCCESS" in done.stdout
+
+
+@needs_prometheus
+def test_prometheus_takes_the_rules_and_each_fires_when_it_should() -> None:
+    promtool("check", "rules", str(ALERTS))
+    promtool("test", "rules", str(TRIALS))
+
+
+class Prometheus:
+    """A server that scrapes one application each second, and has the alerts."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def ask(self, path: str, **parameters: str) -> Any:
+        query = urllib.parse.urlencode(parameters)
+        with urllib.request.urlopen(f"{self._url}/api/v1/{path}?{query}", timeout=30) as answer:
+            found = json.load(answer)
+        assert found["status"] == "success", found
+        return found["data"]
+
+    def query(self, expression: str) -> list[Any]:
+        found: list[Any] = self.ask("query", query=expression)["result"]
+        return found
+
+    def await_scrapes(self, least: int) -> None:
+        end = time.monotonic() + 60
+        scrapes = "count_over_time(buffer_acks_total[5m])"
+        found: list[Any] = []
+        while not any(float(each["value"][1]) >= least for each in found):
+            assert time.monotonic() < end, found
+            time.sleep(0.3)  # it scrapes by its own clock
+            with suppress(urllib.error.HTTPError):  # 503 while it starts
+                found = self.query(scrapes)
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    pytest.importorskip("opentelemetry.exporter.prometheus")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    home = tmp_path_factory.mktemp("prometheus")
+    shutil.copy(ALERTS, home)
+    (home / "prometheus.yml").write_text(
+        "global: {scrape_interval: 1s, evaluation_interval: 1s}\n"
+        "rule_files: [alerts.yml]\n"
+        "scrape_configs: [{job_name: orders, static_configs: "
+        f"[{{targets: ['127.0.0.1:{port}']}}]}}]\n"
+    )
+    application = subprocess.Popen(
+        [*EXPORTING, str(port)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert application.stdout is not None
+        assert application.stdout.readline() == "ready\n"
+        with PROMETHEUS.start(home) as url:
+            yield Prometheus(url)
+    finally:
+        application.communicate(timeout=30)
+
+
+@needs_prometheus
+def test_every_panel_shows_something_of_an_application_at_work(prometheus: Prometheus) -> None:
+    prometheus.await_scrapes(4)
+    chosen = {
+        "$job": "orders",
+        "$queue": ".*",
+        "$__rate_interval": "20s",
+        "$__range": "20s",
+    }
+    for panel in panels():
+        for target in panel["targets"]:
+            expression = target["expr"]
+            for variable, value in chosen.items():
+                expression = expression.replace(variable, value)
+            found = prometheus.query(expression)
+            assert found, f"{panel['title']}: {expression}"
+            labels = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+            assert labels <= set(found[0]["metric"]), f"{panel['title']} names {labels}"
+            assert not any(each["value"][1] == "NaN" for each in found), expression
+
+
+@needs_prometheus
+def test_a_running_prometheus_evaluates_all_alerts(prometheus: Prometheus) -> None:
+    prometheus.await_scrapes(4)
+    (group,) = prometheus.ask("rules")["groups"]
+    assert {rule["name"] for rule in group["rules"]} == {each["alert"] for each in alerts()}
+    assert [rule["name"] for rule in group["rules"] if rule["health"] == "err"] == []
+
+
+@needs_prometheus
+def test_grafanas_variables_find_jobs_and_queues(prometheus: Prometheus) -> None:
+    prometheus.await_scrapes(1)
+    variables = {each["name"]: each for each in dashboard.dashboard()["templating"]["list"]}
+    for name, wanted in (("job", "orders"), ("queue", "s3://bucket/manifest")):
+        query = variables[name]["query"]["query"].replace("$job", "orders")
+        selector, label = re.fullmatch(r"label_values\((.*), (\w+)\)", query).groups()  # type: ignore[union-attr]
+        assert wanted in prometheus.ask(f"label/{label}/values", **{"match[]": selector})
