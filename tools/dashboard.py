@@ -201,12 +201,14 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             unit="bytes",
         ),
         Panel(
-            "Repeats left out",
-            "Dropped by readers and by sinks because a transaction came twice. Restarts make some; "
-            "without restarts two writers share an app id.",
+            "Left out",
+            "Repeats: a transaction came twice. Restarts make some; without restarts two writers "
+            "share an app id. Malformed: records that are not what the schema says.",
             (
-                Line(rate("buffer_repeats_dropped_total"), "by readers {{job}}"),
-                Line(rate("buffer_write_repeats_dropped_total"), "by sinks {{job}}"),
+                Line(rate("buffer_repeats_dropped_total"), "repeats, by readers {{job}}"),
+                Line(rate("buffer_write_repeats_dropped_total"), "repeats, by sinks {{job}}"),
+                Line(rate("buffer_records_malformed_total"), "malformed {{job}}"),
+                Line(rate("buffer_records_dropped_total"), "malformed and dropped {{job}}"),
             ),
             unit="cps",
         ),
