@@ -47,6 +47,7 @@ from opendata_buffer.stores.ranges import check_limit, check_range, listed
 from opendata_buffer.stores.s3_client import S3Pair, connect
 from opendata_buffer.stores.s3_delete import chunks, delete_objects
 from opendata_buffer.stores.s3_errors import BUSY, code_of, no_answer, status_of, storage_error
+from opendata_buffer.stores.s3_get import DirectGet
 
 __all__ = ["S3Store"]
 
@@ -93,6 +94,7 @@ class S3Store:
         self._clients: ProcessClient[S3Pair] = ProcessClient(
             connect, "", self._options, AWS_ENVIRONMENT
         )
+        self._direct = DirectGet()
 
     @property
     def url(self) -> str:
@@ -120,8 +122,15 @@ class S3Store:
             arguments["Range"] = f"bytes={byte_range[0]}-{byte_range[1] - 1}"
 
         def once() -> Blob | NotModified:
+            client = self._clients.get().data
             try:
-                response = self._clients.get().data.get_object(**arguments)
+                response = self._direct.get(client, arguments)
+                if response is None:
+                    response = self._direct.through(client, arguments, client.get_object)
+                elif response["Status"] == 304:
+                    return NotModified()
+                elif response["Status"] == 404:
+                    raise ObjectNotFound(key, self.url)
             except boto.ClientError as error:
                 status, code = status_of(error), code_of(error)
                 if status == 304:
