@@ -203,7 +203,8 @@ def _partition(given: str, fields: dict[str, Any]) -> str:
         return given
     topic = Topic.open(QueueConfig(**fields), runtime=click.get_current_context().obj)
     # One that has left keeps what its last reader acknowledged, until that is collected.
-    return given if topic.description.has_left(given) else topic.description.resolved(given)
+    known = topic.description
+    return known.left_name(given) if known.has_left(given) else known.resolved(given)
 
 
 _FLAGS, _QUEUE = f"{__name__}.flags", f"{__name__}.queue"

@@ -14,7 +14,6 @@ from opendata_buffer.cli.options import (
     NATURAL,
     POSITIVE,
     json_option,
-    queue_fields_of,
     queue_options,
     queue_words,
 )
@@ -157,25 +156,23 @@ def _probe(
 @json_option
 @click.pass_obj
 def gc(runtime: Any, /, dry_run: bool, grace_period_ms: int, as_json: bool, **queue: Any) -> None:
-    """Delete batch objects that were consumed, once.
+    """Delete batch objects that were consumed, once; of a topic, in all its partitions.
 
-    A running consumer does this by itself. Refuses a data prefix of another queue, and a queue
-    whose manifest is not found.
+    A running consumer does this by itself, but not in partitions that have left the topic. Refuses
+    a data prefix of another queue, and a queue whose manifest is not found.
     """
-    from opendata_buffer.admin.observe import Observer
+    from opendata_buffer.admin.collect import collect
+    from opendata_buffer.cli.places import place_of
     from opendata_buffer.cli.terminal import format_bytes
     from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
-    from opendata_buffer.gc import GarbageCollector
-    from opendata_buffer.stores.factory import open_store
 
-    config = ConsumerConfig(
-        **queue_fields_of(queue),
+    place = place_of(
+        runtime,
+        queue,
+        ConsumerConfig,
         gc=GarbageCollectorConfig(grace_period_ms=grace_period_ms),
     )
-    store = open_store(config.store, config.store_options)
-    # Before the collector, which would claim the prefix for a manifest that is a typing error.
-    Observer(store, config, runtime).manifest()
-    report = GarbageCollector(store, config, runtime=runtime).run_once(dry_run=dry_run)
+    report = collect(place.store, place.config, place.topic, runtime, dry_run=dry_run)
     plan = report.plan
     if as_json:
         found = {

@@ -102,7 +102,8 @@ def drain(runtime: Any, /, store: str, partition: str, as_json: bool, **options:
 
     opened = Topic.open(_settings(store, options), runtime=runtime)
     known = opened.description
-    name = partition if known.has_left(partition) else known.resolved(partition)
+    has_left = known.has_left(partition)
+    name = known.left_name(partition) if has_left else known.resolved(partition)
     opened.drain(name)
     opened.remove_drained()
     if name in opened.description.names:

@@ -4,7 +4,8 @@
 
     {"version": 1, "id": "01J5...", "next": 3,
      "partitions": [{"name": "p-00000-04pn", "state": "active"},
-                    {"name": "p-00002-0bvb", "state": "draining", "since": 1767225600000}]}
+                    {"name": "p-00002-0bvb", "state": "draining", "since": 1767225600000}],
+     "left": ["p-00001-05mv"]}
 
 A partition is an ordinary v1 queue: its data prefix is its name, its manifest lies below that.
 Numbers are given once: a partition that has left the topic never comes back under its name, so
@@ -40,7 +41,10 @@ MAX_PARTITIONS = 1_000
 
 _VERSION = 1
 _MOST_NUMBERS = 100_000
-_FIELDS = frozenset({"version", "id", "partitions", "next"})
+MAX_LEFT = 1_000
+"""Most partitions that have left and are remembered, because objects of theirs may be there."""
+
+_FIELDS = frozenset({"version", "id", "partitions", "next", "left"})
 
 
 class State(StrEnum):
@@ -81,12 +85,14 @@ class TopicDescription:
         topic_id: A ULID, drawn when the topic was created.
         partitions: In the order of their numbers; mappings count in this order.
         next_number: Of the next partition.
+        left: Names of partitions that have left, and whose last batches nobody has collected yet.
         others: Fields of later versions, kept when the object is written again.
     """
 
     topic_id: str
     partitions: tuple[Partition, ...]
     next_number: int
+    left: tuple[str, ...] = ()
     others: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -178,8 +184,16 @@ class TopicDescription:
 
     def without(self, names: Iterable[str]) -> TopicDescription:
         """The topic without these partitions, as far as they are draining."""
-        left = set(names) & set(self.draining)
-        return self._with(each for each in self.partitions if each.name not in left)
+        leave = set(names) & set(self.draining)
+        gone = [each.name for each in self.partitions if each.name in leave]
+        rest = self._with(each for each in self.partitions if each.name not in leave)
+        return replace(rest, left=(*self.left, *gone)[-MAX_LEFT:]) if gone else self
+
+    def collected(self, names: Iterable[str]) -> TopicDescription:
+        """The topic, once nothing lies in these partitions any more that have left it."""
+        gone = set(names)
+        left = tuple(name for name in self.left if name not in gone)
+        return self if left == self.left else replace(self, left=left)
 
     def may_leave(self, name: str, now_ms: int, after_s: float = DRAIN_S) -> bool:
         """Whether a partition has been draining for so long."""
@@ -201,6 +215,11 @@ class TopicDescription:
                 return name
         raise InvalidInput(f"partition is {given!r}: the topic has {_listed(self.names)}")
 
+    def left_name(self, given: str) -> str:
+        """The name of a partition that has left and is remembered; what was given if none is."""
+        meant = (name for name in self.left if given == name or is_abbreviated(given, name))
+        return next(meant, given)
+
     def has_left(self, given: str) -> bool:
         """Whether this means a partition that the topic had once, and has no more."""
         number = number_meant(given)
@@ -210,12 +229,14 @@ class TopicDescription:
 
     def to_json(self) -> bytes:
         """The object's bytes."""
-        fields = {
+        fields: dict[str, Any] = {
             "version": _VERSION,
             "id": self.topic_id,
             "next": self.next_number,
             "partitions": [each.as_json() for each in self.partitions],
         }
+        if self.left:
+            fields["left"] = list(self.left)
         return json.dumps({**self.others, **fields}, ensure_ascii=False).encode() + b"\n"
 
     @classmethod
@@ -232,7 +253,8 @@ class TopicDescription:
         match fields:
             case {"version": 1, "id": str(topic_id), "next": int(number), "partitions": [*given]}:
                 others = {name: value for name, value in fields.items() if name not in _FIELDS}
-                found = cls(topic_id, tuple(map(_partition, given)), number, others)
+                left = _left(fields.get("left", []))
+                found = cls(topic_id, tuple(map(_partition, given)), number, left, others)
                 found._check()
                 return found
         raise CorruptData(
@@ -267,6 +289,14 @@ def _partition(given: Any) -> Partition:
             if isinstance(since_ms, int):
                 return Partition(name, State(state), since_ms)
     raise CorruptData(f"{given!r} describes no partition that this version of the library knows")
+
+
+def _left(given: Any) -> tuple[str, ...]:
+    if isinstance(given, list) and all(
+        isinstance(name, str) and number_of(name) is not None for name in given
+    ):
+        return tuple(given[-MAX_LEFT:])
+    raise CorruptData(f"{str(given)[:100]} is no list of partitions that have left")
 
 
 def _listed(names: Sequence[str]) -> str:

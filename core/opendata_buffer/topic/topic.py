@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TypeVar
 
@@ -208,6 +208,14 @@ class Topic:
             self._change(lambda before: before.without(empty))
             log.info("left the topic at %s, drained: %s", self.url, ", ".join(empty))
         return empty
+
+    def forget_left(self, partitions: Iterable[str]) -> TopicDescription:
+        """Remember these partitions no more, that have left: all their batches are collected.
+
+        Raises:
+            QueueReset, CorruptData, StorageError: As :meth:`read`; nothing was changed.
+        """
+        return self._change(lambda before: before.collected(partitions))
 
     def seal(self, partition: str) -> bool:
         """Close a partition if it is empty. False while it has entries."""

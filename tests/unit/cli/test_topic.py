@@ -6,8 +6,10 @@ import json
 
 import pytest
 
+from opendata_buffer.config import QueueConfig
 from opendata_buffer.stores import Blob
 from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.topic.topic import Topic
 from tests.unit.cli.shell import fails, fill, ok, records_of, run
 
 
@@ -59,11 +61,32 @@ def test_a_partition_drains_until_it_is_empty_and_leaves(url: str, store: Memory
     drained = json.loads(got_topic(store)) | {"partitions": found_draining(store)}
     store.put("_topic.json", json.dumps(drained).encode())
     assert ok("topic", "drain", url, "1").stdout == "p-00001-05mv has left the topic\n"
-    # What was acknowledged last is nobody's to collect any more but an operator's.
-    gone = ok("gc", url, "--partition", "p-00001-05mv", "--grace-period-ms", "0").stdout
-    assert "deleted 1 of 1 objects" in gone
+    assert json.loads(got_topic(store))["left"] == ["p-00001-05mv"]
     found = json.loads(ok("topic", "drain", url, "p-00001", "--json").stdout)
     assert [each["name"] for each in found["partitions"]] == ["p-00000-04pn"]
+
+
+def test_gc_of_a_topic_collects_its_partitions_and_those_that_have_left(
+    url: str, store: MemoryStore
+) -> None:
+    ok("topic", "create", url, "--partitions", "3")
+    topic = Topic.open(QueueConfig(store=url), store=store)
+    for name in topic.description.names[:2]:
+        fill(url, [b"a"], [b"b"], data_path_prefix=name)
+        ok("consume", url, "--partition", name)
+    topic.drain("1")
+    assert topic.remove_drained(after_s=0) == ["p-00001-05mv"]
+    assert "deleted 0 of 0 objects" in ok("gc", url).stdout
+    assert topic.read().left == ("p-00001-05mv",), "they are too young, and it is not forgotten"
+    at_once = ("--grace-period-ms", "0")
+    assert "would delete 4 objects" in ok("gc", url, "--dry-run", *at_once).stdout
+    # One that has left, by its number.
+    one = ok("gc", url, "--partition", "1", "--dry-run", *at_once).stdout
+    assert "would delete 2 objects" in one
+    assert topic.read().left == ("p-00001-05mv",)
+    assert "deleted 4 of 4 objects" in ok("gc", url, *at_once).stdout
+    assert topic.read().left == ()
+    assert "deleted 0 of 0 objects" in ok("gc", url, *at_once).stdout
 
 
 def test_commands_work_on_one_partition_of_a_topic(url: str, store: MemoryStore) -> None:
@@ -88,10 +111,11 @@ def test_a_number_without_a_topic_is_told(url: str) -> None:
 
 def test_a_queue_command_on_a_topic_says_how_to_name_a_partition(url: str) -> None:
     ok("topic", "create", url, "--partitions", "2")
-    for command in ("status", "fsck", "consume"):
-        line = fails(command, url)
-        assert "a topic at" in line
-        assert "--partition" in line
+    line = fails("consume", url)
+    assert "a topic at" in line
+    assert "--partition" in line
+    for command in ("status", "fsck", "gc"):
+        ok(command, url)  # is about all of them
     line = fails("produce", url, stdin=b"a\n")
     assert "'ingest' is none of its partitions" in line
 

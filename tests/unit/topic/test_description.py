@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from opendata_buffer.errors import CorruptData, InvalidInput
 from opendata_buffer.topic.description import (
+    MAX_LEFT,
     MAX_PARTITIONS,
     Partition,
     State,
@@ -84,6 +86,23 @@ def test_only_draining_partitions_leave() -> None:
     assert topic.without(["p-00000-04pn"]) is topic
 
 
+def test_a_partition_that_has_left_is_remembered_until_it_is_collected() -> None:
+    topic = THREE.drained("1").drained("0").without(["p-00001-05mv", "p-00000-04pn"])
+    assert topic.left == ("p-00000-04pn", "p-00001-05mv")
+    assert topic.left_name("1") == topic.left_name("p-00001-05mv") == "p-00001-05mv"
+    assert topic.left_name("9") == "9"
+    assert TopicDescription.from_json(topic.to_json()) == topic
+    assert topic.collected(["p-00000-04pn"]).left == ("p-00001-05mv",)
+    assert topic.collected(["p-00002-0bvb"]) is topic
+    assert b'"left"' not in THREE.to_json()
+
+
+def test_no_more_than_a_thousand_that_have_left_are_remembered() -> None:
+    left = tuple(f"p-{number:05}" for number in range(MAX_LEFT))
+    topic = replace(THREE, left=left).drained("1").without(["p-00001-05mv"])
+    assert topic.left == (*left[1:], "p-00001-05mv")
+
+
 def test_the_last_partition_that_is_written_does_not_drain() -> None:
     topic = THREE.drained("p-00000-04pn").drained("p-00001-05mv")
     with pytest.raises(InvalidInput, match=r"'p-00002-0bvb' is the last one.*topic expand"):
@@ -154,6 +173,10 @@ def test_a_topic_that_has_given_all_its_numbers_away_says_so() -> None:
         b' "partitions": [{"name": "p-00000-04pn", "state": "active", "since": "now"}]}',
         b'{"version": 1, "id": "a", "next": 1,'
         b' "partitions": [{"name": "p-00000-04pn", "state": "draining"}]}',
+        b'{"version": 1, "id": "a", "next": 1, "left": ["x"],'
+        b' "partitions": [{"name": "p-00000", "state": "active"}]}',
+        b'{"version": 1, "id": "a", "next": 1, "left": 7,'
+        b' "partitions": [{"name": "p-00000", "state": "active"}]}',
         b'{"version": 1, "id": "a", "next": 0,'
         b' "partitions": [{"name": "p-00000-04pn", "state": "active"}]}',
     ],
