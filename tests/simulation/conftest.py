@@ -2,7 +2,8 @@
 
 ``OPENDATA_BUFFER_SEEDS=5000`` runs the seeds below 5,000, ``=5000-9000`` those from 5,000 on;
 ``OPENDATA_BUFFER_SEED=123`` runs that one. The default is 60 for the delivery scenario, and a
-share of that for each of the others: what takes a minute. ``./run test --nightly`` runs 2,000.
+share of that for each of the others, unless its module says how many (``DEFAULT_SEEDS``): what
+takes two minutes. ``./run test --nightly`` runs 2,000.
 """
 
 from __future__ import annotations
@@ -15,21 +16,30 @@ import pytest
 
 SEEDS = "OPENDATA_BUFFER_SEEDS"
 SEED = "OPENDATA_BUFFER_SEED"
-DEFAULT = "60"
+DEFAULT = 60
 
 
-def seeds(share: float) -> range:
-    """The seeds of a scenario that takes this share of them."""
+def seeds(share: float, default: int | None = None) -> range:
+    """The seeds of a scenario that takes this share of them, or so many where none are named."""
     if one := os.environ.get(SEED):
         return range(int(one), int(one) + 1)
-    first, _, end = os.environ.get(SEEDS, DEFAULT).rpartition("-")
+    named = os.environ.get(SEEDS)
+    if named is None:
+        return range(max(1, round(DEFAULT * share)) if default is None else default)
+    first, _, end = named.rpartition("-")
     start = int(first or 0)
     return range(start, start + max(1, round((int(end) - start) * share)))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "seed" in metafunc.fixturenames:
-        metafunc.parametrize("seed", seeds(getattr(metafunc.module, "SHARE", 1.0)))
+        metafunc.parametrize(
+            "seed",
+            seeds(
+                getattr(metafunc.module, "SHARE", 1.0),
+                getattr(metafunc.module, "DEFAULT_SEEDS", None),
+            ),
+        )
 
 
 @pytest.fixture(autouse=True)

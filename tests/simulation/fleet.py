@@ -342,7 +342,7 @@ class Fleet:
 
     def _await(self, runtime: SimRuntime, until: Callable[[], bool]) -> None:
         while not until():
-            runtime.sleep(0.25)
+            runtime.sleep(2)
 
     def _patiently(self, runtime: SimRuntime, make: Callable[[], Producer]) -> Producer:
         while True:
@@ -371,7 +371,7 @@ class Fleet:
                 self.director.sleep(self.random.uniform(0.2, 2.5))
                 self.torment()
             self.closing = True
-            self.director.sleep(15)
+            self.director.sleep(self.random.uniform(0, 15))
             self.plan = FaultPlan(get_ms=20, put_ms=20, cas_ms=20)
             for member in self.members:
                 member.store.plan = self.plan

@@ -140,5 +140,7 @@ def _number(value: object) -> int:
 
 def proof(secret: bytes, *parts: bytes) -> bytes:
     """What only who knows the secret can say about some bytes."""
-    message = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    message = b""
+    for part in parts:
+        message += len(part).to_bytes(4, "big") + part
     return hmac.digest(secret, message, "sha256")

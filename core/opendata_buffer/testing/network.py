@@ -17,12 +17,13 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 
 from opendata_buffer.broker.announcement import Announcement
 from opendata_buffer.broker.client import ChannelClosed, ChannelRefused, Connection
 from opendata_buffer.broker.service import Service, Session
 from opendata_buffer.broker.wire import NONCE_BYTES, BrokerEnd, ProtocolError
-from opendata_buffer.testing.simulation import SimRuntime, Simulation
+from opendata_buffer.testing.simulation import SimRuntime, SimTask, Simulation
 
 __all__ = ["ProcessNetwork", "SimChannel", "SimNetwork", "SimPort"]
 
@@ -133,38 +134,42 @@ class SimChannel:
         self._network = network
         self.process = process
         self.closed = False
-        # One for each end: a message wakes nobody but who waits for it.
-        self._condition = process.condition()
+        self._receiver: SimTask | None = None
         self._inbox: deque[tuple[float, bytes]] = deque()
 
     def send(self, message: bytes) -> None:
         """See :class:`~opendata_buffer.broker.client.Channel`."""
         network, peer = self._network, self.peer
-        with peer._condition:
-            if self.closed:
-                raise ChannelClosed("the connection was reset")
-            if not network.is_cut(self.process.name, peer.process.name):
-                peer._inbox.append((network.simulation.now + network.delay_s, message))
-                peer._condition.notify_all()
+        if self.closed:
+            raise ChannelClosed("the connection was reset")
+        if not network.is_cut(self.process.name, peer.process.name):
+            arrives_at = network.simulation.now + network.delay_s
+            peer._inbox.append((arrives_at, message))
+            peer._wake(arrives_at)
 
     def receive(self, timeout: float | None) -> bytes | None:
         """See :class:`~opendata_buffer.broker.client.Channel`."""
-        network = self._network
-        now = self.process.monotonic()
-        deadline = None if timeout is None else now + timeout
-        with self._condition:
-            while True:
-                now = self.process.monotonic()
-                if self._inbox and self._inbox[0][0] <= network.simulation.now:
-                    return self._inbox.popleft()[1]
-                if self.closed and not self._inbox:
-                    raise ChannelClosed("the connection was reset")
-                if deadline is not None and now >= deadline:
+        simulation = self._network.simulation
+        deadline = None if timeout is None else self.process.monotonic() + timeout
+        while True:
+            if self._inbox and self._inbox[0][0] <= simulation.now:
+                return self._inbox.popleft()[1]
+            if self.closed and not self._inbox:
+                raise ChannelClosed("the connection was reset")
+            until = [arrives_at for arrives_at, _ in islice(self._inbox, 1)]
+            if deadline is not None:
+                left = deadline - self.process.monotonic()
+                if left <= 0:
                     return None
-                waits = [] if deadline is None else [deadline - now]
-                if self._inbox:
-                    waits.append(self._inbox[0][0] - network.simulation.now)
-                self._condition.wait(min(waits) if waits else None)
+                until.append(simulation.now + left)
+            # Without a lock, which a simulated network does not need: threads run one at a time
+            # and change at scheduling points alone. A message wakes its receiver once, when it
+            # arrives.
+            self._receiver = simulation.current
+            try:
+                simulation.block(min(until, default=None), "a message")
+            finally:
+                self._receiver = None
 
     def close(self) -> None:
         """End both ends, unless a cut keeps the other one from learning it."""
@@ -173,9 +178,12 @@ class SimChannel:
             self.peer._end()
 
     def _end(self) -> None:
-        with self._condition:
-            self.closed = True
-            self._condition.notify_all()
+        self.closed = True
+        self._wake(self._network.simulation.now)
+
+    def _wake(self, at: float) -> None:
+        if self._receiver is not None:
+            self._network.simulation.wake(self._receiver, at)
 
 
 class SimPort:

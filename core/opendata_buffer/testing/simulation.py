@@ -103,7 +103,7 @@ class SimTask:
         if at is None:
             self._simulation.timed.pop(self, None)
         elif not self.done:
-            self._simulation.timed[self] = None
+            self._simulation.timed[self] = at
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until it ended."""
@@ -292,7 +292,8 @@ class Simulation:
         now: Virtual seconds since the start.
         steps: Scheduling decisions made.
         current: The simulated thread that runs.
-        timed: Those that may go on at some time, in an order that is the same in each run.
+        timed: When each of those may go on that may at some time, in an order that is the same in
+            each run.
     """
 
     def __init__(self, seed: int, *, max_steps: int = 1_000_000) -> None:
@@ -301,7 +302,7 @@ class Simulation:
         self.now = 0.0
         self.steps = 0
         self.current: SimTask
-        self.timed: dict[SimTask, None] = {}
+        self.timed: dict[SimTask, float] = {}
         self._max_steps = max_steps
         self._tasks: list[SimTask] = []
         self._main_baton = _baton()
@@ -466,6 +467,12 @@ class Simulation:
             error, task.interruption = task.interruption, None
             raise error
 
+    def wake(self, task: SimTask, at: float) -> None:
+        """Let a task that waits in :meth:`block` go on at ``at``, if not earlier."""
+        at = _ticks(at)
+        if task.wake_at is None or task.wake_at > at:
+            task.wake_at = at
+
     def _hand_over(self, task: SimTask | None) -> None:
         """Choose who runs next and wait for the own next turn; a task that ended does not."""
         chosen = None if self._ended else self._choose()
@@ -482,22 +489,20 @@ class Simulation:
         if self.steps > self._max_steps:
             self._stuck(f"no end after {self._max_steps} steps")
             return None
-        earliest = None
-        ready = []
-        for task in self.timed:
-            at = task._wake_at
-            assert at is not None
+        now, earliest = self.now, math.inf
+        ready, sleepers = [], []
+        for task, at in self.timed.items():
             if task.process.resume_at > at:
                 at = task.process.resume_at
-            if at <= self.now:
+            if at <= now:
                 ready.append(task)
-            elif earliest is None or at < earliest:
+            elif at < earliest:
                 earliest = at
                 sleepers = [task]
             elif at == earliest:
                 sleepers.append(task)
         if not ready:
-            if earliest is None:
+            if not sleepers:
                 self._stuck("everybody waits for ever")
                 return None
             self.now = earliest
