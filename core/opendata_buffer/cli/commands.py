@@ -10,6 +10,7 @@ from __future__ import annotations
 import click
 
 from opendata_buffer.cli.broker import broker
+from opendata_buffer.cli.copy import copy
 from opendata_buffer.cli.errors import Application, main_of
 from opendata_buffer.cli.find import list_
 from opendata_buffer.cli.fsck import fsck
@@ -46,8 +47,8 @@ def cli(context: click.Context, verbose: int) -> None:
 
 
 for command in (
-    list_, produce, consume, broker, work, status, top, owner, seek, fsck, gc, skip, quarantine,
-    topic, transactions, manifest, batch,
+    list_, produce, consume, copy, broker, work, status, top, owner, seek, fsck, gc, skip,
+    quarantine, topic, transactions, manifest, batch,
 ):  # fmt: skip
     cli.add_command(command)
 

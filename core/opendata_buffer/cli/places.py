@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from opendata_buffer.stores import Store
     from opendata_buffer.topic.topic import Topic
 
-__all__ = ["Place", "place_of"]
+__all__ = ["Place", "open_place", "place_of"]
 
 _NAMES_ONE_QUEUE = ("partition", "data_path_prefix", "manifest_path")
 
@@ -81,12 +81,17 @@ def place_of(runtime: Any, queue: dict[str, Any], make: Any = None, **settings: 
         settings: More fields of it.
     """
     from opendata_buffer.config import QueueConfig
+
+    one = any(queue[name] is not None for name in _NAMES_ONE_QUEUE)
+    return open_place(runtime, (make or QueueConfig)(**queue_fields_of(queue), **settings), one)
+
+
+def open_place(runtime: Any, config: Any, one: bool) -> Place:
+    """Open a store, and see whether there is a topic unless ``one`` queue is meant."""
     from opendata_buffer.errors import PermanentStorageError
     from opendata_buffer.stores.factory import open_store
     from opendata_buffer.topic.topic import Topic, is_topic
 
-    one = any(queue[name] is not None for name in _NAMES_ONE_QUEUE)
-    config = (make or QueueConfig)(**queue_fields_of(queue), **settings)
     store = open_store(config.store, config.store_options)
     if one:
         return Place(store, config, None)

@@ -1,0 +1,102 @@
+"""How far a copy of one queue to another has got: a small object beside the target. Pure.
+
+``<prefix>/app=<id>/_copy.json``, where ``<id>`` says which queue is copied::
+
+    {"version": 1, "source": "s3://bucket/orders ingest/manifest", "run": "01J5...", "next": 42,
+     "transactions": {...}}
+
+``next`` is the source's first sequence that was not looked at, and ``transactions`` what the rule
+for readers remembers of those before it. The record follows what was appended, so it may lag by
+one append; the target's manifest, or else the identity in its batches' names, shows the rest.
+``run`` is whoever copies now: a process that finds another one there ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from opendata_buffer.errors import CorruptData
+
+__all__ = ["CopyRecord", "copy_app", "copy_record_key"]
+
+_VERSION = 1
+_OWN = frozenset({"version", "source", "run", "next", "transactions"})
+
+
+def copy_app(queue_id: str, url: str, manifest_path: str) -> str:
+    """The app id of copies of one queue: the same from run to run, another one's is another.
+
+    Args:
+        queue_id: The source's id; empty for one without a marker, which its place must identify.
+        url: The source's store.
+        manifest_path: The source's manifest.
+    """
+    if queue_id:
+        return f"copy-{queue_id}"
+    place = f"{url}\n{manifest_path}".encode(errors="surrogatepass")
+    return f"copy-{hashlib.sha256(place).hexdigest()[:26]}"
+
+
+def copy_record_key(data_path_prefix: str, app: str) -> str:
+    """Key of the record; no batch has such a name, so the collector spares it."""
+    return f"{data_path_prefix}/app={app}/_copy.json"
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRecord:
+    """How far a copy is.
+
+    Attributes:
+        source: What is copied, for people.
+        run: Who copies, a ULID.
+        next_sequence: First sequence of the source that was not looked at.
+        transactions: State of the reader's rule before it.
+        others: Fields of later versions, kept when the record is written again.
+    """
+
+    source: str
+    run: str
+    next_sequence: int
+    transactions: Mapping[str, Any]
+    others: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> bytes:
+        """The object's bytes."""
+        own = {
+            "version": _VERSION,
+            "source": self.source,
+            "run": self.run,
+            "next": self.next_sequence,
+            "transactions": self.transactions,
+        }
+        return json.dumps({**self.others, **own}, ensure_ascii=False).encode() + b"\n"
+
+    @classmethod
+    def from_json(cls, data: bytes) -> CopyRecord:
+        """Read the object's bytes.
+
+        Raises:
+            CorruptData: They are no record of this version.
+        """
+        try:
+            fields = json.loads(data.decode())
+        except (ValueError, RecursionError):
+            fields = None
+        match fields:
+            case {
+                "version": 1,
+                "source": str(source),
+                "run": str(run),
+                "next": int(next_sequence),
+                "transactions": dict(transactions),
+            } if not isinstance(next_sequence, bool) and next_sequence >= 0:
+                others = {name: value for name, value in fields.items() if name not in _OWN}
+                return cls(source, run, next_sequence, transactions, others)
+        raise CorruptData(
+            f"the record of a copy holds {data[:100]!r} and no version {_VERSION}: a later version "
+            "of this library or somebody else wrote it. Go on with the version that wrote it"
+        )
