@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import http.client
+import json
+import re
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
-__all__ = ["Asked", "FaultProxy", "Reply", "ScriptedServer"]
+__all__ = ["Asked", "FaultProxy", "RateProxy", "Reply", "ScriptedServer"]
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,10 @@ class FaultProxy(_Server):
         self._lost = set(methods)
 
     def answer(self, asked: Asked) -> Reply:
+        return self.passed_on(asked)
+
+    def passed_on(self, asked: Asked) -> Reply:
+        """The target's answer."""
         connection = http.client.HTTPConnection(self._target, timeout=30)
         connection.putrequest(asked.method, asked.path, skip_host=True, skip_accept_encoding=True)
         for name, value in asked.headers.items():
@@ -130,3 +137,32 @@ class FaultProxy(_Server):
             and not (name.lower() == "content-length" and asked.method != "HEAD")
         }
         return Reply(answer.status, body, kept)
+
+
+class RateProxy(FaultProxy):
+    """Lets one write to one object of GCS through in so many seconds, as Google does.
+
+    The others are answered with 429, and are not carried out.
+    """
+
+    def __init__(self, target: str, every_s: float) -> None:
+        super().__init__(target)
+        self._every_s = every_s
+        self._lock = threading.Lock()
+        self._let_through: dict[str, float] = {}
+        self.refused: list[str] = []
+        """The names of objects whose writes were refused, in order."""
+
+    def answer(self, asked: Asked) -> Reply:
+        written = re.search(rb'"name": ("(?:[^"\\]|\\.)*")', asked.body[:2_000])
+        if asked.method != "POST" or written is None:
+            return self.passed_on(asked)
+        name = json.loads(written[1])
+        with self._lock:
+            now = time.monotonic()
+            if now - self._let_through.get(name, -self._every_s) < self._every_s:
+                self.refused.append(name)
+                error = {"code": 429, "errors": [{"reason": "rateLimitExceeded"}]}
+                return Reply(429, json.dumps({"error": error}).encode())
+            self._let_through[name] = now
+        return self.passed_on(asked)

@@ -4,7 +4,8 @@ A committer appends what its callers give it and answers each with a sequence or
 knows nothing of uploads, lanes or producers. :class:`GroupCommitter` joins what waits: while one
 compare-and-swap is on its way, appends of all producers of the process pile up, and the next one
 takes them all. They never race each other then, and the store's rate of compare-and-swaps is not
-the limit on batches per second. With other processes it takes turns
+the limit on batches per second. Where the store takes one object only so often, an append waits
+until the next is due, and takes what comes meanwhile with it. With other processes it takes turns
 (:mod:`opendata_buffer.commit.turns`).
 """
 
@@ -29,7 +30,7 @@ from opendata_buffer.locks import locked
 from opendata_buffer.queue.owner import Claim
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime
-from opendata_buffer.stores import Store
+from opendata_buffer.stores import Paced, Store
 
 __all__ = ["Committer", "GroupCommitter", "shared_committer"]
 
@@ -132,6 +133,7 @@ class GroupCommitter:
             claim=claim,
             after_conflict=lambda: self._turns.lost(runtime.monotonic()),
         )
+        self._paced = store if isinstance(store, Paced) else None
         self._looked_to: int | None = None
         self._condition = runtime.condition()
         self._waiting: list[_Request] = []
@@ -157,7 +159,13 @@ class GroupCommitter:
 
     def pause(self) -> float:
         """See :class:`Committer`."""
-        return self._turns.pause(self._runtime.monotonic())
+        return self._pause(self._runtime.monotonic())
+
+    def _pause(self, now: float) -> float:
+        # The store's pace counts as a turn of others: what comes meanwhile goes into this write,
+        # and not into the one after it.
+        turn = self._turns.pause(now)
+        return turn if self._paced is None else max(turn, self._paced.write_due(self._queue.key))
 
     def append(self, entries: Sequence[NewEntry], *, begin_by: float) -> int:
         """See :class:`Committer`."""
@@ -207,7 +215,7 @@ class GroupCommitter:
                 if not request.taken and left <= 0 and self._writing:
                     raise _too_late()
                 if not self._writing:
-                    pause = min(self._turns.pause(now), request.patient_until - now)
+                    pause = min(self._pause(now), request.patient_until - now)
                     if pause <= 0:
                         self._writing = True
                         return self._take()

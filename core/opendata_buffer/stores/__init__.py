@@ -25,6 +25,7 @@ __all__ = [
     "Listing",
     "NotModified",
     "ObjectInfo",
+    "Paced",
     "Put",
     "PutOutcome",
     "Store",
@@ -204,6 +205,18 @@ class ConditionalPut(Protocol):
 
         Raises:
             UnsafeStore: The store ignores or does not know conditional writes.
+        """
+        ...
+
+
+@runtime_checkable
+class Paced(Protocol):
+    """A store that takes writes of one object only so often, as Google's does."""
+
+    def write_due(self, key: str) -> float:
+        """Seconds until a write of the object is not refused for its rate; 0 where it may be sent.
+
+        A writer that gathers what it has to write waits so long before it puts its write together.
         """
         ...
 

@@ -52,6 +52,7 @@ from opendata_buffer.stores.gcs_errors import (
     is_throttled,
     network_error,
 )
+from opendata_buffer.stores.pace import Pace
 from opendata_buffer.stores.probe import PROBE_DEADLINE_MS, RACES, probe_conditional_writes
 from opendata_buffer.stores.ranges import check_limit, check_range, listed
 from opendata_buffer.together import together
@@ -66,6 +67,9 @@ _NO_GENERATION = "1"
 
 _THROTTLED_MS = 5_000
 """How long a write that was refused for its rate is sent again: one a second is let through."""
+
+_PACE_S = 1.0
+"""Between two writes of one object that Google takes."""
 
 _FIELDS = "nextPageToken,items(name,size,timeCreated)"
 _checked: set[tuple[str, str]] = set()
@@ -109,6 +113,7 @@ class GcsStore:
         self._options = options if options is not None else StoreOptions()
         self._options.check_s3_only("gs")
         self._runtime = runtime if runtime is not None else SystemRuntime()
+        self._pace = Pace(_PACE_S)
         self._client: ProcessClient[GcsClient] = ProcessClient(
             connect, "", self._options, GCS_ENVIRONMENT
         )
@@ -194,6 +199,10 @@ class GcsStore:
             return self._ended(lambda: self._put_if(full, data, condition), "write", full)
         except TransientStorageError as error:
             return Unknown(str(error))
+
+    def write_due(self, key: str) -> float:
+        """See :meth:`opendata_buffer.stores.Paced.write_due`."""
+        return self._pace.due(self._full(key), self._runtime.monotonic())
 
     def check_conditional_writes(self, near: str) -> None:
         """See :meth:`opendata_buffer.stores.ConditionalPut.check_conditional_writes`.
@@ -360,6 +369,7 @@ class GcsStore:
         def once() -> Answer:
             answer = self._send_object({"ifGenerationMatch": expected}, body, headers)
             if is_throttled(answer):
+                self._pace.refused(full, self._runtime.monotonic())
                 raise _SlowDown
             return answer
 
@@ -383,6 +393,7 @@ class GcsStore:
             return Vanished() if gone else VersionConflict()
         if answer.status >= 300:
             raise self._error(answer, "write", full)
+        self._pace.taken(full, self._runtime.monotonic())
         return Applied(self._generation(answer.fields().get("generation")))
 
     def _is_gone(self, full: str) -> bool:

@@ -14,6 +14,7 @@ from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores import Absent, IfVersion, NotModified, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
 
 CONFIG = QueueConfig(store="memory://unused")
 WAIT_S = 60.0
@@ -239,3 +240,31 @@ def test_threads_that_ask_at_once_get_one_committer(count: int) -> None:
         assert len(set(map(id, found))) == 1
         for committer in found:
             committer.close()
+
+
+class OneInTen(MemoryStore):
+    """Takes a write of an object every ten seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.due = 0.0
+
+    def write_due(self, key: str) -> float:
+        assert key == "ingest/manifest"
+        return self.due
+
+
+def test_an_append_waits_for_the_stores_pace_and_takes_what_comes_meanwhile_with_it() -> None:
+    store, runtime = OneInTen(), ManualRuntime()
+    committer = shared_committer(store, CONFIG, runtime)
+    assert committer.append([entry(0)], begin_by=1e6) == 0
+    store.due = 10.0
+    assert committer.pause() == 10.0
+    runtime.advance(4.0)
+    store.due = 6.0
+    assert committer.pause() == 6.0
+    store.due = 0.0
+    assert committer.pause() <= 0
+    assert committer.append([entry(1), entry(2)], begin_by=1e6) == 1
+    assert committer.attempts == 2
+    committer.close()
