@@ -14,6 +14,7 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.factory import open_store
 from opendata_buffer.topic.producer import TopicProducer
+from opendata_buffer.topic.publisher import Publisher
 from opendata_buffer.topic.topic import Topic
 from tests.spark.queues import Query
 
@@ -78,6 +79,29 @@ def test_transactions_are_read_whole_over_a_restart(
         append(store, partition, message=build_uuid(b"writer", 3, ACK_TXN))
     query.available_now()
     assert sorted(query.sink.values) == [1, 2, 3]
+    assert all_queued(store) == 0
+
+
+def test_what_a_publisher_commits_is_read_and_nothing_else(
+    spark: SparkSession, store: str, checkpoint: str
+) -> None:
+    Topic.create(store, 2)
+    query = Query(spark, store, checkpoint)
+    with Publisher(store, "billing") as publisher:
+        publisher.publish_committed([b"1"], partition="0")
+        for value, partition in ((b"2", "0"), (b"3", "1")):
+            publisher.publish_uncommitted([value], partition=partition)
+        publisher.commit(60)
+        for value, partition in ((b"4", "0"), (b"5", "1")):
+            publisher.publish_uncommitted([value], partition=partition)
+        publisher.build_ack_intents(60)
+        query.available_now()
+        assert sorted(query.sink.values) == [1, 2, 3]
+        publisher.roll_back()
+        publisher.publish_uncommitted([b"6"], partition="1")
+        publisher.commit(60)
+    query.available_now()
+    assert sorted(query.sink.values) == [1, 2, 3, 6]
     assert all_queued(store) == 0
 
 

@@ -130,6 +130,9 @@ def restore_batch(
     first if it is not. The copy and its report stay. Of two calls the second does nothing; also
     when the first one was killed.
 
+    It is a batch of its own then, outside of the transaction or message that it was: readers have
+    counted that one as delivered when they passed it by, and would drop it as a repeat.
+
     Args:
         store: Where the queue lives.
         config: Its manifest and prefix, and the largest batch to decode.

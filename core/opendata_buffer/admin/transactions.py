@@ -217,12 +217,14 @@ def abort(
     writer that lives is overtaken by it: it finds its record claimed and fails, and nothing of
     its transaction is visible. A transaction without an app has no record: it is completed where
     one of its queues still has an acknowledgement of it; else whether it is committed is known to
-    its publisher alone, who keeps its intents.
+    its publisher alone, who keeps its intents. Rolled back here and applied by those later, it is
+    delivered in some partitions only; so that takes ``force``.
 
     Args:
         place: The whole topic, or a queue of its own.
         producer: As :attr:`OpenTransaction.producer` says.
-        force: Also a transaction that is younger than ``patience_s``.
+        force: Also a transaction that is younger than ``patience_s``, and also one whose intents
+            may be saved elsewhere: after making sure that nobody applies them.
         patience_s: Seconds.
 
     Raises:
@@ -245,6 +247,13 @@ def abort(
             f"at work. Wait until it is {patience_s:.0f} s old, or pass force=True"
         )
     app = chosen[0].app
+    if app is None and not force and not any(each.committed for each in chosen):
+        raise InvalidInput(
+            f"the transaction of producer {producer!r} has no name, so its publisher saves its "
+            "intents where only it knows: if they are applied after this, the transaction is "
+            "delivered in some partitions and not in others. Apply them, or make sure that nobody "
+            "will (delete them, end the publisher), then pass force=True"
+        )
     if app is None or place.topic is None:
         if place.topic is None and is_topic(place.store):
             raise InvalidInput(

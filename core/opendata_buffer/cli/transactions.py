@@ -50,7 +50,11 @@ def transactions_list(runtime: Any, /, as_json: bool, **queue: Any) -> None:
 @transactions.command("abort")
 @queue_options
 @click.argument("producer")
-@click.option("--force", is_flag=True, help="Also one that is younger than 15 minutes.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Also one that is younger than 15 minutes, or has no name: nobody applies its intents.",
+)
 @json_option
 @click.pass_obj
 def transactions_abort(
@@ -60,8 +64,9 @@ def transactions_abort(
 
     PRODUCER is as 'transactions list' shows it. What is committed according to the app's commit
     record is completed, everything else of that app is rolled back, and is never delivered. A
-    writer that still lives fails. A publisher without a name keeps its intents itself: make sure
-    that it has not saved any before you roll its transaction back.
+    writer that still lives fails. A publisher without a name keeps its intents itself: applied
+    after its transaction was rolled back they would commit it in some partitions only. So that
+    takes --force, once you are sure that nobody will.
     """
     from opendata_buffer.admin.transactions import abort
 

@@ -142,7 +142,10 @@ def test_other_apps_are_let_be(world: World) -> None:
 def test_one_without_an_app_is_rolled_back_by_its_producer_alone(world: World) -> None:
     world.write(A, None, *NAMES)
     world.write(B, None, "p-00001-05mv")
-    assert len(abort(world.place, A.hex()).rolled_back) == 3
+    with pytest.raises(InvalidInput, match=r"has no name.*in some partitions and not in others"):
+        abort(world.place, A.hex())
+    assert len(list_open(world.place)) == 4
+    assert len(abort(world.place, A.hex(), force=True).rolled_back) == 3
     assert [each.producer for each in list_open(world.place)] == [B.hex()]
     assert [world.delivered(name) for name in NAMES] == [[], [], []]
 
