@@ -53,22 +53,20 @@ class DefaultSource(DataSource):
     def schema(self) -> StructType:
         """Columns of a read without ``.schema(...)``; checks the options on the way.
 
-        Makes one small request: whether a topic is there, which has one column more.
+        Makes one small request: whether a topic is there, which has one column more. With
+        ``valueFormat`` it reads a sample of what is queued.
         """
         from buffer_source.options import SourceOptions
         from buffer_source.partitions import reads_topic
         from buffer_source.rows import default_schema
-        from opendata_buffer.errors import InvalidInput
+        from buffer_source.sample import infer_schema
         from opendata_buffer.runtime import SystemRuntime
         from opendata_buffer.stores.factory import open_store
 
         options = SourceOptions.from_spark(self.options, self.cores)
-        if options.values is not None:
-            raise InvalidInput(
-                f"valueFormat is {options.values.format} and there is no schema: say which fields "
-                "become columns, for example .schema('id BIGINT, name STRING, at TIMESTAMP')"
-            )
         store = open_store(options.queue.store, options.queue.store_options)
+        if options.values is not None:
+            return infer_schema(options, options.values, store, SystemRuntime())
         return default_schema(
             options.include_location, reads_topic(options, store, SystemRuntime())
         )

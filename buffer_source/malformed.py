@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +32,11 @@ class Malformed:
         self._mode = options.mode
 
     def settle(
-        self, rows: pa.RecordBatch, piece: Piece, malformed: Mapping[int, str]
+        self,
+        rows: pa.RecordBatch,
+        piece: Piece,
+        malformed: Mapping[int, str],
+        headers: Sequence[int] = (),
     ) -> pa.RecordBatch:
         """The rows that are delivered.
 
@@ -40,12 +44,13 @@ class Malformed:
             rows: Of the piece, one for each record.
             piece: Where they come from.
             malformed: By row, why its record is malformed.
+            headers: Rows of records that are none.
 
         Raises:
             MalformedRecord: There is one, and mode is FAILFAST.
         """
         if not malformed:
-            return rows
+            return _without(rows, headers)
         row = min(malformed)
         if self._mode == FAILFAST:
             raise MalformedRecord(
@@ -57,7 +62,7 @@ class Malformed:
             )
         metrics.records_malformed.add(len(malformed))
         if self._mode != DROPMALFORMED:
-            return rows
+            return _without(rows, headers)
         metrics.records_dropped.add(len(malformed))
         log.warning(
             "%d malformed records of batch %d at %r left out, the first is record %d: %s",
@@ -67,6 +72,12 @@ class Malformed:
             piece.begin + row,
             malformed[row],
         )
-        kept = np.ones(rows.num_rows, np.bool_)
-        kept[list(malformed)] = False
-        return rows.filter(pa.array(kept))
+        return _without(rows, [*malformed, *headers])
+
+
+def _without(rows: pa.RecordBatch, dropped: Sequence[int]) -> pa.RecordBatch:
+    if not dropped:
+        return rows
+    kept = np.ones(rows.num_rows, np.bool_)
+    kept[list(dropped)] = False
+    return rows.filter(pa.array(kept))

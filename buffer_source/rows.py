@@ -175,7 +175,7 @@ class RowBuilder:
             columns[field.name] = array
         arrays = [columns[field.name] for field in self.schema]
         rows = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-        return self._malformed.settle(rows, piece, decoded.malformed)
+        return self._malformed.settle(rows, piece, decoded.malformed, decoded.headers)
 
     def _cut(self, values: pa.BinaryArray, begin: int, limit: int) -> int:
         """The largest end in (begin, limit] with at most ``piece_bytes`` of values."""

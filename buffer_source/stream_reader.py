@@ -37,6 +37,7 @@ except ImportError as error:
 from buffer_source.offsets import INITIAL, SourceOffset
 from buffer_source.options import SourceOptions
 from buffer_source.rows import check_schema
+from buffer_source.sample import check_not_inferred
 from buffer_source.task import BatchPartition, read_batches
 from opendata_buffer.errors import DataLoss, Fenced, QueueReset
 from opendata_buffer.runtime import SystemRuntime
@@ -61,6 +62,7 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         options.check_stream()
+        check_not_inferred(schema)
         check_schema(schema, options.values)
         self._options = options
         self._schema = schema

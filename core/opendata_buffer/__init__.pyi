@@ -192,6 +192,9 @@ from opendata_buffer.topic.publisher import (
 from opendata_buffer.topic.topic import (
     Topic as Topic,
 )
+from opendata_buffer.values.options import (
+    ValueOptions as ValueOptions,
+)
 from opendata_buffer.worker.worker import (
     ClaimedBatch as ClaimedBatch,
 )

@@ -44,6 +44,7 @@ DOCUMENTED: dict[str, list[str] | None] = {
     "topic.producer": ["TopicProducer"],
     "topic.publisher": ["Publisher"],
     "topic.topic": ["Topic"],
+    "values.options": ["ValueOptions"],
     "worker.worker": ["ClaimedBatch", "Worker"],
 }
 

@@ -170,3 +170,81 @@ def _broken(record: bytes, rng: random.Random) -> bytes:
         return record[:at] + bytes([rng.randrange(256)]) + record[at + 1 :]
     other = rng.randrange(len(record))
     return record[:at] + record[other:]
+
+
+# ---- CSV -----------------------------------------------------------------------------------------
+
+CSV_NAMES = "abcdefghijkl"
+CSV_SCHEMA = (
+    "a INT, b BIGINT, c STRING, d DOUBLE, e FLOAT, f BOOLEAN, g DECIMAL(10,2), h TINYINT, "
+    f"i SMALLINT, j DATE, k TIMESTAMP, l TIMESTAMP_NTZ, {CORRUPT} STRING"
+)
+
+CSV_VALUES = [
+    *(each for each in VALUES if "{" not in each and "[" not in each),
+    *(each[1:-1] for each in VALUES if each.startswith('"') and "\\" not in each),
+    "", " ", " 1", "1 ", "+5", "007", "0x10", "1_000", "NaN", "Inf", "-Inf", "+Inf", "1d", "1f", "TRUE",
+    "False", "yes", "T", '""', '"a,b"', '"a""b"', '"a\\"b"', '"a\\\\"', '"a\\\\b"', '"a\\b"', '"a\nb"',
+    '"a" ', ' "a"', '"a"b', '"a"b"c"', '"a" b', '"a" "b"', '"', '"a', '"a\\"', 'a"b', 'a"', '"a"b,c"d"',
+    '"""a"""', '"\\"', '""a', "a\tb", "a\rb", "\\", "\\,", "'a,b'", "é", "#", "# c", "\u00a0", "\ufeff",
+]  # fmt: skip
+
+CSV_WHOLE = [
+    "", " ", "\n", ",", ",,,,,,,,,,,", "1", "1,2", "1,2,x", "1\n2", "1,2\n3", "1,2,x,1.5,2.5,true,3.5,4,5",
+    "1,2,x,1.5,2.5,true,3.5,4,5,2020-01-01,2020-01-01 10:20:30,2020-01-01 10:20:30",
+    "1,2,x,1.5,2.5,true,3.5,4,5,2020-01-01,2020-01-01 10:20:30,2020-01-01 10:20:30,",
+    "1,2,x,1.5,2.5,true,3.5,4,5,2020-01-01,2020-01-01 10:20:30,2020-01-01 10:20:30,more,and more",
+    "1,2,x,1.5,2.5,true,3.5,4,5,2020-01-01,2020-01-01 10:20:30,2020-01-01 10:20:30\n",
+    "1,2,x,1.5,2.5,true,3.5,4,5,2020-01-01,2020-01-01 10:20:30,2020-01-01 10:20:30\r\n",
+    "a,b,c,d,e,f,g,h,i,j,k,l", "x,y,z,x,y,z,x,y,z,x,y,z",
+]  # fmt: skip
+
+_CSV_USUAL = [
+    "1",
+    "2",
+    "x",
+    "1.5",
+    "2.5",
+    "true",
+    "3.5",
+    "4",
+    "5",
+    "2020-01-01",
+    "2020-01-01 10:20:30",
+    "2020-01-01 10:20:30",
+]
+
+
+def csv_chosen() -> list[bytes]:
+    """CSV records chosen by hand: each value in each column, in the middle of good ones."""
+    records = [each.encode() for each in CSV_WHOLE]
+    for value in CSV_VALUES:
+        for number in range(len(CSV_NAMES)):
+            row = list(_CSV_USUAL)
+            row[number] = value
+            records.append(",".join(row).encode("utf-8", "surrogatepass"))
+    return records
+
+
+def csv_generated(count: int, seed: int = 11) -> list[bytes]:
+    """CSV records made of the same values, some broken somewhere; the same for a seed."""
+    rng = random.Random(seed)
+    records = []
+    for _ in range(count):
+        row = [
+            str(rng.randint(-(10**6), 10**6)), str(rng.randint(-(10**18), 10**18)),
+            "".join(rng.choices("abc xyzé/", k=rng.randint(0, 20))),
+            repr(round(rng.uniform(-1e6, 1e6), rng.randint(0, 6))), repr(round(rng.uniform(-100, 100), 3)),
+            rng.choice(("true", "false")), f"{rng.uniform(-1e6, 1e6):.{rng.randint(0, 4)}f}",
+            str(rng.randint(-128, 127)), str(rng.randint(-32768, 32767)),
+            f"{rng.randint(1900, 2100)}-{rng.randint(1, 12):02}-{rng.randint(1, 29):02}",
+            _time(rng) + rng.choice(("Z", "", "+01:00")), _time(rng),
+        ]  # fmt: skip
+        odd = rng.random() < 0.4
+        if odd:
+            row = [rng.choice(CSV_VALUES) if rng.random() < 0.1 else each for each in row]
+        record = ",".join(row).encode()
+        if odd and rng.random() < 0.3:
+            record = _broken(record, rng)
+        records.append(record)
+    return records

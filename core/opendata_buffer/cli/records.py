@@ -195,7 +195,7 @@ def _refuse_together(**given: Any) -> None:
     metavar="FORMAT",
     help="Print each record as kcat does, such as '%o %s\\n': %s record, %S its length, %o "
     "sequence, %i index in its batch, %m metadata, %T time in milliseconds, %l location, %p "
-    "partition, %R length as 4 bytes.",
+    "partition, %R length as 4 bytes. Or 'table': JSON objects as rows with columns.",
 )
 @click.option(
     "--from",
@@ -299,6 +299,10 @@ def _render(framing: str, as_json: bool, template: str | None, partition: str) -
 
     if as_json:
         return rendering.as_json(partition)
+    if template == "table":
+        from opendata_buffer.cli.table import as_table
+
+        return as_table()
     if template is not None:
         return rendering.by_format(template, partition)
     return framed(FRAMINGS[framing])

@@ -12,6 +12,7 @@ from opendata_buffer.formats.manifest import Metadata, QueueEntry
 
 if TYPE_CHECKING:
     from opendata_buffer.formats.arrow import ReadBuffer
+    from opendata_buffer.values.options import ValueOptions
 
 __all__ = ["ArrowBatch", "BatchDescriptor", "ConsumedBatch", "PooledBatch", "RawBatch", "Records"]
 
@@ -74,6 +75,36 @@ class ArrowBatch:
     def nbytes(self) -> int:
         """Bytes of the array's buffers."""
         return int(self.values.nbytes)
+
+    def to_table(
+        self, schema: pa.Schema | None = None, options: ValueOptions | None = None
+    ) -> pa.Table:
+        """The records as rows with columns: JSON objects, or CSV lines.
+
+        Args:
+            schema: Names and types of the fields to read. Also, where they are named, the columns
+                ``_sequence``, ``_index``, ``_location``, ``_ingestion_time`` and ``_metadata``, and
+                one for the text of malformed records. None: what the first 1,000 records have.
+            options: How to read; JSON by default.
+
+        Returns:
+            One row for each record, in order; without malformed ones if the mode is DROPMALFORMED.
+
+        Raises:
+            InvalidInput: A type that records are not read into, or nothing to infer a schema from.
+            MalformedRecord: A record does not fit the schema, and the mode is FAILFAST.
+        """
+        from opendata_buffer.consumer.table import records_to_table
+        from opendata_buffer.values.options import ValueOptions
+
+        return records_to_table(
+            self.values,
+            self.sequence,
+            self.location,
+            self.metadata,
+            schema,
+            options or ValueOptions(),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from opendata_buffer.errors import InvalidInput
+from opendata_buffer.values.exact_csv import ExactCsv
 from opendata_buffer.values.exact_json import ExactJson
+from opendata_buffer.values.lines import Lines
 from opendata_buffer.values.objects import Objects
-from opendata_buffer.values.options import ValueOptions, check_type
+from opendata_buffer.values.options import CSV, JSON, ValueOptions, check_type
 from opendata_buffer.values.shapes import Records, Shape, learn
 
 __all__ = ["Columns", "Decoder"]
@@ -33,10 +36,12 @@ class Columns:
     Attributes:
         arrays: A column for each field, one value for each record.
         malformed: By index of a record that is malformed, why.
+        headers: Indexes of records that are none: they repeat the names of the columns.
     """
 
     arrays: list[pa.Array]
     malformed: dict[int, str] = field(default_factory=dict)
+    headers: list[int] = field(default_factory=list)
 
 
 class Decoder:
@@ -77,8 +82,22 @@ class Decoder:
                 "such column: add it as STRING"
             )
         self._fields = [each for each in schema if each.name not in special]
-        self._exact = ExactJson(self._fields, options)
-        self._objects = Objects(self._fields, options, library)
+        csv = options.format == CSV
+        if csv and options.rescued_column:
+            raise InvalidInput(
+                f"option rescuedDataColumn is {options.rescued_column!r} and valueFormat is csv: "
+                "fields of a CSV record have no names. Leave it out; the column "
+                f"{options.corrupt_column!r} has the text of records with other fields"
+            )
+        if not self._fields:
+            raise InvalidInput("schema has no column that is filled from records: name some")
+        self._exact = ExactCsv(self._fields, options) if csv else ExactJson(self._fields, options)
+        self._bulk = (
+            Lines(self._fields, options) if csv else Objects(self._fields, options, library)
+        )
+        self._header: bytes | None = None
+        if csv and options.header:
+            self._header = options.sep.join(each.name for each in self._fields).encode()
         self._shapes: list[Shape] = []
         self._unshaped = 0  # Pieces in a row in which no shape was found.
 
@@ -105,11 +124,12 @@ class Decoder:
         if count:
             exactly = ~_utf8(values)
             left &= ~exactly
-            self._by_shape(values, left, parts)
+            if self._options.format == JSON:
+                self._by_shape(values, left, parts)
             rows = np.flatnonzero(left)
             if len(rows):
                 part = values if len(rows) == count else values.take(pa.array(rows))
-                arrays, doubtful = self._objects.columns(part)
+                arrays, doubtful = self._bulk.columns(part)
                 exactly[rows[doubtful]] = True
                 parts.append(_keep(rows, arrays, ~doubtful))
             rows = np.flatnonzero(exactly)
@@ -125,13 +145,22 @@ class Decoder:
                 arrays.append(rescued)
             else:
                 arrays.append(next(columns))
-        return Columns(arrays, malformed)
+        return Columns(arrays, malformed, self._headers(values, malformed))
+
+    def _headers(self, values: pa.BinaryArray, malformed: dict[int, str]) -> list[int]:
+        if self._header is None:
+            return []
+        same = pc.equal(values, pa.scalar(self._header, pa.binary()))
+        found: list[int] = np.flatnonzero(same.to_numpy(zero_copy_only=False)).tolist()
+        for row in found:
+            malformed.pop(row, None)
+        return found
 
     def _by_shape(
         self, values: pa.BinaryArray, left: Mask, parts: list[tuple[Ints, list[pa.Array]]]
     ) -> None:
         """Read what has a known shape, or one that can be learnt; take it from what is left."""
-        if not self._fields or self._unshaped > 64:
+        if self._unshaped > 64:
             return
         records = Records(values)
         wanted = left & records.plain

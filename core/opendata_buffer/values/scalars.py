@@ -12,7 +12,8 @@ from fractions import Fraction
 import numpy as np
 import pyarrow as pa
 
-from opendata_buffer.values.options import JSON, ValueOptions
+from opendata_buffer.values.options import CSV, ValueOptions
+from opendata_buffer.values.patterns import Pattern
 from opendata_buffer.values.times import days_of, julian_days, micros_of
 
 __all__ = [
@@ -157,14 +158,15 @@ def timestamp_reader(dtype: pa.TimestampType, options: ValueOptions) -> Callable
 def date_reader(options: ValueOptions) -> Callable[[str], int]:
     """A function from text to days since 1970-01-01, which raises :class:`Unfit`."""
     pattern = options.pattern("dateFormat")
-    legacy = options.format == JSON
+    if pattern is None and options.format == CSV:
+        pattern = Pattern("yyyy-MM-dd", "dateFormat")
 
     def read(text: str) -> int:
         if pattern is not None:
             found = pattern.days(text)
         else:
             found = days_of(text)
-            if found is None and legacy:
+            if found is None:
                 found = days_of(text.replace("GMT", ""))
                 if found is None and _INT.fullmatch(text) and abs(int(text)) < 1 << 31:
                     found = julian_days(int(text))

@@ -26,7 +26,7 @@ from opendata_buffer.values.scalars import (
     timestamp_reader,
 )
 
-__all__ = ["Bytes", "Found", "Spans", "bare", "doubles", "from_texts", "longs", "times"]
+__all__ = ["Bytes", "Found", "Spans", "bare", "decimals", "doubles", "from_texts", "longs", "times"]
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -152,7 +152,7 @@ def bare(spans: Spans, dtype: pa.DataType) -> Found:
     if types.is_floating(dtype):
         return doubles(spans, null, dtype)
     if types.is_decimal(dtype):
-        return _decimals(spans, null, dtype)
+        return decimals(spans, null, dtype)
     return Found(pa.nulls(len(null), dtype), _any(~null))
 
 
@@ -204,7 +204,8 @@ def halfway(values: npt.NDArray[np.float64]) -> Mask:
     return middle
 
 
-def _decimals(spans: Spans, null: Mask, dtype: pa.DataType) -> Found:
+def decimals(spans: Spans, null: Mask, dtype: pa.DataType) -> Found:
+    """Numbers in the spelling of JSON, exactly."""
     good = _looks_like_number(spans) & ~null
     texts = spans.texts(good)
     regular = pc.match_substring_regex(texts, _NUMBER).fill_null(False)

@@ -1,0 +1,119 @@
+"""The schema of a read with ``valueFormat`` and without a schema: a sample of what is queued."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from buffer_source.options import SourceOptions
+from buffer_source.partitions import Partitions
+from opendata_buffer.consumer.descriptors import BatchDescriptor
+from opendata_buffer.consumer.fetch import FetchHandle
+from opendata_buffer.errors import InvalidInput, PoisonBatch
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.retry import queue_retry
+from opendata_buffer.runtime import Runtime
+from opendata_buffer.stores import Store
+from opendata_buffer.values.infer import ddl, infer
+from opendata_buffer.values.options import ValueOptions
+
+__all__ = ["check_not_inferred", "infer_schema"]
+
+log = logging.getLogger(__name__)
+
+BATCHES = 8
+RECORDS = 1000
+"""Of each batch that is looked at."""
+
+_INFERRED = "opendata-buffer.inferred"
+
+
+def infer_schema(
+    options: SourceOptions, values: ValueOptions, store: Store, runtime: Runtime
+) -> StructType:
+    """The columns of a sample: the first records of the oldest and the newest batches.
+
+    Each column says in its metadata that nobody asked for it: a stream refuses such a schema.
+
+    Raises:
+        InvalidInput: There is no queue, or nothing in it that shows which columns there are.
+        StorageError: The store did not answer.
+    """
+    patient = queue_retry(runtime, options.queue)
+    partitions = Partitions(options, store, runtime, patient)
+    names = partitions.names()
+    records: list[bytes] = []
+    for name in names[:BATCHES]:
+        own = partitions.options_of(name)
+        records += _records(own, store, runtime, max(2, BATCHES // len(names)), patient)
+    schema = infer(records, values)
+    if not schema.names:
+        raise InvalidInput(
+            f"valueFormat is {values.format}, there is no schema, and "
+            + ("no record" if not records else f"none of {len(records)} records looked at")
+            + " shows which columns there are: say it, for example "
+            ".schema('id BIGINT, name STRING, at TIMESTAMP')"
+        )
+    log.warning("columns were inferred from %d records: .schema(%r)", len(records), ddl(schema))
+    line = {_INFERRED: ddl(schema)}
+    return StructType(
+        [_marked(each.jsonValue(), line) for each in from_arrow_schema(schema).fields]
+    )
+
+
+def check_not_inferred(schema: StructType) -> None:
+    """Refuse, for a stream, what :func:`infer_schema` made: the next restart may see other records.
+
+    Raises:
+        InvalidInput: It says which line to add.
+    """
+    for field in schema.fields:
+        line = (field.metadata or {}).get(_INFERRED)
+        if line is not None:
+            raise InvalidInput(
+                "a stream with valueFormat needs a schema, which must not change when it starts "
+                "again and other records are queued. The records that are queued now have\n\n"
+                f"    .schema({json.dumps(line, ensure_ascii=False)})\n\n"
+                "Add that line to readStream, with the types you want"
+            )
+
+
+def _marked(field: dict[str, Any], metadata: dict[str, str]) -> Any:
+    from pyspark.sql.types import StructField
+
+    return StructField.fromJson({**field, "metadata": metadata})
+
+
+def _records(
+    options: SourceOptions,
+    store: Store,
+    runtime: Runtime,
+    count: int,
+    patient: Callable[..., Any],
+) -> list[bytes]:
+    config = options.consumer
+    manifest = Queue(store, config, runtime=runtime, role="reader").read()
+    if manifest is None:
+        if options.create_if_missing:
+            return []
+        raise InvalidInput(
+            f"there is no queue with manifest {config.manifest_path!r} in {store.url}: check "
+            "the path and the options dataPathPrefix and manifestPath"
+        )
+    entries = manifest.entries()
+    picked = entries if len(entries) <= count else entries[: count // 2] + entries[-(count // 2) :]
+    handle = FetchHandle.of(config, store=store)
+    records: list[bytes] = []
+    for entry in picked:
+        try:
+            batch = patient(handle.fetch_arrow, BatchDescriptor.of(entry))
+        except PoisonBatch as error:
+            log.warning("not in the sample: %s", error)
+            continue
+        records += batch.values[:RECORDS].to_pylist()
+    return records

@@ -1,0 +1,226 @@
+"""The columns that some records have, by Spark's rules. Pure.
+
+Whole numbers are 64 bits wide, or decimals where that is too little; a field that is a number here
+and something else there is text, a field that is always null is text, too, and names are sorted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+
+from opendata_buffer.values.exact_csv import ExactCsv
+from opendata_buffer.values.options import CSV, PERMISSIVE, ValueOptions
+from opendata_buffer.values.scalars import Unfit, date_reader, timestamp_reader
+from opendata_buffer.values.times import MAX_LONG, MIN_LONG
+
+__all__ = ["ddl", "infer"]
+
+_NULL = pa.null()
+_NAMES = {
+    pa.bool_(): "BOOLEAN",
+    pa.int8(): "TINYINT",
+    pa.int16(): "SMALLINT",
+    pa.int32(): "INT",
+    pa.int64(): "BIGINT",
+    pa.float32(): "FLOAT",
+    pa.float64(): "DOUBLE",
+    pa.string(): "STRING",
+    pa.binary(): "BINARY",
+    pa.date32(): "DATE",
+    pa.timestamp("us", "UTC"): "TIMESTAMP",
+    pa.timestamp("us"): "TIMESTAMP_NTZ",
+}
+
+
+def infer(records: Iterable[bytes], options: ValueOptions) -> pa.Schema:
+    """The columns that these records have; with the corrupt column if one is malformed.
+
+    Empty if no record tells anything.
+    """
+    if options.format == CSV:
+        return _infer_csv(records, options)
+    found: pa.DataType = _NULL
+    malformed = False
+    for record in records:
+        try:
+            value = json.loads(record.decode(), parse_constant=float)
+        except (ValueError, RecursionError):
+            malformed = malformed or bool(record.strip())
+            continue
+        if isinstance(value, dict):
+            found = _both(found, _type_of(value))
+        else:
+            malformed = True
+    fields = list(_settled(found)) if pa.types.is_struct(found) else []
+    if malformed and options.mode == PERMISSIVE and fields:
+        fields.append(pa.field(options.corrupt_column, pa.string()))
+    return pa.schema(fields)
+
+
+def ddl(schema: pa.Schema) -> str:
+    """The schema as Spark's ``schema("...")`` takes it."""
+    return ", ".join(f"{_name(each.name)} {_ddl(each.type)}" for each in schema)
+
+
+def _name(name: str) -> str:
+    plain = name.isascii() and name.isidentifier()
+    return name if plain else "`" + name.replace("`", "``") + "`"
+
+
+def _ddl(dtype: pa.DataType) -> str:
+    types = pa.types
+    if types.is_decimal(dtype):
+        return f"DECIMAL({dtype.precision},{dtype.scale})"
+    if types.is_list(dtype):
+        return f"ARRAY<{_ddl(dtype.value_type)}>"
+    if types.is_map(dtype):
+        return f"MAP<{_ddl(dtype.key_type)}, {_ddl(dtype.item_type)}>"
+    if types.is_struct(dtype):
+        members = ", ".join(f"{_name(each.name)}: {_ddl(each.type)}" for each in dtype)
+        return f"STRUCT<{members}>"
+    return _NAMES[dtype]
+
+
+def _type_of(value: Any) -> pa.DataType:
+    if value is None:
+        return _NULL
+    if isinstance(value, bool):
+        return pa.bool_()
+    if isinstance(value, int):
+        if MIN_LONG <= value <= MAX_LONG:
+            return pa.int64()
+        digits = len(str(abs(value)))
+        return pa.decimal128(digits, 0) if digits <= 38 else pa.float64()
+    if isinstance(value, float):
+        return pa.float64()
+    if isinstance(value, dict):
+        return pa.struct([pa.field(name, _type_of(value[name])) for name in sorted(value)])
+    if isinstance(value, list):
+        inner = _NULL
+        for each in value:
+            inner = _both(inner, _type_of(each))
+        return pa.list_(inner)
+    return pa.string()
+
+
+def _both(one: pa.DataType, other: pa.DataType) -> pa.DataType:
+    """The narrowest type that takes values of both."""
+    types = pa.types
+    if one == other or types.is_null(other):
+        return one
+    if types.is_null(one):
+        return other
+    if types.is_struct(one) and types.is_struct(other):
+        members = {each.name: each.type for each in one}
+        for each in other:
+            members[each.name] = _both(members.get(each.name, _NULL), each.type)
+        return pa.struct([pa.field(name, members[name]) for name in sorted(members)])
+    if types.is_list(one) and types.is_list(other):
+        return pa.list_(_both(one.value_type, other.value_type))
+    numbers = {_rank(one), _rank(other)}
+    if None in numbers:
+        return pa.string()
+    if "double" in numbers:
+        return pa.float64()
+    digits = max(each.precision if types.is_decimal(each) else 20 for each in (one, other))
+    return pa.decimal128(digits, 0)
+
+
+def _rank(dtype: pa.DataType) -> str | None:
+    if pa.types.is_float64(dtype):
+        return "double"
+    return "whole" if pa.types.is_int64(dtype) or pa.types.is_decimal(dtype) else None
+
+
+def _settled(dtype: pa.DataType) -> pa.DataType:
+    """Without objects that are always empty; what was always null is text."""
+    types = pa.types
+    if types.is_null(dtype):
+        return pa.string()
+    if types.is_list(dtype):
+        inner = _settled(dtype.value_type)
+        return pa.list_(pa.string() if types.is_struct(inner) and not len(list(inner)) else inner)
+    if types.is_struct(dtype):
+        members = [pa.field(each.name, _settled(each.type)) for each in dtype]
+        return pa.struct(
+            [each for each in members if not (types.is_struct(each.type) and not list(each.type))]
+        )
+    return dtype
+
+
+# ---- CSV -----------------------------------------------------------------------------------------
+
+_LADDER = ("null", "int", "long", "double", "date", "timestamp", "boolean", "string")
+_TYPES = {
+    "null": pa.string(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "double": pa.float64(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "boolean": pa.bool_(),
+    "string": pa.string(),
+}
+
+
+def _infer_csv(records: Iterable[bytes], options: ValueOptions) -> pa.Schema:
+    cut = ExactCsv([], options).cut
+    names: list[str] | None = None
+    kinds: list[str] = []
+    for record in records:
+        tokens = cut(record.decode("utf-8", "replace"))
+        if tokens is None:
+            continue
+        if names is None:
+            names = [f"_c{number}" for number in range(len(tokens))]
+            kinds = ["null"] * len(tokens)
+            if options.header:
+                names = [each or name for each, name in zip(tokens, names, strict=True)]
+                continue
+        if options.header and tokens == names:
+            continue
+        for at, token in enumerate(tokens[: len(kinds)]):
+            kinds[at] = _wider(kinds[at], _kind(token, options))
+    return pa.schema(
+        [pa.field(name, _TYPES[kind]) for name, kind in zip(names or [], kinds, strict=True)]
+    )
+
+
+def _kind(token: str | None, options: ValueOptions) -> str:
+    if token is None:
+        return "null"
+    try:
+        number = int(token) if token.strip() == token and "_" not in token else None
+        if number is not None and MIN_LONG <= number <= MAX_LONG:
+            return "int" if -(1 << 31) <= number < 1 << 31 else "long"
+    except ValueError:
+        pass
+    try:
+        if "_" not in token:
+            float(token)
+            return "double"
+    except ValueError:
+        pass
+    for kind, read in (
+        ("date", date_reader(options)),
+        ("timestamp", timestamp_reader(_TYPES["timestamp"], options)),
+    ):
+        try:
+            read(token)
+            return kind
+        except Unfit:
+            pass
+    return "boolean" if token.lower() in ("true", "false") else "string"
+
+
+def _wider(one: str, other: str) -> str:
+    if "null" in (one, other) or one == other:
+        return other if one == "null" else one
+    group = {one, other}
+    if group <= {"int", "long", "double"}:
+        return max(one, other, key=_LADDER.index)
+    return "timestamp" if group == {"date", "timestamp"} else "string"

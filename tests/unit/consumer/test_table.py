@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import datetime
+
+import pyarrow as pa
+import pytest
+
+from opendata_buffer.consumer.descriptors import ArrowBatch
+from opendata_buffer.consumer.table import records_to_table
+from opendata_buffer.errors import InvalidInput, MalformedRecord
+from opendata_buffer.formats.manifest import Metadata
+from opendata_buffer.values.options import ValueOptions
+
+RECORDS = [b'{"id":1,"name":"n"}', b'{"id":"x"}', b'{"id":3}']
+BATCH = ArrowBatch(
+    pa.array(RECORDS, pa.binary()),
+    7,
+    "ingest/x.batch",
+    (Metadata(0, 1000, b"a"), Metadata(2, 2000, b"b")),
+)
+
+
+def test_records_become_rows_with_the_columns_that_are_named() -> None:
+    schema = pa.schema(
+        [("_index", pa.int32()), ("id", pa.int64()), ("_metadata", pa.string()),
+         ("_ingestion_time", pa.timestamp("ms", "UTC")), ("_sequence", pa.int64()),
+         ("_location", pa.string()), ("_corrupt_record", pa.string())]
+    )  # fmt: skip
+    table = BATCH.to_table(schema)
+    assert table.schema == schema
+    assert table.column("id").to_pylist() == [1, None, 3]
+    assert table.column("_metadata").to_pylist() == ["a", "a", "b"]
+    assert table.column("_corrupt_record").to_pylist() == [None, '{"id":"x"}', None]
+    last = table.slice(2).to_pylist()[0]
+    assert (last["_index"], last["_sequence"], last["_location"]) == (2, 7, "ingest/x.batch")
+    assert last["_ingestion_time"] == datetime.datetime(1970, 1, 1, 0, 0, 2, tzinfo=datetime.UTC)
+
+
+def test_without_a_schema_the_records_say_what_they_have() -> None:
+    assert BATCH.to_table().schema == pa.schema([("id", pa.string()), ("name", pa.string())])
+    assert BATCH.to_table().column("id").to_pylist() == ["1", "x", "3"]
+
+
+def test_malformed_records_are_left_out_or_an_error() -> None:
+    schema = pa.schema([("id", pa.int64())])
+    dropped = BATCH.to_table(schema, ValueOptions(mode="DROPMALFORMED"))
+    assert dropped.column("id").to_pylist() == [1, 3]
+    with pytest.raises(MalformedRecord, match="record 1 of batch 7"):
+        BATCH.to_table(schema, ValueOptions(mode="FAILFAST"))
+
+
+def test_lines_of_csv_and_their_header() -> None:
+    lines = pa.array([b"id,name", b"1,a", b"2,b"], pa.binary())
+    schema = pa.schema([("id", pa.int64()), ("name", pa.string())])
+    options = ValueOptions(format="csv", header=True)
+    table = records_to_table(lines, 1, "x", (), schema, options)
+    assert table.to_pylist() == [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]
+
+
+def test_what_cannot_be_is_refused() -> None:
+    empty = ArrowBatch(pa.array([b"plain"], pa.binary()), 1, "x", ())
+    with pytest.raises(InvalidInput, match="no record that shows which columns"):
+        empty.to_table()
+    with pytest.raises(InvalidInput, match="'_index' is of type string: make it int32 or int64"):
+        empty.to_table(pa.schema([("_index", pa.string())]))

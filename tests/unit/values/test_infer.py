@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from opendata_buffer.values.infer import ddl, infer
+from opendata_buffer.values.options import ValueOptions
+
+
+def columns(*records: bytes, **options: object) -> str:
+    return ddl(infer(records, ValueOptions(**options)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("records", "expected"),
+    [
+        ([b'{"b":1,"a":"x"}'], "a STRING, b BIGINT"),
+        ([b'{"a":1}', b'{"a":1.5}'], "a DOUBLE"),
+        ([b'{"a":1}', b'{"a":"x"}'], "a STRING"),
+        ([b'{"a":true}', b'{"a":null}', b"{}"], "a BOOLEAN"),
+        ([b'{"a":null}'], "a STRING"),
+        ([b'{"a":92233720368547758070}'], "a DECIMAL(20,0)"),
+        ([b'{"a":[1,null]}', b'{"a":[2.5]}'], "a ARRAY<DOUBLE>"),
+        ([b'{"a":[]}'], "a ARRAY<STRING>"),
+        (
+            [b'{"a":{"x":1}}', b'{"a":{"y":[{"z":""}]}}'],
+            "a STRUCT<x: BIGINT, y: ARRAY<STRUCT<z: STRING>>>",
+        ),
+        ([b'{"a":{}, "b":1}'], "b BIGINT"),
+        ([b'{"a":1}', b"no"], "a BIGINT, _corrupt_record STRING"),
+        ([b'{"a b":1,"`":2}'], "```` BIGINT, `a b` BIGINT"),
+        ([], ""),
+        ([b"no", b""], ""),
+    ],
+)
+def test_columns_are_what_the_records_have(records: list[bytes], expected: str) -> None:
+    assert columns(*records) == expected
+
+
+def test_malformed_records_get_their_column_only_where_they_are_kept() -> None:
+    assert columns(b'{"a":1}', b"no", mode="DROPMALFORMED") == "a BIGINT"
+
+
+def test_lines_of_csv_have_numbered_columns_or_those_of_their_header() -> None:
+    lines = [b"1,x,1.5,2020-01-01,true,", b"3000000000,y,2,2020-01-01 10:00:00,false,"]
+    types = ("BIGINT", "STRING", "DOUBLE", "TIMESTAMP", "BOOLEAN", "STRING")
+    assert columns(*lines, format="csv") == ", ".join(
+        f"_c{number} {each}" for number, each in enumerate(types)
+    )
+    assert columns(b"a,b", b"1,2", b"a,b", format="csv", header=True) == "a INT, b INT"
+
+
+def test_every_type_has_a_name() -> None:
+    schema = pa.schema([("m", pa.map_(pa.string(), pa.int8())), ("t", pa.timestamp("us"))])
+    assert ddl(schema) == "m MAP<STRING, TINYINT>, t TIMESTAMP_NTZ"
