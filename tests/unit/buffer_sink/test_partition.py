@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from buffer_sink.blocks import Columns
-from buffer_sink.messages import TaskUploads, WriteTask
+from buffer_sink.messages import SmallBatch, TaskUploads, UploadedBatch, WriteTask
 from buffer_sink.options import SinkOptions
 from buffer_sink.partition import OPEN_BLOCKS, PartitionWriter
 from buffer_sink.topic_write import TopicWrite
@@ -88,6 +88,26 @@ def test_compression() -> None:
     assert parse_footer(data).compression is Compression.ZSTD
     assert upload.bytes == len(data) < 1000
     assert decode_batch(data) == [value]
+
+
+def test_few_rows_are_not_stored_where_the_driver_shall_gather_them() -> None:
+    store = MemoryStore()
+    commit = write(store, batch(b"a", b"b"), batch(b"c"), gather_bytes=15)
+    assert store.list("").objects == ()
+    (small,) = commit.uploads
+    assert isinstance(small, SmallBatch)
+    assert (small.records, len(small.data), small.partition) == (3, 15, None)
+    assert [each.start_index for each in small.metadata] == [0]
+    commit = write(store, batch(b"a", b"b"), batch(b"c"), gather_bytes=14)
+    assert [type(each) for each in commit.uploads] == [UploadedBatch], "a byte too much"
+    assert len(store.list("").objects) == 1
+
+
+def test_of_a_task_that_stored_a_batch_nothing_is_gathered() -> None:
+    commit = write(
+        MemoryStore(), batch(b"a" * 20), batch(b"b"), gather_bytes=25, target_batch_bytes=25
+    )
+    assert [type(each) for each in commit.uploads] == [UploadedBatch, UploadedBatch]
 
 
 def test_f14_an_upload_outlasts_a_store_that_is_busy() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pickle
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from buffer_sink.options import SinkOptions
 from buffer_sink.plan import Plan, task_property
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, QueueReset
+from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.topic.topic import Topic
@@ -47,6 +49,35 @@ def test_a_write_is_visible_after_its_commit_only(tmp_path: Path) -> None:
     before = (tmp_path / "ingest" / "manifest").read_bytes()
     plan(tmp_path).append([message])
     assert (tmp_path / "ingest" / "manifest").read_bytes() == before
+
+
+def records_in(root: Path) -> list[tuple[str, list[bytes]]]:
+    """The queue's entries in order: location and records."""
+    manifest = Manifest.parse((root / "ingest" / "manifest").read_bytes())
+    return [
+        (each.location, decode_batch((root / each.location).read_bytes()))
+        for each in manifest.entries()
+    ]
+
+
+def test_two_hundred_tasks_with_a_row_each_make_one_batch_where_they_are_gathered(
+    tmp_path: Path,
+) -> None:
+    queue = QueueConfig(store=str(tmp_path))
+    made = Plan.make(SinkOptions(queue=queue, gather_bytes=1_000), SCHEMA)
+    rows = [pa.record_batch([pa.array([str(number)])], names=["value"]) for number in range(200)]
+    sent = [
+        replace(message, task=replace(message.task, partition=number))
+        for number, each in enumerate(rows)
+        for message in [made.upload(iter([each]), Transaction("q", 0))]
+    ]
+    assert list(tmp_path.rglob("*.batch")) == []
+    made.append(sent[::-1])
+    ((location, records),) = records_in(tmp_path)
+    assert records == [str(number).encode() for number in range(200)], "in the tasks' order"
+    assert "/app=q/batch=0/" in location
+    made.append(sent)
+    assert len(records_in(tmp_path)) == 1, "a repeat adds nothing"
 
 
 def test_a_queue_deleted_on_purpose_fails_one_commit_and_not_the_next(tmp_path: Path) -> None:
