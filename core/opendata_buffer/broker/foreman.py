@@ -87,6 +87,8 @@ class Foreman:
         queue: What the broker appends to; None for a queue of its own.
         is_announced: Whether clients are sent to this broker and to no other; reads the store.
         is_current: Whether that was so some seconds ago.
+        steady_since: Since when this broker has been at work without a long pause, monotonic
+            seconds. Heartbeats of a pause may have been missed.
     """
 
     def __init__(
@@ -97,11 +99,13 @@ class Foreman:
         queue: SharedQueue | None = None,
         is_announced: Callable[[], bool] = lambda: False,
         is_current: Callable[[], bool] = lambda: True,
+        steady_since: Callable[[], float] = lambda: float("-inf"),
     ) -> None:
         self._store = store
         self._queue = queue
         self._is_announced = is_announced
         self._is_current = is_current
+        self._steady_since = steady_since
         self._config = config
         self._runtime = runtime
         self._labels = {"queue": metrics.queue_label(store.url, config.manifest_path)}
@@ -324,7 +328,8 @@ class Foreman:
                 continue
             with self._condition:
                 alive = self._alive.get(holder.token, float("-inf"))
-            until = alive + holder.timeout_ms / 1000
+            # After a pause of its own the broker is as ignorant as a successor, and does as one.
+            until = max(alive, self._steady_since()) + holder.timeout_ms / 1000
             if until > now:
                 turn.lapses[sequence] = until
             elif now - at > LATE_S and self._renewed.get(sequence) != holder.token:

@@ -42,6 +42,10 @@ SILENT_S = 2.5 * BEAT_S
 """A broker that is not reached is dead after so long without a sign of life. One that others
 reach goes on giving them, and is left alone."""
 
+LATE_S = 1.5 * BEAT_S
+"""A sign of life that comes so long after the last one shows that this broker was suspended, or did
+not reach the store: it may have missed what others told it meanwhile."""
+
 STAND_BY_S = 1.0
 """Between two looks at the broker that serves."""
 
@@ -111,6 +115,7 @@ class Host:
         self._service: Service | None = None
         self._mine: Announcement | None = None
         self._beaten_at = 0.0
+        self._steady_at = 0.0
         self._failure: OpenDataBufferError | None = None
         self._id = runtime.ulid()
         self._task: Task = runtime.spawn(self._run, "opendata-buffer-broker-host")
@@ -170,6 +175,10 @@ class Host:
     def _is_cut_off(self) -> bool:
         return self._runtime.monotonic() - self._beaten_at >= SILENT_S
 
+    def _steady_since(self) -> float:
+        now = self._runtime.monotonic()
+        return now if now - self._beaten_at >= LATE_S else self._steady_at
+
     def _wait(self, seconds: float) -> None:
         now = self._runtime.monotonic()
         until, doubt_from = now + seconds, now + min(DOUBT_S, seconds)
@@ -187,6 +196,8 @@ class Host:
             self._step_down()
             return 0.0
         self._mine = beaten
+        # In this order: the foreman asks between the two.
+        self._steady_at = self._steady_since()
         self._beaten_at = self._runtime.monotonic()
         return BEAT_S
 
@@ -240,6 +251,7 @@ class Host:
                 queue,
                 self._is_announced,
                 lambda: not self._is_cut_off(),
+                self._steady_since,
             ),
         )
         try:
@@ -252,7 +264,7 @@ class Host:
             service.stop()
             return STAND_BY_S
         self._service, self._mine = service, taken
-        self._beaten_at = self._runtime.monotonic()
+        self._beaten_at = self._steady_at = self._runtime.monotonic()
         self._port.open(service, taken)
         log.info("serving as the broker: %s", taken)
         return BEAT_S

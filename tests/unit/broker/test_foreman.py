@@ -343,6 +343,20 @@ def test_a_foreman_that_was_suspended_gives_no_live_workers_claim_away() -> None
     desk.foreman.stop(5)
 
 
+def test_a_broker_that_may_have_missed_heartbeats_gives_its_workers_the_whole_time_anew() -> None:
+    store = filled(MemoryStore(), 1)
+    desk = Desk(store)
+    paused_until = [float("-inf")]
+    desk.foreman = Foreman(store, CONFIG, RUNTIME, steady_since=lambda: paused_until[0])
+    (first,) = desk.claim(timeout_ms=150)["batches"]
+    paused_until[0] = RUNTIME.monotonic() + 0.6
+    asked = RUNTIME.monotonic()
+    (again,) = desk.claim(wait_s=20)["batches"]
+    assert (again["sequence"], again["deliveries"]) == (first["sequence"], 2)
+    assert RUNTIME.monotonic() - asked >= 0.6
+    desk.foreman.stop(5)
+
+
 def test_a_heartbeat_makes_a_successor_take_the_claims_over() -> None:
     store = filled(MemoryStore(), 1)
     first = Desk(store)

@@ -118,6 +118,28 @@ def test_a_broker_that_clients_reach_and_that_does_not_reach_the_store_steps_dow
                 each.stop(10)
 
 
+def test_a_broker_whose_sign_of_life_comes_late_knows_that_it_was_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(host_module, "BEAT_S", 0.05)
+    monkeypatch.setattr(host_module, "STAND_BY_S", 0.05)
+    monkeypatch.setattr(host_module, "LATE_S", 1.0)
+    behind: Any = Cut(MemoryStore())
+    ours = host(behind)
+    try:
+        eventually(lambda: ours.serving)
+        behind.cut = True
+        cut_at = RUNTIME.monotonic()
+        eventually(lambda: ours._steady_since() > cut_at)
+        behind.cut = False
+        beaten_at = ours._beaten_at
+        eventually(lambda: ours._beaten_at > beaten_at)
+        assert cut_at < ours._steady_since() <= ours._beaten_at
+    finally:
+        behind.cut = False
+        ours.stop(10)
+
+
 def test_a_host_that_cannot_listen_says_why() -> None:
     def never(_: Any) -> Any:
         raise AssertionError
