@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 
 from benchmarks.queues import Queued, fill, records_of
+from benchmarks.reading import limit_row, rows
 from benchmarks.table import Row
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
 from opendata_buffer.consumer.consumer import Consumer
@@ -20,7 +21,7 @@ from opendata_buffer.testing.faults import FaultPlan, FaultyStore
 LATENCY_MS = 60
 BATCHES = 10_000
 SERIAL_BATCHES = 200
-CONCURRENCY = 64
+DRAIN_S = 8.0
 NEAR_BATCHES = 32
 NEAR_ROUNDS = 5
 
@@ -56,9 +57,7 @@ def drain_row() -> Row:
         started = time.perf_counter()
         descriptors = consumer.next_descriptors(BATCHES)
         count = 0
-        for batch in fetch_many(
-            consumer.fetch_handle().fetch, descriptors, concurrency=CONCURRENCY
-        ):
+        for batch in fetch_many(consumer.fetch_handle().fetch, descriptors):
             count += len(batch.entries)
         consumer.ack_through(descriptors[-1].sequence)
         taken = time.perf_counter() - started
@@ -67,12 +66,12 @@ def drain_row() -> Row:
         store.plan = FaultPlan()
     speedup = serial * BATCHES / taken
     return Row(
-        f"drain {BATCHES:,} batches of 10 records, {LATENCY_MS} ms storage, "
-        f"{CONCURRENCY} fetches at once / next_batch and ack",
-        f"{speedup:.0f} x",
-        ">= 20 x",
-        speedup >= 20,
-        f"{taken:.1f} s; one by one {serial * 1e3:.0f} ms a batch, measured on {SERIAL_BATCHES}",
+        f"drain {BATCHES:,} batches of 10 records, {LATENCY_MS} ms storage, without an option",
+        f"{taken:.1f} s",
+        f"<= {DRAIN_S:g} s",
+        taken <= DRAIN_S,
+        f"{speedup:.0f} x next_batch and ack; one by one {serial * 1e3:.0f} ms a batch, "
+        f"measured on {SERIAL_BATCHES}",
     )
 
 
@@ -130,3 +129,5 @@ def run() -> Iterator[Row]:
     yield ack_row()
     yield drain_row()
     yield near_row()
+    yield limit_row()
+    yield from rows()

@@ -55,7 +55,7 @@ class Measures:
         prefix: str,
         *,
         runtime: Runtime,
-        concurrency: int,
+        concurrency: int | None,
         allow_foreign: bool = False,
     ) -> None:
         self._store = store

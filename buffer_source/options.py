@@ -108,7 +108,7 @@ class SourceOptions:
         min_partitions: Tasks per trigger, while there are as many batches, or parts of very large
             ones. Default: as ``cores`` has it, for triggers that are worth it.
         poll_interval_ms: Least time between two looks at an idle queue. Default 100.
-        fetch_concurrency: Downloads at once in a task. Default 16.
+        fetch_concurrency: Downloads at once in a task. Default None: 16 to 128, by latency.
         max_in_flight_bytes: Stored bytes a task may have downloaded and not yet decoded.
             Default 64 MiB.
         max_batch_bytes: Largest record block decoded. Default 256 MiB.
@@ -136,7 +136,7 @@ class SourceOptions:
     cores: int | None = None
     min_partitions: int | None = None
     poll_interval_ms: int = 100
-    fetch_concurrency: int = 16
+    fetch_concurrency: int | None = None
     max_in_flight_bytes: int = 64 * MIB
     max_batch_bytes: int = 256 * MIB
     allow_foreign_locations: bool = False
@@ -175,7 +175,7 @@ class SourceOptions:
             cores=read.integer("parallelism", cores, least=1),
             min_partitions=read.integer("minPartitions", None, least=1),
             poll_interval_ms=read.integer("pollIntervalMs", 100, least=0),
-            fetch_concurrency=read.integer("fetchConcurrency", 16, least=1),
+            fetch_concurrency=read.integer("fetchConcurrency", None, least=1),
             max_in_flight_bytes=read.integer("maxInFlightBytes", 64 * MIB, least=1),
             max_batch_bytes=read.integer("maxBatchBytes", 256 * MIB, least=1),
             allow_foreign_locations=read.boolean("allowForeignLocations", False),

@@ -67,7 +67,7 @@ class StoreOptions:
         read_timeout_ms: How long one answer may take. Default 30,000.
         max_attempts: Attempts of reads and unconditional writes. Default 5. Conditional
             writes always make one: a repeated one would lose against itself (failure F1).
-        max_connections: Connections a client keeps. Default 64.
+        max_connections: Connections a client keeps. Default 128.
 
     Raises:
         InvalidInput: A value that cannot be used, or credentials of two kinds.
@@ -87,7 +87,7 @@ class StoreOptions:
     connect_timeout_ms: int = 5_000
     read_timeout_ms: int = 30_000
     max_attempts: int = 5
-    max_connections: int = 64
+    max_connections: int = 128
 
     def __post_init__(self) -> None:
         if self.endpoint_url is not None:

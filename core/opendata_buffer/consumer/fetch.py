@@ -124,14 +124,14 @@ class FetchHandle:
                 said about the batch.
         """
         started = self._runtime.monotonic()
-        batch = self.decode(self._get(descriptor))
+        batch = self.decode(self._get_pooled(descriptor))
         metrics.fetch_duration_seconds.record(self._runtime.monotonic() - started)
         return batch
 
     def fetch_arrow(self, descriptor: BatchDescriptor) -> ArrowBatch:
         """As :meth:`fetch`, to an Arrow array without a Python object per record."""
         started = self._runtime.monotonic()
-        batch = self.decode_arrow(self._get(descriptor))
+        batch = self.decode_arrow(self._get_pooled(descriptor))
         metrics.fetch_duration_seconds.record(self._runtime.monotonic() - started)
         return batch
 
@@ -145,19 +145,12 @@ class FetchHandle:
     def fetch_pooled(self, descriptor: BatchDescriptor) -> PooledBatch:
         """As :meth:`fetch_raw`, into memory that :meth:`records` decodes without copying it."""
         started = self._runtime.monotonic()
-        data: bytes | ReadBuffer
-        if isinstance(self._store, GetInto):
-            data = ReadBuffer()
-            with self._reading(descriptor) as (location, limit):
-                self._store.get_into(location, data.allocate, max_bytes=limit)
-            metrics.bytes_collected.add(len(data))
-        else:
-            data = self._get(descriptor).data
+        batch = self._get_pooled(descriptor)
         metrics.fetch_duration_seconds.record(self._runtime.monotonic() - started)
-        return PooledBatch(data, descriptor.sequence, descriptor.location, descriptor.metadata)
+        return batch
 
-    def decode(self, raw: RawBatch) -> ConsumedBatch:
-        """Decode what :meth:`fetch_raw` returned.
+    def decode(self, raw: RawBatch | PooledBatch) -> ConsumedBatch:
+        """Decode what :meth:`fetch_raw` or :meth:`fetch_pooled` returned.
 
         Raises:
             BatchUnreadable: It does not decode, or is larger than ``max_batch_bytes``.
@@ -169,7 +162,7 @@ class FetchHandle:
         _count(len(entries))
         return ConsumedBatch(entries, raw.sequence, raw.location, raw.metadata)
 
-    def decode_arrow(self, raw: RawBatch) -> ArrowBatch:
+    def decode_arrow(self, raw: RawBatch | PooledBatch) -> ArrowBatch:
         """As :meth:`decode`, to an Arrow array."""
         try:
             values = decode_arrow(raw.data, self._max_batch_bytes)
@@ -218,6 +211,17 @@ class FetchHandle:
         assert isinstance(got, Blob)
         metrics.bytes_collected.add(len(got.data))
         return RawBatch(got.data, descriptor.sequence, location, descriptor.metadata)
+
+    def _get_pooled(self, descriptor: BatchDescriptor) -> PooledBatch:
+        data: bytes | ReadBuffer
+        if isinstance(self._store, GetInto):
+            data = ReadBuffer()
+            with self._reading(descriptor) as (location, limit):
+                self._store.get_into(location, data.allocate, max_bytes=limit)
+            metrics.bytes_collected.add(len(data))
+        else:
+            data = self._get(descriptor).data
+        return PooledBatch(data, descriptor.sequence, descriptor.location, descriptor.metadata)
 
     @contextmanager
     def _reading(self, descriptor: BatchDescriptor) -> Iterator[tuple[str, int]]:

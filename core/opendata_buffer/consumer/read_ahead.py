@@ -3,6 +3,7 @@
 Threads hide the time a fetch waits for its store. Where there is none to hide (a directory whose
 files are in the page cache) they only cost: switches, a lock that one holds at a time, and memory
 for all that is fetched and not yet taken. There the caller's thread fetches, one after the other.
+How many hide it depends on how long that is: see :attr:`Pace.threads`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from typing import Generic, Protocol, TypeVar
 
 from opendata_buffer.errors import InvalidInput
@@ -31,11 +33,16 @@ class Item(Protocol):
 
 Wanted = TypeVar("Wanted", bound=Item)
 
-DEFAULT_CONCURRENCY = 16
+LEAST_THREADS, MOST_THREADS = 16, 128
+"""At once, where the caller does not say how many; the latter is what a store keeps connections
+for."""
+
 DEFAULT_MAX_IN_FLIGHT_BYTES = 256 * 1024 * 1024
 
 NEAR_S, NEAR_BYTES_PER_S = 0.001, 1e9
 """A fetch that waited no longer than this came from a page cache, and not over a network."""
+
+FORGETTING = 1.01
 
 FAR, STRIKES = 4, 2
 """Hysteresis: only so many times that wait, so often in a row, is not just a busy machine."""
@@ -51,12 +58,32 @@ class Pace:
     def __init__(self) -> None:
         self.near: bool | None = None
         self._strikes = 0
+        self._shortest: float | None = None
+        self._worked = 0.0
+
+    @property
+    def threads(self) -> int:
+        """How many fetches at once keep one processor busy, as far as known; 16 to 128.
+
+        While one waits, the others work: that takes as many as its wait is longer than its work.
+        The shortest wait counts. Longer ones are also waits for a processor, or for the store's
+        bandwidth, and grow with the number of threads.
+        """
+        if self._shortest is None:
+            return LEAST_THREADS
+        if self._shortest >= self._worked * MOST_THREADS:
+            return MOST_THREADS
+        return max(LEAST_THREADS, 1 + ceil(self._shortest / self._worked))
 
     def saw(self, size: int, waited: float, worked: float = 0.0) -> None:
         """A fetch of so many bytes waited and used the processor for so many seconds.
 
         A busy machine lets a fetch wait about as long as it works, however near its store is.
         """
+        # It grows a little with each fetch, so that a store that gets slower is noticed.
+        shortest = waited if self._shortest is None else self._shortest * FORGETTING
+        self._shortest = min(waited, shortest)
+        self._worked += (worked - self._worked) / (10 if self._worked else 1)
         limit = max(NEAR_S + size / NEAR_BYTES_PER_S, worked)
         if waited > FAR * limit:
             self._strikes += 1
@@ -72,7 +99,7 @@ def fetch_many(
     fetch: Callable[[Wanted], T],
     descriptors: Iterable[Wanted],
     *,
-    concurrency: int = DEFAULT_CONCURRENCY,
+    concurrency: int | None = None,
     max_in_flight_bytes: int = DEFAULT_MAX_IN_FLIGHT_BYTES,
     runtime: Runtime | None = None,
     size_of: Callable[[T], int] | None = None,
@@ -92,7 +119,8 @@ def fetch_many(
     Args:
         fetch: One fetch, such as :meth:`FetchHandle.fetch`. Called from several threads.
         descriptors: What to fetch.
-        concurrency: Threads, at most; started as there is work for them. Default 16.
+        concurrency: Threads, at most; started as there is work for them. Default: 16 to 128, by
+            how long a fetch waits beside what it works.
         max_in_flight_bytes: Default 256 MiB.
         runtime: Threads and clock.
         size_of: Bytes of a result. Default: its ``nbytes``, else the descriptor's size.
@@ -102,7 +130,7 @@ def fetch_many(
         InvalidInput: ``concurrency`` or ``max_in_flight_bytes`` is not positive.
     """
     for name, value in (("concurrency", concurrency), ("max_in_flight_bytes", max_in_flight_bytes)):
-        if value < 1:
+        if value is not None and value < 1:
             raise InvalidInput(f"{name} is {value!r}: use a whole number of at least 1")
     items = tuple(descriptors)
     if len(items) == 1:
@@ -111,7 +139,7 @@ def fetch_many(
     ahead = _ReadAhead(
         fetch,
         items,
-        min(concurrency, len(items)),
+        concurrency,
         max_in_flight_bytes,
         runtime if runtime is not None else SystemRuntime(),
         size_of,
@@ -134,7 +162,7 @@ class _ReadAhead(Generic[Wanted, T]):
         self,
         fetch: Callable[[Wanted], T],
         items: tuple[Wanted, ...],
-        concurrency: int,
+        concurrency: int | None,
         limit: int,
         runtime: Runtime,
         size_of: Callable[[T], int] | None,
@@ -194,7 +222,8 @@ class _ReadAhead(Generic[Wanted, T]):
 
     def _staff(self) -> None:
         """Start threads while there is work that no idle thread takes."""
-        while not self._idle and self._working < self._concurrency and self._may_begin():
+        most = self._pace.threads if self._concurrency is None else self._concurrency
+        while not self._idle and self._working < most and self._may_begin():
             self._working += 1
             work = partial(self._work, *self._begin())
             self._threads.append(self._runtime.spawn(work, "opendata-buffer-fetch"))

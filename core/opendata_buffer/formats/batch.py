@@ -13,7 +13,7 @@ it is several times faster, and lets other threads run.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats import BytesLike, zstd
@@ -31,6 +31,9 @@ from opendata_buffer.formats.codec import (
     parse_footer,
     split_records,
 )
+
+if TYPE_CHECKING:
+    from opendata_buffer.formats.arrow import ReadBuffer
 
 __all__ = [
     "DEFAULT_MAX_BYTES",
@@ -162,22 +165,23 @@ def open_batch(
     return footer, block
 
 
-def decode_batch(data: BytesLike, max_bytes: int = DEFAULT_MAX_BYTES) -> list[bytes]:
+def decode_batch(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BYTES) -> list[bytes]:
     """The records of a batch object, in order.
 
     Args:
-        data: The whole object.
+        data: The whole object; one in a ReadBuffer is not copied before its records are made.
         max_bytes: Cap on the decompressed record block.
 
     Raises:
         CorruptBatch: The object breaks the format or exceeds the cap. Nothing else.
     """
-    count = parse_footer(data).record_count
+    view = data if isinstance(data, bytes | bytearray | memoryview) else data.data
+    count = parse_footer(view).record_count
     if count >= _MANY_RECORDS:
         from opendata_buffer.formats import arrow  # late: importing pyarrow takes 0.1 s
 
         if max_bytes <= arrow.MAX_BLOCK_BYTES:
             records: list[bytes] = arrow.decode_arrow(data, max_bytes).to_pylist()
             return records
-    footer, block = open_batch(data, max_bytes)
+    footer, block = open_batch(view, max_bytes)
     return split_records(block, footer.record_count)

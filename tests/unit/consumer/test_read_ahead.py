@@ -195,6 +195,53 @@ def test_two_long_waits_in_a_row_show_that_it_is_far(known: bool | None) -> None
     assert pace.near is True
 
 
+@pytest.mark.parametrize(
+    ("waited", "worked", "threads"),
+    [
+        (0.060, 0.001, 61),
+        (0.060, 0.0, 128),  # also where nothing tells the processor's time
+        (0.060, 0.0002, 128),
+        (0.060, 0.010, 16),
+        (0.0, 0.0, 128),
+        (0.0, 0.001, 16),
+    ],
+)
+def test_as_many_threads_as_a_fetch_waits_longer_than_it_works(
+    waited: float, worked: float, threads: int
+) -> None:
+    pace = Pace()
+    assert pace.threads == 16
+    for _ in range(5):
+        pace.saw(0, waited, worked)
+    assert pace.threads == threads
+
+
+def test_waits_that_grow_with_the_threads_ask_for_no_more_of_them() -> None:
+    pace = Pace()
+    pace.saw(0, 0.020, 0.001)
+    for _ in range(50):
+        pace.saw(0, 0.200, 0.001)  # for the processor, or for bandwidth
+        pace.saw(0, 0.020, 0.001)
+    assert pace.threads == 21
+    for _ in range(200):
+        pace.saw(0, 0.060, 0.001)  # the store has become slower
+    assert pace.threads == 61
+
+
+def test_on_a_slow_store_more_than_sixteen_fetches_are_under_way_without_an_option() -> None:
+    fetches = Fetches()
+    pace = Far()
+    Pace.saw(pace, 0, 0.060, 0.001)
+    results = fetch_many(fetches, _descriptors(100), pace=pace)
+    reader = threading.Thread(target=lambda: list(results))
+    reader.start()
+    fetches.await_begun(61)
+    assert sorted(fetches.begun) == list(range(61))
+    fetches.allow(*range(100))
+    reader.join(30)
+    assert len(fetches.begun) == 100
+
+
 def test_without_latency_a_read_ahead_is_no_slower_and_holds_no_more_than_one_batch() -> None:
     """By default, too: decoding used to count as waiting, and sixteen threads decoded at once."""
 

@@ -1,0 +1,147 @@
+"""Reading a queue in a directory with the library alone: records a second, and memory.
+
+Each way reads the same files, which are in the page cache, in a process of its own, so that the
+memory is its own. Rates are by the time on the clock and by the processor's: the
+former is what a reader gets on a machine with nothing else to do, the latter holds on a busy one,
+too. Beside them the machine's own limits, by the same clock: copying what is in memory, and
+bringing memory in that is fresh.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from benchmarks.queues import Queued, fill, records_of
+from benchmarks.table import Row
+from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
+from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.consumer.read_ahead import fetch_many
+from opendata_buffer.stores.local import LocalStore
+
+__all__ = ["limit_row", "rows"]
+
+MIB = 1024 * 1024
+OBJECT_BYTES = 8 * MIB
+OBJECTS = 32
+RUNS = 5
+
+BARS = {("arrow", 100): 10.8, ("bytes", 100): 6.0, ("arrow", 1000): 1.3, ("bytes", 1000): 1.3}
+NAMES = {
+    "arrow": "fetch_many to Arrow",
+    "bytes": "fetch_many to bytes",
+    "next_batch": "next_batch",
+}
+
+Read = tuple[list[float], list[float], float]
+"""Seconds of each run by the clock and of the processor, and MiB of memory beyond the start."""
+
+
+def read(consumer: Consumer, way: str) -> int:
+    handle = consumer.fetch_handle()
+    if way == "next_batch":
+        return sum(len(each.entries) for each in iter(consumer.next_batch, None))
+    descriptors = consumer.next_descriptors(OBJECTS)
+    if way == "arrow":
+        return sum(len(each.values) for each in fetch_many(handle.fetch_arrow, descriptors))
+    return sum(len(each.entries) for each in fetch_many(handle.fetch, descriptors))
+
+
+def peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def reader(queued: Queued, directory: str, way: str, results: Any) -> None:
+    """One process: reads everything several times."""
+    config = ConsumerConfig(store=directory, gc=GarbageCollectorConfig(enabled=False))
+    clock: list[float] = []
+    processor: list[float] = []
+    began = 0.0
+    for run in range(RUNS + 1):
+        queued.rewind()
+        with Consumer(config) as consumer:
+            if run == 0:
+                consumer.fetch_handle().fetch_arrow(consumer.queued(0, 1)[0])  # imports
+                began = peak_mib()
+            wall, used = time.perf_counter(), time.process_time()
+            count = read(consumer, way)
+            clock.append(time.perf_counter() - wall)
+            processor.append(time.process_time() - used)
+        assert count == OBJECTS * queued.records
+    results.put((clock[1:], processor[1:], peak_mib() - began))
+
+
+def measured(queued: Queued, directory: str, way: str) -> Read:
+    context = multiprocessing.get_context("spawn")
+    results = context.SimpleQueue()
+    process = context.Process(target=reader, args=(queued, directory, way, results))
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise RuntimeError(f"the process that reads by {way} ended with {process.exitcode}")
+    found: Read = results.get()
+    return found
+
+
+def rows() -> Iterator[Row]:
+    """Each way, with records of 100 and of 1,000 bytes."""
+    for size in (100, 1000):
+        with tempfile.TemporaryDirectory() as directory:
+            queued = fill(
+                LocalStore(directory), records_of(size, OBJECT_BYTES // (size + 4)), OBJECTS
+            )
+            records = queued.records * OBJECTS
+            found = {way: measured(queued, directory, way) for way in NAMES}
+        for way, (clock, processor, memory) in found.items():
+            bar = BARS.get((way, size))
+            rate = records / statistics.median(processor) / 1e6
+            wall = sorted(records / each / 1e6 for each in clock)
+            yield Row(
+                f"{NAMES[way]}, {size:,}-byte records, per second of CPU time",
+                f"{rate:.2f} M records/s",
+                "" if bar is None else f">= {bar:g} M records/s",
+                None if bar is None else rate >= bar,
+                f"by the clock {statistics.median(wall):.2f} ({wall[0]:.2f} to {wall[-1]:.2f} in "
+                f"{RUNS} runs); {memory:.0f} MiB beyond one batch in Arrow",
+            )
+        more = found["bytes"][2] - found["next_batch"][2]
+        yield Row(
+            f"memory of fetch_many beside next_batch, {size:,}-byte records",
+            f"{more:+.0f} MiB",
+            "<= 8 MiB more, an object",
+            more <= 8,
+        )
+
+
+def limit_row() -> Row:
+    """What the machine does at most: a copy of old memory, and of memory that is fresh."""
+    source = bytearray(64 * MIB)
+    target = bytearray(64 * MIB)
+
+    def again() -> None:
+        target[:] = source
+
+    def fresh() -> None:
+        bytes(source)
+
+    old, new = (rate(each) for each in (again, fresh))
+    return Row(
+        "copying 64 MiB within memory that is in use / to fresh memory",
+        f"{old:.1f} and {new:.1f} GB/s",
+        detail="of CPU time: what any decoder is limited by",
+    )
+
+
+def rate(copy: Callable[[], None]) -> float:
+    copy()
+    times = []
+    for _ in range(5):
+        started = time.process_time()
+        copy()
+        times.append(time.process_time() - started)
+    return 64 * MIB / statistics.median(times) / 1e9
