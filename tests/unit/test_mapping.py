@@ -39,6 +39,27 @@ def test_a_column_of_any_kind_is_hashed_key_by_key(keys: list[bytes], skip: int)
     assert modulo(chunked, names).tolist() == expected[:skip] + expected
 
 
+@given(
+    st.lists(st.text("pq-0123456789", max_size=9), min_size=1, max_size=40),
+    st.lists(st.binary(max_size=12), min_size=1, max_size=40),
+)
+def test_rendezvous_is_the_highest_of_all_weights_whatever_the_names(
+    names: list[str], keys: list[bytes]
+) -> None:
+    weights = [[fnv1a(key) ^ fnv1a(name.encode()) for name in names] for key in keys]
+    expected = [row.index(max(row)) for row in weights]
+    assert rendezvous(keys, names).tolist() == expected
+
+
+def test_names_that_differ_late_are_told_apart_too() -> None:
+    names = [f"p-{number:05}" for number in range(200)]
+    keys = [b"%d" % number for number in range(100)]
+    expected = [
+        max(range(len(names)), key=lambda n: fnv1a(key) ^ fnv1a(names[n].encode())) for key in keys
+    ]
+    assert rendezvous(keys, names).tolist() == expected
+
+
 def test_text_counts_as_its_utf_8_bytes() -> None:
     texts = ["", "a", "Zürich", "東京"]
     raw = [text.encode() for text in texts]

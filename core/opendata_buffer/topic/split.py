@@ -72,8 +72,10 @@ def _parted(entries: Any, indices: Any, partitions: Sequence[str]) -> dict[str, 
     wanted: list[int] = np.flatnonzero(counts).tolist()
     if len(wanted) == 1:
         return {partitions[wanted[0]]: entries}
-    # Stable: entries of one partition keep their order.
-    order = np.argsort(indices, kind="stable")
+    # Stable: entries of one partition keep their order. Numbers of 16 bits are sorted by their
+    # digits, which takes an eighth of the time.
+    few = np.uint16 if len(partitions) <= 1 << 16 else np.int64
+    order = np.argsort(indices.astype(few), kind="stable")
     ends = np.cumsum(counts)
     if isinstance(entries, pa.Array | pa.ChunkedArray | pa.RecordBatch):
         ordered = _wide(entries).take(pa.array(order))
