@@ -43,6 +43,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
 from opendata_buffer.queue.cas import CasStore, Done, Raced, Register
 from opendata_buffer.queue.nesting import refuse_nesting
+from opendata_buffer.queue.verdict import StoreVerdict
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores import Blob, List
 
@@ -264,11 +265,13 @@ def claim_for_use(
 
 
 def _claim_for_use(store: ClaimStore, config: QueueConfig, runtime: Runtime) -> Claim:
-    store.check_conditional_writes(config.manifest_path)
+    verdict = StoreVerdict(store, config, runtime)
+    verdict.check()
     claim = check_owner(store, config, runtime=runtime)
     if claim is None:
         refuse_nesting(store, config.data_path_prefix, MARKER_NAME)
         claim = claim_queue(store, config, runtime=runtime)
+    verdict.keep()
     if claim.watermark is None:
         return claim
     manifest = _read_manifest(store, config)

@@ -26,6 +26,7 @@ __all__ = [
     "NotModified",
     "ObjectInfo",
     "Paced",
+    "Probed",
     "Put",
     "PutOutcome",
     "Store",
@@ -206,6 +207,25 @@ class ConditionalPut(Protocol):
         Raises:
             UnsafeStore: The store ignores or does not know conditional writes.
         """
+        ...
+
+
+@runtime_checkable
+class Probed(Protocol):
+    """A store whose conditions are tried by real writes: what another process found spares them."""
+
+    @property
+    def probe_subject(self) -> str:
+        """What is tried: endpoint and bucket, the same for all queues in it."""
+        ...
+
+    @property
+    def is_probed(self) -> bool:
+        """Whether this process knows that it is safe."""
+        ...
+
+    def take_as_probed(self) -> None:
+        """Another process has found that it is safe."""
         ...
 
 

@@ -40,7 +40,7 @@ from opendata_buffer.stores.azure_errors import code_of, status_of, storage_erro
 from opendata_buffer.stores.bounded import DeadlinePassed, bounded
 from opendata_buffer.stores.clients import AZURE_ENVIRONMENT, ProcessClient
 from opendata_buffer.stores.extras import load
-from opendata_buffer.stores.probe import PROBE_DEADLINE_MS, probe_conditional_writes
+from opendata_buffer.stores.probe import PROBE_DEADLINE_MS, SAFE, probe_conditional_writes
 from opendata_buffer.stores.ranges import check_limit, check_range, check_size, listed
 
 __all__ = ["AzureStore"]
@@ -52,7 +52,6 @@ _BULK = 256
 _PLACES = 16
 """Listings of which it is remembered where they go on."""
 
-_checked: set[tuple[str, str]] = set()
 
 T = TypeVar("T")
 
@@ -166,6 +165,20 @@ class AzureStore:
         except TransientStorageError as error:
             return Unknown(str(error))
 
+    @property
+    def probe_subject(self) -> str:
+        """See :class:`opendata_buffer.stores.Probed`."""
+        return f"{self._endpoint()}/{self._container}"
+
+    @property
+    def is_probed(self) -> bool:
+        """See :class:`opendata_buffer.stores.Probed`."""
+        return self.probe_subject in SAFE
+
+    def take_as_probed(self) -> None:
+        """See :class:`opendata_buffer.stores.Probed`."""
+        SAFE.add(self.probe_subject)
+
     def check_conditional_writes(self, near: str) -> None:
         """See :meth:`opendata_buffer.stores.ConditionalPut.check_conditional_writes`.
 
@@ -173,7 +186,7 @@ class AzureStore:
         """
         check_key("near", near)
         endpoint = self._endpoint()
-        if (endpoint, self._container) in _checked:
+        if self.is_probed:
             return
         probe_conditional_writes(
             self,
@@ -183,7 +196,7 @@ class AzureStore:
             room=len(self._root.encode()),
             deadline_ms=min(self._options.read_timeout_ms, PROBE_DEADLINE_MS),
         )
-        _checked.add((endpoint, self._container))
+        self.take_as_probed()
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Listing:
         """See :meth:`opendata_buffer.stores.List.list`.

@@ -53,7 +53,7 @@ from opendata_buffer.stores.gcs_errors import (
     network_error,
 )
 from opendata_buffer.stores.pace import Pace
-from opendata_buffer.stores.probe import PROBE_DEADLINE_MS, RACES, probe_conditional_writes
+from opendata_buffer.stores.probe import PROBE_DEADLINE_MS, RACES, SAFE, probe_conditional_writes
 from opendata_buffer.stores.ranges import check_limit, check_range, listed
 from opendata_buffer.together import together
 
@@ -72,7 +72,6 @@ _PACE_S = 1.0
 """Between two writes of one object that Google takes."""
 
 _FIELDS = "nextPageToken,items(name,size,timeCreated)"
-_checked: set[tuple[str, str]] = set()
 
 T = TypeVar("T")
 
@@ -204,6 +203,20 @@ class GcsStore:
         """See :meth:`opendata_buffer.stores.Paced.write_due`."""
         return self._pace.due(self._full(key), self._runtime.monotonic())
 
+    @property
+    def probe_subject(self) -> str:
+        """See :class:`opendata_buffer.stores.Probed`."""
+        return f"{self._client.get().endpoint}/{self._bucket}"
+
+    @property
+    def is_probed(self) -> bool:
+        """See :class:`opendata_buffer.stores.Probed`."""
+        return self.probe_subject in SAFE
+
+    def take_as_probed(self) -> None:
+        """See :class:`opendata_buffer.stores.Probed`."""
+        SAFE.add(self.probe_subject)
+
     def check_conditional_writes(self, near: str) -> None:
         """See :meth:`opendata_buffer.stores.ConditionalPut.check_conditional_writes`.
 
@@ -211,7 +224,7 @@ class GcsStore:
         """
         check_key("near", near)
         endpoint = self._client.get().endpoint
-        if (endpoint, self._bucket) in _checked:
+        if self.is_probed:
             return
         probe_conditional_writes(
             self,
@@ -224,7 +237,7 @@ class GcsStore:
             # as many seconds as it has writers, to show what is known. Others are tried.
             races=0 if endpoint == PUBLIC else RACES,
         )
-        _checked.add((endpoint, self._bucket))
+        self.take_as_probed()
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Listing:
         """See :meth:`opendata_buffer.stores.List.list`."""

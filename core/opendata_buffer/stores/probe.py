@@ -31,12 +31,15 @@ from opendata_buffer.stores import (
 )
 from opendata_buffer.together import together
 
-__all__ = ["PROBE_DEADLINE_MS", "RACES", "probe_conditional_writes"]
+__all__ = ["PROBE_DEADLINE_MS", "RACES", "SAFE", "probe_conditional_writes"]
 
 log = logging.getLogger(__name__)
 
 PROBE_DEADLINE_MS = 10_000
 """Whoever waits for a producer to start wants to know soon that the endpoint is wrong."""
+
+SAFE: set[str] = set()
+"""Endpoints with their buckets that this process knows to be safe."""
 
 RACES = 3
 """Objects that writers race for, twice each."""

@@ -42,7 +42,7 @@ from opendata_buffer.stores import (
 from opendata_buffer.stores import s3_answers as answers
 from opendata_buffer.stores.bounded import DeadlinePassed, bounded
 from opendata_buffer.stores.clients import AWS_ENVIRONMENT, ProcessClient
-from opendata_buffer.stores.probe import PROBE_DEADLINE_MS, probe_conditional_writes
+from opendata_buffer.stores.probe import PROBE_DEADLINE_MS, SAFE, probe_conditional_writes
 from opendata_buffer.stores.ranges import check_limit, check_range, listed
 from opendata_buffer.stores.s3_client import S3Pair, connect
 from opendata_buffer.stores.s3_delete import chunks, delete_objects
@@ -55,7 +55,6 @@ _PAGE = 1_000
 """Most keys of one page of a listing."""
 
 _NETWORK = (boto.BotoCoreError, boto.ClientError, urllib3.exceptions.HTTPError, OSError)
-_checked: set[tuple[str, str]] = set()
 
 T = TypeVar("T")
 
@@ -178,13 +177,27 @@ class S3Store:
                 raise mapped from error
             return Unknown(str(mapped))
 
+    @property
+    def probe_subject(self) -> str:
+        """See :class:`opendata_buffer.stores.Probed`."""
+        return f"{self._clients.get().endpoint}/{self._bucket}"
+
+    @property
+    def is_probed(self) -> bool:
+        """See :class:`opendata_buffer.stores.Probed`."""
+        return self.probe_subject in SAFE
+
+    def take_as_probed(self) -> None:
+        """See :class:`opendata_buffer.stores.Probed`."""
+        SAFE.add(self.probe_subject)
+
     def check_conditional_writes(self, near: str) -> None:
         """See :meth:`opendata_buffer.stores.ConditionalPut.check_conditional_writes`.
 
         Small writes to an object named ``near`` + ``.probe-<ULID>``, a read, and its deletion.
         """
         check_key("near", near)
-        if (self._clients.get().endpoint, self._bucket) in _checked:
+        if self.is_probed:
             return
         probe_conditional_writes(
             self,
@@ -194,7 +207,7 @@ class S3Store:
             room=len(self._root.encode()),
             deadline_ms=min(self._options.read_timeout_ms, PROBE_DEADLINE_MS),
         )
-        _checked.add((self._clients.get().endpoint, self._bucket))
+        self.take_as_probed()
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Listing:
         """See :meth:`opendata_buffer.stores.List.list`."""
