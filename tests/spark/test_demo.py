@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ import pytest
 from tests.spark.jvm import starting
 
 ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 240.0
+"""Until the demo has written something, or hangs."""
 
 
 def start(output: Path) -> subprocess.Popen[str]:
@@ -32,14 +35,21 @@ def start_until(output: Path, least_written: int) -> tuple[subprocess.Popen[str]
     """Start it and read until so many rows are in Parquet; no other JVM starts meanwhile."""
     with starting():
         demo = start(output)
+        # One that hangs would hold all other JVMs up. What it wrote into its logs tells where.
+        patience = threading.Timer(PATIENCE_S, demo.kill)
+        patience.start()
         said = ""
         assert demo.stdout is not None
-        for line in demo.stdout:
-            said += line
-            words = line.replace(",", "").split()
-            if words[1:2] == ["durable"] and int(words[2]) >= least_written:
-                return demo, said
-    pytest.fail(f"the demo ended with {demo.wait()} before anything was written: {said}")
+        try:
+            for line in demo.stdout:
+                said += line
+                words = line.replace(",", "").split()
+                if words[1:2] == ["durable"] and int(words[2]) >= least_written:
+                    return demo, said
+        finally:
+            patience.cancel()
+    logs = "".join(each.read_text()[-2_000:] for each in output.glob("*/*.log"))
+    pytest.fail(f"the demo ended with {demo.wait()} before anything was written: {said}{logs}")
 
 
 @pytest.mark.slow
