@@ -60,6 +60,9 @@ def together(
                     changed.notify_all()
 
     for _ in range(min(most, len(wanted))):
+        with changed:
+            if not waiting:
+                break  # a store that is near has answered all before there was a thread for each
         context = copy_context()  # one context cannot be entered twice at once
         runtime.spawn(lambda context=context: context.run(work), "opendata-buffer-together")  # type: ignore[misc]
     with changed:

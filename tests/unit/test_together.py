@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 
-from opendata_buffer.runtime import SystemRuntime, deadline, remaining
+from opendata_buffer.runtime import SystemRuntime, Task, deadline, remaining
 from opendata_buffer.together import together
 
 RUNTIME = SystemRuntime()
@@ -35,6 +36,21 @@ def test_no_more_run_at_once_than_allowed() -> None:
 
     together(RUNTIME, call, range(200), most=3)
     assert 1 <= highest <= 3
+
+
+def test_where_calls_are_over_at_once_few_threads_do_them_all() -> None:
+    class AtOnce(SystemRuntime):
+        spawned = 0
+
+        def spawn(self, target: Callable[[], None], name: str) -> Task:
+            self.spawned += 1
+            task = super().spawn(target, name)
+            task.join()
+            return task
+
+    runtime = AtOnce()
+    assert together(runtime, str, range(20)) == [str(each) for each in range(20)]
+    assert runtime.spawned == 1
 
 
 def test_one_item_needs_no_thread() -> None:
