@@ -371,7 +371,8 @@ class Fleet:
                 self.director.sleep(self.random.uniform(0.2, 2.5))
                 self.torment()
             self.closing = True
-            self.director.sleep(self.random.uniform(0, 15))
+            # The other consumer may take the queue once more in this time.
+            self.director.sleep(15 if self.fences else self.random.uniform(0, 15))
             self.plan = FaultPlan(get_ms=20, put_ms=20, cas_ms=20)
             for member in self.members:
                 member.store.plan = self.plan
