@@ -16,7 +16,7 @@ from rich.console import Console
 
 from benchmarks.table import Row, line, show
 
-SUITES = ("codec", "producers", "pace", "topics", "broker", "consumer", "s3", "spark")
+SUITES = ("codec", "producers", "pace", "topics", "broker", "consumer", "s3", "cost", "spark")
 
 
 def measure(suite: str, progress: Console) -> Iterator[Row]:

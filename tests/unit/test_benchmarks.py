@@ -11,12 +11,17 @@ import pytest
 from rich.console import Console
 
 from benchmarks.__main__ import measure
+from benchmarks.cost import Requests
+from benchmarks.prices import KAFKA, S3, SECONDS_A_MONTH
 from benchmarks.queries import started
 from benchmarks.queues import fill, records_of
 from benchmarks.table import Row
-from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
+from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, StoreOptions
 from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.stores import ABSENT
 from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.stores.s3 import S3Store
+from opendata_buffer.testing.s3_server import S3Server
 
 CONFIG = ConsumerConfig(store="memory://bench", gc=GarbageCollectorConfig(enabled=False))
 
@@ -66,6 +71,33 @@ def test_a_suite_that_breaks_keeps_the_lines_before(monkeypatch: pytest.MonkeyPa
     found = list(measure("pretended", Console(file=io.StringIO())))
     assert [(row.name, row.ok) for row in found] == [("first", None), ("pretended", False)]
     assert found[-1].detail == "OSError: the disk is full"
+
+
+def test_a_table_of_prices_knows_dear_cheap_and_free_requests() -> None:
+    counted = {
+        "PutObject": 100.0,
+        "ListObjectsV2": 10.0,
+        "GetObject": 1_000.0,
+        "DeleteObjects": 9.0,
+    }
+    assert S3.requests(counted) == pytest.approx(110 * 5e-6 + 1_000 * 0.4e-6)
+    # Two thirds of what is produced and both copies cross a zone, at two cents a GB.
+    month = KAFKA.network(1.0, near_reads=True)
+    assert month == pytest.approx(SECONDS_A_MONTH * (2 / 3 + 2) * 0.02)
+
+
+def test_every_request_that_leaves_a_process_is_counted(s3_server: S3Server) -> None:
+    store = S3Store("bucket", options=StoreOptions(endpoint_url=s3_server.endpoint))
+    pair = store._clients.get()
+    counted = Requests(pair.data), Requests(pair.conditional)
+    store.put("a", b"12345")
+    for _ in range(3):
+        store.get("a")  # the first through boto3, the others not
+    store.put_if("b", b"12", ABSENT)
+    sent = counted[0].sent + counted[1].sent
+    assert sent == {"PutObject": 2, "GetObject": 3}
+    assert sum(each.bytes_out for each in counted) == 7
+    assert s3_server.count("GET") == 3
 
 
 def test_a_query_that_spark_failed_to_start_is_started_again() -> None:
