@@ -35,8 +35,9 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-CONNECT_S = 1.0
-"""For a connection and its handshake. A suspended broker accepts, and never says hello."""
+CONNECT_S = 3.0
+"""For a connection and its handshake. A suspended broker accepts, and never says hello. One that
+shakes hands with hundreds at once, on a busy machine, needs more than a second for the last."""
 
 SILENCE_S = 0.75
 """Without any message for so long, while an answer is due, the broker is asked for a sign of

@@ -38,6 +38,9 @@ __all__ = ["BrokeredCommitter"]
 
 log = logging.getLogger(__name__)
 
+FIND_S = 1.0
+"""How long an append waits while a broker is looked for; then it is made alone."""
+
 LOOK_S = 0.5
 """Between two looks for a broker after one was lost."""
 
@@ -90,7 +93,7 @@ class BrokeredCommitter:
         self._config = config
         self._claim = claim
         self._runtime = runtime
-        self._finder = Finder(store, config, runtime, connect)
+        self._finder = Finder(store, config, runtime, connect, waits_s=FIND_S)
         self._look_at: float | None = 0.0
         self._hopeful_until = runtime.monotonic() + PATIENCE_S if expects else 0.0
         self._expects = expects

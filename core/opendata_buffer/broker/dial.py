@@ -31,7 +31,7 @@ def connect(announcement: Announcement, runtime: Runtime) -> Connection:
     """A connection to the announced broker.
 
     Raises:
-        ChannelClosed: It cannot be reached within a second, or says nothing.
+        ChannelClosed: It cannot be reached within :data:`CONNECT_S`, or says nothing.
         ProtocolError: Who answers is not the announced broker.
     """
     channel = dial(announcement, CONNECT_S)

@@ -1,4 +1,9 @@
-"""Finds the announced broker and keeps the connection to it: for appends and for workers."""
+"""Finds the announced broker and keeps the connection to it: for appends and for workers.
+
+A look runs in a thread of its own. A broker with many clients at once, on a busy machine, takes
+longer to shake hands than an append should wait: it goes on alone, and the next one has the
+connection.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +32,8 @@ class Finder:
         config: The queue.
         runtime: Clock and threads.
         connect: Opens a connection to a broker.
+        waits_s: How long :meth:`find` waits for a look, at most: nothing while the announced broker
+            was not reached when last tried. None: until the look is over.
     """
 
     def __init__(
@@ -35,8 +42,14 @@ class Finder:
         config: QueueConfig,
         runtime: Runtime,
         connect: Callable[[Announcement], Connection],
+        *,
+        waits_s: float | None = None,
     ) -> None:
         self._connect = connect
+        self._runtime = runtime
+        self._waits_s = waits_s
+        self._wait_until: float | None = None
+        self._unreached = False
         self._lease = Lease(store, config, runtime)
         self._condition = runtime.condition()
         self._connection: Connection | None = None
@@ -72,13 +85,35 @@ class Finder:
             looked: Called after a look, before any other thread asks whether it may.
         """
         with self._condition:
-            while self._looking and not self._closed:
-                self._condition.wait()
-            if self._closed:
+            if not self._await_look():
                 return None
             if self.connection is not None or not may_look():
                 return self.connection
             self._looking = True
+            self._wait_until = None
+            if self._waits_s is not None:
+                patience_s = 0.0 if self._unreached else self._waits_s
+                self._wait_until = self._runtime.monotonic() + patience_s
+        try:
+            self._runtime.spawn(lambda: self._look_for_all(looked), "opendata-buffer-broker-finder")
+        except RuntimeError:
+            # No thread is left, or the interpreter ends and starts none.
+            self._look_for_all(looked)
+        with self._condition:
+            return self.connection if self._await_look() else None
+
+    def _await_look(self) -> bool:
+        """With the lock: whether no look is under way any more, after waiting for it."""
+        while self._looking and not self._closed:
+            left = None
+            if self._wait_until is not None:
+                left = self._wait_until - self._runtime.monotonic()
+                if left <= 0:
+                    return False
+            self._condition.wait(left)
+        return not self._closed
+
+    def _look_for_all(self, looked: Callable[[], None]) -> None:
         connection = None
         try:
             connection = self._look()
@@ -91,7 +126,6 @@ class Finder:
                 self._connection = connection
                 looked()
                 self._condition.notify_all()
-        return connection
 
     def forget(self, connection: Connection, *, fell_silent: bool = False) -> None:
         """Use it no more.
@@ -130,9 +164,11 @@ class Finder:
             connection = self._connect(found)
         except (ChannelClosed, ProtocolError, CorruptData, StorageError) as error:
             self.reason = str(error)
+            self._unreached = True
             log.warning("no broker is reached: %s", error)
             return None
         self._silent = None
+        self._unreached = False
         return connection
 
     def _is_silent(self, found: Announcement) -> bool:

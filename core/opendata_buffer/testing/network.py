@@ -20,7 +20,12 @@ from collections.abc import Callable
 from itertools import islice
 
 from opendata_buffer.broker.announcement import Announcement
-from opendata_buffer.broker.client import ChannelClosed, ChannelRefused, Connection
+from opendata_buffer.broker.client import (
+    CONNECT_S,
+    ChannelClosed,
+    ChannelRefused,
+    Connection,
+)
 from opendata_buffer.broker.service import Service, Session
 from opendata_buffer.broker.wire import NONCE_BYTES, BrokerEnd, ProtocolError
 from opendata_buffer.testing.simulation import SimRuntime, SimTask, Simulation
@@ -77,7 +82,7 @@ class SimNetwork:
         """What opens connections for a process."""
 
         def connect(announcement: Announcement) -> Connection:
-            channel = self.dial(process, announcement, 1.0)
+            channel = self.dial(process, announcement, CONNECT_S)
             nonce = secrets.token_bytes(NONCE_BYTES)
             return Connection(channel, announcement, process, nonce)
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from opendata_buffer.broker.announcement import Announcement
 from opendata_buffer.broker.client import ChannelClosed, Connection
 from opendata_buffer.broker.finder import Finder
 from opendata_buffer.broker.lease import Lease
+from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
-from tests.unit.broker.local import CONFIG, RUNTIME
+from tests.unit.broker.local import CONFIG, RUNTIME, eventually
 
 
 class Made:
@@ -114,6 +117,47 @@ def test_a_silent_brokers_successor_is_asked_at_once_and_itself_after_a_sign_of_
     world.finder.forget(again, fell_silent=True)
     world.announce()
     assert world.finder.find() is world.made[2]
+
+
+def test_who_may_wait_no_longer_goes_on_without_and_finds_the_connection_later() -> None:
+    world = World()
+    world.announce()
+    finder = Finder(world.store, CONFIG, RUNTIME, world.connect, waits_s=0.05)
+    world.slow.clear()
+    assert finder.find() is None
+    # Nobody looks a second time meanwhile, and nobody waits again.
+    assert finder.find(lambda: pytest.fail("looks twice")) is None
+    world.slow.set()
+    eventually(lambda: finder.connection)
+    assert finder.find() is world.made[0]
+    assert len(world.made) == 1
+
+
+def test_for_a_broker_that_was_not_reached_nobody_waits_a_second_time() -> None:
+    world = World()
+    world.announce()
+    finder = Finder(world.store, CONFIG, RUNTIME, world.connect, waits_s=60.0)
+    world.refuses = True
+    assert finder.find() is None
+    world.slow.clear()
+    began = RUNTIME.monotonic()
+    assert finder.find() is None
+    assert RUNTIME.monotonic() - began < 30
+    world.refuses = False
+    world.slow.set()
+    eventually(lambda: finder.connection)
+    assert finder.find() is world.made[0]
+
+
+def test_without_a_thread_to_spare_who_asks_looks_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    world = World()
+    world.announce()
+    finder = Finder(world.store, CONFIG, RUNTIME, world.connect, waits_s=0.05)
+    monkeypatch.setattr(SystemRuntime, "spawn", none_left)
+    assert finder.find() is world.made[0]
 
 
 def test_a_closed_finder_finds_nothing_and_closes_what_is_found_meanwhile() -> None:
