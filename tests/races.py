@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
+import time
 from typing import Protocol
 
 from opendata_buffer.stores import (
@@ -18,7 +20,7 @@ from opendata_buffer.stores import (
     Unknown,
 )
 
-__all__ = ["ROUNDS", "WRITERS", "race"]
+__all__ = ["ROUNDS", "WRITERS", "increment", "race"]
 
 WRITERS = 8
 ROUNDS = int(os.environ.get("OPENDATA_BUFFER_RACE_ROUNDS", "3"))
@@ -27,6 +29,22 @@ ROUNDS = int(os.environ.get("OPENDATA_BUFFER_RACE_ROUNDS", "3"))
 
 class _Raced(Get, ConditionalPut, Protocol):
     """What a race needs of a store."""
+
+
+def increment(store: _Raced, key: str, times: int, seed: int) -> None:
+    """Add one to the number in an object, ``times`` times, by compare-and-swap.
+
+    Here, where there is little to import: other processes do this, too.
+    """
+    dice = random.Random(seed)
+    for _ in range(times):
+        while True:
+            found = store.get(key)
+            assert isinstance(found, Blob)
+            after = str(int(found.data) + 1).encode()
+            if isinstance(store.put_if(key, after, IfVersion(found.version)), Applied):
+                break
+            time.sleep(dice.random() * 0.02)
 
 
 def race(store: _Raced, key: str, rounds: int = ROUNDS, writers: int = WRITERS) -> int:

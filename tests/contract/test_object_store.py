@@ -7,7 +7,6 @@ import pickle
 import random
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +32,7 @@ from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.stores.s3 import S3Store
 from opendata_buffer.testing.faults import FaultyStore
 from opendata_buffer.testing.s3_server import S3Server
-from tests.races import ROUNDS, race
+from tests.races import ROUNDS, increment, race
 
 REAL = ["versitygw", "fake-gcs-server", "azurite"]  # where ./run servers has got them
 BACKENDS = ["memory", "faulty", "local", "moto", "s3-server", *REAL]
@@ -457,19 +456,6 @@ def test_f23_a_name_no_store_can_hold_is_refused(store: Store, key: str) -> None
 
 
 # ---- many at once
-
-
-def increment(store: Store, key: str, times: int, seed: int) -> None:
-    """Add one to the number in an object, ``times`` times, by compare-and-swap."""
-    dice = random.Random(seed)
-    for _ in range(times):
-        while True:
-            found = store.get(key)
-            assert isinstance(found, Blob)
-            after = str(int(found.data) + 1).encode()
-            if isinstance(store.put_if(key, after, IfVersion(found.version)), Applied):
-                break
-            time.sleep(dice.random() * 0.02)
 
 
 def test_cas_race_between_threads_loses_no_increment(store: Store) -> None:
