@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["Block", "BlockBuilder", "Columns", "check_one_queue", "check_schema"]
 
 _FIX = (
-    "put the row into it first, df.selectExpr('to_json(struct(*)) AS value'), or select what a "
-    "buffer takes: `value` and optionally `metadata`, each BINARY or STRING"
+    "write all columns as one JSON object with .option('valueFormat', 'json'), put the row into "
+    "`value` first, df.selectExpr('to_json(struct(*)) AS value'), or select what a buffer takes: "
+    "`value` and optionally `metadata`, each BINARY or STRING"
 )
 _TYPES = {
     "value": ("binary", "string"),

@@ -26,6 +26,7 @@ SINK_OPTIONS = (
     "targetBatchBytes",
     "maxBatchBytes",
     "gatherBytes",
+    "valueFormat",
     "compression",
     "zstdLevel",
     "uploadConcurrency",
@@ -34,6 +35,8 @@ SINK_OPTIONS = (
     "maxWriteDurationMs",
     "partitioner",
 )
+
+VALUE_FORMATS = ("bytes", "json")
 
 PARTITIONERS = ("random", "modulo", "rendezvous")
 """How rows are divided among the partitions of a topic; the last two by column ``key``."""
@@ -55,6 +58,8 @@ class SinkOptions:
         gather_bytes: A task with no more than this stores nothing itself: its rows travel to the
             driver, which joins those of all such tasks into batches of ``target_batch_bytes``.
             The driver holds as much for each task. Default 0: every task stores its own.
+        value_format: ``bytes`` (default): column ``value`` is the record; or ``json``: all columns
+            are, as a JSON object.
         compression: ``Compression.NONE`` (default) or ``Compression.ZSTD``.
         zstd_level: Default 1: JSON gets as small by it as by 3, in 60 % of the time.
         upload_concurrency: Uploads at once of one task; they run beside encoding. Default 4.
@@ -78,6 +83,7 @@ class SinkOptions:
     target_batch_bytes: int = 16 * MIB
     max_batch_bytes: int = 256 * MIB
     gather_bytes: int = 0
+    value_format: str = "bytes"
     compression: Compression = Compression.NONE
     zstd_level: int = 1
     upload_concurrency: int = 4
@@ -178,6 +184,7 @@ def _parse(options: Mapping[str, str], what: str) -> SinkOptions:
         target_batch_bytes=reader.integer("targetBatchBytes", 16 * MIB, least=1),
         max_batch_bytes=reader.integer("maxBatchBytes", 256 * MIB, least=5),
         gather_bytes=reader.integer("gatherBytes", 0, least=0),
+        value_format=reader.choice("valueFormat", VALUE_FORMATS, "bytes"),
         compression=Compression[compression.upper()],
         zstd_level=reader.integer("zstdLevel", 1, least=1),
         upload_concurrency=reader.integer("uploadConcurrency", 4, least=1),

@@ -16,6 +16,7 @@ from pyspark import TaskContext
 
 from buffer_sink.blocks import Columns, check_one_queue, check_schema
 from buffer_sink.committer import WriteCommitter
+from buffer_sink.fields import Fields
 from buffer_sink.gather import store_small
 from buffer_sink.messages import SmallBatch, TaskUploads, UploadedBatch, WriteTask, collect
 from buffer_sink.objects import BatchObjects
@@ -52,6 +53,7 @@ class Plan:
         options: The sink's options.
         columns: Where the input columns are.
         made: When; no upload of the write is older.
+        fields: The columns that are encoded into one value; None where there is such a column.
         located: Whether somebody looked what the store holds.
         topic: The topic it goes to; None for a single queue, and as long as nobody looked.
     """
@@ -59,6 +61,7 @@ class Plan:
     options: SinkOptions
     columns: Columns
     made: Moment
+    fields: Fields | None = None
     located: bool = False
     topic: TopicWrite | None = None
 
@@ -69,7 +72,10 @@ class Plan:
         Raises:
             InvalidInput: A column cannot be written.
         """
-        return cls(options, check_schema(schema), Moment.now(_RUNTIME))
+        fields = None
+        if options.value_format == "json":
+            fields, schema = Fields.of(schema)
+        return cls(options, check_schema(schema), Moment.now(_RUNTIME), fields)
 
     def locate(self) -> Plan:
         """The plan of one attempt, once it is known what the store holds: a topic or a queue.
@@ -118,7 +124,7 @@ class Plan:
         queue = self.options.queue
         store = open_store(queue.store, queue.store_options)
         writer = PartitionWriter(self.options, self.columns, task, store=store, runtime=_RUNTIME)
-        return writer.write(rows)
+        return writer.write(rows if self.fields is None else map(self.fields.encode, rows))
 
     def append(self, messages: Iterable[WriterCommitMessage | None]) -> None:
         """On the driver: make the uploads of all tasks visible, all of them or none."""

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 from chispa import assert_df_equality
 from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import functions as f
 
 from opendata_buffer.formats.batch import Compression, parse_footer
 from opendata_buffer.formats.keys import Transaction
@@ -140,3 +141,35 @@ def test_what_is_written_is_what_is_read(spark: SparkSession, store: str) -> Non
     reader = spark.read.format(FORMAT).schema("value STRING, metadata BINARY")
     read = reader.load(store).selectExpr("value", "CAST(metadata AS STRING) AS metadata")
     assert_df_equality(read, frame, ignore_row_order=True, ignore_nullable=True)
+
+
+OF_ALL_TYPES = (
+    "CAST(id AS INT) AS number",
+    "IF(id % 3 = 0, NULL, concat('tëxt \"', id, chr(10))) AS text",
+    "CAST(id * 0.25 AS DOUBLE) AS real",
+    "CAST(id * 1.5 AS DECIMAL(20, 3)) AS exact",
+    "id % 2 = 0 AS even",
+    "DATE '2024-02-29' + CAST(id AS INT) AS day",
+    "timestamp_micros(1700000000000000 + id * 1000) AS moment",
+    "CAST(timestamp_micros(id * 1000) AS TIMESTAMP_NTZ) AS local",
+    "encode(CAST(id AS STRING), 'UTF-8') AS raw",
+    "IF(id % 5 = 0, NULL, array(id, NULL)) AS list",
+    "named_struct('x', id, 'y', IF(id % 2 = 0, NULL, 'y')) AS inner",
+    "map(CAST(id AS STRING), IF(id % 2 = 0, NULL, id)) AS pairs",
+)
+
+
+def test_columns_written_as_json_are_what_to_json_means_and_come_back_as_they_were(
+    spark: SparkSession, store: str
+) -> None:
+    frame = spark.range(0, 100, 1, 4).selectExpr(*OF_ALL_TYPES)
+    writer = frame.write.format(FORMAT).mode("append").option("gatherBytes", 65_536)
+    writer.option("valueFormat", "json").save(store)
+    (batch,) = queued(store)
+    values = spark.createDataFrame([(each.decode(),) for each in batch.records], "value STRING")
+    parsed = f.from_json("value", frame.schema).alias("row")
+    theirs = frame.select(f.to_json(f.struct("*")).alias("value"))
+    expected = theirs.select(parsed).select("row.*")
+    assert_df_equality(values.select(parsed).select("row.*"), expected, ignore_nullable=True)
+    reader = spark.read.format(FORMAT).schema(frame.schema).option("valueFormat", "json")
+    assert_df_equality(reader.load(store), frame, ignore_row_order=False, ignore_nullable=True)

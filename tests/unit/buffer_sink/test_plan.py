@@ -80,6 +80,20 @@ def test_two_hundred_tasks_with_a_row_each_make_one_batch_where_they_are_gathere
     assert len(records_in(tmp_path)) == 1, "a repeat adds nothing"
 
 
+def test_with_value_format_json_the_columns_are_the_record_and_metadata_has_an_underscore(
+    tmp_path: Path,
+) -> None:
+    options = SinkOptions(queue=QueueConfig(store=str(tmp_path)), value_format="json")
+    fields = [StructField("id", IntegerType()), StructField("_metadata", StringType())]
+    made = pickle.loads(pickle.dumps(Plan.make(options, StructType(fields)))).locate()
+    rows = pa.record_batch([pa.array([7, None]), pa.array(["m", "m"])], names=["id", "_metadata"])
+    made.append([made.upload(iter([rows]), None)])
+    ((_, records),) = records_in(tmp_path)
+    assert records == [b'{"id":7}', b"{}"]
+    manifest = Manifest.parse((tmp_path / "ingest" / "manifest").read_bytes())
+    assert [each.payload for each in manifest.entries()[0].metadata] == [b"m"]
+
+
 def test_a_queue_deleted_on_purpose_fails_one_commit_and_not_the_next(tmp_path: Path) -> None:
     rows = pa.record_batch([pa.array(["a"])], names=["value"])
     plan(tmp_path).append([plan(tmp_path).upload(iter([rows]), None)])

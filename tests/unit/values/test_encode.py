@@ -1,0 +1,176 @@
+"""Columns as JSON objects: what is written, and that any parser reads it as it was meant."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opendata_buffer.errors import InvalidInput
+from opendata_buffer.values.encode import check_encodable, encode_objects
+
+
+def encoded(**columns: Any) -> list[str]:
+    arrays = {
+        name: each if isinstance(each, pa.Array) else pa.array(each)
+        for name, each in columns.items()
+    }
+    length = len(next(iter(arrays.values())))
+    return [each.decode() for each in encode_objects(arrays.items(), length).to_pylist()]
+
+
+def test_fields_come_in_order_and_a_null_leaves_its_field_out() -> None:
+    assert encoded(a=[1, None], b=["x", None], c=[True, False]) == [
+        '{"a":1,"b":"x","c":true}',
+        '{"c":false}',
+    ]
+    assert encoded(a=[1, 2], b=["x", None]) == ['{"a":1,"b":"x"}', '{"a":2}']
+    assert encoded(a=[None, 1], b=[None, None]) == ["{}", '{"a":1}'], "all may be null"
+    assert encode_objects([], 2).to_pylist() == [b"{}", b"{}"]
+    assert encoded(a=pa.array([], pa.int32())) == []
+
+
+def test_text_is_escaped_and_otherwise_as_it_is() -> None:
+    assert encoded(t=['a"b', "\\", "\n\t\x01\x1f", "é☃😀/\x7f", ""]) == [
+        '{"t":"a\\"b"}',
+        '{"t":"\\\\"}',
+        '{"t":"\\n\\t\\u0001\\u001F"}',
+        '{"t":"é☃😀/\x7f"}',
+        '{"t":""}',
+    ]
+    assert encoded(**{'q"\n': [1]}) == ['{"q\\"\\n":1}'], "names, too"
+
+
+def test_numbers() -> None:
+    assert encoded(d=[1.0, -0.5, 1e20, 1e-7, None]) == [
+        '{"d":1.0}',
+        '{"d":-0.5}',
+        '{"d":1e+20}',
+        '{"d":1e-7}',
+        "{}",
+    ]
+    assert encoded(d=[math.nan, math.inf, -math.inf, 2.0]) == [
+        '{"d":"NaN"}',
+        '{"d":"Infinity"}',
+        '{"d":"-Infinity"}',
+        '{"d":2.0}',
+    ]
+    assert encoded(f=pa.array([0.1], pa.float32())) == ['{"f":0.1}']
+    assert encoded(i=[2**63 - 1]) == ['{"i":9223372036854775807}']
+    assert encoded(n=[Decimal("1.50"), None]) == ['{"n":1.50}', "{}"]
+
+
+def test_dates_times_and_bytes() -> None:
+    moment = datetime(2024, 1, 2, 3, 4, 5, 678, UTC)
+    berlin = pa.array([moment], pa.timestamp("us", "Europe/Berlin"))
+    assert encoded(t=berlin) == ['{"t":"2024-01-02T03:04:05.000678Z"}']
+    local = pa.array([datetime(2024, 1, 2, 3, 4, 5)], pa.timestamp("us"))
+    assert encoded(t=local) == ['{"t":"2024-01-02T03:04:05.000000"}']
+    far = pa.array([253_402_300_800_000_000, 0], pa.timestamp("us", "UTC"))
+    assert encoded(t=far)[1] == '{"t":"1970-01-01T00:00:00.000000Z"}', "beside the year 10000"
+    assert encoded(d=[date(2024, 1, 2)]) == ['{"d":"2024-01-02"}']
+    assert encoded(t=[time(3, 4, 5)]) == ['{"t":"03:04:05.000000"}']
+    assert encoded(b=[b"\x00\xff", None]) == ['{"b":"AP8="}', "{}"]
+
+
+def test_structs_lists_and_maps() -> None:
+    assert encoded(s=[{"x": 1, "y": None}, None, {"x": None, "y": None}]) == [
+        '{"s":{"x":1}}',
+        "{}",
+        '{"s":{}}',
+    ]
+    assert encoded(l=[["a", None], [], None]) == ['{"l":["a",null]}', '{"l":[]}', "{}"]
+    assert encoded(l=[[[1], None], [[]]]) == ['{"l":[[1],null]}', '{"l":[[]]}']
+    assert encoded(l=[[{"x": None}], [None]]) == ['{"l":[{}]}', '{"l":[null]}']
+    kind = pa.map_(pa.string(), pa.int64())
+    assert encoded(m=pa.array([[('k"', 1), ("n", None)], None, []], kind)) == [
+        '{"m":{"k\\"":1,"n":null}}',
+        "{}",
+        '{"m":{}}',
+    ]
+    numbered = pa.map_(pa.int32(), pa.list_(pa.string()))
+    assert encoded(m=pa.array([[(1, ["a"])]], numbered)) == ['{"m":{"1":["a"]}}']
+
+
+def test_what_was_cut_from_a_larger_array_is_written_as_if_it_were_whole() -> None:
+    kind = pa.map_(pa.string(), pa.int64())
+    whole: dict[str, pa.Array] = {
+        "t": pa.array(['a"', "b", "c", None]),
+        "l": pa.array([[1], None, [2, 3], []]),
+        "m": pa.array([[("k", 1)], [("l", 2)], None, []], kind),
+        "s": pa.array([{"x": "1"}, None, {"x": None}, {"x": "4"}]),
+        "d": pa.array([1.0, 2.5, None, 4.0]),
+    }
+    lines = encoded(**whole)
+    for begin, end in ((1, 4), (0, 2), (2, 3), (3, 3)):
+        cut = {name: each.slice(begin, end - begin) for name, each in whole.items()}
+        assert encoded(**cut) == lines[begin:end]
+
+
+def test_a_type_without_a_form_in_json_is_refused_by_name() -> None:
+    with pytest.raises(InvalidInput, match=r"column 'd' .* duration\[us\] has no form in JSON"):
+        check_encodable("d", pa.duration("us"))
+    with pytest.raises(InvalidInput, match="column 'l'"):
+        check_encodable("l", pa.list_(pa.struct({"x": pa.duration("us")})))
+    for kind in (pa.map_(pa.string(), pa.list_(pa.binary())), pa.null(), pa.large_string()):
+        check_encodable("fine", kind)
+
+
+_leaf = st.one_of(st.none(), st.text(max_size=12))
+_row = st.fixed_dictionaries(
+    {
+        "i": st.none() | st.integers(-(2**63), 2**63 - 1),
+        "f": st.none() | st.floats(allow_nan=False, allow_infinity=False),
+        "b": st.none() | st.booleans(),
+        "t": _leaf,
+        "raw": st.none() | st.binary(max_size=6),
+        "l": st.none() | st.lists(_leaf, max_size=3),
+        "s": st.none() | st.fixed_dictionaries({"x": _leaf, "y": st.none() | st.booleans()}),
+        "m": st.none()
+        | st.dictionaries(st.text(max_size=4), st.none() | st.integers(0, 9), max_size=3),
+    }
+)
+_SCHEMA = pa.schema(
+    {
+        "i": pa.int64(),
+        "f": pa.float64(),
+        "b": pa.bool_(),
+        "t": pa.string(),
+        "raw": pa.binary(),
+        "l": pa.list_(pa.string()),
+        "s": pa.struct({"x": pa.string(), "y": pa.bool_()}),
+        "m": pa.map_(pa.string(), pa.int64()),
+    }
+)
+
+
+def meant(value: Any) -> Any:
+    """What a parser has to find: fields that are null are not there."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return value
+
+
+@given(st.lists(_row, max_size=8), st.integers(0, 3))
+def test_any_parser_reads_what_was_meant(rows: list[dict[str, Any]], cut: int) -> None:
+    listed = [{**row, "m": None if row["m"] is None else list(row["m"].items())} for row in rows]
+    columns = [
+        (field.name, pa.array([row[field.name] for row in listed], field.type).slice(cut))
+        for field in _SCHEMA
+    ]
+    wanted = rows[cut:]
+    found = encode_objects(columns, len(wanted)).to_pylist()
+    assert len(found) == len(wanted)
+    for row, text in zip(wanted, found, strict=True):
+        expected = {name: meant(value) for name, value in row.items() if value is not None}
+        if row["s"] is not None:
+            expected["s"] = {name: value for name, value in row["s"].items() if value is not None}
+        assert json.loads(text) == expected
