@@ -88,13 +88,16 @@ def _readable(
     # Spark repeats a failed task too, but not in local mode, and with everything it did.
     patient = queue_retry(runtime, options.queue)
     policy = options.bad_batches
-    queues = {name: _queue(options, name) for name in {each.partition for each in descriptors}}
+    handle = _handle(options)
+    handles = {
+        name: handle if name == ONLY else handle.within(name)
+        for name in {each.partition for each in descriptors}
+    }
 
     def fetch(descriptor: BatchDescriptor) -> _Fetched:
         assert isinstance(descriptor, PartitionBatch)
-        handle = queues[descriptor.partition].handle
         try:
-            stored: PooledBatch = patient(handle.fetch_pooled, descriptor)
+            stored: PooledBatch = patient(handles[descriptor.partition].fetch_pooled, descriptor)
             return _Fetched(descriptor, stored)
         except PoisonBatch as error:
             if policy.action(error) is Action.FAIL:
@@ -105,7 +108,8 @@ def _readable(
         if policy.action(error) is Action.PASS_BY:
             log.warning("data loss allowed: %s", error)
             return
-        own = queues[fetched.descriptor.partition].options
+        name = fetched.descriptor.partition
+        own = options if name == ONLY else options.of_partition(name)
         report = patient(
             quarantine,
             open_store(own.queue.store, own.queue.store_options),
@@ -136,7 +140,7 @@ def _readable(
                 continue
             batch = fetched.descriptor
             try:
-                records = queues[batch.partition].handle.records(
+                records = handles[batch.partition].records(
                     fetched.stored, PIECE_BYTES, check_first=policy.checks_first
                 )
             except PoisonBatch as error:
@@ -163,14 +167,6 @@ class _Fetched:
         return 0 if self.stored is None else self.stored.nbytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Queue:
-    """One partition, as tasks read it."""
-
-    options: SourceOptions
-    handle: FetchHandle
-
-
 def _query_id() -> str:
     """The id of the streaming query this task belongs to; empty in a batch read."""
     return _property("sql.streaming.queryId") or ""
@@ -182,11 +178,10 @@ def _property(name: str) -> str | None:
     return None if context is None else context.getLocalProperty(name)
 
 
-@lru_cache(maxsize=1024)
-def _queue(options: SourceOptions, partition: str) -> _Queue:
+@lru_cache(maxsize=32)
+def _handle(options: SourceOptions) -> FetchHandle:
     """Kept for all tasks of a worker process; all partitions share one set of connections."""
-    own = options if partition == ONLY else options.of_partition(partition)
-    return _Queue(own, FetchHandle.of(own.consumer))
+    return FetchHandle.of(options.consumer)
 
 
 @lru_cache(maxsize=32)

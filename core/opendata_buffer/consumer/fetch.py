@@ -113,6 +113,12 @@ class FetchHandle:
         other.__dict__.update(self.__dict__)
         return other
 
+    def within(self, data_path_prefix: str) -> FetchHandle:
+        """A handle on another queue of the same store, with the same settings."""
+        other = self.clone()
+        other._prefix = data_path_prefix
+        return other
+
     def fetch(self, descriptor: BatchDescriptor) -> ConsumedBatch:
         """Fetch and decode one batch.
 

@@ -24,7 +24,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.arrow import ReadBuffer
 from opendata_buffer.formats.batch import Compression, encode_batch
 from opendata_buffer.formats.manifest import Metadata
-from opendata_buffer.stores import Store
+from opendata_buffer.stores import Blob, Store
 from opendata_buffer.stores.factory import open_store
 from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.memory import MemoryStore
@@ -174,6 +174,19 @@ def test_a_clone_shares_the_store() -> None:
     clone = handle.clone()
     assert clone is not handle
     assert clone.fetch(BatchDescriptor(7, LOCATION)).entries == [b"abc", b""]
+
+
+def test_a_handle_within_another_prefix_reads_there_and_nowhere_else() -> None:
+    store = _store()
+    blob = store.get(LOCATION)
+    assert isinstance(blob, Blob)
+    store.put("other/a.batch", blob.data)
+    handle = _handle(store)
+    other = handle.within("other")
+    assert other.fetch(BatchDescriptor(7, "other/a.batch")).entries == [b"abc", b""]
+    for each, elsewhere in ((other, LOCATION), (handle, "other/a.batch")):
+        with pytest.raises(ForeignLocation):
+            each.fetch(BatchDescriptor(7, elsewhere))
 
 
 def test_a_handle_travels_by_the_url_of_its_store(
