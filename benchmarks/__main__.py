@@ -16,7 +16,9 @@ from rich.console import Console
 
 from benchmarks.table import Row, line, show
 
-SUITES = ("codec", "producers", "pace", "topics", "broker", "consumer", "s3", "cost", "spark")
+SUITES = (
+    "codec", "producers", "pace", "topics", "broker", "consumer", "oncall", "s3", "cost", "spark",
+)  # fmt: skip
 
 
 def measure(suite: str, progress: Console) -> Iterator[Row]:

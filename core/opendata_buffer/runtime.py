@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
 
-from ulid import ULID
-
 __all__ = [
     "Condition",
     "Moment",
@@ -197,6 +195,10 @@ class SystemRuntime:
         return random.random()
 
     def ulid(self) -> str:
+        # Loading it reads the metadata of all installed packages, some 50 ms, and a command that
+        # only looks makes no name.
+        from ulid import ULID
+
         # Random bits from the operating system, not from `random`: forked workers share the
         # state of the latter, and two equal ULIDs would overwrite each other's batch.
         return str(ULID.from_bytes(self.now_ms().to_bytes(6, "big") + secrets.token_bytes(10)))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 from rich.console import Console
 
+from benchmarks import oncall
 from benchmarks.__main__ import measure
 from benchmarks.cost import Requests
 from benchmarks.prices import KAFKA, S3, SECONDS_A_MONTH
@@ -126,3 +129,13 @@ def test_a_query_that_fails_each_time_or_by_itself_fails(said: str, tries: int) 
     with pytest.raises(RuntimeError, match=said):
         started(query)
     assert len(numbers) == tries
+
+
+def test_what_who_is_on_call_waits_for_is_measured_as_a_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(oncall, "TRIES", 0)
+    oncall.written(str(tmp_path), 3)
+    assert 0 < oncall.took("status", str(tmp_path), "--max-backlog", "3") < 60
+    with pytest.raises(subprocess.CalledProcessError):
+        oncall.took("status", str(tmp_path), "--max-backlog", "2")

@@ -140,13 +140,9 @@ def summarise(
     # Metadata can be most of a manifest and is needed of two entries only.
     locations = set(after.locations())
     known = locations if after is before else set(before.locations())
-    orphaned = [
-        key
-        for key in sizes
-        if key not in locations
-        and key not in known
-        and parse_location(key, config.data_path_prefix) is not None
-    ]
+    # Sets, because there may be a million of them.
+    unnamed = sizes.keys() - locations - known
+    orphaned = [key for key in unnamed if parse_location(key, config.data_path_prefix) is not None]
     oldest = next(iter(after.entries(limit=1)), None)
     newest = next(iter(after.entries(after.next_sequence - 1)), None)
     pending = open_in(after, config.data_path_prefix, now_ms)
@@ -164,7 +160,7 @@ def summarise(
         epoch=after.epoch,
         bytes_queued=_total(sizes, locations),
         manifest_bytes=after.size,
-        missing=sum(each in known and each not in sizes for each in locations),
+        missing=len((locations & known) - sizes.keys()),
         orphans=len(orphaned),
         orphan_bytes=_total(sizes, orphaned),
         undecided=len(pending),

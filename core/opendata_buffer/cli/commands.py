@@ -10,6 +10,7 @@ from __future__ import annotations
 import click
 
 from opendata_buffer.cli.broker import broker
+from opendata_buffer.cli.completion import completion
 from opendata_buffer.cli.copy import copy
 from opendata_buffer.cli.errors import Application, main_of
 from opendata_buffer.cli.find import list_
@@ -48,7 +49,7 @@ def cli(context: click.Context, verbose: int) -> None:
 
 for command in (
     list_, produce, consume, copy, broker, work, status, top, owner, seek, fsck, gc, skip,
-    quarantine, topic, transactions, manifest, batch,
+    quarantine, topic, transactions, manifest, batch, completion,
 ):  # fmt: skip
     cli.add_command(command)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from opendata_buffer.cli.options import json_option, store_options, store_options_of
+from opendata_buffer.cli.options import json_option, store_argument, store_options, store_options_of
 from opendata_buffer.cli.words import plural
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ __all__ = ["list_"]
 
 
 @click.command("list")
-@click.argument("store")
+@store_argument
 @store_options
 @json_option
 @click.pass_obj

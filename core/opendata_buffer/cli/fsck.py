@@ -62,7 +62,7 @@ def fsck(
     from opendata_buffer.admin.fsck import check_queue
     from opendata_buffer.admin.repair import plan_repair, repair
     from opendata_buffer.cli.places import place_of
-    from opendata_buffer.cli.terminal import track
+    from opendata_buffer.cli.progress import track
     from opendata_buffer.config import ConsumerConfig
 
     if (dry_run or yes) and not mend:

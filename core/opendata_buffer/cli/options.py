@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from opendata_buffer.formats import MIB
 
@@ -31,6 +32,7 @@ __all__ = [
     "queue_options",
     "recreate_option",
     "spelled",
+    "store_argument",
     "store_options",
     "store_options_of",
     "version_option",
@@ -73,8 +75,18 @@ _reach_store = _options(
 
 store_options = _options(_reach_store, _timeout(SOON_MS))
 
+
+def _directories(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Let the shell complete a directory; a URL is typed."""
+    return [CompletionItem(incomplete, type="dir")]
+
+
+store_argument = click.argument("store", shell_complete=_directories)
+
 _queue = _options(
-    click.argument("store"),
+    store_argument,
     click.option(
         "--data-path-prefix", metavar="PREFIX", help="Where the batches are. Default: ingest."
     ),

@@ -108,7 +108,7 @@ def produce(
     """
     from opendata_buffer.cli.described import FromJson, FromLines, Same
     from opendata_buffer.cli.pipe import Intake
-    from opendata_buffer.cli.terminal import counting
+    from opendata_buffer.cli.progress import counting
     from opendata_buffer.config import ProducerConfig
     from opendata_buffer.errors import OpenDataBufferError
     from opendata_buffer.formats.batch import Compression
@@ -250,7 +250,7 @@ def consume(
     from opendata_buffer.admin.observe import Observer
     from opendata_buffer.admin.start import Start
     from opendata_buffer.cli.pipe import RecordWriter, copy_out
-    from opendata_buffer.cli.terminal import counting
+    from opendata_buffer.cli.progress import counting
     from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
     from opendata_buffer.queue.owner import check_owner
     from opendata_buffer.stores.factory import open_store

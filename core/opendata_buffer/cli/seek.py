@@ -63,7 +63,7 @@ def seek(
     from opendata_buffer.admin.seek import seek as move
     from opendata_buffer.admin.start import Start
     from opendata_buffer.cli.places import place_of
-    from opendata_buffer.cli.terminal import track
+    from opendata_buffer.cli.progress import track
     from opendata_buffer.config import ConsumerConfig
 
     start = Start.parse(to)

@@ -11,6 +11,7 @@ from opendata_buffer.cli.options import (
     POSITIVE,
     SOON_MS,
     json_option,
+    store_argument,
     store_options,
     store_options_of,
 )
@@ -32,7 +33,7 @@ _total = click.option(
 
 
 @topic.command("create")
-@click.argument("store")
+@store_argument
 @_total
 @store_options
 @json_option
@@ -46,7 +47,7 @@ def create(runtime: Any, /, store: str, partitions: int, as_json: bool, **option
 
 
 @topic.command("expand")
-@click.argument("store")
+@store_argument
 @_total
 @store_options
 @json_option
@@ -65,7 +66,7 @@ def expand(runtime: Any, /, store: str, partitions: int, as_json: bool, **option
 
 
 @topic.command("describe")
-@click.argument("store")
+@store_argument
 @store_options
 @json_option
 @click.pass_obj
@@ -86,7 +87,7 @@ def describe(runtime: Any, /, store: str, as_json: bool, **options: Any) -> None
 
 
 @topic.command("drain")
-@click.argument("store")
+@store_argument
 @click.argument("partition")
 @store_options
 @json_option

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 
 from opendata_buffer.errors import (
@@ -388,7 +389,8 @@ class LocalStore:
         """The files below a directory whose key fits, in order of their keys."""
         try:
             with os.scandir(f"{self._root}/{directory}") as entries:
-                names = sorted(self._names(directory, entries))
+                # By the key alone: pairs compare their first parts twice.
+                names = sorted(self._names(directory, entries), key=itemgetter(0))
         except OSError as error:
             if error.errno in MISSING:
                 return  # pruned meanwhile, or nothing written yet
@@ -410,10 +412,12 @@ class LocalStore:
 
         The slash puts a directory where the keys below it belong: ``a-b`` comes before ``a/b``.
         """
+        above = f"{directory}/" if directory else ""
         for entry in entries:
-            key = f"{directory}/{entry.name}" if directory else entry.name
-            if entry.name != RESERVED and _is_text(key):
-                yield (f"{key}/" if entry.is_dir(follow_symlinks=False) else key), entry
+            name = entry.name
+            if name != RESERVED and _is_text(name):
+                end = "/" if entry.is_dir(follow_symlinks=False) else ""
+                yield f"{above}{name}{end}", entry
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from opendata_buffer.cli.terminal import counting, format_age, format_bytes, table, track
+from opendata_buffer.cli.terminal import format_age, format_bytes, table
 
 
 @pytest.mark.parametrize(
@@ -48,30 +48,3 @@ def test_a_table_shows_values_as_they_are_and_not_as_markup() -> None:
     Console(file=out, width=60).print(table("[b]queue[/b]", [("prefix", "tenant[red]#1")]))
     assert "tenant[red]#1" in out.getvalue()
     assert "[b]queue[/b]" in out.getvalue()
-
-
-def test_progress_is_silent_when_stderr_is_no_terminal(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with track("checking") as bar:
-        bar(1, 2)
-    with counting("reading") as counter:
-        counter(10, 2)
-    assert capsys.readouterr() == ("", "")
-
-
-def test_progress_shows_on_a_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    with counting("reading") as counter:
-        counter(1024, 1000)
-        counter(1024, 234)
-    with track("checking") as bar:
-        bar(1, 2)
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "reading" in err
-    assert "1,234 records" in err
-    assert "checking" in err
-    assert "1/2" in err
