@@ -12,13 +12,12 @@ from typing import Any, TypeVar
 
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import (
-    InvalidInput,
     ObjectNotFound,
     StorageError,
     TransientStorageError,
     UnsafeStore,
 )
-from opendata_buffer.formats.keys import MAX_KEY_BYTES, check_key
+from opendata_buffer.formats.keys import check_key
 from opendata_buffer.runtime import Runtime, SystemRuntime, remaining
 from opendata_buffer.stores import (
     Absent,
@@ -37,11 +36,12 @@ from opendata_buffer.stores import (
 from opendata_buffer.stores.attempts import repeated
 from opendata_buffer.stores.azure_client import connect
 from opendata_buffer.stores.azure_errors import code_of, status_of, storage_error
-from opendata_buffer.stores.bounded import DeadlinePassed, bounded
+from opendata_buffer.stores.bounded import DeadlinePassed, in_time
 from opendata_buffer.stores.clients import AZURE_ENVIRONMENT, ProcessClient
 from opendata_buffer.stores.extras import load
 from opendata_buffer.stores.probe import PROBE_DEADLINE_MS, SAFE, probe_conditional_writes
 from opendata_buffer.stores.ranges import check_limit, check_range, check_size, listed
+from opendata_buffer.stores.root import Root
 
 __all__ = ["AzureStore"]
 
@@ -87,11 +87,9 @@ class AzureStore:
         host: str = "",
         runtime: Runtime | None = None,
     ) -> None:
-        if root:
-            check_key("root of the store", root)
         load("azure.storage.blob", scheme="az", extra="azure")
         self._container = container
-        self._root = f"{root}/" if root else ""
+        self._root = Root(root, "blob names")
         self._options = options if options is not None else StoreOptions()
         self._options.check_s3_only("abfss" if host else "az")
         self._host = host
@@ -107,7 +105,7 @@ class AzureStore:
         """``abfss://container@account.dfs.core.windows.net/root``, or ``az://container/root``."""
         account = f"@{self._host.replace('.blob.', '.dfs.', 1)}" if self._host else ""
         scheme = "abfss" if account else "az"
-        return f"{scheme}://{self._container}{account}/{self._root}".rstrip("/")
+        return f"{scheme}://{self._container}{account}/{self._root.prefix}".rstrip("/")
 
     def __repr__(self) -> str:
         return f"AzureStore({self.url!r})"
@@ -121,7 +119,7 @@ class AzureStore:
         max_bytes: int | None = None,
     ) -> Blob | NotModified:
         """See :meth:`opendata_buffer.stores.Get.get`."""
-        full = self._full(key)
+        full = self._root.full(key)
         check_range(byte_range)
         wanted: dict[str, Any] = {}
         if if_changed is not None:
@@ -153,13 +151,13 @@ class AzureStore:
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         """See :meth:`opendata_buffer.stores.Put.put`."""
-        full = self._full(key)
+        full = self._root.full(key)
         content = bytes(data)
         self._repeated(lambda: self._upload(full, content, overwrite=True), "write", full)
 
     def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
         """See :meth:`opendata_buffer.stores.ConditionalPut.put_if`."""
-        full = self._full(key)
+        full = self._root.full(key)
         try:
             return self._ended(lambda: self._put_if(full, data, condition), "write", full)
         except TransientStorageError as error:
@@ -193,7 +191,7 @@ class AzureStore:
             near,
             self._runtime,
             name=f"{self.url!r} at {endpoint}",
-            room=len(self._root.encode()),
+            room=len(self._root.prefix.encode()),
             deadline_ms=min(self._options.read_timeout_ms, PROBE_DEADLINE_MS),
         )
         self.take_as_probed()
@@ -213,11 +211,11 @@ class AzureStore:
         while more and (limit is None or len(objects) < limit):
             # Not what the limit leaves, while objects before start_after are passed by.
             size = _PAGE if limit is None or not (token or not start_after) else limit
-            page, token, date = self._page(self._root + prefix, token, min(size, _PAGE))
+            page, token, date = self._page(self._root.prefix + prefix, token, min(size, _PAGE))
             if now_ms is None and date:
                 now_ms = _ms(parsedate_to_datetime(date))
             for item in page:
-                name = item.name[len(self._root) :]
+                name = item.name[len(self._root.prefix) :]
                 # Accounts with directories list those, too, as empty blobs.
                 if name > start_after and (item.metadata or {}).get("hdi_isfolder") != "true":
                     objects.append(ObjectInfo(name, item.size, _ms(item.last_modified)))
@@ -229,15 +227,7 @@ class AzureStore:
 
     def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
         """See :meth:`opendata_buffer.stores.Delete.delete_many`."""
-        failures: list[DeleteFailure] = []
-        legal: list[str] = []
-        for key in keys:
-            try:
-                self._full(key)
-            except InvalidInput as error:
-                failures.append(DeleteFailure(key, str(error)))
-            else:
-                legal.append(key)
+        legal, failures = self._root.legal(keys)
         waiting = iter(legal)
         while chunk := list(islice(waiting, _BULK)):
             failures += self._delete(chunk)
@@ -247,16 +237,6 @@ class AzureStore:
         return {**self.__dict__, "_places": OrderedDict()}  # tokens of this process's listings
 
     # ---- keys, errors, repetition
-
-    def _full(self, key: str) -> str:
-        check_key("key", key)
-        full = self._root + key
-        if len(full.encode()) > MAX_KEY_BYTES:
-            raise InvalidInput(
-                f"key {key!r} below root {self._root!r} has {len(full.encode())} bytes: use one of "
-                f"at most {MAX_KEY_BYTES}"
-            )
-        return full
 
     def _endpoint(self) -> str:
         return str(self._service.get().primary_endpoint).partition("?")[0].rstrip("/")
@@ -290,6 +270,9 @@ class AzureStore:
             error, verb=verb, key=key, container=self._container, endpoint=self._endpoint()
         )
 
+    def _where(self) -> str:
+        return f"container {self._container!r}"
+
     def _ended(self, call: Callable[[], T], verb: str, key: str) -> T:
         """What the call returns or raises, in our errors, within the caller's deadline."""
 
@@ -299,13 +282,13 @@ class AzureStore:
             except (self._errors(), OSError) as error:  # requests' errors are OSErrors
                 raise self._error(error, verb, key) from error
 
-        try:
-            return bounded(self._runtime, mapped)
-        except DeadlinePassed:
-            raise TransientStorageError(
-                f"cannot {verb} {key!r} in container {self._container!r}: no answer in time. Check "
-                "the endpoint and the network, or try again later."
-            ) from None
+        return in_time(
+            self._runtime,
+            mapped,
+            verb=verb,
+            key=key,
+            where=lambda: f"container {self._container!r}",
+        )
 
     def _repeated(self, once: Callable[[], T], verb: str, key: str) -> T:
         """Send what may be sent again until it succeeds, at most ``max_attempts`` times."""
@@ -410,7 +393,7 @@ class AzureStore:
 
         def once() -> builtins.list[DeleteFailure]:
             container = self._service.get().get_container_client(self._container)
-            names = [self._root + key for key in keys]
+            names = [self._root.prefix + key for key in keys]
             parts = list(
                 container.delete_blobs(*names, raise_on_any_failure=False, **self._timeouts())
             )

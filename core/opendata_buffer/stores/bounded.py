@@ -11,9 +11,10 @@ from collections.abc import Callable
 from contextvars import copy_context
 from typing import TypeVar
 
+from opendata_buffer.errors import TransientStorageError
 from opendata_buffer.runtime import Runtime, remaining
 
-__all__ = ["DeadlinePassed", "bounded"]
+__all__ = ["DeadlinePassed", "bounded", "in_time"]
 
 T = TypeVar("T")
 
@@ -61,3 +62,27 @@ def bounded(runtime: Runtime, call: Callable[[], T]) -> T:
     if error is not None:
         raise error
     return result  # type: ignore[return-value]  # T may include None
+
+
+def in_time(
+    runtime: Runtime, call: Callable[[], T], *, verb: str, key: str, where: Callable[[], str]
+) -> T:
+    """What ``call`` returns or raises, within the deadline of the calling thread.
+
+    Args:
+        runtime: Threads.
+        call: One request, or a few.
+        verb: ``read``, ``write``, ``list`` or ``delete``.
+        key: The full key, or prefix.
+        where: Says what was asked; called when it gave no answer.
+
+    Raises:
+        TransientStorageError: It did not end in time.
+    """
+    try:
+        return bounded(runtime, call)
+    except DeadlinePassed:
+        raise TransientStorageError(
+            f"cannot {verb} {key!r} in {where()}: no answer in time. Check the endpoint and the "
+            "network, or try again later."
+        ) from None

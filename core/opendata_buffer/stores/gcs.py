@@ -24,7 +24,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
     UnsafeStore,
 )
-from opendata_buffer.formats.keys import MAX_KEY_BYTES, check_key
+from opendata_buffer.formats.keys import check_key
 from opendata_buffer.retry import full_jitter
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores import (
@@ -42,7 +42,7 @@ from opendata_buffer.stores import (
     VersionConflict,
 )
 from opendata_buffer.stores.attempts import repeated
-from opendata_buffer.stores.bounded import DeadlinePassed, bounded
+from opendata_buffer.stores.bounded import in_time
 from opendata_buffer.stores.clients import GCS_ENVIRONMENT, ProcessClient
 from opendata_buffer.stores.extras import load
 from opendata_buffer.stores.gcs_client import PUBLIC, Answer, GcsClient, connect
@@ -55,6 +55,7 @@ from opendata_buffer.stores.gcs_errors import (
 from opendata_buffer.stores.pace import Pace
 from opendata_buffer.stores.probe import PROBE_DEADLINE_MS, RACES, SAFE, probe_conditional_writes
 from opendata_buffer.stores.ranges import check_limit, check_range, listed
+from opendata_buffer.stores.root import Root
 from opendata_buffer.together import together
 
 __all__ = ["GcsStore"]
@@ -104,11 +105,9 @@ class GcsStore:
         *,
         runtime: Runtime | None = None,
     ) -> None:
-        if root:
-            check_key("root of the store", root)
         load("google.auth", scheme="gs", extra="gcs")
         self._bucket = bucket
-        self._root = f"{root}/" if root else ""
+        self._root = Root(root, "GCS names")
         self._options = options if options is not None else StoreOptions()
         self._options.check_s3_only("gs")
         self._runtime = runtime if runtime is not None else SystemRuntime()
@@ -120,7 +119,7 @@ class GcsStore:
     @property
     def url(self) -> str:
         """``gs://bucket/root``."""
-        return f"gs://{self._bucket}/{self._root}".rstrip("/")
+        return f"gs://{self._bucket}/{self._root.prefix}".rstrip("/")
 
     def __repr__(self) -> str:
         return f"GcsStore({self.url!r})"
@@ -134,7 +133,7 @@ class GcsStore:
         max_bytes: int | None = None,
     ) -> Blob | NotModified:
         """See :meth:`opendata_buffer.stores.Get.get`."""
-        full = self._full(key)
+        full = self._root.full(key)
         check_range(byte_range)
         query: dict[str, str | int] = {"alt": "media"}
         if if_changed is not None and if_changed.isdecimal():
@@ -181,7 +180,7 @@ class GcsStore:
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         """See :meth:`opendata_buffer.stores.Put.put`."""
-        full = self._full(key)
+        full = self._root.full(key)
         body, headers = _upload(full, data)
 
         def once() -> None:
@@ -193,7 +192,7 @@ class GcsStore:
 
     def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
         """See :meth:`opendata_buffer.stores.ConditionalPut.put_if`."""
-        full = self._full(key)
+        full = self._root.full(key)
         try:
             return self._ended(lambda: self._put_if(full, data, condition), "write", full)
         except TransientStorageError as error:
@@ -201,7 +200,7 @@ class GcsStore:
 
     def write_due(self, key: str) -> float:
         """See :meth:`opendata_buffer.stores.Paced.write_due`."""
-        return self._pace.due(self._full(key), self._runtime.monotonic())
+        return self._pace.due(self._root.full(key), self._runtime.monotonic())
 
     @property
     def probe_subject(self) -> str:
@@ -231,7 +230,7 @@ class GcsStore:
             near,
             self._runtime,
             name=f"{self.url!r} at {endpoint}",
-            room=len(self._root.encode()),
+            room=len(self._root.prefix.encode()),
             deadline_ms=min(self._options.read_timeout_ms, PROBE_DEADLINE_MS),
             # Google's own lets one write a second to an object through: a race there would take
             # as many seconds as it has writers, to show what is known. Others are tried.
@@ -244,9 +243,9 @@ class GcsStore:
         check_limit(limit)
         objects: list[ObjectInfo] = []
         now_ms: int | None = None
-        query: dict[str, str | int] = {"prefix": self._root + prefix, "fields": _FIELDS}
+        query: dict[str, str | int] = {"prefix": self._root.prefix + prefix, "fields": _FIELDS}
         if start_after:
-            query["startOffset"] = self._root + start_after  # which itself is listed, too
+            query["startOffset"] = self._root.prefix + start_after  # which itself is listed, too
         more = True
         while more and (limit is None or len(objects) < limit):
             query["maxResults"] = _PAGE if limit is None else min(limit - len(objects) + 1, _PAGE)
@@ -255,7 +254,7 @@ class GcsStore:
             if now_ms is None:
                 now_ms = _date_ms(answer.headers.get("date"))
             for item in page.get("items", ()):
-                name = item["name"][len(self._root) :]
+                name = item["name"][len(self._root.prefix) :]
                 if name > start_after:
                     objects.append(ObjectInfo(name, int(item["size"]), _ms(item)))
             query["pageToken"] = page.get("nextPageToken", "")
@@ -283,23 +282,13 @@ class GcsStore:
                 raise self._error(answer, "delete", full)
 
         try:
-            full = self._full(key)
+            full = self._root.full(key)
             self._repeated(partial(once, full), "delete", full)
         except (InvalidInput, StorageError) as error:
             return DeleteFailure(key, str(error))
         return None
 
     # ---- keys, errors, repetition
-
-    def _full(self, key: str) -> str:
-        check_key("key", key)
-        full = self._root + key
-        if len(full.encode()) > MAX_KEY_BYTES:
-            raise InvalidInput(
-                f"key {key!r} below root {self._root!r} has {len(full.encode())} bytes: GCS names "
-                f"have at most {MAX_KEY_BYTES}, use a shorter one"
-            )
-        return full
 
     def _where(self, verb: str, key: str) -> dict[str, str]:
         return {
@@ -330,13 +319,9 @@ class GcsStore:
                     "application-default login', or GOOGLE_APPLICATION_CREDENTIALS."
                 ) from error
 
-        try:
-            return bounded(self._runtime, mapped)
-        except DeadlinePassed:
-            raise TransientStorageError(
-                f"cannot {verb} {key!r} in bucket {self._bucket!r}: no answer in time. Check the "
-                "endpoint and the network, or try again later."
-            ) from None
+        return in_time(
+            self._runtime, mapped, verb=verb, key=key, where=lambda: f"bucket {self._bucket!r}"
+        )
 
     def _repeated(self, once: Callable[[], T], verb: str, key: str) -> T:
         """Send what may be sent again until it succeeds, at most ``max_attempts`` times."""
@@ -354,7 +339,7 @@ class GcsStore:
         answer = self._client.get().send(method, path, query)
         if answer.status >= 300:
             if verb == "read":
-                self._expect_found(answer, key, self._root + key)
+                self._expect_found(answer, key, self._root.prefix + key)
             raise self._error(answer, verb, key)
         return answer
 

@@ -15,14 +15,13 @@ import urllib3.exceptions
 
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import (
-    InvalidInput,
     ObjectNotFound,
     PermanentStorageError,
     StorageError,
     TransientStorageError,
     UnsafeStore,
 )
-from opendata_buffer.formats.keys import MAX_KEY_BYTES, check_key
+from opendata_buffer.formats.keys import check_key
 from opendata_buffer.retry import full_jitter
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores import (
@@ -40,13 +39,14 @@ from opendata_buffer.stores import (
     VersionConflict,
 )
 from opendata_buffer.stores import s3_answers as answers
-from opendata_buffer.stores.bounded import DeadlinePassed, bounded
+from opendata_buffer.stores.bounded import in_time
 from opendata_buffer.stores.clients import AWS_ENVIRONMENT, ProcessClient
 from opendata_buffer.stores.probe import PROBE_DEADLINE_MS, SAFE, probe_conditional_writes
 from opendata_buffer.stores.ranges import check_limit, check_range, listed
+from opendata_buffer.stores.root import Root
 from opendata_buffer.stores.s3_client import S3Pair, connect
 from opendata_buffer.stores.s3_delete import chunks, delete_objects
-from opendata_buffer.stores.s3_errors import BUSY, code_of, no_answer, status_of, storage_error
+from opendata_buffer.stores.s3_errors import BUSY, code_of, status_of, storage_error
 from opendata_buffer.stores.s3_get import DirectGet
 
 __all__ = ["S3Store"]
@@ -84,10 +84,8 @@ class S3Store:
         *,
         runtime: Runtime | None = None,
     ) -> None:
-        if root:
-            check_key("root of the store", root)
         self._bucket = bucket
-        self._root = f"{root}/" if root else ""
+        self._root = Root(root, "S3 keys")
         self._options = options if options is not None else StoreOptions()
         self._runtime = runtime if runtime is not None else SystemRuntime()
         self._clients: ProcessClient[S3Pair] = ProcessClient(
@@ -98,7 +96,7 @@ class S3Store:
     @property
     def url(self) -> str:
         """``s3://bucket/root``."""
-        return f"s3://{self._bucket}/{self._root}".rstrip("/")
+        return f"s3://{self._bucket}/{self._root.prefix}".rstrip("/")
 
     def __repr__(self) -> str:
         return f"S3Store({self.url!r})"
@@ -112,7 +110,7 @@ class S3Store:
         max_bytes: int | None = None,
     ) -> Blob | NotModified:
         """See :meth:`opendata_buffer.stores.Get.get`."""
-        full = self._full(key)
+        full = self._root.full(key)
         check_range(byte_range)
         arguments: dict[str, Any] = {"Bucket": self._bucket, "Key": full}
         if if_changed is not None:
@@ -146,7 +144,7 @@ class S3Store:
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         """See :meth:`opendata_buffer.stores.Put.put`."""
-        full = self._full(key)
+        full = self._root.full(key)
         arguments = self._upload(full, bytes(data))
 
         def once() -> None:
@@ -166,7 +164,7 @@ class S3Store:
 
     def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
         """See :meth:`opendata_buffer.stores.ConditionalPut.put_if`."""
-        full = self._full(key)
+        full = self._root.full(key)
         try:
             return self._ended(lambda: self._put_if(key, full, data, condition), "write", full)
         except TransientStorageError as error:
@@ -204,7 +202,7 @@ class S3Store:
             near,
             self._runtime,
             name=f"{self.url!r} at {self._clients.get().endpoint}",
-            room=len(self._root.encode()),
+            room=len(self._root.prefix.encode()),
             deadline_ms=min(self._options.read_timeout_ms, PROBE_DEADLINE_MS),
         )
         self.take_as_probed()
@@ -215,9 +213,9 @@ class S3Store:
         objects: list[ObjectInfo] = []
         now_ms: int | None = None
         # EncodingType is left to boto3: only then does it also decode the keys (failure F24).
-        request: dict[str, Any] = {"Bucket": self._bucket, "Prefix": self._root + prefix}
+        request: dict[str, Any] = {"Bucket": self._bucket, "Prefix": self._root.prefix + prefix}
         if start_after:
-            request["StartAfter"] = self._root + start_after
+            request["StartAfter"] = self._root.prefix + start_after
         more = True
         while more and (limit is None or len(objects) < limit):
             if limit is not None:
@@ -227,7 +225,7 @@ class S3Store:
                 date = page["ResponseMetadata"]["HTTPHeaders"].get("date")
                 now_ms = _ms(parsedate_to_datetime(date)) if date else None
             for item in page.get("Contents", ()):
-                name = item["Key"][len(self._root) :]
+                name = item["Key"][len(self._root.prefix) :]
                 # A store that ignores StartAfter must not hand out what the caller has had.
                 if name > start_after:
                     objects.append(ObjectInfo(name, item["Size"], _ms(item["LastModified"])))
@@ -243,15 +241,7 @@ class S3Store:
 
     def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
         """See :meth:`opendata_buffer.stores.Delete.delete_many`."""
-        failures: list[DeleteFailure] = []
-        legal: list[str] = []
-        for key in keys:
-            try:
-                self._full(key)
-            except InvalidInput as error:
-                failures.append(DeleteFailure(key, str(error)))
-            else:
-                legal.append(key)
+        legal, failures = self._root.legal(keys)
         for chunk in chunks(legal):
             try:
                 failures += self._ended(
@@ -265,41 +255,27 @@ class S3Store:
         return delete_objects(
             self._clients.get().data,
             self._bucket,
-            self._root,
+            self._root.prefix,
             keys,
             partial(self._error, verb="delete"),
         )
 
     # ---- keys, clients, errors
 
-    def _full(self, key: str) -> str:
-        check_key("key", key)
-        full = self._root + key
-        if len(full.encode()) > MAX_KEY_BYTES:
-            raise InvalidInput(
-                f"key {key!r} below root {self._root!r} has {len(full.encode())} bytes: S3 keys "
-                f"have at most {MAX_KEY_BYTES}, use a shorter one"
-            )
-        return full
-
     def _error(self, error: Exception, verb: str, key: str) -> StorageError:
         return storage_error(
             error, verb=verb, key=key, bucket=self._bucket, endpoint=self._clients.get().endpoint
         )
 
-    def _known_endpoint(self) -> str:
-        """The endpoint, but while no client could be made, what is known without one."""
+    def _where(self) -> str:
+        """Bucket and endpoint; of that, while no client could be made, what is known without."""
         made = self._clients.made
-        if made is not None:
-            return made.endpoint
-        return self._options.endpoint_url or "the endpoint of the AWS settings"
+        endpoint = self._options.endpoint_url or "the endpoint of the AWS settings"
+        return f"bucket {self._bucket!r} at {endpoint if made is None else made.endpoint}"
 
     def _ended(self, call: Callable[[], T], verb: str, key: str) -> T:
         """What the call returns or raises, within the caller's deadline."""
-        try:
-            return bounded(self._runtime, call)
-        except DeadlinePassed:
-            raise no_answer(verb, key, self._bucket, self._known_endpoint()) from None
+        return in_time(self._runtime, call, verb=verb, key=key, where=self._where)
 
     def _retried(self, once: Callable[[], T], verb: str, key: str) -> T:
         """Run a read; repeat it when its body broke off, which boto3 does not."""

@@ -7,7 +7,7 @@ import botocore.exceptions as boto
 from opendata_buffer.errors import PermanentStorageError, StorageError, TransientStorageError
 from opendata_buffer.redaction import redacted
 
-__all__ = ["BUSY", "code_of", "no_answer", "status_of", "storage_error"]
+__all__ = ["BUSY", "code_of", "status_of", "storage_error"]
 
 BUSY = {"ConditionalRequestConflict", "OperationAborted"}
 """409: another operation on the object or bucket was under way, and this one was not applied."""
@@ -52,14 +52,6 @@ def status_of(error: boto.ClientError) -> int:
 def code_of(error: boto.ClientError) -> str:
     """S3's error code, such as ``NoSuchKey``; the status as text where there was no body."""
     return str(error.response.get("Error", {}).get("Code", ""))
-
-
-def no_answer(verb: str, key: str, bucket: str, endpoint: str) -> TransientStorageError:
-    """The error for a request that was left behind at its deadline. Arguments as there."""
-    return TransientStorageError(
-        f"cannot {verb} {key!r} in bucket {bucket!r} at {endpoint}: no answer in time. Check the "
-        "endpoint and the network, or try again later."
-    )
 
 
 def storage_error(

@@ -7,8 +7,9 @@ import time
 
 import pytest
 
+from opendata_buffer.errors import TransientStorageError
 from opendata_buffer.runtime import SystemRuntime, deadline, remaining
-from opendata_buffer.stores.bounded import DeadlinePassed, bounded
+from opendata_buffer.stores.bounded import DeadlinePassed, bounded, in_time
 from opendata_buffer.testing.runtime import ManualRuntime
 
 SYSTEM = SystemRuntime()
@@ -56,3 +57,13 @@ def test_a_call_is_not_begun_when_no_time_is_left(runtime: ManualRuntime) -> Non
         with pytest.raises(DeadlinePassed):
             bounded(runtime, lambda: called.append(1))
     assert called == []
+
+
+def test_what_does_not_end_in_time_is_an_error_that_says_what_was_asked() -> None:
+    runtime = ManualRuntime()
+    with (
+        deadline(runtime, 0),
+        pytest.raises(TransientStorageError, match=r"cannot read 'k' in bucket 'b': no answer"),
+    ):
+        in_time(runtime, lambda: 1, verb="read", key="k", where=lambda: "bucket 'b'")
+    assert in_time(runtime, lambda: 1, verb="read", key="k", where=lambda: "") == 1
