@@ -19,7 +19,13 @@ from opendata_buffer.broker.announcement import Announcement
 from opendata_buffer.broker.inherited import give_up_in_children
 from opendata_buffer.broker.loading import late_imports, load_websockets
 from opendata_buffer.broker.service import Service, Session
-from opendata_buffer.broker.wire import MAX_MESSAGE_BYTES, NONCE_BYTES, BrokerEnd, ProtocolError
+from opendata_buffer.broker.wire import (
+    MAX_HANDSHAKE_BYTES,
+    MAX_MESSAGE_BYTES,
+    NONCE_BYTES,
+    BrokerEnd,
+    ProtocolError,
+)
 from opendata_buffer.errors import InvalidInput, PermanentStorageError
 from opendata_buffer.runtime import Runtime, Task
 
@@ -34,6 +40,10 @@ HANDSHAKE_S = 2.0
 """For a client to show that it knows the secret; a silent one holds a connection no longer."""
 
 MAX_CLIENTS = 10_000
+
+MAX_STRANGERS = 1_000
+"""Connections beyond the clients, of those that have not yet shown who they are; more are cut off
+unheard, or somebody who only connects would leave the process no file for its store."""
 
 QUEUED_ANSWERS = 1_024
 """Answers that wait for a client that does not read; then it is sent away."""
@@ -79,8 +89,12 @@ class WebSocketPort:
         self._loop = asyncio.new_event_loop()
         self._active: tuple[Service, Announcement] | None = None
         self._clients: set[ServerConnection] = set()
+        self._open: set[ServerConnection] = set()
         self._refused: set[str] = set()
-        self._most_clients = min(MAX_CLIENTS, _file_limit() // 2)
+        files = _file_limit()
+        self._most_clients = min(MAX_CLIENTS, files // 2)
+        self._most_open = min(MAX_CLIENTS + MAX_STRANGERS, files * 3 // 4)
+        self._size_name: str | None = None
         self._server: Server | None = None
         self.certificate = ""
         give_up_in_children(self)
@@ -110,7 +124,7 @@ class WebSocketPort:
         """File descriptors of the port and of its clients."""
         server = self._server
         sockets = [] if server is None else list(server.sockets)
-        for client in list(self._clients):
+        for client in list(self._open):
             sockets.append(client.transport.get_extra_info("socket"))
         return [each.fileno() for each in sockets]
 
@@ -149,14 +163,32 @@ class WebSocketPort:
 
     async def _start(self) -> None:
         load_websockets()
-        from websockets.asyncio.server import serve
+        from websockets.asyncio.server import ServerConnection, serve
 
+        port = self
+
+        class Connection(ServerConnection):
+            """Counted from the first moment on."""
+
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                super().connection_made(transport)
+                port._open.add(self)
+                if len(port._open) > port._most_open:
+                    self.transport.abort()
+
+            def connection_lost(self, exc: Exception | None) -> None:
+                port._open.discard(self)
+                super().connection_lost(exc)
+
+        self._size_name = _name_of_size()
         self._server = await serve(
             self._serve,
             self._listen.host,
             self._listen.port,
             ssl=self._context(),
-            max_size=MAX_MESSAGE_BYTES,
+            # Until a client has shown that it knows the secret, nobody keeps much of it in memory.
+            max_size=MAX_MESSAGE_BYTES if self._size_name is None else MAX_HANDSHAKE_BYTES,
+            create_connection=Connection,
             compression=None,
             open_timeout=HANDSHAKE_S,
             close_timeout=1,
@@ -227,7 +259,10 @@ class WebSocketPort:
         try:
             await client.send(end.hello())
             prove = await asyncio.wait_for(client.recv(), HANDSHAKE_S)
-            await client.send(session.welcome(_raw(prove)))
+            welcome = session.welcome(_raw(prove))
+            if self._size_name is not None:
+                setattr(client.protocol, self._size_name, MAX_MESSAGE_BYTES)
+            await client.send(welcome)
             writer = asyncio.create_task(_write(client, end, outbox))
             # However it ends: a connection on which nobody answers any more helps nobody.
             writer.add_done_callback(lambda _: client.transport.abort())
@@ -262,6 +297,19 @@ def own_address() -> str:
         except OSError:
             return "127.0.0.1"
         return str(probe.getsockname()[0])
+
+
+def _name_of_size() -> str | None:
+    """What the limit of a connection is called, by which it may be raised later.
+
+    It is documented as an argument only, and its name changed between versions: None where it has
+    neither of the known ones.
+    """
+    from websockets.server import ServerProtocol
+
+    protocol = ServerProtocol(max_size=1)
+    names = ("max_message_size", "max_size")
+    return next((name for name in names if getattr(protocol, name, None) == 1), None)
 
 
 def _file_limit() -> int:

@@ -8,13 +8,17 @@ import random
 import socket
 import subprocess
 import threading
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from opendata_buffer.broker import server
+from opendata_buffer.broker.announcement import Announcement
 from opendata_buffer.broker.client import Appended, ChannelClosed
 from opendata_buffer.broker.dial import connect, dial
-from opendata_buffer.broker.server import Listen, WebSocketPort
+from opendata_buffer.broker.server import HANDSHAKE_S, QUEUED_ANSWERS, Listen, WebSocketPort
 from opendata_buffer.broker.wire import MAX_MESSAGE_BYTES, ClientEnd, ProtocolError
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.stores.memory import MemoryStore
@@ -103,6 +107,116 @@ def test_a_client_that_says_nothing_is_sent_away() -> None:
         with pytest.raises(ChannelClosed):
             silent.receive(10.0)
         assert service.sessions == 0
+
+
+def test_one_client_too_many_is_refused_and_the_others_are_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "MAX_CLIENTS", 3)
+    with serving() as (service, announcement, _), ExitStack() as stack:
+        clients = [stack.enter_context(connected(announcement)) for _ in range(3)]
+        with pytest.raises(ChannelClosed):
+            connect(announcement, RUNTIME)
+        for number, client in enumerate(clients):
+            answer = client.append(entries(str(number)), since=None, begin_by=soon())
+            assert answer == Appended(number)
+        clients[0].close()
+        eventually(lambda: service.sessions == 2)
+        with connected(announcement) as next_one:
+            assert next_one.append(entries("x"), since=None, begin_by=soon()) == Appended(3)
+
+
+def test_who_connects_and_says_nothing_is_cut_off_before_there_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "MAX_CLIENTS", 2)
+    monkeypatch.setattr(server, "MAX_STRANGERS", 3)
+    with serving() as (_, announcement, _), connected(announcement) as client, ExitStack() as stack:
+        host, port = announcement.address.split(":")
+        strangers = [
+            stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(20)
+        ]
+        for stranger in strangers[4:]:
+            # At once, and not when the time for a handshake is over.
+            stranger.settimeout(HANDSHAKE_S / 2)
+            with suppress(ConnectionResetError):
+                assert stranger.recv(1) == b""
+        assert client.append(entries("a"), since=None, begin_by=soon()) == Appended(0)
+
+
+def test_a_client_that_asks_and_never_reads_is_sent_away_and_harms_nobody() -> None:
+    asked = 0
+    with serving() as (service, announcement, _), connected(announcement) as good:
+        raw, end = shaken_hands(announcement)
+        with raw, suppress(OSError):
+            eventually(lambda: service.sessions == 2)
+            while True:
+                # Until its answers fill the buffers of the kernel, and then its queue.
+                raw.sendall(frame(end.seal({"op": "stats"})))
+                asked += 1
+        eventually(lambda: service.sessions == 1)
+        assert good.append(entries("a"), since=None, begin_by=soon()) == Appended(0)
+    assert asked > 2 * QUEUED_ANSWERS
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["a stranger", "a client"])
+def test_a_message_that_comes_byte_by_byte_keeps_nobody_waiting(known: bool) -> None:
+    with serving() as (service, announcement, _), connected(announcement) as good:
+        raw, end = shaken_hands(announcement, known=known)
+        with raw:
+            eventually(lambda: service.sessions == 1 + known)
+            for number, byte in enumerate(frame(end.seal({"op": "ping"}))[:5]):
+                raw.sendall(bytes([byte]))
+                answer = good.append(entries(str(number)), since=None, begin_by=soon())
+                assert answer == Appended(number)
+
+
+def test_a_stranger_cannot_have_a_large_message_kept_for_it() -> None:
+    with serving() as (_, announcement, _):
+        raw, _ = shaken_hands(announcement, known=False)
+        with raw:
+            # The beginning of a message of 2 MiB: refused on sight of its length.
+            raw.sendall(frame(b"x" * 2 * 1024 * 1024)[:100])
+            raw.settimeout(HANDSHAKE_S / 2)
+            while raw.recv(1_000):
+                pass
+
+
+def shaken_hands(announcement: Announcement, *, known: bool = True) -> tuple[socket.socket, Any]:
+    """A WebSocket without a client that reads it: after the broker's hello, or as a client."""
+    host, port = announcement.address.split(":")
+    raw = socket.create_connection((host, int(port)), 30)
+    raw.sendall(
+        b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    )
+    reader = raw.makefile("rb")
+    while reader.readline() != b"\r\n":
+        pass
+    end = ClientEnd(announcement.secret, announcement.term, os.urandom(32))
+    proof = end.prove(unframed(reader))
+    if known:
+        raw.sendall(frame(proof))
+        end.finish(unframed(reader))
+    else:
+        end._key = b"k" * 32  # It seals what nobody can open.
+    return raw, end
+
+
+def frame(message: bytes) -> bytes:
+    """A binary WebSocket frame of a client, masked with zeros."""
+    size = len(message)
+    short = bytes([0x80 | size]) if size < 126 else b""
+    middle = b"\xfe" + size.to_bytes(2, "big") if 126 <= size < 65_536 else b""
+    return b"\x82" + (short or middle or b"\xff" + size.to_bytes(8, "big")) + bytes(4) + message
+
+
+def unframed(reader: Any) -> bytes:
+    """The message of the server's next frame."""
+    size = reader.read(2)[1]
+    if size == 126:
+        size = int.from_bytes(reader.read(2), "big")
+    return bytes(reader.read(size))
 
 
 def test_a_port_that_serves_nobody_refuses_its_clients() -> None:

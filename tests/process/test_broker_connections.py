@@ -1,0 +1,186 @@
+"""Thousands of real connections to one broker, and some that do not behave."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+
+from opendata_buffer.broker.announcement import Announcement
+from opendata_buffer.broker.lease import Lease
+from opendata_buffer.broker.messages import VALID_MS, append_body
+from opendata_buffer.broker.server import MAX_CLIENTS
+from opendata_buffer.broker.wire import ClientEnd
+from opendata_buffer.config import ProducerConfig
+from opendata_buffer.formats.manifest import NewEntry
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores.factory import open_store
+
+NIGHT = int(os.environ.get("OPENDATA_BUFFER_KILLS", "16")) >= 100
+CLIENTS = MAX_CLIENTS if NIGHT else 300
+ODD = 20
+"""Connections of each kind that does not behave."""
+
+AT_ONCE = 200
+"""That shake hands at the same time: a client waits for its turn no longer than some seconds."""
+
+MOST_BYTES_EACH = 96 * 1024
+"""Of the broker's memory for one connection: buffers of kernel and TLS are not in it."""
+
+SCRIPT = Path(__file__).parent / "broker_member.py"
+
+
+@contextmanager
+def broker(store: str) -> Iterator[tuple[Announcement, int]]:
+    """A broker in a process of its own, and the process's number."""
+    with subprocess.Popen(
+        [sys.executable, str(SCRIPT), "host", store, "broker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        try:
+            lease = Lease(open_store(store), ProducerConfig(store=store), SystemRuntime())
+            end = time.monotonic() + 60
+            while (announced := lease.read()) is None:
+                assert time.monotonic() < end, "no broker came"
+                time.sleep(0.05)
+            yield announced, process.pid
+        finally:
+            process.kill()
+
+
+def memory_of(pid: int) -> int:
+    """Bytes of a process's memory that are in use."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+class Client:
+    """One connection that has shaken hands."""
+
+    def __init__(self, socket: ClientConnection, end: ClientEnd) -> None:
+        self.socket, self.end = socket, end
+        self.clock: Any = None
+
+    @classmethod
+    async def connected(cls, announced: Announcement) -> Client:
+        socket = await connect(
+            f"ws://{announced.address}/",
+            compression=None,
+            ping_interval=None,
+            proxy=None,
+            open_timeout=60,
+        )
+        end = ClientEnd(announced.secret, announced.term, os.urandom(32))
+        await socket.send(end.prove(_bytes(await socket.recv())))
+        end.finish(_bytes(await socket.recv()))
+        client = cls(socket, end)
+        await client.ask({"op": "ping"})
+        return client
+
+    async def ask(self, body: dict[str, Any]) -> dict[str, Any]:
+        await self.socket.send(self.end.seal(body))
+        answer = self.end.open(_bytes(await asyncio.wait_for(self.socket.recv(), 60)))
+        self.clock = answer["clock"]
+        return answer
+
+    async def append(self, name: str) -> int:
+        """Append one location; asks again, as every client, what came too late."""
+        while True:
+            body = append_body(1, [NewEntry(f"ingest/{name}.batch")], self.clock, VALID_MS, None)
+            answer = await self.ask(body)
+            if answer["op"] == "done":
+                return int(answer["sequence"])
+            assert answer["op"] == "refused", answer
+
+
+def _bytes(message: str | bytes) -> bytes:
+    assert isinstance(message, bytes)
+    return message
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="measures memory in /proc")
+def test_as_many_clients_as_a_broker_takes_are_served_and_the_odd_ones_harm_nobody(
+    tmp_path: Path,
+) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and most < 2 * CLIENTS:
+        pytest.skip(f"needs ulimit -n {2 * CLIENTS}, and {most} is the most here")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # The broker inherits it, and takes half as many clients.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    try:
+        with broker(str(tmp_path)) as (announced, pid):
+            asyncio.run(asyncio.wait_for(everybody(announced, pid, tmp_path), 500))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+async def everybody(announced: Announcement, pid: int, home: Path) -> None:
+    host, port = announced.address.split(":")
+    first = await Client.connected(announced)
+    at_first = memory_of(pid)
+    turns = asyncio.Semaphore(AT_ONCE)
+
+    async def one() -> Client:
+        async with turns:
+            return await Client.connected(announced)
+
+    began = time.monotonic()
+    odd = CLIENTS // 10 if CLIENTS < 1_000 else ODD
+    clients = list(await asyncio.gather(*(one() for _ in range(CLIENTS - 1 - odd))))
+    connecting_s = time.monotonic() - began
+
+    # Clients like the others, that ask and never read what they are told.
+    unread = list(await asyncio.gather(*(one() for _ in range(odd))))
+    for client in unread:
+        client.socket.transport.pause_reading()
+        for _ in range(50):
+            await client.socket.send(client.end.seal({"op": "stats"}))
+    # Strangers that send a byte now and then.
+    slow = [await asyncio.open_connection(host, int(port)) for _ in range(odd)]
+    for _, writer in slow:
+        writer.write(b"G")
+
+    began = time.monotonic()
+    sequences = await asyncio.gather(
+        *(each.append(f"{number:06}") for number, each in enumerate([first, *clients]))
+    )
+    serving_s = time.monotonic() - began
+    assert sorted(sequences) == list(range(len(clients) + 1))
+
+    stats = await first.ask({"op": "stats"})
+    assert stats["clients"] == len(clients) + 1 + odd
+    used = memory_of(pid) - at_first
+    print(
+        f"{stats['clients']} connections made in {connecting_s:.1f} s; an append of each took "
+        f"{serving_s:.2f} s and {stats['commits']} writes; {used / stats['clients'] / 1024:.0f} "
+        f"KiB of the broker's memory for each, {memory_of(pid) / 2**20:.0f} MiB together"
+    )
+    assert used < MOST_BYTES_EACH * stats["clients"] + 32 * 2**20
+    for number in range(3):
+        for _, writer in slow:
+            if not writer.is_closing():
+                writer.write(b"E")
+        assert await first.append(f"more{number}") == len(clients) + 1 + number
+
+    queue = Queue(
+        open_store(str(home)), ProducerConfig(store=str(home)), runtime=SystemRuntime(), role="test"
+    )
+    manifest = queue.read()
+    assert manifest is not None
+    assert manifest.next_sequence == len(clients) + 4
+    for _, writer in slow:
+        writer.close()
+    for client in [first, *clients, *unread]:
+        client.socket.transport.abort()
