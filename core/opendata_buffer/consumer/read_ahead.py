@@ -53,10 +53,12 @@ class Pace:
 
     Attributes:
         near: They do not; None while nothing is known.
+        largest: Bytes of the largest result so far; None while nothing is known.
     """
 
     def __init__(self) -> None:
         self.near: bool | None = None
+        self.largest: int | None = None
         self._strikes = 0
         self._shortest: float | None = None
         self._worked = 0.0
@@ -80,6 +82,7 @@ class Pace:
 
         A busy machine lets a fetch wait about as long as it works, however near its store is.
         """
+        self.largest = max(self.largest or 0, size)
         # It grows a little with each fetch, so that a store that gets slower is noticed.
         shortest = waited if self._shortest is None else self._shortest * FORGETTING
         self._shortest = min(waited, shortest)
@@ -109,8 +112,9 @@ def fetch_many(
 
     The bytes in flight are those of fetches under way and of results nobody took yet. A fetch
     begins while they are below the limit, and always when there are none: its own size is the
-    descriptor's, or where that is unknown the largest result so far. Until a first result says
-    how large results are, a descriptor without a size is fetched alone. Where fetches do not
+    descriptor's, or where that is unknown the largest result so far. Until a first result, of
+    this read or an earlier one of the same ``pace``, says how large results are, a descriptor
+    without a size is fetched alone. Where fetches do not
     wait for the store, nothing is in flight: see above.
 
     An error is raised at its place in the order, after everything before it; no fetch begins
@@ -178,12 +182,13 @@ class _ReadAhead(Generic[Wanted, T]):
         self._next = 0  # first item nobody fetches yet
         self._open = 0  # items fetched or being fetched, and not taken
         self._bytes = 0  # of those items
-        self._largest: int | None = None
         self._done: dict[int, _Done[T]] = {}
         self._threads: list[Task] = []
         self._working = 0  # threads that have not ended
         self._idle = 0  # those of them that wait for room
         self._pace = pace if pace is not None else Pace()
+        # Or each task of a topic, where batches are too few to list, would fetch the first alone.
+        self._largest = self._pace.largest
         self._stopped = False
 
     def results(self) -> Generator[T, None, None]:

@@ -75,7 +75,7 @@ def test_results_come_in_order_whatever_ends_first() -> None:
     results = fetch_many(
         lambda each: (each.sequence, fetches(each)), _descriptors(4), concurrency=4, pace=Far()
     )
-    taken: list[int] = []
+    taken: list[bytes] = []
 
     def take() -> None:
         taken.extend(sequence for sequence, _ in results)
@@ -152,6 +152,35 @@ def test_unknown_sizes_begin_with_one_and_then_count_as_the_largest_so_far() -> 
     assert sorted(fetches.begun) == [0, 1, 2, 3], "three of ten bytes fit beside each other"
     fetches.allow(*range(9))
     assert len(list(results)) == 8
+
+
+def test_an_earlier_read_tells_how_large_results_are() -> None:
+    pace = Far()
+    pace.largest = 10
+    fetches = Fetches()
+    results = fetch_many(
+        fetches,
+        [*_descriptors(1, None), *_descriptors(9, None)[1:]],
+        concurrency=9,
+        max_in_flight_bytes=30,
+        size_of=lambda _: 10,
+        pace=pace,
+    )
+    taken: list[bytes] = []
+    reader = threading.Thread(target=lambda: taken.extend(results))
+    reader.start()
+    fetches.await_begun(3)
+    assert sorted(fetches.begun) == [0, 1, 2], "three of ten bytes, although none has ended"
+    fetches.allow(*range(9))
+    reader.join()
+    assert len(taken) == 9
+
+
+def test_what_a_read_has_seen_is_known_to_the_next_one() -> None:
+    pace = Pace()
+    for size in (7, 10, 3):
+        pace.saw(size, 0.1)
+    assert pace.largest == 10
 
 
 class Clock(SystemRuntime):
