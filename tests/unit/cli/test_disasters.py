@@ -1,0 +1,135 @@
+"""The page "When objects are gone", played through with the commands that it names."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from opendata_buffer import Consumer, ConsumerConfig
+from opendata_buffer.errors import DataLoss, QueueReset
+from opendata_buffer.stores import Blob
+from opendata_buffer.stores.memory import MemoryStore
+from tests.unit.cli.shell import fails, fill, manifest_of, ok, records_of, run
+
+
+def everything_in(store: MemoryStore, prefix: str = "") -> dict[str, bytes]:
+    found = {}
+    for info in store.list(prefix).objects:
+        got = store.get(info.key)
+        assert isinstance(got, Blob)
+        found[info.key] = got.data
+    return found
+
+
+def restore(store: MemoryStore, objects: dict[str, bytes], *but: str) -> None:
+    """What bucket versioning brings back."""
+    for key, data in objects.items():
+        if key not in but:
+            store.put(key, data)
+
+
+def three_of_which_one_is_read(url: str) -> str:
+    """A queue in use. The position that its reader has saved."""
+    fill(url, [b"a"], [b"b"], [b"c"])
+    with Consumer(ConsumerConfig(store=url)) as consumer:
+        batch = consumer.next_batch()
+        assert batch is not None
+        consumer.ack_through(batch.sequence)
+        return str(consumer.position)
+
+
+def test_a_lost_manifest(url: str, store: MemoryStore) -> None:
+    position = three_of_which_one_is_read(url)
+    store.delete_many(["ingest/manifest"])
+    for command in (("consume", url), ("produce", url), ("gc", url, "--grace-period-ms", "0")):
+        fails(*command)
+    assert len(store.list("ingest/0").objects) == 3
+    result = run("fsck", url)
+    assert result.exit_code == 1
+    assert "problem: manifest 'ingest/manifest'" in result.stdout
+    assert "would" not in run("fsck", url, "--repair", "--dry-run").stdout
+    assert not store.list("ingest/manifest").objects
+    ok("fsck", url, "--repair", "--yes")
+    assert set(records_of(store)) >= {b"b", b"c"}
+    with pytest.raises(DataLoss, match="is needed but manifest"):
+        Consumer(ConsumerConfig(store=url), position)
+    fill(url, [b"d"])
+    out = ok("consume", url).stdout.splitlines()
+    assert {"b", "c"} <= set(out)
+    assert out[-1] == "d"
+
+
+def test_a_manifest_of_yesterday(url: str, store: MemoryStore) -> None:
+    fill(url, [b"a"])
+    yesterday = manifest_of(store).raw
+    fill(url, [b"b"], [b"c"])
+    store.put("ingest/manifest", yesterday)
+    assert "went backwards" in fails("consume", url)
+    ok("fsck", url, "--repair", "--yes")
+    # In the order of names: those of one millisecond are in no order.
+    assert sorted(records_of(store)) == [b"a", b"b", b"c"]
+    assert any(each.key.startswith("ingest/manifest.broken-") for each in store.list("").objects)
+
+
+def test_a_deleted_prefix_that_comes_back_whole_or_without_its_manifest(
+    url: str, store: MemoryStore
+) -> None:
+    three_of_which_one_is_read(url)
+    versions = everything_in(store)
+    store.delete_many(versions)
+    assert "there is no queue" in fails("fsck", url)
+    assert "there is no queue" in fails("consume", url)
+    assert store.list("").objects == ()
+    restore(store, versions)
+    ok("fsck", url)
+    assert records_of(store) == [b"b", b"c"]
+    store.delete_many(versions)
+    restore(store, versions, "ingest/manifest", "ingest/_owner.json")
+    ok("manifest", "rebuild", url)
+    # Nothing tells any more what was read: rather twice than never.
+    assert sorted(records_of(store)) == [b"a", b"b", b"c"]
+    ok("fsck", url)
+
+
+def test_a_deleted_prefix_that_does_not_come_back(url: str, store: MemoryStore) -> None:
+    position = three_of_which_one_is_read(url)
+    store.delete_many(everything_in(store))
+    fill(url, [b"new 0"], [b"new 1"])
+    with pytest.raises(QueueReset, match="belongs to queue"):
+        Consumer(ConsumerConfig(store=url), position)
+    assert ok("consume", url).stdout == "new 0\nnew 1\n"
+
+
+def test_a_lifecycle_rule_that_expired_the_oldest_batches(url: str, store: MemoryStore) -> None:
+    fill(url, [b"a"], [b"b"], [b"c"])
+    versions = everything_in(store)
+    expired = [entry.location for entry in manifest_of(store).entries()[:2]]
+    store.delete_many(expired)
+    result = run("fsck", url)
+    assert [f"sequence {n} " in result.stdout for n in range(3)] == [True, True, False]
+    assert "does not exist" in fails("consume", url)
+    # With versions nothing is lost.
+    restore(store, {expired[0]: versions[expired[0]]})
+    ok("fsck", url, "--repair", "--yes")
+    (line,) = ok("quarantine", "list", url, "--json").stdout.splitlines()
+    report = json.loads(line)
+    assert (report["sequence"], report["copied_bytes"]) == (1, None)
+    assert report["metadata"][0]["ingestion_time_ms"] > 0
+    assert ok("consume", url).stdout == "a\nc\n"
+
+
+def test_a_lost_marker(url: str, store: MemoryStore) -> None:
+    position = three_of_which_one_is_read(url)
+    marker = json.loads(everything_in(store)["ingest/_owner.json"])
+    store.delete_many(["ingest/_owner.json"])
+    fill(url, [b"d"])
+    with pytest.raises(QueueReset, match="write the old id back"):
+        Consumer(ConsumerConfig(store=url), position)
+    assert position.split(":")[0] == marker["id"]
+    now = json.loads(everything_in(store)["ingest/_owner.json"])
+    store.put("ingest/_owner.json", json.dumps({**now, "id": marker["id"]}).encode())
+    with Consumer(ConsumerConfig(store=url), position) as consumer:
+        batch = consumer.next_batch()
+        assert batch is not None
+        assert batch.entries == [b"b"]
