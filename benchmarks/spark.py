@@ -15,6 +15,7 @@ from benchmarks.spark_drain import drain_row
 from benchmarks.spark_sink import sink_rows
 from benchmarks.spark_source import source_rows
 from benchmarks.table import Row
+from benchmarks.typed_source import typed_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -45,6 +46,7 @@ def run() -> Iterator[Row]:
     spark = session(home)
     try:
         yield from source_rows(spark, home)
+        yield from typed_rows(spark, home)
         yield drain_row(spark, home)
         yield from sink_rows(spark)
     finally:

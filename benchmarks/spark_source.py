@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["source_rows"]
+__all__ = ["micro_batch_seconds", "source_rows"]
 
 MIB = 1024 * 1024
 TASKS = 2
@@ -223,13 +223,15 @@ def _take_turns(
             ) -> float:
                 queued.rewind()
                 checkpoint = home / f"checkpoint-{name}-{attempt}"
-                return _seconds(frame, checkpoint, micro_batches, duration)
+                return micro_batch_seconds(frame, checkpoint, micro_batches, duration)
 
             seconds.append(started(query))
     return ours[WARM_UP:], base[WARM_UP:]
 
 
-def _seconds(frame: DataFrame, checkpoint: Path, micro_batches: int, duration: str) -> float:
+def micro_batch_seconds(
+    frame: DataFrame, checkpoint: Path, micro_batches: int, duration: str
+) -> float:
     """Median of the micro-batches after the first, which starts workers."""
     query = frame.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).start()
     try:

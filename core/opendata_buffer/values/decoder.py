@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from opendata_buffer.values.exact_json import ExactJson
 from opendata_buffer.values.lines import Lines
 from opendata_buffer.values.objects import Objects
 from opendata_buffer.values.options import CSV, JSON, ValueOptions, check_type
+from opendata_buffer.values.scalars import java_text
 from opendata_buffer.values.shapes import Records, Shape, learn
 
 __all__ = ["Columns", "Decoder"]
@@ -24,6 +26,7 @@ __all__ = ["Columns", "Decoder"]
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
+_LINE_END = re.compile(r"(?:\r?\n|\f)\Z")
 _MOST_SHAPES = 8
 _WORTH_LEARNING = 32
 """Records that a shape must have in a piece to be kept."""
@@ -140,7 +143,7 @@ class Decoder:
         arrays = []
         for each in self.schema:
             if each.name == self._options.corrupt_column:
-                arrays.append(_texts(values, malformed))
+                arrays.append(_texts(values, malformed, self._options.format == CSV))
             elif each.name == self._options.rescued_column:
                 arrays.append(rescued)
             else:
@@ -178,14 +181,17 @@ class Decoder:
                     break
                 wanted[first] = True
                 shape = learnt
+            known = shape in self._shapes
             rows, cut = shape.cut(records, wanted)
             if not len(rows):
-                continue
+                if known:
+                    continue
+                break  # It does not even have the record it was learnt from.
             arrays, doubtful = shape.columns(records, cut, self._fields, self._options)
             wanted[rows] = False
             left[rows[~doubtful]] = False
             parts.append(_keep(rows, arrays, ~doubtful))
-            if shape not in self._shapes:
+            if not known:
                 if len(rows) < min(_WORTH_LEARNING, len(values)):
                     break  # Records of many shapes, or a rare one: not worth more.
                 self._shapes.append(shape)
@@ -250,11 +256,12 @@ def _utf8(values: pa.BinaryArray) -> Mask:
     return good
 
 
-def _texts(values: pa.BinaryArray, malformed: dict[int, str]) -> pa.StringArray:
-    """The text of each malformed record; what is not UTF-8 in it is replaced."""
+def _texts(values: pa.BinaryArray, malformed: dict[int, str], line: bool) -> pa.StringArray:
+    """The text of each malformed record, of CSV without a line end; wrong UTF-8 is replaced."""
     if not malformed:
         return pa.nulls(len(values), pa.string())
     texts: list[str | None] = [None] * len(values)
     for row in malformed:
-        texts[row] = values[row].as_py().decode("utf-8", "replace")
+        text = java_text(values[row].as_py())
+        texts[row] = _LINE_END.sub("", text) if line else text
     return pa.array(texts, pa.string())

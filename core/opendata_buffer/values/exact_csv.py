@@ -1,7 +1,7 @@
 """One CSV record to the values of a row, step by step as Spark's own parser goes.
 
-A record is one line, or more where a field in quotes has line ends. A quote that stands where none
-is expected ends nothing: the field then goes on to the next separator, as it stands.
+Line ends are characters as any other. A quote that stands where none is expected ends nothing: the
+field then goes on to the next separator, as it stands.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from opendata_buffer.values.scalars import (
     date_reader,
     decimal_of,
     float32_of,
+    java_text,
     timestamp_reader,
 )
 
@@ -51,9 +52,9 @@ class ExactCsv:
     def read(self, record: bytes) -> ExactRow:
         """The row of one record; never raises."""
         nothing: list[Any] = [None] * len(self._converts)
-        tokens = self.cut(record.decode("utf-8", "replace"))
+        tokens = self.cut(java_text(record))
         if tokens is None:
-            return ExactRow(nothing, "it is empty")
+            return ExactRow(nothing)
         problem = ""
         if len(tokens) != len(self._converts):
             problem = f"it has {len(tokens)} fields and the schema {len(self._converts)}"
@@ -82,14 +83,14 @@ class ExactCsv:
                 end = self._end(text, at)
                 fields.append(text[at:end] or None)
                 at = end
-            if at >= size or text[at] == "\n":
+            if at >= size:
                 return fields
             at += 1  # The separator.
 
     def _end(self, text: str, at: int) -> int:
-        """Where a field without quotes ends: at a separator, a line end, or with the text."""
-        ends = (text.find(each, at) for each in (self._options.sep, "\n"))
-        return min((each for each in ends if each >= 0), default=len(text))
+        """Where a field without quotes ends: at a separator, or with the text."""
+        found = text.find(self._options.sep, at)
+        return found if found >= 0 else len(text)
 
 
 class _Quoted:
@@ -103,9 +104,11 @@ class _Quoted:
         self._sep = options.sep
 
     def read(self) -> tuple[str, int]:
-        """The field, and where its separator, line end or the end of the text is."""
+        """The field, and where its separator or the end of the text is."""
         text, out = self._text, []
         size = len(text)
+        if self._at >= size:
+            return self._quote, size
         while self._at < size:
             char = text[self._at]
             after = text[self._at + 1] if self._at + 1 < size else ""
@@ -126,13 +129,13 @@ class _Quoted:
     def _behind(self, value: str) -> tuple[str, int]:
         """What becomes of the field behind a quote that is not escaped."""
         text, at = self._text, self._at + 1
-        while at < len(text) and text[at] <= " " and text[at] not in (self._sep, "\n"):
+        while at < len(text) and text[at] <= " " and text[at] != self._sep:
             at += 1
-        if at >= len(text) or text[at] in (self._sep, "\n"):
+        if at >= len(text) or text[at] == self._sep:
             return value, at
         # It goes on: the quotes belong to the field, which ends at the next separator.
-        ends = (text.find(each, at) for each in (self._sep, "\n"))
-        end = min((each for each in ends if each >= 0), default=len(text))
+        end = text.find(self._sep, at)
+        end = end if end >= 0 else len(text)
         return f"{self._quote}{value}{text[self._at : end]}", end
 
 

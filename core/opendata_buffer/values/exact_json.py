@@ -15,12 +15,12 @@ import pyarrow as pa
 from opendata_buffer.values.options import ValueOptions
 from opendata_buffer.values.scalars import (
     Unfit,
-    base64_bytes,
     date_reader,
     decimal_of,
     float32_of,
     java_double,
     java_string,
+    java_text,
     json_string,
     timestamp_reader,
 )
@@ -76,7 +76,7 @@ class ExactJson:
 
     def read(self, record: bytes) -> ExactRow:
         """The row of one record; never raises."""
-        text = record.decode("utf-8", "replace")
+        text = java_text(record)
         tokens = Tokens(text)
         nothing: list[Any] = [None] * len(self._converts)
         try:
@@ -94,10 +94,7 @@ class ExactJson:
         if not rescued:
             return ExactRow(values, problem)
         members = (f"{json_string(name)}:{value}" for name, value in rescued.items())
-        try:
-            return ExactRow(values, problem, java_string("{" + ",".join(members) + "}"))
-        except Unfit as error:
-            return ExactRow(values, problem or str(error))
+        return ExactRow(values, problem, java_string("{" + ",".join(members) + "}"))
 
     def _members(
         self,
@@ -301,7 +298,7 @@ def _string(tokens: Tokens) -> str:
 
 def _binary(tokens: Tokens) -> bytes:
     if tokens.token is Token.STRING:
-        return base64_bytes(tokens.value)
+        return tokens.base64()
     raise _unfit(tokens, "base64 in a string")
 
 

@@ -211,7 +211,9 @@ def _kind(token: str | None, options: ValueOptions) -> str:
     ):
         try:
             read(token)
-            return kind
+            # Without a format much is a date, the year 2020 and the beginning of a time as well.
+            if kind == "timestamp" or options.date_format or len(token) == len("2020-01-01"):
+                return kind
         except Unfit:
             pass
     return "boolean" if token.lower() in ("true", "false") else "string"

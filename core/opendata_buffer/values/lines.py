@@ -36,8 +36,8 @@ class Lines:
         self._fields = list(fields)
         self._options = options
         self._sep = options.sep.encode()
-        # Where one of these stands, separators may be part of a field, or a record ends early.
-        self._odd = [ord(each) for each in (options.quote, "\n") if each]
+        # Where it stands, separators may be part of a field.
+        self._odd = [ord(each) for each in (options.quote,) if each]
         self._null = options.null_value.encode()
 
     def columns(self, values: pa.BinaryArray) -> tuple[list[pa.Array], Mask]:

@@ -12,8 +12,7 @@ from fractions import Fraction
 import numpy as np
 import pyarrow as pa
 
-from opendata_buffer.values.options import CSV, ValueOptions
-from opendata_buffer.values.patterns import Pattern
+from opendata_buffer.values.options import JSON, ValueOptions
 from opendata_buffer.values.times import days_of, julian_days, micros_of
 
 __all__ = [
@@ -24,16 +23,18 @@ __all__ = [
     "float32_of",
     "java_double",
     "java_string",
+    "java_text",
     "json_string",
     "timestamp_reader",
 ]
 
 _DECIMAL = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,10})?", re.ASCII)
+_HALF_PAIR = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
 _INT = re.compile(r"[+-]?\d{1,30}", re.ASCII)
 _EXACT = Context(prec=2000, Emax=999_999_999, Emin=-999_999_999)
 _ESCAPED = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r",
             "\t": "\\t"}  # fmt: skip
-_TO_ESCAPE = re.compile(r'["\\\x00-\x1f]')
+_TO_ESCAPE = re.compile('["\\\\\x00-\x1f\ud800-\udfff]')
 
 
 class Unfit(Exception):
@@ -107,17 +108,18 @@ def java_string(text: str) -> str:
         return joined.encode("utf-8", "replace").decode()
 
 
-def json_string(text: str) -> str:
-    """The text as a JSON string.
-
-    Raises:
-        Unfit: A half of a surrogate pair alone.
-    """
-    joined = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+def java_text(record: bytes) -> str:
+    """The text of bytes as Java decodes UTF-8: U+FFFD for what is wrong."""
     try:
-        joined.encode()
-    except UnicodeEncodeError as error:
-        raise Unfit("half a surrogate pair") from error
+        return record.decode()
+    except UnicodeDecodeError:
+        # Half a surrogate pair is one mistake to Java, and three to Python.
+        return _HALF_PAIR.sub(b"\xef\xbf\xbd", record).decode("utf-8", "replace")
+
+
+def json_string(text: str) -> str:
+    """The text as a JSON string; half a surrogate pair is an escape."""
+    joined = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
     return '"' + _TO_ESCAPE.sub(_escape, joined) + '"'
 
 
@@ -133,7 +135,9 @@ def base64_bytes(text: str) -> bytes:
         Unfit: It is not base64 with its padding.
     """
     try:
-        return base64.b64decode(text.replace(" ", ""), validate=True)
+        if len(text) % 4:
+            raise ValueError(text)
+        return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         raise Unfit("it is not base64") from error
 
@@ -158,8 +162,7 @@ def timestamp_reader(dtype: pa.TimestampType, options: ValueOptions) -> Callable
 def date_reader(options: ValueOptions) -> Callable[[str], int]:
     """A function from text to days since 1970-01-01, which raises :class:`Unfit`."""
     pattern = options.pattern("dateFormat")
-    if pattern is None and options.format == CSV:
-        pattern = Pattern("yyyy-MM-dd", "dateFormat")
+    counted = options.format == JSON  # As days since 1970, which CSV does not take.
 
     def read(text: str) -> int:
         if pattern is not None:
@@ -168,7 +171,7 @@ def date_reader(options: ValueOptions) -> Callable[[str], int]:
             found = days_of(text)
             if found is None:
                 found = days_of(text.replace("GMT", ""))
-                if found is None and _INT.fullmatch(text) and abs(int(text)) < 1 << 31:
+                if found is None and counted and _INT.fullmatch(text) and abs(int(text)) < 1 << 31:
                     found = julian_days(int(text))
         if found is None or not -(1 << 31) <= found < 1 << 31:
             raise Unfit(f"{text!r} is no date")

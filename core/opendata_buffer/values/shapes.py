@@ -30,7 +30,7 @@ _STRING = re.compile(rb'"[^"\\\x00-\x1f]*"')
 _BARE = re.compile(rb"-?[0-9][0-9.eE+-]*|true|false|null")
 _QUOTE = 0x22
 _SPACE = 0x20
-_MOST_SPACES = 64
+_MOST_SPACES = 1000
 _MOST_BYTES = 1 << 20
 IGNORED = pa.null()
 

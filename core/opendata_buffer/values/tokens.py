@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from enum import Enum
+from string import ascii_lowercase, ascii_uppercase, digits
 
 __all__ = ["BadJson", "Token", "Tokens"]
 
@@ -30,6 +31,12 @@ _HEX = re.compile("[0-9a-fA-F]{4}")
 _ESCAPES = {
     '"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t",
 }  # fmt: skip
+
+_PADDING = -2
+_BASE64 = {
+    **{char: bits for bits, char in enumerate(ascii_uppercase + ascii_lowercase + digits + "+/")},
+    "=": _PADDING,
+}
 
 
 class BadJson(Exception):
@@ -113,6 +120,19 @@ class Tokens:
             self._value = self._rest_of_string(quote)
         return self._value
 
+    def base64(self) -> bytes:
+        """The bytes of a string that is base64.
+
+        Raises:
+            BadJson: It is not. We are then inside the string, behind the character that was
+                wrong, and going on means to go to the next quote.
+        """
+        if not self._open:  # In single quotes, and read already.
+            return Tokens(self._value.replace("\\", "-") + '"')._base64('"')
+        found = self._base64(self._open)
+        self._open = ""
+        return found
+
     def next(self) -> Token | None:
         """Go on to the next token; None at the end of the text.
 
@@ -120,7 +140,8 @@ class Tokens:
             BadJson: There is none that could stand here.
         """
         if self.token is Token.NAME:
-            self.token = self._behind_name
+            # None where the value could not be read: to Spark that is the end of the text.
+            self.token, self._behind_name = self._behind_name, None
             self._enter(self.token)
             return self.token
         if self._open:
@@ -249,16 +270,25 @@ class Tokens:
                 if second in "Nn":
                     self._read_word(char + ("INF" if second == "N" else "Infinity"), 3)
                     return Token.FLOAT
+        elif _may_go_on(char):
+            self._skip_word()
         raise self._bad(f"a value is expected and {char!r} found")
 
     def _read_word(self, word: str, known: int) -> None:
         for expected in word[known:]:
             if self.at >= len(self.text) or self.text[self.at] != expected:
+                self._skip_word()
                 raise self._bad(f"{word!r} is expected")
             self.at += 1
         if self.at < len(self.text) and _may_go_on(self.text[self.at]):
+            self._skip_word()
             raise self._bad(f"{word!r} is expected")
         self._value = word
+
+    def _skip_word(self) -> None:
+        """A wrong word is read to its end, for the message of Spark's parser."""
+        while self.at < len(self.text) and _may_go_on(self.text[self.at]):
+            self.at += 1
 
     def _read_number(self, first: str, sign: str) -> Token:
         text, begin = self.text, self.at - 1
@@ -311,6 +341,62 @@ class Tokens:
             if char != "\\":
                 raise self._bad("a string has a raw control character")
             parts.append(self._escaped())
+
+    def _base64(self, quote: str) -> bytes:
+        found = bytearray()
+        while True:
+            char = self._of_string()
+            while char <= " ":
+                char = self._of_string()
+            if char == quote:
+                return bytes(found)
+            bits = self._six_bits(char, 0)
+            if bits is None:
+                continue
+            bits = bits << 6 | self._sure_bits(self._of_string(), 1)
+            char = self._of_string()
+            if char == quote:
+                self.at -= 1
+                raise self._bad("base64 lacks its padding")
+            third = self._six_bits(char, 2)
+            if third == _PADDING:
+                if self._six_bits(self._of_string(), 3) != _PADDING:
+                    raise self._bad("base64 lacks its padding")
+                found.append(bits >> 4 & 0xFF)
+                continue
+            assert third is not None
+            bits = bits << 6 | third
+            char = self._of_string()
+            if char == quote:
+                self.at -= 1
+                raise self._bad("base64 lacks its padding")
+            last = self._six_bits(char, 3)
+            if last == _PADDING:
+                found += (bits >> 2 & 0xFFFF).to_bytes(2, "big")
+                continue
+            assert last is not None
+            found += (bits << 6 | last).to_bytes(3, "big")
+
+    def _sure_bits(self, char: str, index: int) -> int:
+        bits = self._six_bits(char, index)
+        assert bits is not None
+        return bits
+
+    def _six_bits(self, char: str, index: int) -> int | None:
+        """What a character of base64 stands for; None for an escaped space before a group."""
+        if char == "\\":
+            char = self._escaped()
+            if char <= " " and index == 0:
+                return None
+        bits = _BASE64.get(char, -1)
+        if bits < 0 and not (bits == _PADDING and index >= 2):
+            raise self._bad(f"{char!r} is no base64")
+        return bits
+
+    def _of_string(self) -> str:
+        if self.at >= len(self.text):
+            raise self._bad("a string has no end")
+        return self._take()
 
     def _escaped(self) -> str:
         if self.at >= len(self.text):

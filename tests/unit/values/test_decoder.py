@@ -13,19 +13,9 @@ from opendata_buffer.values.exact_json import ExactJson
 from opendata_buffer.values.options import ValueOptions
 from tests.values import corpus
 from tests.values.compare import plain
+from tests.values.schemas import SCHEMAS
 
-SCHEMA = pa.schema(
-    [
-        ("a", pa.int32()), ("b", pa.int64()), ("c", pa.string()), ("d", pa.float64()),
-        ("e", pa.float32()), ("f", pa.bool_()), ("g", pa.decimal128(10, 2)), ("h", pa.int8()),
-        ("i", pa.int16()), ("j", pa.date32()), ("k", pa.timestamp("us", "UTC")),
-        ("l", pa.timestamp("us")), ("m", pa.binary()), ("n", pa.list_(pa.int32())),
-        ("o", pa.struct([("x", pa.int32()), ("y", pa.string())])),
-        ("p", pa.map_(pa.string(), pa.int32())),
-        ("q", pa.list_(pa.struct([("x", pa.int32()), ("y", pa.float64())]))),
-        (corpus.CORRUPT, pa.string()),
-    ]
-)  # fmt: skip
+SCHEMA = SCHEMAS["json"]
 
 
 def decoded(
@@ -113,6 +103,13 @@ def test_columns_come_in_the_order_of_the_schema_and_the_text_of_malformed_recor
     ]
     assert list(columns.malformed) == [1]
     assert "ends too early" in columns.malformed[1]
+
+
+def test_a_record_that_does_not_fit_its_own_shape_is_read_nevertheless() -> None:
+    schema = pa.schema([("a", pa.int64())])
+    records = [b'{"a":1}' + b" " * 2000] * 100
+    columns = Decoder(schema, ValueOptions()).decode(pa.array(records, pa.binary()))
+    assert columns.arrays[0].to_pylist() == [1] * 100
 
 
 def test_no_records_are_no_rows() -> None:

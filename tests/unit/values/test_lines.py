@@ -31,9 +31,9 @@ def test_lines_are_cut_at_once_and_an_empty_field_is_null() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    [b"", b"1,x", GOOD + b",", b'1,"x",2.5,true,1970-01-02,1.5', b"1,x,2.5,true,1970-01-02,1.5\n",
+    [b"", b"1,x", GOOD + b",", b'1,"x",2.5,true,1970-01-02,1.5', b"1,x,2.5,true,1970-01-02,1.5\n", b"1,x,2.5,true,none,1.5",
      b"null,x,2.5,true,1970-01-02,1.5", b"1,x,NaN,true,1970-01-02,1.5", b"+1,x,2.5,true,1970-01-02,1.5",
-     b"1,x,2.5,TRUE,1970-01-02,1.5", b"1,x,2.5,true,1970-1-2,1.5", b"1,x,2.5,true,1970-01-02,1000"],
+     b"1,x,2.5,TRUE,1970-01-02,1.5", b"1,x,2.5,true,1970-01-02,1000"],
 )  # fmt: skip
 def test_a_line_that_may_be_read_otherwise_is_doubtful_and_its_neighbours_are_not(
     line: bytes,
