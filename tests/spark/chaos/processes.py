@@ -29,7 +29,8 @@ SOON_S = 60.0
 FOREVER = 10**9
 
 KILLS = int(os.environ.get("OPENDATA_BUFFER_KILLS", "16"))
-"""Drivers that are killed: half feed two sinks, a quarter are of a chain, a quarter only write."""
+"""Drivers that are killed: half feed three sinks, a quarter are of a chain, an eighth copy topics,
+and an eighth are suspended first."""
 
 BACKLOG = 40
 """Batches that wait in a queue before the producer takes a rest."""
@@ -47,8 +48,9 @@ class Stream:
     """A streaming query over all its lives.
 
     Attributes:
-        store: The queue it reads.
-        kind: Sink: ``parquet``, ``sqlite``, ``buffer`` or ``topic``.
+        store: The queue it reads, or the directory of text files.
+        kind: Sink: ``parquet``, ``sqlite``, ``buffer`` or ``topic``; or ``lines``, which are read
+            from text files in ``store`` and written into a buffer.
         out: Directory, database or store it writes.
         checkpoint: Its checkpoint.
         options: Of the source.

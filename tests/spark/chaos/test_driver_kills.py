@@ -1,4 +1,4 @@
-"""Drivers killed with kill -9 at random moments: every record once in both sinks."""
+"""Drivers killed with kill -9 at random moments: every record once in each of three sinks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.spark.chaos.lines import Lines
 from tests.spark.chaos.processes import (
     KILLS,
     MOMENTS,
@@ -27,12 +28,16 @@ pytestmark = pytest.mark.slow
 LIVES = max(len(MOMENTS), KILLS // 2)
 
 
-def test_every_record_once_in_parquet_and_sqlite_after_many_kills(java: str, home: Path) -> None:
+def test_every_record_once_in_parquet_sqlite_and_a_buffer_after_many_kills(
+    java: str, home: Path
+) -> None:
     parquet = Stream.make(home, "files", "parquet", home / "queue-1")
     sqlite = Stream.make(home, "database", "sqlite", home / "queue-2")
-    streams = [parquet, sqlite]
+    buffer = Stream.make(home, "lines", "lines", home / "in", home / "queue-3")
+    streams = [parquet, sqlite, buffer]
     hit: Counter[str] = Counter()
     writer = Writer(parquet.store, sqlite.store)
+    lines = Lines(buffer)
     fleet = Fleet(Job(streams, java, shows=True), home)
     try:
         with seeded("CHAOS_SEED") as rng:
@@ -59,6 +64,7 @@ def test_every_record_once_in_parquet_and_sqlite_after_many_kills(java: str, hom
                     assert hit["kill"] < 2 * LIVES, "no kill came between the two commits"
                     moments.append(SINK_COMMIT)
             end = writer.finish()
+            lines.end()
             shown = values_in(fleet.go("drain").finish())
             print(f"{dict(hit)}, {writer.kills} kills of the producer, {end} transactions")
 
@@ -66,8 +72,9 @@ def test_every_record_once_in_parquet_and_sqlite_after_many_kills(java: str, hom
             rows = sorted(sqlite.rows(), key=lambda row: row[1:])
             assert [value for value, *_ in rows] == expected
             assert shown == expected
+            lines.check()
             for stream in streams:
-                assert manifest(stream.store).entry_count == 0
+                assert stream is buffer or manifest(stream.store).entry_count == 0
                 assert stream.planned() == stream.committed() == stream.sunk()
             # It is no proof if the kills never came between the steps of a micro-batch.
             assert hit["planned, not committed"] >= max(1, LIVES // 6)
@@ -76,3 +83,4 @@ def test_every_record_once_in_parquet_and_sqlite_after_many_kills(java: str, hom
     finally:
         fleet.end()
         writer.end()
+        lines.end()

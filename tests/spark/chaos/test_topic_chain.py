@@ -28,7 +28,7 @@ from tests.spark.written import open_queue
 
 pytestmark = pytest.mark.slow
 
-KILLS = max(3, int(os.environ.get("OPENDATA_BUFFER_KILLS", "16")) // 8)
+KILLS = max(2, int(os.environ.get("OPENDATA_BUFFER_KILLS", "16")) // 8)
 PARTITIONS = 4 if KILLS < 8 else 16
 """16 in the night, when there is time for more kills."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.spark.chaos.processes import (
+    KILLS,
     MOMENTS,
     Driver,
     Fleet,
@@ -23,7 +24,7 @@ from tests.spark.chaos.worker_produce import values
 
 pytestmark = pytest.mark.slow
 
-FREEZES = 2
+FREEZES = min(max(2, KILLS // 8), 6)
 
 
 def test_drivers_that_were_suspended_and_replaced_end_when_they_wake_up(

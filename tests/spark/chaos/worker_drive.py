@@ -77,12 +77,7 @@ def run(spark: SparkSession, queries: list[dict[str, Any]]) -> None:
 
 
 def start(spark: SparkSession, query: dict[str, Any], *, available_now: bool = False) -> Any:
-    frame = (
-        spark.readStream.format("opendata-buffer")
-        .schema("value STRING, sequence BIGINT, index INT")
-        .options(**query["options"])
-        .load(query["store"])
-    )
+    frame = lines(spark, query) if query["kind"] == "lines" else queue(spark, query)
     if query["pause"]:
         frame = frame.withColumn("value", paused(query["pause"])("value"))
     writer = frame.writeStream
@@ -100,6 +95,22 @@ def start(spark: SparkSession, query: dict[str, Any], *, available_now: bool = F
     if available_now:
         writer = writer.trigger(availableNow=True)
     return writer.option("checkpointLocation", query["checkpoint"]).start()
+
+
+def queue(spark: SparkSession, query: dict[str, Any]) -> DataFrame:
+    """What is in a buffer."""
+    return (
+        spark.readStream.format("opendata-buffer")
+        .schema("value STRING, sequence BIGINT, index INT")
+        .options(**query["options"])
+        .load(query["store"])
+    )
+
+
+def lines(spark: SparkSession, query: dict[str, Any]) -> DataFrame:
+    """Lines of text files, each file a micro-batch that two tasks write."""
+    reader = spark.readStream.schema("value STRING").option("maxFilesPerTrigger", 1)
+    return reader.text(query["store"]).repartition(2)
 
 
 def drain(spark: SparkSession, query: dict[str, Any], restarts: int) -> None:
