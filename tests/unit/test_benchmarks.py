@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +15,7 @@ from rich.console import Console
 from benchmarks import oncall
 from benchmarks.__main__ import measure
 from benchmarks.cost import Requests
+from benchmarks.peers import Turns
 from benchmarks.prices import KAFKA, S3, SECONDS_A_MONTH
 from benchmarks.queries import started
 from benchmarks.queues import fill, records_of
@@ -74,6 +75,31 @@ def test_a_suite_that_breaks_keeps_the_lines_before(monkeypatch: pytest.MonkeyPa
     found = list(measure("pretended", Console(file=io.StringIO())))
     assert [(row.name, row.ok) for row in found] == [("first", None), ("pretended", False)]
     assert found[-1].detail == "OSError: the disk is full"
+
+
+def test_competitors_take_turns_and_ours_is_told_by_the_best_of_them() -> None:
+    order: list[str] = []
+
+    def measure(name: str, rates: list[float]) -> Callable[[], float]:
+        def rate() -> float:
+            order.append(name)
+            return rates.pop(0)
+
+        return rate
+
+    turns = Turns(
+        {
+            "ours": measure("ours", [9.0, 6.0, 4.0, 5.0]),
+            "plain": measure("plain", [9.0, 1.0, 1.0, 1.0]),
+            "tuned": measure("tuned", [9.0, 2.0, 2.5, 3.0]),
+        }
+    )
+    turns.run(rounds=3)
+    assert order[:6] == ["ours", "plain", "tuned", "plain", "tuned", "ours"]
+    ours, plain, _ = turns.rows("reading", {"ours": (2.5, ("plain", "tuned"))})
+    assert (ours.measured, ours.bar, ours.ok) == ("2.00 x", ">= 2.5 x", False)
+    assert ours.detail == "5.00 M/s (4.00 to 6.00)"
+    assert (plain.measured, plain.ok) == ("1.00 M/s (1.00 to 1.00)", None)
 
 
 def test_a_table_of_prices_knows_dear_cheap_and_free_requests() -> None:

@@ -1,0 +1,269 @@
+"""Spark's sources and sinks beside each other: ours, Kafka's, and those of files.
+
+A query reads the same rows in micro-batches of the same size into ``noop``; what counts is the
+median ``addBatch`` of those after the first, which starts workers. A sink writes what a source of
+rates makes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.codec import logs
+from benchmarks.kafka import CONNECTOR, fill, jars
+from benchmarks.peers import PARTITIONS, Turns
+from benchmarks.queries import started
+from benchmarks.queues import fill as fill_queue
+from benchmarks.queues import records_of
+from benchmarks.table import Row
+from opendata_buffer.stores.local import LocalStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["spark_rows"]
+
+MIB = 1024 * 1024
+OBJECT_BYTES = 8 * MIB
+OBJECTS = 8  # of a micro-batch
+MICRO_BATCHES = 3
+SINK_ROWS = 400_000
+CONNECTOR_JARS = ("spark-sql-kafka", "spark-token-provider", "kafka-clients", "commons-pool2")
+"""The rest of what it depends on is Spark's own."""
+
+TUNED_SOURCE = {
+    "kafka.max.partition.fetch.bytes": "16000000",
+    "kafka.fetch.max.bytes": "64000000",
+    "kafka.max.poll.records": "20000",
+    "kafka.receive.buffer.bytes": "4000000",
+    "kafka.check.crcs": "false",
+}
+TUNED_SINK = {
+    "kafka.linger.ms": "50",
+    "kafka.batch.size": "1000000",
+    "kafka.buffer.memory": "134217728",
+    "kafka.compression.type": "lz4",
+}
+SCHEMA = "ts BIGINT, user STRING, kind STRING, url STRING, ip STRING, agent STRING, session STRING"
+
+
+class Sources:
+    """The same records in a queue, in a topic of Kafka's, and in files.
+
+    Args:
+        spark: A session with Kafka's connector.
+        address: Of the broker.
+        home: A directory of their own.
+        records: Of one object, or file.
+        form: ``text``, ``json`` and ``parquet`` files are written as well.
+    """
+
+    def __init__(
+        self, spark: SparkSession, address: str, home: Path, records: list[bytes], *, files: bool
+    ) -> None:
+        home.mkdir()
+        self._spark = spark
+        self._address = address
+        self._home = home
+        self._turn = 0
+        self.rows = len(records) * OBJECTS
+        batches = OBJECTS * MICRO_BATCHES
+        self._topic = f"topic-{home.name}"
+        self._queued = fill_queue(LocalStore(home / "queue"), records, batches)
+        fill(address, self._topic, PARTITIONS, records, batches)
+        if files:
+            lines = b"\n".join(records) + b"\n"
+            table = pa.table({"value": pa.array(records, pa.string())})
+            for form in ("text", "json", "parquet"):
+                (home / form).mkdir()
+                for number in range(batches):
+                    file = home / form / f"{number:05d}"
+                    if form == "parquet":
+                        pq.write_table(table, file.with_suffix(".parquet"))
+                    else:
+                        file.write_bytes(lines)
+        os.sync()  # or the disk writes what was made while we measure
+
+    def ours(self, **options: str) -> DataFrame:
+        """A stream from the queue."""
+        self._queued.rewind()
+        reader = self._spark.readStream.format("opendata-buffer").options(
+            maxBatchesPerTrigger=OBJECTS, minPartitions=2, gcEnabled="false", **options
+        )
+        if "valueFormat" in options:
+            reader = reader.schema(SCHEMA)
+        return reader.load(str(self._home / "queue"))
+
+    def kafka(self, options: dict[str, str], *, typed: bool = False) -> DataFrame:
+        """A stream from the topic."""
+        frame = (
+            self._spark.readStream.format("kafka")
+            .option("kafka.bootstrap.servers", self._address)
+            .option("subscribe", self._topic)
+            .option("startingOffsets", "earliest")
+            .option("maxOffsetsPerTrigger", self.rows)
+            .options(**options)
+            .load()
+        )
+        if not typed:
+            return frame
+        return frame.selectExpr(f"from_json(CAST(value AS STRING), '{SCHEMA}') AS r").select("r.*")
+
+    def files(self, form: str) -> DataFrame:
+        """A stream from files."""
+        schema = SCHEMA if form == "json" else "value STRING"
+        reader = self._spark.readStream.format(form).schema(schema)
+        return reader.option("maxFilesPerTrigger", OBJECTS).load(str(self._home / form))
+
+    def rate(self, frame: Callable[[], DataFrame]) -> float:
+        """M rows/s of a query."""
+
+        def query(attempt: int) -> float:
+            del attempt
+            self._turn += 1
+            checkpoint = self._home / f"checkpoint-{self._turn}"
+            return _seconds(frame(), "noop", str(checkpoint), {}, MICRO_BATCHES)
+
+        return self.rows / started(query) / 1e6
+
+
+def spark_rows(address: str) -> Iterator[Row]:
+    """All lines that need Spark, in one session."""
+    from benchmarks.spark import ROOT, session
+
+    del ROOT
+    home = Path(tempfile.mkdtemp(prefix="buffer-bench-"))
+    found = [str(jar) for jar in jars(CONNECTOR) if jar.name.startswith(CONNECTOR_JARS)]
+    os.environ["PYSPARK_SUBMIT_ARGS"] = f"--jars {','.join(found)} pyspark-shell"
+    spark = session(home)
+    try:
+        for size, times in ((100, 2.5), (1000, 1.0)):
+            yield from _bytes_rows(spark, address, home / f"bytes-{size}", size, times)
+        yield from _json_rows(spark, address, home / "json")
+        yield from _sink_rows(spark, address)
+    finally:
+        spark.stop()
+        del os.environ["PYSPARK_SUBMIT_ARGS"]
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _bytes_rows(
+    spark: SparkSession, address: str, home: Path, size: int, times: float
+) -> Iterator[Row]:
+    records = [record[:size] for record in logs(random.Random(7), max(size, 263))]
+    records = (records * 4)[: OBJECT_BYTES // (size + 4)]
+    records = records if size <= 263 else records_of_text(size, OBJECT_BYTES // (size + 4))
+    sources = Sources(spark, address, home, records, files=True)
+    turns = Turns(
+        {
+            "ours": partial(sources.rate, sources.ours),
+            "Kafka": partial(sources.rate, partial(sources.kafka, {})),
+            "Kafka, tuned": partial(sources.rate, partial(sources.kafka, TUNED_SOURCE)),
+            "text files": partial(sources.rate, partial(sources.files, "text")),
+            "Parquet files": partial(sources.rate, partial(sources.files, "parquet")),
+        }
+    )
+    turns.run()
+    goals = {"ours": (times, ("Kafka", "Kafka, tuned"))}
+    yield from turns.rows(f"Spark source, values of {size:,} bytes", goals)
+    shutil.rmtree(home)
+
+
+def _json_rows(spark: SparkSession, address: str, home: Path) -> Iterator[Row]:
+    records = [record.rstrip() for record in logs(random.Random(7))][: OBJECT_BYTES // 267]
+    sources = Sources(spark, address, home, records, files=True)
+    kafka = partial(sources.kafka, typed=True)
+    turns = Turns(
+        {
+            "ours, valueFormat=json": partial(
+                sources.rate, partial(sources.ours, valueFormat="json")
+            ),
+            "Kafka and from_json": partial(sources.rate, partial(kafka, {})),
+            "Kafka and from_json, tuned": partial(sources.rate, partial(kafka, TUNED_SOURCE)),
+            "JSON files": partial(sources.rate, partial(sources.files, "json")),
+        }
+    )
+    turns.run()
+    ours, *others = turns.rates
+    yield from turns.rows("Spark source, JSON into columns", {ours: (2.0, tuple(others[:2]))})
+    files = statistics.median(turns.rates["JSON files"])
+    ratio = statistics.median(turns.rates[ours]) / files
+    yield Row(
+        "Spark source, JSON into columns: ours / JSON files", f"{ratio:.2f} x", ">= 1 x", ratio >= 1
+    )
+    shutil.rmtree(home)
+
+
+def _sink_rows(spark: SparkSession, address: str) -> Iterator[Row]:
+    event = json.dumps({"user": "user-%", "kind": "click", "url": "/products/1/details"})
+    values = {
+        "100-byte values": "rpad(CAST(value AS STRING), 100, 'x') AS value",
+        "JSON": f"rpad(replace('{event}', '%', CAST(value AS STRING)), 263, ' ') AS value",
+    }
+    for what, times in (("100-byte values", 2.5), ("JSON", 1.5)):
+        frame = (
+            spark.readStream.format("rate-micro-batch")
+            .option("rowsPerBatch", SINK_ROWS)
+            .option("numPartitions", 2)
+            .load()
+            .selectExpr(values[what])
+        )
+        to_kafka = {"kafka.bootstrap.servers": address, "topic": f"sink-{what.split('-')[0]}"}
+        fill(address, to_kafka["topic"], PARTITIONS, [], 0)
+        turns = Turns(
+            {
+                "ours": partial(_sink_rate, frame, "opendata-buffer", {}),
+                "Kafka": partial(_sink_rate, frame, "kafka", to_kafka),
+                "Kafka, tuned": partial(_sink_rate, frame, "kafka", to_kafka | TUNED_SINK),
+            }
+        )
+        turns.run()
+        goals = {"ours": (times, ("Kafka", "Kafka, tuned"))}
+        yield from turns.rows(f"Spark sink, {what}", goals)
+
+
+def _sink_rate(frame: DataFrame, sink: str, options: dict[str, str]) -> float:
+    def query(attempt: int) -> float:
+        del attempt
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
+            there = dict(options) if sink == "kafka" else {"path": f"{home}/store", **options}
+            return _seconds(frame, sink, f"{home}/checkpoint", there, MICRO_BATCHES)
+
+    return SINK_ROWS / started(query) / 1e6
+
+
+def records_of_text(size: int, count: int) -> list[bytes]:
+    """Random records that are text, too, and one line each."""
+    return [record.hex().encode()[:size] for record in records_of((size + 1) // 2, count)]
+
+
+def _seconds(
+    frame: DataFrame, sink: str, checkpoint: str, options: dict[str, str], batches: int
+) -> float:
+    """Median seconds of the micro-batches after the first."""
+    writer = frame.writeStream.format(sink).option("checkpointLocation", checkpoint)
+    query = writer.options(**options).start()
+    try:
+        while (query.lastProgress or {"batchId": -1})["batchId"] < batches - 1:
+            if query.awaitTermination(0.05):
+                break
+    finally:
+        query.stop()
+    times: list[float] = [
+        each["durationMs"]["addBatch"] / 1000
+        for each in query.recentProgress
+        if 0 < each["batchId"] < batches
+    ]
+    return statistics.median(times)
