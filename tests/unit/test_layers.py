@@ -20,7 +20,17 @@ LIBRARY = "opendata_buffer"
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"_public", "errors", "runtime"}),
     frozenset(
-        {"locks", "metrics", "formats", "framing", "mapping", "redaction", "retry", "together"}
+        {
+            "closing",
+            "locks",
+            "metrics",
+            "formats",
+            "framing",
+            "mapping",
+            "redaction",
+            "retry",
+            "together",
+        }
     ),
     frozenset({"config", "messages", "values"}),
     frozenset({"option_reader", "stores"}),

@@ -12,17 +12,16 @@ import logging
 import os
 import weakref
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
 from uuid import UUID
 
 import pyarrow as pa
 
 from opendata_buffer import metrics
 from opendata_buffer.broker.network import Network
+from opendata_buffer.closing import ClosedAtEnd
 from opendata_buffer.commit.durability import DurabilityWatcher, WriteHandle, wakeable
 from opendata_buffer.config import ProducerConfig
-from opendata_buffer.errors import Closed, FlushFailed, InvalidInput, OpenDataBufferError
+from opendata_buffer.errors import Closed, FlushFailed, InvalidInput
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.messages import parse_uuid
 from opendata_buffer.producer.batcher import Call, encode_entries
@@ -40,7 +39,7 @@ MAX_METADATA_BYTES = 1024 * 1024
 """Largest metadata payload of a call: it is rewritten with every append while it is queued."""
 
 
-class Producer:
+class Producer(ClosedAtEnd):
     """Accepts entries, batches them and puts them into the queue. Thread-safe, not fork-safe.
 
     Producers of one process on the same manifest append together, with the deadlines and the
@@ -307,23 +306,6 @@ class Producer:
         metrics.producer_buffered_bytes.unwatch(self)
         _open_pipelines.discard(self._pipeline)
         _open_runs.discard(self._current)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        try:
-            self.close()
-        except OpenDataBufferError:
-            if exc is None:
-                raise
-            # Do not hide the error that ended the with block.
-            log.exception("closing the producer failed")
 
     @property
     def buffered_bytes(self) -> int:

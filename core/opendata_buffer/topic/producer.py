@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from opendata_buffer import mapping
 from opendata_buffer.broker.network import Network
+from opendata_buffer.closing import ClosedAtEnd
 from opendata_buffer.commit.durability import WriteHandle
 from opendata_buffer.config import ProducerConfig
-from opendata_buffer.errors import InvalidInput, OpenDataBufferError
+from opendata_buffer.errors import InvalidInput
 from opendata_buffer.mapping import Keys, Mapping
 from opendata_buffer.producer.batcher import Call
 from opendata_buffer.producer.producer import Producer
@@ -30,13 +29,11 @@ if TYPE_CHECKING:
 
 __all__ = ["TopicProducer"]
 
-log = logging.getLogger(__name__)
-
 REFRESH_S = 2.0
 """Age of the list of partitions at which it is read again."""
 
 
-class TopicProducer:
+class TopicProducer(ClosedAtEnd):
     """Accepts entries and puts them into the partitions of a topic. Thread-safe, not fork-safe.
 
     ::
@@ -180,23 +177,6 @@ class TopicProducer:
             FlushFailed: As in :meth:`flush`. The producer is closed all the same.
         """
         self._pool.close(timeout)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        try:
-            self.close()
-        except OpenDataBufferError:
-            if exc is None:
-                raise
-            # Do not hide the error that ended the with block.
-            log.exception("closing the producer failed")
 
     @property
     def description(self) -> TopicDescription:

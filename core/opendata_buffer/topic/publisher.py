@@ -22,10 +22,10 @@ import secrets
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from opendata_buffer.broker.network import Network
+from opendata_buffer.closing import ClosedAtEnd
 from opendata_buffer.commit.durability import WriteHandle
 from opendata_buffer.commit.ledger import Ledger
 from opendata_buffer.commit.settlement import ROLL_BACK
@@ -62,7 +62,7 @@ CLOSE_S = 5.0
 """How long a publisher that closes may take to tell readers that it writes nothing more."""
 
 
-class Publisher:
+class Publisher(ClosedAtEnd):
     """Publishes to the partitions of a topic. A context manager, not fork-safe.
 
     ::
@@ -318,23 +318,6 @@ class Publisher:
             finally:
                 self._producer.close(timeout)
             self._say_goodbye()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        try:
-            self.close()
-        except OpenDataBufferError:
-            if exc is None:
-                raise
-            # Do not hide the error that ended the with block.
-            log.exception("closing the publisher failed")
 
     # With the turn.
 
