@@ -1,4 +1,5 @@
-"""kill -9 with real processes on a local directory: produce, kill, restart, count."""
+"""kill -9 with real processes, on a local directory and on a real S3 server: produce, kill,
+restart, count."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -81,16 +83,29 @@ class Worker:
 def test_kill9_of_producers_and_consumer_loses_and_repeats_nothing(
     tmp_path: Path, seed: int
 ) -> None:
+    kill_and_count(str(tmp_path / "store"), tmp_path, seed, TRANSACTIONS, KILLS)
+
+
+def test_kill9_loses_and_repeats_nothing_on_a_real_s3_server(
+    tmp_path: Path, real_server: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", real_server("versitygw"))
+    size = 1 if KILLS < 50 else 3
+    kill_and_count(f"s3://bucket/{tmp_path.name}", tmp_path, 3, 40 * size, 6 * size)
+
+
+def kill_and_count(store: str, home: Path, seed: int, transactions: int, most_kills: int) -> None:
+    """Two producers and a consumer are killed at any time; each record is in the end once."""
     rng = random.Random(seed)
-    store, database = str(tmp_path / "store"), str(tmp_path / "sink.db")
-    end = str(TRANSACTIONS)
+    database = str(home / "sink.db")
+    end = str(transactions)
     apps = {app: Worker("worker_produce.py", store, app, "0", end) for app in ("a", "b")}
-    wanted = len(apps) * TRANSACTIONS * RECORDS_EACH
+    wanted = len(apps) * transactions * RECORDS_EACH
     consumer = Worker("worker_consume.py", store, database, str(wanted))
     # A part of the transactions between two kills, so that the last kill comes before the end.
-    most = TRANSACTIONS * len(apps) // KILLS
+    most = transactions * len(apps) // most_kills
     kills = {"producer": 0, "consumer": 0}
-    for _ in range(KILLS):
+    for _ in range(most_kills):
         app = rng.choice([name for name, worker in apps.items() if not worker.ended()] or ["a"])
         worker = apps[app]
         worker.await_printed(rng.randint(0, most))
@@ -115,7 +130,7 @@ def test_kill9_of_producers_and_consumer_loses_and_repeats_nothing(
     rows = sqlite3.connect(database).execute("select record from records order by rowid").fetchall()
     records = [record for (record,) in rows]
     for app in apps:
-        expected = [f"{app} {n} {k}" for n in range(TRANSACTIONS) for k in range(RECORDS_EACH)]
+        expected = [f"{app} {n} {k}" for n in range(transactions) for k in range(RECORDS_EACH)]
         assert [record for record in records if record.startswith(app)] == expected
     assert len(records) == wanted
 
