@@ -122,6 +122,8 @@ class Spans:
         length = self.length
         if valid is not None and not valid.all():
             length = np.where(valid, length, 0)
+        if not VIEWS:
+            return self._gathered(length, valid)
         # Views of 16 bytes, as Arrow lays them out: short texts are held, long ones pointed to.
         views = np.empty((len(length), 2), _WORD)
         size = np.minimum(length, 13)
@@ -138,6 +140,29 @@ class Spans:
             pa.string_view(), len(length), [_bitmap(valid), pa.py_buffer(views), self.source.buffer]
         )
         return array.cast(pa.string())
+
+    def _gathered(self, length: Ints, valid: Mask | None) -> pa.StringArray:
+        """The same byte by byte, for an Arrow that does not take views."""
+        offsets = np.zeros(len(length) + 1, np.int32)
+        np.cumsum(length, out=offsets[1:])
+        places = np.repeat(self.begin - offsets[:-1], length) + np.arange(offsets[-1])
+        data = np.ascontiguousarray(self.source.at[places])
+        return pa.Array.from_buffers(
+            pa.string(), len(length), [_bitmap(valid), pa.py_buffer(offsets), pa.py_buffer(data)]
+        )
+
+
+def _takes_views() -> bool:
+    """Whether this Arrow makes strings of views; it was learnt after version 18."""
+    try:
+        none = pa.py_buffer(np.zeros((1, 2), _WORD))
+        views = pa.Array.from_buffers(pa.string_view(), 1, [None, none, pa.py_buffer(b"")])
+        return bool(views.cast(pa.string()).to_pylist() == [""])
+    except (ValueError, pa.ArrowException):
+        return False
+
+
+VIEWS = _takes_views()
 
 
 def bare(spans: Spans, dtype: pa.DataType) -> Found:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from opendata_buffer.values import spans as spans_module
 from opendata_buffer.values.options import ValueOptions
 from opendata_buffer.values.spans import Bytes, Spans, bare, from_texts
 
@@ -25,6 +26,15 @@ def read(dtype: pa.DataType, *texts: bytes) -> list[Any]:
     doubtful = [False] * len(values) if found.doubtful is None else found.doubtful.tolist()
     assert found.array.type == dtype
     return ["doubtful" if bad else value for value, bad in zip(values, doubtful, strict=True)]
+
+
+def test_an_arrow_that_takes_no_views_gets_the_same_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spans_module, "VIEWS", False)
+    texts = ["", "é", "longer than twelve bytes", "twelve bytes"]
+    cut = spans(*(each.encode() for each in texts))
+    assert cut.texts().to_pylist() == texts
+    valid = np.array([True, False, True, False])
+    assert cut.texts(valid).to_pylist() == ["", None, "longer than twelve bytes", None]
 
 
 @given(st.lists(st.text(max_size=40), min_size=1))
