@@ -84,7 +84,7 @@ def test_it_draws_what_comes_and_a_signal_gives_the_terminal_back(
         command = [sys.executable, "-m", "opendata_buffer", "top", store, "--interval-ms", "50"]
         terminal = Terminal(*command)
         try:
-            terminal.read_until(b"1 batches wait")
+            terminal.read_until(b"1 batch waits")
             producer.produce([b"second"])
             producer.flush()
             terminal.read_until(b"2 batches wait")

@@ -16,6 +16,7 @@ from opendata_buffer.cli.options import (
     queue_words,
     store_options_of,
 )
+from opendata_buffer.cli.words import plural
 
 if TYPE_CHECKING:
     from opendata_buffer.admin.copy import Copier, Side
@@ -146,7 +147,7 @@ def _pairs(place: Place, there: Place, runtime: Any) -> list[tuple[Side, Side]]:
     here, other = place.topic.description.names, there.topic.description.names
     if len(here) != len(other):
         raise click.UsageError(
-            f"the topic at {place.store.url} has {len(here)} partitions, the one at "
+            f"the topic at {place.store.url} has {plural(len(here), 'partition')}, the one at "
             f"{there.store.url} {len(other)}: keys keep their order only if there are as many. "
             "Copy first, then expand; or copy one partition with --partition and --to-partition"
         )

@@ -12,6 +12,7 @@ from opendata_buffer.admin.broker import BrokerStatus
 from opendata_buffer.admin.overview import Overview, QueueLook
 from opendata_buffer.admin.watch import Flow, View
 from opendata_buffer.cli.terminal import format_age
+from opendata_buffer.cli.words import plural, waiting
 
 __all__ = ["frame", "sparkline"]
 
@@ -61,9 +62,9 @@ def _failure(view: View) -> Text:
 
 def _head(view: View, overview: Overview) -> Text:
     total = view.total
-    what = f"topic, {len(overview.queues):,} partitions" if overview.topic else "queue"
+    what = f"topic, {plural(len(overview.queues), 'partition')}" if overview.topic else "queue"
     text = Text.assemble((overview.store, "bold"), f"  {what}\n")
-    text.append(f"{overview.backlog:,} batches wait", "bold cyan")
+    text.append(waiting(overview.backlog), "bold cyan")
     text.append(
         f", the oldest {format_age(overview.oldest_age_seconds)} old"
         * (overview.oldest_age_seconds is not None)
@@ -147,7 +148,9 @@ def _aside(queues: Sequence[QueueLook]) -> list[Text]:
         if each.broker is not None and each.broker.address:
             found.append(Text.assemble((f"broker {name}", "dim"), _broker(each.broker)))
         if each.claims is not None and (each.claims.held or each.claims.done):
-            said = f"{each.claims.held:,} batches held, {each.claims.done:,} done out of order"
+            said = (
+                f"{plural(each.claims.held, 'batch')} held, {each.claims.done:,} done out of order"
+            )
             found.append(Text.assemble((f"workers {name}", "dim"), said))
         found += [Text(f"note: {name}{note}", "yellow") for note in each.notes]
     return found

@@ -20,6 +20,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from opendata_buffer.cli.words import plural
+
 __all__ = ["counting", "track"]
 
 
@@ -84,4 +86,4 @@ def counting(what: str, *, quiet: bool = False) -> Iterator[Callable[[int, int],
 
 class _Records(ProgressColumn):
     def render(self, task: Task) -> Text:
-        return Text(f"{task.fields['records']:,} records", style="progress.download")
+        return Text(plural(task.fields["records"], "record"), style="progress.download")

@@ -17,7 +17,7 @@ from opendata_buffer.cli.options import (
     queue_options,
     queue_words,
 )
-from opendata_buffer.cli.words import plural
+from opendata_buffer.cli.words import plural, waiting
 
 if TYPE_CHECKING:
     from opendata_buffer.cli.places import Place
@@ -135,11 +135,7 @@ def _probe(
             f"'opendata-buffer owner {queue_words()}' says who should read it"
         )
     if not as_json:
-        waits = "waits" if found.batches == 1 else "wait"
-        click.echo(
-            f"ok: {plural(found.batches, 'batch')} {waits}, the oldest for "
-            f"{found.lag_seconds:.1f} s"
-        )
+        click.echo(f"ok: {waiting(found.batches)}, the oldest for {found.lag_seconds:.1f} s")
 
 
 @click.command()
@@ -191,7 +187,7 @@ def gc(runtime: Any, /, dry_run: bool, grace_period_ms: int, as_json: bool, **qu
     else:
         for each in plan.delete:
             click.echo(f"{'would delete' if dry_run else 'delete'} {each.key}")
-        total = f"{len(plan.delete):,} objects, {format_bytes(plan.delete_bytes)}"
+        total = f"{plural(len(plan.delete), 'object')}, {format_bytes(plan.delete_bytes)}"
         click.echo(
             f"{'would delete ' + total if dry_run else f'deleted {report.deleted:,} of {total}'}; "
             f"{plan.referenced:,} are queued, {plan.waiting:,} are too young"
@@ -201,6 +197,6 @@ def gc(runtime: Any, /, dry_run: bool, grace_period_ms: int, as_json: bool, **qu
     if report.failed:
         first = report.failed[0]
         raise Failure(
-            f"{len(report.failed)} objects could not be deleted, the first is {first.key!r}: "
-            f"{first.reason}. Run it again."
+            f"{plural(len(report.failed), 'object')} could not be deleted, the first is "
+            f"{first.key!r}: {first.reason}. Run it again."
         )

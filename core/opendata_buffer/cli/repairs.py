@@ -15,6 +15,7 @@ from opendata_buffer.cli.options import (
     queue_fields_of,
     queue_options,
 )
+from opendata_buffer.cli.words import plural
 
 __all__ = ["quarantine", "rebuild", "skip"]
 
@@ -168,8 +169,8 @@ def rebuild(runtime: Any, /, dry_run: bool, as_json: bool, **queue: Any) -> None
     for location in plan.missing:
         click.echo(f"missing {location}: it was queued, and its object is gone")
     click.echo(
-        f"{would} {plan.kept + len(plan.found):,} batches from sequence {first} on, {plan.kept:,} "
-        f"of them as the old manifest has them; {plan.read:,} were read before"
+        f"{would} {plural(plan.kept + len(plan.found), 'batch')} from sequence {first} on, "
+        f"{plan.kept:,} of them as the old manifest has them; {plan.read:,} were read before"
     )
     if saved is not None:
         click.echo(f"the old manifest is saved as {saved}")

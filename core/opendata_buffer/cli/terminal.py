@@ -10,6 +10,7 @@ from rich.text import Text
 from opendata_buffer.admin.broker import BrokerStatus, ClaimsStatus
 from opendata_buffer.admin.status import Status
 from opendata_buffer.admin.topic import TopicStatus
+from opendata_buffer.cli.words import plural, waiting
 
 __all__ = [
     "format_age",
@@ -54,7 +55,7 @@ def format_age(seconds: float | None) -> str:
 
 def topic_table(status: TopicStatus) -> Table:
     """A topic for a person: a line for each partition."""
-    total = f"{len(status.partitions):,} partitions, {status.queue_length:,} batches wait"
+    total = f"{plural(len(status.partitions), 'partition')}, {waiting(status.queue_length)}"
     result = Table(title=Text(f"{status.store}: {total}"), title_justify="left", box=None)
     result.add_column("partition", style="cyan")
     result.add_column("state")
@@ -92,24 +93,30 @@ def status_table(status: Status) -> Table:
     rows = [
         ("manifest", f"{status.manifest} ({format_bytes(status.manifest_bytes)})"),
         ("data path prefix", status.data_path_prefix),
-        ("queue length", f"{status.queue_length:,} batches, {format_bytes(status.bytes_queued)}"),
+        ("queue length", _stored(status.queue_length, "batch", status.bytes_queued)),
         ("oldest sequence", entry(status.oldest_sequence, status.oldest_age_seconds)),
         ("newest sequence", entry(status.newest_sequence, status.newest_age_seconds)),
         ("next sequence", f"{status.next_sequence:,}"),
         ("epoch", f"{status.epoch:,}"),
-        ("orphans", f"{status.orphans:,} objects, {format_bytes(status.orphan_bytes)}"),
+        ("orphans", _stored(status.orphans, "object", status.orphan_bytes)),
     ]
     if status.missing:
-        rows.append(("missing", f"{status.missing:,} queued batches have no object: run fsck"))
+        rows.append(("missing", f"{plural(status.missing, 'object')} of queued batches: run fsck"))
     if status.undecided:
         oldest = format_age(status.oldest_undecided_seconds)
-        rows.append(("undecided", f"{status.undecided:,} transactions, the oldest {oldest} old"))
+        rows.append(
+            ("undecided", f"{plural(status.undecided, 'transaction')}, the oldest {oldest} old")
+        )
     if status.broker is not None:
         rows += _broker_rows(status.broker)
     if status.claims is not None:
         rows.append(("claims", _claims(status.claims)))
     rows += [("note", each) for each in status.notes]
     return table(status.store, rows)
+
+
+def _stored(count: int, noun: str, size: int) -> str:
+    return f"{plural(count, noun)}, {format_bytes(size)} stored"
 
 
 def _broker_rows(broker: BrokerStatus) -> list[tuple[str, str]]:

@@ -15,6 +15,7 @@ from opendata_buffer.cli.options import (
     store_options,
     store_options_of,
 )
+from opendata_buffer.cli.words import plural
 
 __all__ = ["topic"]
 
@@ -43,7 +44,7 @@ def create(runtime: Any, /, store: str, partitions: int, as_json: bool, **option
     from opendata_buffer.topic.topic import Topic
 
     made = Topic.create(_settings(store, options), partitions, runtime=runtime)
-    _tell(made, as_json, f"created a topic at {made.url} with {partitions:,} partitions")
+    _tell(made, as_json, f"created a topic at {made.url} with {plural(partitions, 'partition')}")
 
 
 @topic.command("expand")
@@ -62,7 +63,7 @@ def expand(runtime: Any, /, store: str, partitions: int, as_json: bool, **option
     opened = Topic.open(_settings(store, options), runtime=runtime)
     had = len(opened.description.active)
     has = len(opened.expand(partitions).active)
-    _tell(opened, as_json, f"the topic at {opened.url} has {has:,} partitions, had {had:,}")
+    _tell(opened, as_json, f"the topic at {opened.url} has {plural(has, 'partition')}, had {had:,}")
 
 
 @topic.command("describe")

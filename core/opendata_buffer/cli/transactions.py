@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from opendata_buffer.cli.options import json_option, queue_fields_of, queue_options
+from opendata_buffer.cli.words import plural
 
 __all__ = ["transactions"]
 
@@ -43,7 +44,7 @@ def transactions_list(runtime: Any, /, as_json: bool, **queue: Any) -> None:
         state = "committed, not acknowledged" if each.committed else "undecided"
         click.echo(
             f"{each.partition}  {each.producer}  {whose}  from {each.first_sequence}  "
-            f"{each.batches} batches, {each.behind} behind  {age}  {state}"
+            f"{plural(each.batches, 'batch')}, {each.behind} behind  {age}  {state}"
         )
 
 
@@ -76,7 +77,9 @@ def transactions_abort(
         return
     for said, ended in (("committed", done.committed), ("rolled back", done.rolled_back)):
         for each in ended:
-            click.echo(f"{said} {each.batches} batches of {each.producer} in {each.partition}")
+            click.echo(
+                f"{said} {plural(each.batches, 'batch')} of {each.producer} in {each.partition}"
+            )
 
 
 def _place(runtime: Any, queue: dict[str, Any]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["plural"]
+__all__ = ["plural", "waiting"]
 
 
 def plural(count: int, noun: str) -> str:
@@ -14,3 +14,8 @@ def plural(count: int, noun: str) -> str:
     elif noun.endswith("y") and noun[-2] not in "aeiou":
         noun = noun[:-1] + "ie"
     return f"{count:,} {noun}s"
+
+
+def waiting(batches: int) -> str:
+    """``1 batch waits``, ``2 batches wait``."""
+    return f"{plural(batches, 'batch')} {'waits' if batches == 1 else 'wait'}"

@@ -25,6 +25,7 @@ from opendata_buffer.cli.options import (
     patient_queue_options,
     queue_fields_of,
 )
+from opendata_buffer.cli.words import plural
 from opendata_buffer.errors import ClaimLost, Closed, InvalidInput, OpenDataBufferError
 from opendata_buffer.runtime import Runtime
 
@@ -135,7 +136,7 @@ class Crew:
     def last_words(self) -> str:
         """What became of the batches when a signal ends the command."""
         return (
-            f"ended by a signal: {self.done} batches done, {self.released} given back, "
+            f"ended by a signal: {plural(self.done, 'batch')} done, {self.released} given back, "
             f"{self.rejected} in the quarantine"
         )
 

@@ -90,5 +90,5 @@ def test_frames_follow_each_other_where_there_is_no_terminal(url: str, store: Me
     fill(url, [b"a"])
     result = watched(url, Breaking(store))
     assert result.exit_code == 130
-    assert result.stdout.count("1 batches wait") == 3
+    assert result.stdout.count("1 batch waits") == 3
     assert result.stdout.count("the store fails since") == 2

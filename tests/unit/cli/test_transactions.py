@@ -36,7 +36,7 @@ def test_the_transactions_of_a_topic_are_listed_and_ended(url: str, store: Memor
     for name in names:
         pending(store, url, name)
     lines = ok("transactions", "list", url).stdout.splitlines()
-    assert lines[0].startswith(f"p-00000-04pn  {A.hex()}  app orders, batch 7  from 0  1 batches")
+    assert lines[0].startswith(f"p-00000-04pn  {A.hex()}  app orders, batch 7  from 0  1 batch,")
     assert lines[1].endswith("2 h 0 min old  undecided")
     found = [
         json.loads(line)
@@ -46,7 +46,7 @@ def test_the_transactions_of_a_topic_are_listed_and_ended(url: str, store: Memor
     assert [each["partition"] for each in found] == names
     assert len(ok("transactions", "list", url, "--partition", "1").stdout.splitlines()) == 1
     said = ok("transactions", "abort", url, A.hex()).stdout.splitlines()
-    assert said == [f"rolled back 1 batches of {A.hex()} in {name}" for name in names]
+    assert said == [f"rolled back 1 batch of {A.hex()} in {name}" for name in names]
     assert ok("transactions", "list", url).stdout == ""
 
 
@@ -83,4 +83,4 @@ def test_f40_status_tells_of_undecided_transactions_and_warns_of_old_ones(
     assert age_s <= found["oldest_undecided_seconds"] < age_s + 60
     assert [f"transactions list {url}" in each for each in found["notes"]] == [True] * warned
     shown = ok("status", url, "--partition", "p-00000").stdout
-    assert "1 transactions, the oldest" in " ".join(shown.split())
+    assert "1 transaction, the oldest" in " ".join(shown.split())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opendata_buffer.cli.words import plural
+from opendata_buffer.cli.words import plural, waiting
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,7 @@ from opendata_buffer.cli.words import plural
 )
 def test_a_noun_has_the_form_of_its_number(count: int, noun: str, said: str) -> None:
     assert plural(count, noun) == said
+
+
+def test_one_waits_and_many_wait() -> None:
+    assert [waiting(n) for n in (0, 1, 2)] == ["0 batches wait", "1 batch waits", "2 batches wait"]

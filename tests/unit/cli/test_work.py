@@ -99,7 +99,7 @@ def test_exit_code_0_is_done_and_the_command_saw_lines_and_environment(tmp_path:
     assert batch.ended == ["done"]
     assert (tmp_path / "out").read_bytes() == b"7 ingest/7.batch 3\na\nb\r\n"
     assert crewed.said == []
-    assert "1 batches done, 0 given back" in crewed.crew.last_words()
+    assert "1 batch done, 0 given back" in crewed.crew.last_words()
 
 
 @pytest.mark.parametrize(("shell", "how"), [("exit 3", "exit code 3"), ("kill -9 $$", "signal 9")])
