@@ -39,6 +39,7 @@ MIB = 1024 * 1024
 OBJECT_BYTES = 8 * MIB
 OBJECTS = 8  # of a micro-batch
 MICRO_BATCHES = 3
+WARM_UP = 2  # rounds that do not count: the JVM compiles what all of them run
 SINK_ROWS = 400_000
 CONNECTOR_JARS = ("spark-sql-kafka", "spark-token-provider", "kafka-clients", "commons-pool2")
 """The rest of what it depends on is Spark's own."""
@@ -141,9 +142,8 @@ class Sources:
 
 def spark_rows(address: str) -> Iterator[Row]:
     """All lines that need Spark, in one session."""
-    from benchmarks.spark import ROOT, session
+    from benchmarks.spark import session
 
-    del ROOT
     home = Path(tempfile.mkdtemp(prefix="buffer-bench-"))
     found = [str(jar) for jar in jars(CONNECTOR) if jar.name.startswith(CONNECTOR_JARS)]
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--jars {','.join(found)} pyspark-shell"
@@ -175,7 +175,7 @@ def _bytes_rows(
             "Parquet files": partial(sources.rate, partial(sources.files, "parquet")),
         }
     )
-    turns.run()
+    turns.run(warm_up=WARM_UP)
     goals = {"ours": (times, ("Kafka", "Kafka, tuned"))}
     yield from turns.rows(f"Spark source, values of {size:,} bytes", goals)
     shutil.rmtree(home)
@@ -195,7 +195,7 @@ def _json_rows(spark: SparkSession, address: str, home: Path) -> Iterator[Row]:
             "JSON files": partial(sources.rate, partial(sources.files, "json")),
         }
     )
-    turns.run()
+    turns.run(warm_up=WARM_UP)
     ours, *others = turns.rates
     yield from turns.rows("Spark source, JSON into columns", {ours: (2.0, tuple(others[:2]))})
     files = statistics.median(turns.rates["JSON files"])
@@ -229,7 +229,7 @@ def _sink_rows(spark: SparkSession, address: str) -> Iterator[Row]:
                 "Kafka, tuned": partial(_sink_rate, frame, "kafka", to_kafka | TUNED_SINK),
             }
         )
-        turns.run()
+        turns.run(warm_up=WARM_UP)
         goals = {"ours": (times, ("Kafka", "Kafka, tuned"))}
         yield from turns.rows(f"Spark sink, {what}", goals)
 

