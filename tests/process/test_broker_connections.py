@@ -33,7 +33,7 @@ ODD = 20
 """Connections of each kind that does not behave."""
 
 AT_ONCE = 200
-"""That shake hands at the same time: a client waits for its turn no longer than some seconds."""
+"""That do something at the same time: all of them share this process's event loop."""
 
 MOST_BYTES_EACH = 96 * 1024
 """Of the broker's memory for one connection: buffers of kernel and TLS are not in it."""
@@ -152,9 +152,13 @@ async def everybody(announced: Announcement, pid: int, home: Path) -> None:
     for _, writer in slow:
         writer.write(b"G")
 
+    async def append(number: int, client: Client) -> int:
+        async with turns:
+            return await client.append(f"{number:06}")
+
     began = time.monotonic()
     sequences = await asyncio.gather(
-        *(each.append(f"{number:06}") for number, each in enumerate([first, *clients]))
+        *(append(number, each) for number, each in enumerate([first, *clients]))
     )
     serving_s = time.monotonic() - began
     assert sorted(sequences) == list(range(len(clients) + 1))

@@ -45,6 +45,10 @@ MAX_STRANGERS = 1_000
 """Connections beyond the clients, of those that have not yet shown who they are; more are cut off
 unheard, or somebody who only connects would leave the process no file for its store."""
 
+PING_S, PONG_S = 20.0, 60.0
+"""A silent client is asked for a sign of life, and sent away without one. Not soon: one that has no
+processor for a while holds a connection and harms nobody."""
+
 QUEUED_ANSWERS = 1_024
 """Answers that wait for a client that does not read; then it is sent away."""
 
@@ -192,6 +196,8 @@ class WebSocketPort:
             compression=None,
             open_timeout=HANDSHAKE_S,
             close_timeout=1,
+            ping_interval=PING_S,
+            ping_timeout=PONG_S,
             max_queue=16,
             server_header=None,
             # Its own log tells of each port scan; ours tells of each address once.
