@@ -67,12 +67,16 @@ class Records:
 
     def _without_spaces(self) -> Ints:
         end, rows = self.end.copy(), np.arange(len(self.end))
-        for _ in range(_MOST_SPACES):
-            rows = rows[self.source.at[end[rows] - 1] == _SPACE]
-            rows = rows[end[rows] > self.begin[rows]]
-            if not len(rows):
-                break
-            end[rows] -= 1
+        for step in (8, 1):  # Eight at a time, then what is left of them.
+            spaces = np.uint64(int.from_bytes(b" " * step, "little"))
+            bits = np.uint64((1 << 8 * step) - 1)
+            left = rows
+            for _ in range(_MOST_SPACES // step):
+                left = left[end[left] - step >= self.begin[left]]
+                left = left[self.source.word(end[left] - step) & bits == spaces]
+                if not len(left):
+                    break
+                end[left] -= step
         return end
 
 
