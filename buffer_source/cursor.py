@@ -17,6 +17,7 @@ from buffer_source.isolation import floor_of
 from buffer_source.observer import Observer
 from buffer_source.offsets import Position
 from buffer_source.options import EARLIEST, LATEST, SourceOptions
+from buffer_source.query_note import PROGRAM
 from buffer_source.times import newest_ms
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.descriptors import BatchDescriptor
@@ -134,7 +135,7 @@ class Cursor:
                     store=store,
                     runtime=runtime,
                     allow_data_loss=not options.fail_on_data_loss,
-                    program="Spark",
+                    program=PROGRAM,
                 )
             except Drained:
                 # It was empty when it left its topic: nothing is there to be consumed, and this

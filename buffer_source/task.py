@@ -16,6 +16,7 @@ from buffer_source.bad_batches import Action
 from buffer_source.batches import PartitionBatch
 from buffer_source.offsets import ONLY
 from buffer_source.options import SourceOptions
+from buffer_source.query_note import QueryNotes
 from buffer_source.rows import PIECE_BYTES, RowBuilder
 from buffer_source.value_options import with_time_zone
 from opendata_buffer import metrics
@@ -71,6 +72,7 @@ def read_batches(
         InvalidInput: A STRING column was asked for and a record is not UTF-8.
         MalformedRecord: A record does not fit the schema, and mode is FAILFAST.
     """
+    _note_query(options, descriptors)
     values = options.values
     if values is not None:
         values = with_time_zone(values, _property("spark.sql.session.timeZone"))
@@ -165,6 +167,16 @@ class _Fetched:
     def nbytes(self) -> int:
         """What counts for the budget of downloads."""
         return 0 if self.stored is None else self.stored.nbytes
+
+
+_notes = QueryNotes(SystemRuntime())
+
+
+def _note_query(options: SourceOptions, descriptors: Sequence[PartitionBatch]) -> None:
+    query = _query_id()
+    if query and descriptors and options.acknowledge:
+        name = descriptors[0].partition
+        _notes.tell((options if name == ONLY else options.of_partition(name)).queue, query)
 
 
 def _query_id() -> str:

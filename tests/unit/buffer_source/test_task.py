@@ -6,6 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from buffer_source import task
 from buffer_source.batches import PartitionBatch
 from buffer_source.options import SourceOptions
 from buffer_source.rows import default_schema
@@ -160,3 +161,20 @@ def test_a_batch_without_rows_is_no_record_batch(
         read_batches(options(tmp_path), default_schema(), descriptors)
     )
     assert pieces == []
+
+
+def test_a_task_of_a_query_that_owns_the_queue_notes_the_query(
+    tmp_path: Path, store: Store, runtime: ManualRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, str]] = []
+    monkeypatch.setattr(task, "_query_id", lambda: "q")
+    monkeypatch.setattr(
+        task._notes, "tell", lambda config, query: told.append((config.manifest_path, query))
+    )
+    descriptors = put(store, runtime, encode_batch([b"a"]))
+    assert sequences(options(tmp_path), descriptors) == [0]
+    assert told == [("ingest/manifest", "q")]
+    assert sequences(options(tmp_path, acknowledge="false"), descriptors) == [0]
+    monkeypatch.setattr(task, "_query_id", lambda: "")  # a batch read
+    assert sequences(options(tmp_path), descriptors) == [0]
+    assert len(told) == 1
