@@ -15,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opendata_buffer.errors import InvalidInput
+from opendata_buffer.values.decoder import Decoder
 from opendata_buffer.values.encode import check_encodable, encode_objects
+from opendata_buffer.values.options import ValueOptions
 
 
 def encoded(**columns: Any) -> list[str]:
@@ -174,3 +176,27 @@ def test_any_parser_reads_what_was_meant(rows: list[dict[str, Any]], cut: int) -
         if row["s"] is not None:
             expected["s"] = {name: value for name, value in row["s"].items() if value is not None}
         assert json.loads(text) == expected
+
+
+def test_what_a_sink_wrote_is_read_back_by_the_source_as_it_was() -> None:
+    moment = datetime(2024, 2, 29, 23, 59, 59, 123_456, UTC)
+    columns: dict[str, pa.Array] = {
+        "number": pa.array([1, None, -3], pa.int32()),
+        "text": pa.array(['tëxt "1"\n', None, ""]),
+        "real": pa.array([0.25, 1e300, None]),
+        "exact": pa.array([Decimal("1.500"), Decimal("-0.001"), None], pa.decimal128(20, 3)),
+        "even": pa.array([True, None, False]),
+        "day": pa.array([date(2024, 2, 29), None, date(1970, 1, 1)]),
+        "moment": pa.array([moment, None, moment], pa.timestamp("us", "UTC")),
+        "local": pa.array([moment.replace(tzinfo=None)] * 3, pa.timestamp("us")),
+        "raw": pa.array([b"\x00\xff", None, b""]),
+        "list": pa.array([[1, None], None, []], pa.list_(pa.int64())),
+        "inner": pa.array([{"x": 1, "y": None}, None, {"x": None, "y": "y"}]),
+        "pairs": pa.array([[("a", None), ("b", 2)], None, []], pa.map_(pa.string(), pa.int64())),
+    }
+    schema = pa.schema([(name, each.type) for name, each in columns.items()])
+    written = encode_objects(columns.items(), 3).cast(pa.binary())
+    read = Decoder(schema, ValueOptions()).decode(written)
+    assert read.malformed == {}
+    for (name, wanted), found in zip(columns.items(), read.arrays, strict=True):
+        assert found.to_pylist() == wanted.to_pylist(), name
