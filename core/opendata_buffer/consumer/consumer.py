@@ -54,6 +54,10 @@ class Consumer:
     Creating one takes the queue over and, given a position, drops what is acknowledged. A new
     queue is created when there is none and no position was given.
 
+    It knows nothing of transactions: of a partition of a topic it delivers the batches of
+    undecided and of rolled back ones as any others, and their acknowledgements as empty batches.
+    A :class:`.TopicConsumer` delivers what is committed.
+
     Args:
         config: Where the queue is, and how to read it.
         last_acked_sequence: The last batch that is surely processed; reading starts behind it.

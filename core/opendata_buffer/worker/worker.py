@@ -128,6 +128,9 @@ class ClaimedBatch:
 class Worker:
     """One of the workers of a queue. Thread-safe, not fork-safe.
 
+    It knows nothing of transactions: on a partition of a topic it is handed the batches of
+    undecided and of rolled back ones as any others, and their acknowledgements as empty batches.
+
     Args:
         config: Settings.
         store: Use this store instead of opening ``config.store``.

@@ -33,6 +33,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
+from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.queue.owner import claim_queue
 from opendata_buffer.stores import Absent, Blob, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
@@ -673,6 +674,21 @@ def test_the_collector_runs_beside_and_stops_with_the_consumer(queue: Fixture) -
         assert _collectors() == 1
     assert _collectors() == 0
     assert orphan not in {info.key for info in queue.store.list("").objects}
+
+
+def test_of_a_transaction_that_nobody_decided_each_batch_is_delivered_and_so_is_its_end(
+    queue: Fixture,
+) -> None:
+    message, acknowledgement = (
+        batch_key("ingest", queue.runtime.ulid(), message=build_uuid(b"\x01pro__", clock, flags))
+        for clock, flags in ((2, CONTINUE_TXN), (1, ACK_TXN))
+    )
+    queue.store.put(message, encode_batch([b"undecided"]))
+    queue.store.put(acknowledgement, encode_batch([]))
+    queue.enqueue(message, acknowledgement)
+    consumer = queue.consumer()
+    got = [batch.entries for batch in iter(consumer.next_batch, None)]
+    assert got == [[b"undecided"], []]
 
 
 def test_close_writes_acknowledgements_before_it_waits_for_the_collector(

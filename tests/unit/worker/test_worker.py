@@ -25,7 +25,9 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import NewEntry
+from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.quarantine import list_quarantine
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.memory import MemoryStore
@@ -72,6 +74,25 @@ def test_each_batch_is_one_workers_oldest_first(store: MemoryStore, workers: lis
     assert [each.sequence for each in second] == [2, 3]
     assert [each.entries for each in (*first, *second)] == [[b"%d" % n] for n in range(4)]
     assert one.claim(1, timeout=0.1) == []
+
+
+def test_of_a_transaction_that_nobody_decided_each_batch_is_handed_out_and_so_is_its_end(
+    store: MemoryStore, workers: list[Worker]
+) -> None:
+    message, acknowledgement = (
+        batch_key("ingest", RUNTIME.ulid(), message=build_uuid(b"\x01pro__", clock, flags))
+        for clock, flags in ((2, CONTINUE_TXN), (1, ACK_TXN))
+    )
+    queue = Queue(store, CONFIG, runtime=RUNTIME, role="test")
+    store.put(message, encode_batch([b"undecided"]))
+    queue.append([NewEntry(message)])
+    (batch,) = workers[0].claim()
+    assert batch.entries == [b"undecided"]
+    # It is rolled back: who works on it learns nothing of that but an empty batch.
+    store.put(acknowledgement, encode_batch([]))
+    queue.append([NewEntry(acknowledgement)])
+    (end,) = workers[1].claim(timeout=60)
+    assert (end.sequence, list(end.entries)) == (1, [])
 
 
 def test_what_is_done_without_a_gap_leaves_the_queue(
