@@ -28,6 +28,9 @@ Mask = npt.NDArray[np.bool_]
 
 _LINE_END = re.compile(r"(?:\r?\n|\f)\Z")
 _MOST_SHAPES = 8
+_MOST_TRIES = 4
+"""Records of a piece that may have no shape worth learning, before no more are tried."""
+
 _WORTH_LEARNING = 32
 """Records that a shape must have in a piece to be kept."""
 
@@ -167,35 +170,35 @@ class Decoder:
             return
         records = Records(values)
         wanted = left & records.plain
-        untried = list(self._shapes)
-        found = False
-        while wanted.sum() >= min(_WORTH_LEARNING, len(values)):
+        untried, tries, found = list(self._shapes), _MOST_TRIES, False
+        worth = min(_WORTH_LEARNING, len(values))
+        while tries and wanted.sum() >= worth:
+            known = bool(untried)
             if untried:
                 shape = untried.pop(0)
             else:
-                first = int(np.argmax(wanted))
-                record = values[first].as_py().rstrip(b" ")
-                wanted[first] = False
-                learnt = learn(record, self._fields, self._options)
-                if learnt is None or len(self._shapes) >= _MOST_SHAPES:
+                if len(self._shapes) >= _MOST_SHAPES:
                     break
-                wanted[first] = True
-                shape = learnt
-            known = shape in self._shapes
-            rows, cut = shape.cut(records, wanted)
-            if not len(rows):
-                if known:
+                first = int(np.argmax(wanted))
+                learnt = learn(values[first].as_py().rstrip(b" "), self._fields, self._options)
+                if learnt is None:
+                    wanted[first] = False
+                    tries -= 1
                     continue
-                break  # It does not even have the record it was learnt from.
-            arrays, doubtful = shape.columns(records, cut, self._fields, self._options)
-            wanted[rows] = False
-            left[rows[~doubtful]] = False
-            parts.append(_keep(rows, arrays, ~doubtful))
+                shape = learnt
+            rows, cut = shape.cut(records, wanted)
+            if len(rows):
+                arrays, doubtful = shape.columns(records, cut, self._fields, self._options)
+                wanted[rows] = False
+                left[rows[~doubtful]] = False
+                parts.append(_keep(rows, arrays, ~doubtful))
+                found = True
             if not known:
-                if len(rows) < min(_WORTH_LEARNING, len(values)):
-                    break  # Records of many shapes, or a rare one: not worth more.
-                self._shapes.append(shape)
-            found = True
+                if len(rows) >= worth:
+                    self._shapes.append(shape)
+                else:  # A rare shape, or one that does not even have the record it came from.
+                    wanted[first] = False
+                    tries -= 1
         self._unshaped = 0 if found else self._unshaped + 1
 
     def _exactly(
