@@ -7,7 +7,10 @@ imported here; the halves load when they are used.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from pyspark.sql.datasource import DataSource
 
@@ -27,6 +30,30 @@ _RESERVED = frozenset(
     {"collation", "comment", "external", "is_managed_location", "location", "owner", "provider"}
 )
 """Properties that Spark adds to the options of a table made by ``CREATE TABLE ... USING``."""
+
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def _complete(method: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Says, where a part of the package or what it needs is missing, which Python misses it."""
+
+    @wraps(method)
+    def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return method(*args, **kwargs)
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                f"{sys.executable} finds no module {error.name!r}. Spark plans a Python source in "
+                "the Python that PYSPARK_PYTHON names on the driver's machine, and runs it in the "
+                "one of each executor: both need opendata-buffer with all that it depends on. How "
+                "they get it: docs/how-to/on-a-cluster.md, 'Run it on a cluster'",
+                name=error.name,
+                path=error.path,
+            ) from error
+
+    return checked
 
 
 class DefaultSource(DataSource):
@@ -50,6 +77,7 @@ class DefaultSource(DataSource):
         """The format's name."""
         return "opendata-buffer"
 
+    @_complete
     def schema(self) -> StructType:
         """Columns of a read without ``.schema(...)``; checks the options on the way.
 
@@ -71,6 +99,7 @@ class DefaultSource(DataSource):
             options.include_location, reads_topic(options, store, SystemRuntime())
         )
 
+    @_complete
     def reader(self, schema: StructType) -> DataSourceReader:
         """For ``spark.read``."""
         from buffer_source.batch_reader import BufferBatchReader
@@ -85,6 +114,7 @@ class DefaultSource(DataSource):
             )
         return BufferBatchReader(SourceOptions.from_spark(self.options, self.cores), schema)
 
+    @_complete
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """For ``spark.readStream``."""
         from buffer_source.options import SourceOptions
@@ -92,12 +122,14 @@ class DefaultSource(DataSource):
 
         return BufferStreamReader(SourceOptions.from_spark(self.options, self.cores), schema)
 
+    @_complete
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """For ``df.write``; ``schema`` is the DataFrame's."""
         from buffer_sink.batch_writer import batch_writer
 
         return batch_writer(self.options, schema, overwrite)
 
+    @_complete
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """For ``df.writeStream``; ``schema`` is the DataFrame's."""
         from buffer_sink.stream_writer import stream_writer

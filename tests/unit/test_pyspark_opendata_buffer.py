@@ -75,3 +75,14 @@ def test_what_is_registered_pickles_with_its_cores(tmp_path: Path) -> None:
     program = f"import pickle; print(pickle.load(open({str(source)!r}, 'rb')).cores)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "48\n", done.stderr
+
+
+def test_a_part_that_is_missing_is_named_with_the_python_that_misses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "buffer_source.options", None)
+    with pytest.raises(ModuleNotFoundError) as raised:
+        DefaultSource({"path": str(tmp_path)}).schema()
+    text = str(raised.value)
+    assert text.startswith(f"{sys.executable} finds no module 'buffer_source.options'")
+    assert "docs/how-to/on-a-cluster.md" in text
