@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from enum import Enum
 
 from opendata_buffer.admin.copy_record import CopyRecord, copy_app, copy_record_key
 from opendata_buffer.admin.observe import Observer
@@ -151,13 +152,7 @@ class Copier:
             ReadCommitted(self._prefix).to_dict(),
         )
         self._register = _register(target, self._app, runtime)
-        self._resumed = False
-
-        def taken_over(found: CopyRecord | None) -> CopyRecord:
-            self._resumed = found is not None
-            return replace(found or fresh, run=self._run)
-
-        record = self._note(taken_over)
+        record = self._note(lambda found: replace(found or fresh, run=self._run))
         self._next = record.next_sequence
         self._rule = ReadCommitted.from_dict(dict(record.transactions), self._prefix)
         self._most = MOST_AT_ONCE
@@ -274,23 +269,31 @@ class Copier:
         moved = self._moved(group)
         first = group[0][0]
         entries = [each.entry for each in moved]
-        separator = []
-        if self._resumed:
-            # What was appended before the last run ended may have been taken already, and may be
-            # the same: right behind itself a repeat looks like the rest of one transaction.
-            separator = [NewEntry(self._upload(encode_batch([]), None))]
-        stopped = self._queue.append(
-            [*separator, *entries], guard=lambda before: self._stop(before, first), read_first=True
-        )
-        if isinstance(stopped, _Elsewhere):
+        append = self._queue.append
+        done = append(entries, guard=lambda before: self._stop(before, first), read_first=True)
+        if done is _Stop.EMPTIED:
+            separator = NewEntry(self._upload(encode_batch([]), None))
+            done = append(
+                [separator, *entries],
+                guard=lambda before: self._stop(before, first, separated=True),
+                read_first=True,
+            )
+        if isinstance(done, _Stop):
             raise Superseded(self._app, first)
-        self._resumed = False
         self.total.batches += len(moved)
         self.total.stored_bytes += sum(each.nbytes for each in moved)
 
-    def _stop(self, before: Manifest, first: int) -> _Elsewhere | None:
+    def _stop(self, before: Manifest, first: int, separated: bool = False) -> _Stop | None:
+        """What is to be known of the manifest that an append replaces."""
         highest = self._highest(before)
-        return _Elsewhere() if highest is not None and highest >= first else None
+        if highest is not None and highest >= first:
+            return _Stop.ELSEWHERE
+        # Its reader has taken all there was. The last of it may have been what is appended now,
+        # by a run that was killed or by one that has taken over since: right behind itself a
+        # repeat looks like the rest of one transaction.
+        if before.next_sequence and not before.entry_count and not separated:
+            return _Stop.EMPTIED
+        return None
 
     def _moved(self, group: _Group) -> list[_Moved]:
         """Upload the batches of some transactions, in order, in time to be appended."""
@@ -387,8 +390,11 @@ class Copier:
         )
 
 
-class _Elsewhere:
-    """The target shows what was about to be appended: another process copied it."""
+class _Stop(Enum):
+    """Why an append is not made."""
+
+    ELSEWHERE = "another process has appended it"
+    EMPTIED = "an empty batch must go in front"
 
 
 def _refuse_same(source: Side, target: Side) -> None:
