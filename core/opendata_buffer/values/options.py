@@ -44,7 +44,7 @@ class ValueOptions:
         timestamp_format: Pattern of timestamps; empty: the many spellings of ISO 8601.
         timestamp_ntz_format: Pattern of timestamps without a zone; empty: as above.
         date_format: Pattern of dates; empty: ``yyyy-MM-dd``, of JSON also other spellings.
-        time_zone: Of timestamps that name none. Empty: not known yet, and nothing can be read.
+        time_zone: Of timestamps that name none. Empty: UTC, until somebody knows better.
         sep: Of CSV: what separates fields.
         quote: Of CSV: what encloses a field; empty: nothing does.
         escape: Of CSV: what makes the next quote a part of the field; empty: nothing does.
@@ -93,7 +93,7 @@ class ValueOptions:
     @property
     def zone(self) -> tzinfo:
         """The zone of timestamps that name none."""
-        zone = zone_of(self.time_zone)
+        zone = zone_of(self.time_zone or "UTC")
         assert zone is not None, "checked at the beginning"
         return zone
 

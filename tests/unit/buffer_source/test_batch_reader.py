@@ -1,17 +1,23 @@
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
+from pickle import loads
 
 import pytest
+from pyspark.cloudpickle import dumps
 from pyspark.sql.datasource import DataSourceReader
 
 from buffer_source.batch_reader import BufferBatchReader, select
 from buffer_source.options import SourceOptions
 from buffer_source.rows import default_schema
+from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import DataLoss, InvalidInput
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.producer.producer import Producer
 from opendata_buffer.testing.runtime import ManualRuntime
+from tests.unit.buffer_source.structs import struct
 
 
 def options(**given: str) -> SourceOptions:
@@ -27,6 +33,18 @@ def manifest(runtime: ManualRuntime) -> Manifest:
 
 def sequences(manifest: Manifest, **given: str) -> list[int]:
     return [entry.sequence for entry in select(manifest, options(**given))]
+
+
+def test_records_are_read_into_columns_by_a_reader_that_went_into_a_task(tmp_path: Path) -> None:
+    with Producer(ProducerConfig(store=str(tmp_path))) as producer:
+        producer.produce([b'{"id":1,"at":"2020-01-01 00:00:00"}', b'{"id":"x"}', b'{"id":3}'])
+    given = {"path": str(tmp_path), "valueFormat": "json", "mode": "DROPMALFORMED"}
+    schema = struct("id bigint", "at timestamp", "_index int")
+    reader = BufferBatchReader(SourceOptions.from_spark(given), schema)
+    tasks = [loads(dumps((reader, each))) for each in reader.partitions()]
+    rows = [row for own, task in tasks for part in own.read(task) for row in part.to_pylist()]
+    assert [(row["id"], row["_index"]) for row in rows] == [(1, 0), (3, 2)]
+    assert rows[0]["at"] == datetime(2020, 1, 1, tzinfo=UTC)
 
 
 def test_everything_that_is_queued(manifest: Manifest) -> None:

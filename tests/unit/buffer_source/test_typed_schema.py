@@ -20,6 +20,7 @@ def test_fields_of_records_and_our_own_columns_lie_side_by_side() -> None:
                "_ingestion_time timestamp", "_metadata string", "_location string",
                "_partition string", "_corrupt_record string")
     )  # fmt: skip
+    check(struct("at timestamp"), time_zone="")  # where the session's is not known yet
     assert set(OWN) == {
         "_sequence", "_index", "_ingestion_time", "_metadata", "_location", "_partition",
     }  # fmt: skip
