@@ -1,4 +1,4 @@
-"""The program of ``examples/`` that needs Spark, run in the session of the tests."""
+"""The programs of ``examples/`` that need Spark, run in the session of the tests."""
 
 from __future__ import annotations
 
@@ -15,6 +15,23 @@ if TYPE_CHECKING:
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "foreach_batch_delta.py"
 assert EXAMPLE.name == "foreach_batch_delta.py"
+
+
+def test_the_bundles_job_loads_each_order_once(spark: SparkSession, tmp_path: Path) -> None:
+    program = EXAMPLE.parent / "databricks" / "src" / "load_orders.py"
+    spec = importlib.util.spec_from_file_location("load_orders", program)
+    assert spec is not None
+    assert spec.loader is not None
+    job = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(job)
+    queue, checkpoint = str(tmp_path / "queue"), str(tmp_path / "checkpoint")
+    for first in (0, 10):
+        orders = range(first, first + 10)
+        produce(queue, [[json.dumps({"id": each, "amount": 1.5}).encode() for each in orders]])
+        job.load(spark, queue, "loaded_orders", checkpoint)
+    rows = spark.table("loaded_orders").select("id", "amount").collect()
+    assert sorted((row.id, row.amount) for row in rows) == [(each, 1.5) for each in range(20)]
+    spark.sql("DROP TABLE loaded_orders")
 
 
 def test_foreach_batch_writes_each_order_once_to_table_and_queue(

@@ -1,0 +1,43 @@
+"""A pipeline: orders from a queue into a streaming table, and the large ones into another queue.
+
+A queue has one consumer, so one flow reads it, and the others read the table. Both ends remember
+how far they are in the pipeline's storage: a run that was killed goes on, and no order is twice in
+the table or in the second queue.
+"""
+
+from __future__ import annotations
+
+from pyspark import pipelines as dp
+from pyspark.sql import DataFrame, SparkSession
+
+spark = SparkSession.active()
+
+dp.create_sink(
+    "large_orders",
+    "opendata-buffer",
+    {"path": str(spark.conf.get("orders.large")), "txnAppId": "large-orders"},
+)
+
+
+@dp.table
+def orders() -> DataFrame:
+    """Every order, as the queue has it."""
+    stream = (
+        spark.readStream.format("opendata-buffer")
+        .schema("value STRING, sequence BIGINT, index INT, ingestion_time TIMESTAMP")
+        .option("createIfMissing", "true")
+        .load(str(spark.conf.get("orders.queue")))
+    )
+    return stream.selectExpr(
+        "from_json(value, 'id BIGINT, amount DOUBLE') AS parsed", "sequence", "ingestion_time"
+    ).selectExpr("parsed.id", "parsed.amount", "sequence", "ingestion_time")
+
+
+@dp.append_flow(target="large_orders")
+def large() -> DataFrame:
+    """Orders of 100 and more, as JSON."""
+    return (
+        spark.readStream.table("orders")
+        .where("amount >= 100")
+        .selectExpr("to_json(struct(id, amount)) AS value")
+    )
