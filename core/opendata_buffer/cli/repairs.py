@@ -105,11 +105,13 @@ def quarantine_list(runtime: Any, /, as_json: bool, **queue: Any) -> None:
 
 @quarantine.command("restore")
 @queue_options
-@click.argument("id_", metavar="ID")
+@click.argument("ids", metavar="ID...", nargs=-1, required=True)
 @max_batch_bytes_option
 @click.pass_obj
-def quarantine_restore(runtime: Any, /, id_: str, max_batch_bytes: int, **queue: Any) -> None:
-    """Produce a batch from the quarantine again, behind all that is queued.
+def quarantine_restore(
+    runtime: Any, /, ids: tuple[str, ...], max_batch_bytes: int, **queue: Any
+) -> None:
+    """Produce batches from the quarantine again, behind all that is queued.
 
     ID is as 'quarantine list' shows it. The copy must be readable; if it is not, repair the
     object <data-path-prefix>/_quarantine/<ID>.object first. Copy and report stay. To restore a
@@ -121,8 +123,9 @@ def quarantine_restore(runtime: Any, /, id_: str, max_batch_bytes: int, **queue:
 
     config = ConsumerConfig(**queue_fields_of(queue), max_batch_bytes=max_batch_bytes)
     store = open_store(config.store, config.store_options)
-    report = restore_batch(store, config, id_, runtime)
-    click.echo(f"restored batch {report.id} as sequence {report.restored_sequence}")
+    for each in ids:
+        report = restore_batch(store, config, each, runtime)
+        click.echo(f"restored batch {report.id} as sequence {report.restored_sequence}")
 
 
 @click.command()

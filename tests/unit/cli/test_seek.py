@@ -27,6 +27,14 @@ def test_what_lies_before_the_place_leaves_the_queue_and_is_in_the_quarantine(
     assert ok("consume", url).stdout == "c\na\n"
 
 
+def test_all_that_was_dropped_is_restored_by_one_command(url: str, store: MemoryStore) -> None:
+    fill(url, [b"a"], [b"b"], [b"c"])
+    found = json.loads(ok("seek", url, "--to", "latest", "--yes", "--json").stdout)
+    out = ok("quarantine", "restore", url, *found["copies"]).stdout.splitlines()
+    assert out[-1] == f"restored batch {found['copies'][-1]} as sequence 5"
+    assert records_of(store) == [b"a", b"b", b"c"]
+
+
 def test_seek_to_the_latest_or_to_a_time(url: str, store: MemoryStore) -> None:
     fill(url, [b"a"], [b"b"])
     ok("seek", url, "--to", "2001-01-01", "--yes")
