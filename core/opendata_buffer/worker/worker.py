@@ -151,6 +151,7 @@ class Worker:
         network: Network | None = None,
     ) -> None:
         self._config = config
+        self._pid = os.getpid()
         self._runtime = runtime or SystemRuntime()
         self._store = store or open_store(config.store, config.store_options)
         if network is None:
@@ -197,7 +198,7 @@ class Worker:
         Raises:
             Fenced: Another consumer took the queue.
             TransientStorageError: No broker could be reached within ``cas_deadline_ms``.
-            Closed: The worker was closed.
+            Closed: The worker was closed, or made before this process was forked.
         """
         if max < 1:
             raise InvalidInput(f"max is {max!r}: use a whole number of at least 1")
@@ -223,7 +224,9 @@ class Worker:
                 return batches
 
     def close(self, timeout: float | None = 10.0) -> None:
-        """Give back what is claimed, and end. A second call does nothing."""
+        """Give back what is claimed, and end. Free to repeat; in a fork it does nothing."""
+        if self._pid != os.getpid():
+            return  # What is claimed is the parent's to finish.
         with self._condition:
             if self._closed:
                 return
@@ -338,6 +341,11 @@ class Worker:
                 of lapses by itself.
             batch: Whose claim it is to end; notes that an attempt may have landed.
         """
+        if self._pid != os.getpid():
+            raise Closed(
+                f"this worker belongs to process {self._pid}, which forked this one: its "
+                "heartbeats are not here. Make a worker in each process, after the fork."
+            )
         patience_s = self._config.cas_deadline_ms / 1000
         limit_s = patience_s + body.get("wait_ms", 0) / 1000
         deadline = self._runtime.monotonic() + limit_s

@@ -223,6 +223,22 @@ def test_a_worker_that_closes_gives_back_what_it_holds(store: MemoryStore) -> No
     leaving.close()
 
 
+def test_in_a_forked_child_a_worker_neither_claims_nor_gives_back_what_its_parent_holds(
+    store: MemoryStore, workers: list[Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(store, 2)
+    (batch,) = workers[0].claim()
+    with monkeypatch.context() as child:
+        child.setattr(workers[0], "_pid", -1)
+        for call in (workers[0].claim, batch.done):
+            with pytest.raises(Closed, match="in each process, after the fork"):
+                call()
+        workers[0].close()
+    batch.done()
+    (following,) = workers[0].claim()
+    assert following.sequence == 1
+
+
 def test_a_batch_that_comes_while_a_worker_waits_is_handed_out_soon(
     store: MemoryStore, workers: list[Worker]
 ) -> None:
