@@ -12,6 +12,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from benchmarks.spark_drain import drain_row
+from benchmarks.spark_once import once_rows
 from benchmarks.spark_sink import sink_rows
 from benchmarks.spark_source import source_rows
 from benchmarks.table import Row
@@ -47,6 +48,7 @@ def run() -> Iterator[Row]:
     try:
         yield from source_rows(spark, home)
         yield from typed_rows(spark, home)
+        yield from once_rows(spark, home)
         yield drain_row(spark, home)
         yield from sink_rows(spark)
     finally:

@@ -132,7 +132,7 @@ def source_rows(spark: SparkSession, home: Path) -> Iterator[Row]:
                 f"{size:,}-byte records, uncompressed",
                 records_of(size, OBJECT_BYTES // (size + 4)),
                 Compression.NONE,
-                0.85,
+                0.85 if size == 100 else 0.9,
             )
             for size in (100, 1000)
         ),
