@@ -86,7 +86,10 @@ def test_source_and_sinks_on_executors_of_their_own(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", WATCH.read_text(encoding="utf-8"), re.DOTALL)
     (block,) = [each for each in blocks if "10_000" in each]
     (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text(block.replace("10_000", "200"))
+    ours = Path(__file__).with_name("site") / "sitecustomize.py"
+    (tmp_path / "site" / "sitecustomize.py").write_text(
+        block.replace("10_000", "200") + ours.read_text()
+    )
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tmp_path)],
         capture_output=True,
