@@ -91,7 +91,10 @@ def _arrow_type(field: StructField) -> pa.DataType:
     found = None
     if "variant" not in kind:
         with suppress(Exception):  # each version of Spark has its own for a type it cannot do
-            found = to_arrow_type(field.dataType)
+            try:
+                found = to_arrow_type(field.dataType, timezone="UTC")  # Spark 4.3 asks for one
+            except TypeError:
+                found = to_arrow_type(field.dataType)
     if found is None:
         raise InvalidInput(
             f"column {field.name!r} cannot be written as JSON: a Python sink cannot read type "

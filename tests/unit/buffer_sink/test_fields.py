@@ -7,11 +7,22 @@ import pytest
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    BooleanType,
+    ByteType,
+    DateType,
     DayTimeIntervalType,
+    DecimalType,
+    DoubleType,
+    FloatType,
     IntegerType,
+    LongType,
+    MapType,
+    ShortType,
     StringType,
     StructField,
     StructType,
+    TimestampNTZType,
+    TimestampType,
     VariantType,
 )
 
@@ -55,6 +66,17 @@ def test_no_column_left_two_of_one_name_and_types_without_json_are_refused() -> 
     for kind in (DayTimeIntervalType(), VariantType(), ArrayType(VariantType())):
         with pytest.raises(InvalidInput, match=r"column 'x' .* as JSON.*[Cc]ast it"):
             Fields.of(schema(id=IntegerType(), x=kind))
+
+
+def test_every_type_that_has_a_form_in_json_is_taken() -> None:
+    kinds = (
+        BooleanType(), ByteType(), ShortType(), IntegerType(), LongType(), FloatType(),
+        DoubleType(), DecimalType(20, 3), StringType(), BinaryType(), DateType(), TimestampType(),
+        TimestampNTZType(), ArrayType(TimestampType()), MapType(StringType(), TimestampType()),
+        StructType([StructField("moment", TimestampType())]),
+    )  # fmt: skip
+    fields, _ = Fields.of(schema(**{f"c{index}": kind for index, kind in enumerate(kinds)}))
+    assert len(fields.names) == len(kinds)
 
 
 def test_an_empty_batch_of_rows_is_one_of_values() -> None:
