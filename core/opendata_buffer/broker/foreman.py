@@ -89,6 +89,7 @@ class Foreman:
         is_current: Whether that was so some seconds ago.
         steady_since: Since when this broker has been at work without a long pause, monotonic
             seconds. Heartbeats of a pause may have been missed.
+        may_take: Asked before the claims are taken over from another foreman; reads the store.
     """
 
     def __init__(
@@ -100,12 +101,14 @@ class Foreman:
         is_announced: Callable[[], bool] = lambda: False,
         is_current: Callable[[], bool] = lambda: True,
         steady_since: Callable[[], float] = lambda: float("-inf"),
+        may_take: Callable[[], bool] = lambda: True,
     ) -> None:
         self._store = store
         self._queue = queue
         self._is_announced = is_announced
         self._is_current = is_current
         self._steady_since = steady_since
+        self._may_take = may_take
         self._config = config
         self._runtime = runtime
         self._labels = {"queue": metrics.queue_label(store.url, config.manifest_path)}
@@ -263,6 +266,10 @@ class Foreman:
             raise self._fenced
         if self._claims is not None and self._consumer is not None:
             return self._claims, self._consumer
+        if not self._may_take():
+            # Taken all the same, and given up before the claims are written, they would look as
+            # if another consumer had the queue: the announced broker would leave it to that one.
+            raise TransientStorageError("another broker is announced by now: ask that one")
         consumer = Consumer(
             self._config,
             store=self._store,

@@ -252,6 +252,7 @@ class Host:
                 self._is_announced,
                 lambda: not self._is_cut_off(),
                 self._steady_since,
+                self._is_announced,
             ),
         )
         try:

@@ -357,6 +357,20 @@ def test_a_broker_that_may_have_missed_heartbeats_gives_its_workers_the_whole_ti
     desk.foreman.stop(5)
 
 
+def test_a_broker_that_is_announced_no_more_takes_no_claims() -> None:
+    store = filled(MemoryStore(), 1)
+    desk = Desk(store)
+    announced = [False]
+    desk.foreman = Foreman(store, CONFIG, RUNTIME, may_take=lambda: announced[0])
+    assert desk.claim()["op"] == "failed"
+    manifest = Queue(store, CONFIG, runtime=RUNTIME, role="test").read()
+    assert manifest is not None
+    assert manifest.epoch == 0
+    announced[0] = True
+    assert desk.claim()["op"] == "claimed"
+    desk.foreman.stop(5)
+
+
 def test_a_heartbeat_makes_a_successor_take_the_claims_over() -> None:
     store = filled(MemoryStore(), 1)
     first = Desk(store)
