@@ -1,0 +1,90 @@
+"""The declarative pipeline of ``examples/pipelines``, run as its header says, twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from opendata_buffer import Consumer, ConsumerConfig
+from tests.spark.jvm import java_options, starting
+from tests.spark.queues import produce
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "pipelines"
+
+
+def run(home: Path) -> None:
+    import pyspark
+
+    spark_home = Path(pyspark.__file__).parent
+    (home / "conf").mkdir(exist_ok=True)
+    settings = (EXAMPLE / "spark-defaults.conf").read_text()
+    assert "spark.sql.catalogImplementation hive" in settings
+    (home / "conf" / "spark-defaults.conf").write_text(
+        settings
+        + f"""
+spark.sql.warehouse.dir {home}/warehouse
+spark.hadoop.javax.jdo.option.ConnectionURL jdbc:derby:;databaseName={home}/metastore;create=true
+spark.ui.enabled false
+spark.sql.shuffle.partitions 2
+spark.driver.extraJavaOptions {java_options()}
+"""
+    )
+    with starting():
+        done = subprocess.run(
+            [str(spark_home / "bin" / "spark-pipelines"), "run", "--spec", "spark-pipeline.yml"],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            cwd=home,
+            env={
+                **os.environ,
+                "SPARK_HOME": str(spark_home),
+                "SPARK_CONF_DIR": str(home / "conf"),
+                "PYSPARK_PYTHON": sys.executable,
+            },
+        )
+    assert done.returncode == 0, done.stderr[-4000:] + done.stdout[-2000:]
+
+
+def orders(first: int, last: int) -> list[bytes]:
+    numbers = range(first, last)
+    return [json.dumps({"id": each, "amount": each * 10.0}).encode() for each in numbers]
+
+
+@pytest.mark.slow
+def test_a_streaming_table_of_a_queue_and_a_sink_into_one_have_each_order_once(
+    tmp_path: Path,
+) -> None:
+    spec = (EXAMPLE / "spark-pipeline.yml").read_text()
+    for written, here in (
+        ("file:///tmp/opendata-buffer-pipeline", f"file://{tmp_path}/storage"),
+        ("orders.queue: /tmp/orders", f"orders.queue: {tmp_path}/orders"),
+        ("orders.large: /tmp/large-orders", f"orders.large: {tmp_path}/large"),
+    ):
+        assert written in spec
+        spec = spec.replace(written, here)
+    (tmp_path / "spark-pipeline.yml").write_text(spec)
+    (tmp_path / "transformations").mkdir()
+    program = (EXAMPLE / "transformations" / "orders.py").read_text()
+    (tmp_path / "transformations" / "orders.py").write_text(program)
+
+    produce(str(tmp_path / "orders"), [orders(0, 7), orders(7, 12)])
+    run(tmp_path)
+    produce(str(tmp_path / "orders"), [orders(12, 20)])
+    run(tmp_path)
+
+    files = [path for path in tmp_path.rglob("*.parquet") if re.search(r"/orders/", str(path))]
+    ids = [each for path in files for each in pq.read_table(path)["id"].to_pylist()]
+    assert sorted(ids) == list(range(20))
+    large = []
+    with Consumer(ConsumerConfig(store=str(tmp_path / "large"))) as consumer:
+        while batch := consumer.next_batch():
+            large += [json.loads(record)["id"] for record in batch.entries]
+    assert sorted(large) == list(range(10, 20))
