@@ -18,8 +18,8 @@ class ClosedAtEnd(ABC):
     """A context manager that closes itself, and does not hide the error that ended the block."""
 
     @abstractmethod
-    def close(self, timeout: float | None = None) -> None:
-        """Flush and end; free to repeat."""
+    def close(self) -> None:
+        """Write out what is pending and end; free to repeat."""
 
     def __enter__(self) -> Self:
         return self
@@ -32,7 +32,11 @@ class ClosedAtEnd(ABC):
     ) -> None:
         try:
             self.close()
-        except OpenDataBufferError:
+        except OpenDataBufferError as error:
             if exc is None:
                 raise
-            log.exception("closing the %s failed", type(self).__name__)
+            self._note_failed_close(error)
+
+    def _note_failed_close(self, error: OpenDataBufferError) -> None:
+        """Say that closing failed after the block had; called while the error is handled."""
+        log.exception("closing the %s failed", type(self).__name__)

@@ -13,9 +13,9 @@ from __future__ import annotations
 import logging
 import weakref
 from contextlib import AbstractContextManager
-from types import TracebackType
 
 from opendata_buffer import metrics
+from opendata_buffer.closing import ClosedAtEnd
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.descriptors import BatchDescriptor, ConsumedBatch
 from opendata_buffer.consumer.fetch import FetchHandle
@@ -37,7 +37,7 @@ __all__ = ["Consumer"]
 log = logging.getLogger(__name__)
 
 
-class Consumer:
+class Consumer(ClosedAtEnd):
     """The one reader of a queue. Thread-safe; a context manager.
 
     Two ways to read, over the same cursors::
@@ -371,22 +371,9 @@ class Consumer:
             if self._gc is not None:
                 self._gc.stop()
 
-    def __enter__(self) -> Consumer:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        try:
-            self.close()
-        except OpenDataBufferError as error:
-            if exc is None:
-                raise
-            # The caller's own error matters more, and often is the cause of this one.
-            log.warning("closing after an error failed too: %s", error)
+    def _note_failed_close(self, error: OpenDataBufferError) -> None:
+        # The caller's own error matters more, and often is the cause of this one.
+        log.warning("closing after an error failed too: %s", error)
 
     def _sequence_of(self, position: Position, url: str) -> int:
         """The sequence of a position, if it is one of this queue."""

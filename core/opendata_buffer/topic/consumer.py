@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
 
+from opendata_buffer.closing import ClosedAtEnd
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.descriptors import BatchDescriptor, ConsumedBatch
 from opendata_buffer.consumer.read_ahead import Pace, fetch_many
@@ -57,7 +57,7 @@ class TopicBatch:
     metadata: tuple[Metadata, ...]
 
 
-class TopicConsumer:
+class TopicConsumer(ClosedAtEnd):
     """The one reader of a topic, or of some of its partitions. A context manager.
 
     ::
@@ -222,21 +222,8 @@ class TopicConsumer:
         self._closed = True
         self._close_all()
 
-    def __enter__(self) -> TopicConsumer:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        try:
-            self.close()
-        except OpenDataBufferError as error:
-            if exc is None:
-                raise
-            log.warning("closing after an error failed too: %s", error)
+    def _note_failed_close(self, error: OpenDataBufferError) -> None:
+        log.warning("closing after an error failed too: %s", error)
 
     # What was found, and is fetched in turn.
 
