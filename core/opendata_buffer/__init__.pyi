@@ -159,7 +159,10 @@ from opendata_buffer.producer.producer import (
 from opendata_buffer.stores.factory import (
     open_store as open_store,
 )
-from opendata_buffer.topic.consumer import (
+from opendata_buffer.topic.batch import (
+    TopicArrowBatch as TopicArrowBatch,
+)
+from opendata_buffer.topic.batch import (
     TopicBatch as TopicBatch,
 )
 from opendata_buffer.topic.consumer import (

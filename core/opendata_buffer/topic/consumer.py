@@ -6,18 +6,17 @@ import logging
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from opendata_buffer.closing import ClosedAtEnd
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.descriptors import BatchDescriptor, ConsumedBatch
+from opendata_buffer.consumer.descriptors import ArrowBatch, BatchDescriptor, ConsumedBatch
 from opendata_buffer.consumer.read_ahead import Pace, fetch_many
 from opendata_buffer.consumer.read_committed import READ_COMMITTED
 from opendata_buffer.errors import Closed, Drained, InvalidInput, OpenDataBufferError
-from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores import Store
 from opendata_buffer.together import together
+from opendata_buffer.topic.batch import TopicArrowBatch, TopicBatch
 from opendata_buffer.topic.current import CurrentTopic
 from opendata_buffer.topic.description import TopicDescription
 from opendata_buffer.topic.fair import in_turn
@@ -25,7 +24,7 @@ from opendata_buffer.topic.position import PartitionPosition
 from opendata_buffer.topic.reader import PartitionReader
 from opendata_buffer.topic.topic import Topic
 
-__all__ = ["TopicBatch", "TopicConsumer"]
+__all__ = ["TopicConsumer"]
 
 log = logging.getLogger(__name__)
 
@@ -36,25 +35,6 @@ GROUP = 64
 """Batches fetched between two looks, at most: so long a new one in another partition waits."""
 
 PRUNE_S = 3_600.0
-
-
-@dataclass(frozen=True, slots=True)
-class TopicBatch:
-    """A decoded batch of one partition.
-
-    Attributes:
-        partition: Which one.
-        entries: The records, in ingestion order.
-        sequence: Position in the partition's queue.
-        location: Key of the batch object.
-        metadata: Ranges of records with their ingestion time and payload.
-    """
-
-    partition: str
-    entries: list[bytes]
-    sequence: int
-    location: str
-    metadata: tuple[Metadata, ...]
 
 
 class TopicConsumer(ClosedAtEnd):
@@ -84,6 +64,7 @@ class TopicConsumer(ClosedAtEnd):
         runtime: Clock and threads.
         allow_data_loss: Go on behind a gap, with a warning, instead of raising ``DataLoss``.
         refresh_s: Seconds after which the list of partitions is read again, in the background.
+        program: What reads the topic, for the person who asks ``opendata-buffer owner``.
 
     Raises:
         InvalidInput: There is no topic, or it has no such partition; a position is none.
@@ -102,8 +83,10 @@ class TopicConsumer(ClosedAtEnd):
         runtime: Runtime | None = None,
         allow_data_loss: bool = False,
         refresh_s: float = REFRESH_S,
+        program: str = "Python",
     ) -> None:
         self._config = config
+        self._program = program
         self._isolation = isolation
         self._allow_data_loss = allow_data_loss
         self._runtime = runtime or SystemRuntime()
@@ -118,7 +101,8 @@ class TopicConsumer(ClosedAtEnd):
         self._drained = Topic.open(config, store=topic.store, runtime=self._runtime)
         self._readers: dict[str, PartitionReader] = {}
         self._group: deque[tuple[str, BatchDescriptor]] = deque()
-        self._fetching: Generator[ConsumedBatch, None, None] | None = None
+        self._fetching: Generator[ConsumedBatch | ArrowBatch, None, None] | None = None
+        self._as_arrow = False
         self._pace = Pace()
         self._last: str | None = None
         self._errors: deque[OpenDataBufferError] = deque()
@@ -140,7 +124,7 @@ class TopicConsumer(ClosedAtEnd):
         found = {name: reader.position for name, reader in self._readers.items()}
         return {name: position for name, position in found.items() if position is not None}
 
-    def position_of(self, batch: TopicBatch) -> PartitionPosition:
+    def position_of(self, batch: TopicBatch | TopicArrowBatch) -> PartitionPosition:
         """What to save with a batch: it and all delivered before it in its partition are done.
 
         Raises:
@@ -161,17 +145,29 @@ class TopicConsumer(ClosedAtEnd):
             TransientStorageError, PermanentStorageError: The store did not answer.
             Closed: The consumer was closed.
         """
-        while True:
-            self._check_open()
-            if self._fetching is not None:
-                return self._take(self._fetching)
-            if self._errors:
-                raise self._errors.popleft()
-            found = self._look()
-            if not self._begin_group() and not self._errors and not found:
-                return None
+        taken = self._next(arrow=False)
+        if taken is None:
+            return None
+        name, found = taken
+        assert isinstance(found, ConsumedBatch)
+        return TopicBatch(name, found.entries, found.sequence, found.location, found.metadata)
 
-    def ack(self, batch: TopicBatch) -> None:
+    def next_arrow_batch(self) -> TopicArrowBatch | None:
+        """As :meth:`next_batch`, with the records as an Arrow array, without an object for each.
+
+        Both may be called in turn, over the same place in the topic; what was fetched ahead for
+        the one is fetched again for the other.
+        """
+        taken = self._next(arrow=True)
+        if taken is None:
+            return None
+        name, found = taken
+        assert isinstance(found, ArrowBatch)
+        return TopicArrowBatch(
+            found.values, found.sequence, found.location, found.metadata, partition=name
+        )
+
+    def ack(self, batch: TopicBatch | TopicArrowBatch) -> None:
         """Acknowledge a batch: the next one of its partition, in the order of delivery.
 
         Every ``config.ack_interval`` entries the partition's manifest is written; what an open
@@ -227,6 +223,21 @@ class TopicConsumer(ClosedAtEnd):
 
     # What was found, and is fetched in turn.
 
+    def _next(self, *, arrow: bool) -> tuple[str, ConsumedBatch | ArrowBatch] | None:
+        """The next batch in one of its forms, and its partition; None when nothing is ready."""
+        self._check_open()
+        if arrow is not self._as_arrow:
+            self._end_group()
+            self._as_arrow = arrow
+        while True:
+            if self._fetching is not None:
+                return self._take(self._fetching)
+            if self._errors:
+                raise self._errors.popleft()
+            found = self._look()
+            if not self._begin_group() and not self._errors and not found:
+                return None
+
     def _begin_group(self) -> bool:
         """Let what is ready be fetched ahead, in turn; whether there is any."""
         waiting = {name: reader.ready for name, reader in self._readers.items()}
@@ -235,15 +246,18 @@ class TopicConsumer(ClosedAtEnd):
             return False
         self._group = deque(group)
         owners = {id(descriptor): self._readers[name] for name, descriptor in group}
+        fetch = PartitionReader.fetch_arrow if self._as_arrow else PartitionReader.fetch
         self._fetching = fetch_many(
-            lambda descriptor: owners[id(descriptor)].fetch(descriptor),
+            lambda descriptor: fetch(owners[id(descriptor)], descriptor),
             [descriptor for _, descriptor in group],
             runtime=self._runtime,
             pace=self._pace,
         )
         return True
 
-    def _take(self, fetching: Generator[ConsumedBatch, None, None]) -> TopicBatch:
+    def _take(
+        self, fetching: Generator[ConsumedBatch | ArrowBatch, None, None]
+    ) -> tuple[str, ConsumedBatch | ArrowBatch]:
         name, _ = self._group[0]
         self._last = name  # also after an error: the others have their turn first
         try:
@@ -255,7 +269,7 @@ class TopicConsumer(ClosedAtEnd):
         self._readers[name].ready.popleft()
         if not self._group:
             self._end_group()
-        return TopicBatch(name, found.entries, found.sequence, found.location, found.metadata)
+        return name, found
 
     def _end_group(self) -> None:
         """What was fetched and not delivered is fetched again: it is still ready."""
@@ -312,6 +326,7 @@ class TopicConsumer(ClosedAtEnd):
                     store=self._store,
                     runtime=self._runtime,
                     allow_data_loss=self._allow_data_loss,
+                    program=self._program,
                 )
             except Drained:
                 return None  # closed for good, and about to leave the list

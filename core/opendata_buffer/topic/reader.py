@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.descriptors import BatchDescriptor, ConsumedBatch
+from opendata_buffer.consumer.descriptors import ArrowBatch, BatchDescriptor, ConsumedBatch
 from opendata_buffer.consumer.position import Position
 from opendata_buffer.errors import Drained, QueueReset
 from opendata_buffer.runtime import Runtime
@@ -32,6 +32,7 @@ class PartitionReader:
         store: Where it is.
         runtime: Clock and threads.
         allow_data_loss: Go on behind a gap.
+        program: What reads it, for the person who asks.
 
     Attributes:
         name: The partition.
@@ -53,6 +54,7 @@ class PartitionReader:
         store: Store,
         runtime: Runtime,
         allow_data_loss: bool,
+        program: str,
     ) -> None:
         self.name = name
         self.ready: deque[BatchDescriptor] = deque()
@@ -66,7 +68,9 @@ class PartitionReader:
             store=store,
             runtime=runtime,
             allow_data_loss=allow_data_loss,
+            program=program,
         )
+        self._handle = self._consumer.fetch_handle()
         try:
             self._check(position)
         except QueueReset:
@@ -112,7 +116,11 @@ class PartitionReader:
 
     def fetch(self, descriptor: BatchDescriptor) -> ConsumedBatch:
         """Fetch one batch; from any thread."""
-        return self._consumer.fetch_descriptor(descriptor)
+        return self._handle.fetch(descriptor)
+
+    def fetch_arrow(self, descriptor: BatchDescriptor) -> ArrowBatch:
+        """Fetch one batch to an Arrow array; from any thread."""
+        return self._handle.fetch_arrow(descriptor)
 
     def ack(self, sequence: int) -> None:
         """The next delivered batch is processed; the manifest is written now and then.

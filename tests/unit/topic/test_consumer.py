@@ -9,6 +9,7 @@ import pytest
 
 from opendata_buffer.errors import (
     BatchMissing,
+    BatchUnreadable,
     Closed,
     Fenced,
     InvalidInput,
@@ -19,11 +20,13 @@ from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
+from opendata_buffer.queue.holder import read_holder
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores import Blob, NotModified
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.topic.consumer import GROUP, TopicBatch, TopicConsumer
+from opendata_buffer.topic.batch import TopicBatch
+from opendata_buffer.topic.consumer import GROUP, TopicConsumer
 from opendata_buffer.topic.names import name_of
 from opendata_buffer.topic.topic import Topic
 from tests.unit.topic.world import URL, consuming
@@ -107,6 +110,54 @@ def test_closing_writes_out_what_was_acknowledged_and_no_more() -> None:
             consumer.ack(batch)
         assert [world.queued(number) for number in range(2)] == [3, 3]
     assert sorted(world.queued(number) for number in range(2)) == [0, 1]
+
+
+def test_arrow_batches_are_the_same_batches_without_an_object_for_each_record() -> None:
+    world = World(2)
+    for number in range(2):
+        world.append(number, b"%d" % number, b"", message=(b"writer", 1, CONTINUE_TXN))
+        world.append(number, message=(b"writer", 2, ACK_TXN))
+    world.append(0, b"undecided", message=(b"absent", 1, CONTINUE_TXN))
+    consumer = world.consumer(program="a test")
+    found = {}
+    while (batch := consumer.next_arrow_batch()) is not None:
+        found[batch.partition] = batch.values.to_pylist()
+        consumer.ack(batch)
+    assert found == {"p-00000-04pn": [b"0", b""], "p-00001-05mv": [b"1", b""]}
+    # Of each what is undecided stays, and the acknowledgement that releases nothing more goes.
+    assert [world.queued(number) for number in range(2)] == [1, 0]
+    holder = read_holder(world.store, Topic.config_of("p-00000-04pn", consuming()), world.runtime)
+    assert holder is not None
+    assert holder.program == "a test"
+
+
+def test_both_forms_of_batches_may_be_taken_in_turn() -> None:
+    world = World(2)
+    for number in range(20):
+        world.append(number % 2, b"%d" % number)
+    consumer = world.consumer()
+    found: list[bytes] = []
+    for turn in range(20):
+        batch: Any = consumer.next_arrow_batch() if turn % 3 else consumer.next_batch()
+        assert batch is not None
+        found += batch.values.to_pylist() if turn % 3 else batch.entries
+        consumer.ack(batch)
+    assert found == [b"%d" % number for number in range(20)]
+    assert consumer.next_batch() is None
+    assert consumer.next_arrow_batch() is None
+
+
+def test_an_arrow_batch_that_cannot_be_read_is_told_of_and_may_be_skipped() -> None:
+    world = World(1)
+    world.store.put(world.append(0, b"a"), b"no batch")
+    world.append(0, b"b")
+    consumer = world.consumer()
+    with pytest.raises(BatchUnreadable):
+        consumer.next_arrow_batch()
+    consumer.skip("p-00000-04pn", 0)
+    batch = consumer.next_arrow_batch()
+    assert batch is not None
+    assert batch.values.to_pylist() == [b"b"]
 
 
 def test_a_backlog_in_one_partition_does_not_starve_the_others() -> None:
@@ -343,7 +394,12 @@ def test_it_stops_when_it_is_closed() -> None:
         batch = consumer.next_batch()
     consumer.close()
     assert isinstance(batch, TopicBatch)
-    for call in (consumer.next_batch, consumer.flush, lambda: consumer.ack(batch)):
+    for call in (
+        consumer.next_batch,
+        consumer.next_arrow_batch,
+        consumer.flush,
+        lambda: consumer.ack(batch),
+    ):
         with pytest.raises(Closed):
             call()
 

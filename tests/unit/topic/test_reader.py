@@ -53,7 +53,18 @@ class World:
             store=self.store,
             runtime=self.runtime,
             allow_data_loss=allow_data_loss,
+            program="test",
         )
+
+
+def test_a_batch_is_fetched_as_bytes_or_as_an_array() -> None:
+    world = World()
+    world.append(b"a", b"")
+    reader = world.reader()
+    assert reader.look()
+    (descriptor,) = reader.ready
+    assert reader.fetch(descriptor).entries == [b"a", b""]
+    assert reader.fetch_arrow(descriptor).values.to_pylist() == [b"a", b""]
 
 
 def taken(reader: PartitionReader) -> list[bytes]:
