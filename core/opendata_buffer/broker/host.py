@@ -114,6 +114,7 @@ class Host:
         self._port: ListeningPort | None = None
         self._service: Service | None = None
         self._mine: Announcement | None = None
+        self._is_open = False
         self._beaten_at = 0.0
         self._steady_at = 0.0
         self._failure: OpenDataBufferError | None = None
@@ -122,8 +123,8 @@ class Host:
 
     @property
     def serving(self) -> Announcement | None:
-        """What it announced, while it serves."""
-        return self._mine
+        """What it announced, while it serves: from when its port is open on."""
+        return self._mine if self._is_open else None
 
     @property
     def stands_by_for(self) -> Announcement | None:
@@ -267,6 +268,7 @@ class Host:
         self._service, self._mine = service, taken
         self._beaten_at = self._steady_at = self._runtime.monotonic()
         self._port.open(service, taken)
+        self._is_open = True
         log.info("serving as the broker: %s", taken)
         return BEAT_S
 
@@ -284,7 +286,7 @@ class Host:
             self._condition.notify_all()
 
     def _step_down(self) -> None:
-        service, self._service, self._mine = self._service, None, None
+        service, self._service, self._mine, self._is_open = self._service, None, None, False
         if service is not None:
             # What waits is refused, so its clients know at once that it was not appended.
             service.stop(timeout=5)

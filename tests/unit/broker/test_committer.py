@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from opendata_buffer.broker import committer as committer_module
 from opendata_buffer.broker.announcement import Announcement
 from opendata_buffer.broker.client import Appended, ChannelClosed, Connection, Lost, Refused
 from opendata_buffer.broker.committer import LOOK_S, BrokeredCommitter
@@ -19,7 +20,9 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.queue.queue import Queue
+from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import (
     CONFIG,
     RUNTIME,
@@ -47,9 +50,11 @@ def unreachable(announcement: Announcement) -> Connection:
     raise ChannelClosed("no network")
 
 
-def committer(store: MemoryStore, direct: Direct, connecting=None, **more) -> BrokeredCommitter:  # type: ignore[no-untyped-def]
+def committer(  # type: ignore[no-untyped-def]
+    store: MemoryStore, direct: Direct, connecting=None, runtime: Runtime = RUNTIME
+) -> BrokeredCommitter:
     via = connecting or (lambda announcement: connect(announcement, RUNTIME))
-    return BrokeredCommitter(direct, store, CONFIG, RUNTIME, via, **more)
+    return BrokeredCommitter(direct, store, CONFIG, runtime, via)
 
 
 def announce(store: MemoryStore, broker: Announcement) -> None:
@@ -138,6 +143,14 @@ class Scripted:
         self.is_over = True
 
 
+CLOCK = ManualRuntime()
+"""Moves only where somebody sleeps: no machine is too slow for a deadline."""
+
+
+def later(seconds: float = 60.0) -> float:
+    return CLOCK.monotonic() + seconds
+
+
 def scripted(
     store: MemoryStore, *connections: Scripted, same: bool = False
 ) -> tuple[BrokeredCommitter, Direct]:
@@ -160,7 +173,7 @@ def scripted(
         return left.pop(0)  # type: ignore[return-value]
 
     direct = Direct(store)
-    return committer(store, direct, connecting), direct
+    return committer(store, direct, connecting, CLOCK), direct
 
 
 def test_an_append_whose_answer_was_lost_is_looked_up_and_not_repeated() -> None:
@@ -168,7 +181,7 @@ def test_an_append_whose_answer_was_lost_is_looked_up_and_not_repeated() -> None
     other = Queue(store, CONFIG, runtime=RUNTIME, role="dead broker")
     dead = Scripted(Lost(0, 0.0), before=lambda: other.append(entries("a", "b")))
     ours, direct = scripted(store, dead)
-    assert ours.append(entries("a", "b"), begin_by=soon()) == 0
+    assert ours.append(entries("a", "b"), begin_by=later()) == 0
     assert queued(store) == ["ingest/a.batch", "ingest/b.batch"]
     assert direct.used == 0
 
@@ -176,7 +189,7 @@ def test_an_append_whose_answer_was_lost_is_looked_up_and_not_repeated() -> None
 def test_an_append_that_did_not_land_is_appended_after_the_look() -> None:
     store = MemoryStore()
     ours, _ = scripted(store, Scripted(Lost(0, 0.0)))
-    assert ours.append(entries("a"), begin_by=soon()) == 0
+    assert ours.append(entries("a"), begin_by=later()) == 0
     assert queued(store) == ["ingest/a.batch"]
 
 
@@ -186,7 +199,7 @@ def test_the_next_broker_is_told_where_the_first_attempt_may_have_landed() -> No
     first, second = Scripted(Lost(4, 0.0)), Scripted(Lost(9, 0.0))
     third = Scripted(Appended(5))
     ours, direct = scripted(store, first, second, third)
-    assert ours.append(entries("a"), begin_by=soon()) == 5
+    assert ours.append(entries("a"), begin_by=later()) == 5
     assert (first.asked, second.asked, third.asked) == ([None], [4], [4])
     assert direct.used == 0
 
@@ -196,22 +209,22 @@ def test_a_broker_that_fell_silent_is_not_asked_again_before_it_gives_a_sign_of_
     ours, _ = scripted(store, Scripted(Lost(0, 0.0)), Scripted(Appended(7)), same=True)
     # It takes connections and says nothing: each attempt would cost a second.
     for number in range(3):
-        assert ours.append(entries(str(number)), begin_by=soon()) == number
-        RUNTIME.sleep(LOOK_S)
+        assert ours.append(entries(str(number)), begin_by=later()) == number
+        CLOCK.sleep(LOOK_S)
     assert len(queued(store)) == 3
     lease = Lease(store, CONFIG, RUNTIME)
     announced = lease.read()
     assert announced is not None
     assert lease.beat(announced) is not None
-    assert ours.append(entries("x"), begin_by=soon()) == 7
+    assert ours.append(entries("x"), begin_by=later()) == 7
 
 
 def test_nobody_else_is_asked_before_the_lost_broker_can_write_no_more() -> None:
     store = MemoryStore()
-    safe_at = RUNTIME.monotonic() + 0.3
+    safe_at = CLOCK.monotonic() + 0.3
     ours, _ = scripted(store, Scripted(Lost(0, safe_at)))
-    ours.append(entries("a"), begin_by=soon())
-    assert RUNTIME.monotonic() >= safe_at
+    ours.append(entries("a"), begin_by=later())
+    assert CLOCK.monotonic() >= safe_at
 
 
 def test_what_a_consumer_may_have_taken_is_unknown() -> None:
@@ -224,7 +237,7 @@ def test_what_a_consumer_may_have_taken_is_unknown() -> None:
 
     ours, _ = scripted(store, Scripted(Lost(0, 0.0), before=land_and_take))
     with pytest.raises(CommitStateUnknown, match="dequeued since"):
-        ours.append(entries("a"), begin_by=soon())
+        ours.append(entries("a"), begin_by=later())
     assert queued(store) == []
 
 
@@ -232,13 +245,16 @@ def test_a_refused_append_is_asked_for_again_or_elsewhere() -> None:
     again = Scripted(Refused("expired"), Refused("expired"), Refused("moved"))
     successor = Scripted(Appended(3))
     ours, direct = scripted(MemoryStore(), again, successor)
-    assert ours.append(entries("a"), begin_by=soon()) == 3
+    assert ours.append(entries("a"), begin_by=later()) == 3
     assert again.asked == [None] * 3
     assert again.is_over
     assert direct.used == 0
 
 
-def test_a_process_finds_the_broker_that_follows_a_dead_one() -> None:
+def test_a_process_finds_the_broker_that_follows_a_dead_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(committer_module, "PATIENCE_S", 0.2)
     store = MemoryStore()
     direct = Direct(store)
     with serving(store) as (_, announcement, _):
@@ -268,7 +284,7 @@ def test_an_error_of_a_later_attempt_says_nothing_of_the_first(error: OpenDataBu
     other = Queue(store, CONFIG, runtime=RUNTIME, role="dead broker")
     dead = Scripted(Lost(0, 0.0), before=lambda: other.append(entries("a")))
     ours, direct = scripted(store, dead, Scripted(error, Lost(0, 0.0)))
-    assert ours.append(entries("a"), begin_by=soon()) == 0
+    assert ours.append(entries("a"), begin_by=later()) == 0
     assert queued(store) == ["ingest/a.batch"]
     assert direct.used == 0
 
@@ -277,13 +293,13 @@ def test_a_doubtful_append_that_cannot_be_looked_up_is_unknown() -> None:
     refused = PermanentStorageError("forbidden")
     ours, _ = scripted(MemoryStore(), Scripted(Lost(0, 0.0)), Scripted(refused))
     with pytest.raises(CommitStateUnknown, match="forbidden"):
-        ours.append(entries("a"), begin_by=soon())
+        ours.append(entries("a"), begin_by=later())
 
 
 def test_what_no_broker_takes_is_appended_alone_and_the_connection_kept() -> None:
     connection = Scripted(Refused("large"))
     ours, direct = scripted(MemoryStore(), connection)
-    assert ours.append(entries("a"), begin_by=soon()) == 0
+    assert ours.append(entries("a"), begin_by=later()) == 0
     assert direct.used == 1
     assert not connection.is_over
 
@@ -291,5 +307,5 @@ def test_what_no_broker_takes_is_appended_alone_and_the_connection_kept() -> Non
 def test_a_broker_with_too_much_to_do_is_asked_again_and_not_left() -> None:
     connection = Scripted(Refused("busy"), Appended(7))
     ours, direct = scripted(MemoryStore(), connection)
-    assert ours.append(entries("a"), begin_by=soon()) == 7
+    assert ours.append(entries("a"), begin_by=later()) == 7
     assert direct.used == 0

@@ -110,7 +110,7 @@ def test_a_broker_that_clients_reach_and_that_does_not_reach_the_store_steps_dow
         other = host(store)
         behind.cut = True
         eventually(lambda: other.serving)
-        assert ours.serving is None
+        eventually(lambda: ours.serving is None)
     finally:
         behind.cut = False
         for each in (ours, other):
@@ -134,7 +134,8 @@ def test_a_broker_whose_sign_of_life_comes_late_knows_that_it_was_away(
         behind.cut = False
         beaten_at = ours._beaten_at
         eventually(lambda: ours._beaten_at > beaten_at)
-        assert cut_at < ours._steady_since() <= ours._beaten_at
+        # A busy machine may be late with a sign of life once more.
+        eventually(lambda: cut_at < ours._steady_since() <= ours._beaten_at)
     finally:
         behind.cut = False
         ours.stop(10)

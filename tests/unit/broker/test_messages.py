@@ -31,6 +31,11 @@ ENTRIES = (
 CLOCK = clock_body(Moment(1_700_000_000_000, 12.5))
 
 
+@pytest.fixture(autouse=True)
+def patient() -> None:
+    """Nobody needs patience where time is the test's own."""
+
+
 def travelled(body: dict[str, Any]) -> dict[str, Any]:
     found = json.loads(json.dumps(body))
     assert isinstance(found, dict)

@@ -47,14 +47,16 @@ class Client:
 
 
 def made(
-    store: MemoryStore, runtime: ManualRuntime | SystemRuntime, config: ProducerConfig = CONFIG
+    store: MemoryStore, runtime: ManualRuntime | None = None, config: ProducerConfig = CONFIG
 ) -> Service:
+    """With a clock that stands still: no request grows old while a busy machine has it wait."""
+    runtime = runtime or ManualRuntime()
     return Service(Queue(store, config, runtime=runtime, role="broker"), runtime, "ingest")
 
 
 def test_requests_that_wait_enter_with_one_write_in_the_order_they_came() -> None:
     store = MemoryStore()
-    service = made(store, SystemRuntime())
+    service = made(store)
     clients = [Client(service), Client(service)]
     for number in range(3):
         for who, client in enumerate(clients):
@@ -156,7 +158,7 @@ def test_a_request_that_is_renewed_while_a_slow_write_is_under_way_is_written() 
 def test_a_doubtful_request_is_looked_up_before_it_is_appended() -> None:
     store = MemoryStore()
     Queue(store, CONFIG, runtime=SystemRuntime(), role="x").append([NewEntry("ingest/a")])
-    service = made(store, SystemRuntime())
+    service = made(store)
     client = Client(service)
     client.ask("a", since=0)
     client.ask("b", since=0)
@@ -172,7 +174,7 @@ def test_a_doubtful_request_that_a_consumer_may_have_taken_is_unknown() -> None:
     queue.append([NewEntry("ingest/a"), NewEntry("ingest/b")])
     epoch = queue.claim_epoch(None).epoch
     queue.dequeue(0, epoch)
-    service = made(store, SystemRuntime())
+    service = made(store)
     client = Client(service)
     client.ask("c", since=0)
     service.start()
@@ -186,7 +188,7 @@ def test_a_doubtful_request_that_a_consumer_may_have_taken_is_unknown() -> None:
 def test_a_full_queue_takes_what_fits() -> None:
     store = MemoryStore()
     config = ProducerConfig(store="memory://unused", max_manifest_bytes=150)
-    service = made(store, SystemRuntime(), config)
+    service = made(store, config=config)
     client = Client(service)
     for number in range(8):
         client.ask(f"{number}")
@@ -203,7 +205,7 @@ def test_a_full_queue_takes_what_fits() -> None:
 
 def test_what_waits_when_a_broker_leaves_is_refused_and_so_is_what_comes() -> None:
     store = MemoryStore()
-    service = made(store, SystemRuntime())
+    service = made(store)
     client = Client(service)
     client.ask("a")
     service.stop()
@@ -214,7 +216,7 @@ def test_what_waits_when_a_broker_leaves_is_refused_and_so_is_what_comes() -> No
 
 
 def test_a_client_with_too_many_open_requests_is_sent_away() -> None:
-    service = made(MemoryStore(), SystemRuntime())
+    service = made(MemoryStore())
     client = Client(service)
     for number in range(MAX_OPEN_REQUESTS):
         client.ask(f"{number}")
@@ -223,13 +225,13 @@ def test_a_client_with_too_many_open_requests_is_sent_away() -> None:
 
 
 def test_what_is_not_known_is_refused() -> None:
-    client = Client(made(MemoryStore(), SystemRuntime()))
+    client = Client(made(MemoryStore()))
     with pytest.raises(ProtocolError, match="'delete', which is not known"):
         client.send({"op": "delete"})
 
 
 def test_counters_are_told_to_who_asks() -> None:
-    service = made(MemoryStore(), SystemRuntime())
+    service = made(MemoryStore())
     service.start()
     client = Client(service)
     client.ask("a", "b")
@@ -251,7 +253,7 @@ def test_groups_entries_clients_and_what_waits_are_measured(
     appended: list[int] = []
     monkeypatch.setattr(metrics.broker_commits, "add", commits.append)
     monkeypatch.setattr(metrics.broker_entries_appended, "add", appended.append)
-    service = made(MemoryStore(), SystemRuntime())
+    service = made(MemoryStore())
     client = Client(service)
     client.ask("a", "b")
     client.ask("c")
@@ -278,7 +280,7 @@ def test_an_error_that_nobody_foresaw_reaches_the_clients_and_the_service_goes_o
             return super().put_if(key, data, condition)
 
     store = Broken()
-    service = made(store, SystemRuntime())
+    service = made(store)
     service.start()
     client = Client(service)
     client.ask("a")
@@ -329,7 +331,7 @@ def test_while_storage_stalls_nobody_is_told_that_nobody_can_know(lands: bool) -
 
 
 def test_bytes_that_wait_are_bounded_like_entries() -> None:
-    service = made(MemoryStore(), SystemRuntime())
+    service = made(MemoryStore())
     client = Client(service)
     large = [NewEntry("ingest/large", (Metadata(0, 0, bytes(2 * 1024 * 1024)),))]
     count = MAX_WAITING_BYTES // (2 * 1024 * 1024)
