@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from buffer_source.batch_partition import BatchPartition
 from buffer_source.batches import PartitionBatch, tasks_of
 from buffer_source.measures import Measures
 from buffer_source.options import EARLIEST, LATEST, SourceOptions
 from buffer_source.partitions import Partitions
 from buffer_source.rows import check_schema
-from buffer_source.task import BatchPartition, read_batches
+from buffer_source.task import read_batches
 from buffer_source.times import newest_ms
 from opendata_buffer.consumer.descriptors import BatchDescriptor
 from opendata_buffer.consumer.read_committed import ReadCommitted

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.types import (
     BinaryType,
     DataType,
@@ -178,6 +177,8 @@ class _Indexes:
             # Grown by doubling and sliced, so that counting costs nothing per batch.
             size = max(end, 2 * len(self._counter) if self._counter is not None else 1024)
             size = min(size, (1 << 31) - 1)
+            import pyarrow.compute as pc  # 40 ms, and who plans a query makes no rows
+
             ones = pa.repeat(pa.scalar(1, self._dtype), size)
             self._counter = pc.cumulative_sum(ones, start=pa.scalar(-1, self._dtype))
         return self._counter.slice(piece.begin, piece.count)

@@ -61,7 +61,7 @@ class Progress:
                 repeats[-1].sequence,
             )
 
-    def retried(self, *_: object) -> None:
+    def retried(self) -> None:
         """A request is about to be made again."""
         self.retries += 1
 

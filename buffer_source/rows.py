@@ -5,20 +5,23 @@ from __future__ import annotations
 import difflib
 from bisect import bisect_right
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from buffer_source.columns import COLUMNS, Piece
-from buffer_source.malformed import Malformed
 from buffer_source.offsets import ONLY
 from buffer_source.runs import Runs
 from buffer_source.typed_schema import OWN, check_typed_schema, record_schema
 from opendata_buffer.consumer.descriptors import Records
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.values.decoder import Decoder
 from opendata_buffer.values.options import ValueOptions
+
+if TYPE_CHECKING:
+    from buffer_source.malformed import Malformed
+    from opendata_buffer.values.decoder import Decoder
 
 __all__ = ["PIECE_BYTES", "RowBuilder", "arrow_schema", "check_schema", "default_schema"]
 
@@ -111,6 +114,10 @@ class RowBuilder:
         self._decoder: Decoder | None = None
         self._malformed: Malformed | None = None
         if values is not None:
+            # Not before: they take 60 ms, and neither bytes nor a query's plan needs them.
+            from buffer_source.malformed import Malformed
+            from opendata_buffer.values.decoder import Decoder
+
             self._decoder = Decoder(record_schema(self.schema), values)
             self._malformed = Malformed(values)
         own = {

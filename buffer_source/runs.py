@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from opendata_buffer.formats.manifest import Metadata
 
@@ -73,6 +72,8 @@ class Runs:
 
     def expand(self, values: list[Any], dtype: pa.DataType) -> pa.Array:
         """One array with ``values[i]`` on every row of run ``i``."""
+        import pyarrow.compute as pc  # 40 ms, and who plans a query makes no rows
+
         encoded = pa.RunEndEncodedArray.from_arrays(
             pa.array(self.ends, pa.int32()), pa.array(values, dtype)
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +11,7 @@ from pyspark.sql.types import StructType
 
 from buffer_source.options import SourceOptions
 from buffer_source.partitions import Partitions
+from buffer_source.typed_schema import INFERRED
 from opendata_buffer.consumer.descriptors import BatchDescriptor
 from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.errors import InvalidInput, PoisonBatch
@@ -22,15 +22,13 @@ from opendata_buffer.stores import Store
 from opendata_buffer.values.infer import ddl, infer
 from opendata_buffer.values.options import ValueOptions
 
-__all__ = ["check_not_inferred", "infer_schema"]
+__all__ = ["infer_schema"]
 
 log = logging.getLogger(__name__)
 
 BATCHES = 8
 RECORDS = 1000
 """Of each batch that is looked at."""
-
-_INFERRED = "opendata-buffer.inferred"
 
 
 def infer_schema(
@@ -60,27 +58,10 @@ def infer_schema(
             ".schema('id BIGINT, name STRING, at TIMESTAMP')"
         )
     log.warning("columns were inferred from %d records: .schema(%r)", len(records), ddl(schema))
-    line = {_INFERRED: ddl(schema)}
+    line = {INFERRED: ddl(schema)}
     return StructType(
         [_marked(each.jsonValue(), line) for each in from_arrow_schema(schema).fields]
     )
-
-
-def check_not_inferred(schema: StructType) -> None:
-    """Refuse, for a stream, what :func:`infer_schema` made: the next restart may see other records.
-
-    Raises:
-        InvalidInput: It says which line to add.
-    """
-    for field in schema.fields:
-        line = (field.metadata or {}).get(_INFERRED)
-        if line is not None:
-            raise InvalidInput(
-                "a stream with valueFormat needs a schema, which must not change when it starts "
-                "again and other records are queued. The records that are queued now have\n\n"
-                f"    .schema({json.dumps(line, ensure_ascii=False)})\n\n"
-                "Add that line to readStream, with the types you want"
-            )
 
 
 def _marked(field: dict[str, Any], metadata: dict[str, str]) -> Any:

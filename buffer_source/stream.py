@@ -50,9 +50,7 @@ class StreamDriver:
         self._runtime = runtime
         # An error in any call ends the query, so what may pass is waited for.
         self._progress = Progress()
-        self._patient = queue_retry(runtime, options.consumer).copy(
-            before_sleep=self._progress.retried
-        )
+        self._patient = queue_retry(runtime, options.consumer, before_pause=self._progress.retried)
         self._partitions = Partitions(options, store, runtime, self._patient)
         self._log = CommitLog()
         self._frozen: list[str] | None = None  # What a run with AvailableNow reads.

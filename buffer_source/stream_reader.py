@@ -34,11 +34,11 @@ except ImportError as error:
         "ones do not tell a Python source what was committed, nor when to stop"
     ) from error
 
+from buffer_source.batch_partition import BatchPartition
 from buffer_source.offsets import INITIAL, SourceOffset
 from buffer_source.options import SourceOptions
 from buffer_source.rows import check_schema
-from buffer_source.sample import check_not_inferred
-from buffer_source.task import BatchPartition, read_batches
+from buffer_source.typed_schema import check_not_inferred
 from opendata_buffer.errors import DataLoss, Fenced, QueueReset
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.factory import open_store
@@ -124,6 +124,9 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Fetch, decode and cut the batches of one task. Runs on an executor."""
+        # Not before: the query's process on the driver never reads, and starts sooner without.
+        from buffer_source.task import read_batches
+
         # Spark makes up a partition of its own where there is none to read.
         descriptors = partition.descriptors if isinstance(partition, BatchPartition) else ()
         return read_batches(self._options, self._schema, descriptors)

@@ -10,7 +10,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
-from pyspark.sql.datasource import InputPartition
 
 from buffer_source.bad_batches import Action
 from buffer_source.batches import PartitionBatch
@@ -33,29 +32,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-__all__ = ["BatchPartition", "read_batches"]
+__all__ = ["read_batches"]
 
 log = logging.getLogger(__name__)
-
-
-class BatchPartition(InputPartition):
-    """Batches of one task, of each partition in queue order; pickled into the task."""
-
-    def __init__(self, descriptors: tuple[PartitionBatch, ...]) -> None:
-        super().__init__(descriptors)
-        self.descriptors = descriptors
-
-    def __repr__(self) -> str:
-        if not self.descriptors:
-            return "BatchPartition()"
-        first, last = (_name(each) for each in (self.descriptors[0], self.descriptors[-1]))
-        return f"BatchPartition({len(self.descriptors)} batches, {first} to {last})"
-
-
-def _name(batch: PartitionBatch) -> str:
-    part = f" (part {batch.part + 1} of {batch.parts})" if batch.parts > 1 else ""
-    where = "" if batch.partition == ONLY else f"{batch.partition}:"
-    return f"{where}{batch.sequence}{part}"
 
 
 def read_batches(

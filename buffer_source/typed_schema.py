@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import difflib
+import json
 
 import pyarrow as pa
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from buffer_source.columns import COLUMNS
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.values.decoder import Decoder
 from opendata_buffer.values.options import ValueOptions
 
-__all__ = ["OWN", "check_typed_schema", "record_schema"]
+__all__ = ["INFERRED", "OWN", "check_not_inferred", "check_typed_schema", "record_schema"]
 
 OWN = {
     f"_{name}": name
     for name in ("sequence", "index", "ingestion_time", "metadata", "location", "partition")
 }
 """Our columns by the names they have beside the fields of records."""
+
+INFERRED = "opendata-buffer.inferred"
+"""In the metadata of a column that nobody asked for: the schema's line to paste."""
 
 
 def check_typed_schema(schema: StructType, options: ValueOptions, arrow: pa.Schema) -> None:
@@ -52,7 +55,26 @@ def check_typed_schema(schema: StructType, options: ValueOptions, arrow: pa.Sche
             )
         if column.nullable and not field.nullable:
             _check_nullable(field.name, field.dataType, field.nullable)
+    from opendata_buffer.values.decoder import Decoder  # 60 ms with all that it reads by
+
     Decoder(record_schema(arrow), options)
+
+
+def check_not_inferred(schema: StructType) -> None:
+    """Refuse, for a stream, a schema made of a sample: the next restart may see other records.
+
+    Raises:
+        InvalidInput: It says which line to add.
+    """
+    for field in schema.fields:
+        line = (field.metadata or {}).get(INFERRED)
+        if line is not None:
+            raise InvalidInput(
+                "a stream with valueFormat needs a schema, which must not change when it starts "
+                "again and other records are queued. The records that are queued now have\n\n"
+                f"    .schema({json.dumps(line, ensure_ascii=False)})\n\n"
+                "Add that line to readStream, with the types you want"
+            )
 
 
 def record_schema(arrow: pa.Schema) -> pa.Schema:

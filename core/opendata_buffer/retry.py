@@ -1,17 +1,21 @@
-"""Retries: tenacity with the time and the randomness of a :class:`~.runtime.Runtime`."""
+"""Retries: what fails for a time is called again, until a deadline.
+
+The loop is our own, a page long: tenacity, which knows many more ways, loads asyncio and, where it
+is installed, tornado: 20 to 40 ms of each process that Spark starts, before a query's first answer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
-from typing import Protocol
-from weakref import WeakKeyDictionary
-
-import tenacity
+from collections.abc import Callable
+from typing import ParamSpec, Protocol, TypeVar
 
 from opendata_buffer.errors import TransientStorageError
 from opendata_buffer.runtime import Runtime, remaining
 
-__all__ = ["full_jitter", "queue_retry"]
+__all__ = ["Retries", "full_jitter", "queue_retry"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class BackoffSettings(Protocol):
@@ -25,8 +29,11 @@ class BackoffSettings(Protocol):
     def cas_deadline_ms(self) -> int: ...
 
 
-class _Backoff:
-    """Wait and stop of one policy; tenacity's own read the global clock and random numbers."""
+class Retries:
+    """A retry policy: call it with a function and its arguments. See :func:`full_jitter`.
+
+    It keeps nothing between calls, so it may be used again and by several threads.
+    """
 
     def __init__(
         self,
@@ -34,39 +41,51 @@ class _Backoff:
         base_ms: int,
         max_ms: int,
         deadline_ms: int,
+        retry_on: tuple[type[BaseException], ...],
         pause: Callable[[BaseException], float | None] | None,
+        before_pause: Callable[[], None] | None,
     ) -> None:
         self._runtime = runtime
-        self._pause = pause
         self._base_s = base_ms / 1000
         self._max_s = max_ms / 1000
         self._deadline_s = deadline_ms / 1000
-        # Per call, not per policy: one policy may serve several threads at once.
-        self._began: MutableMapping[tenacity.RetryCallState, float] = WeakKeyDictionary()
+        self._retry_on = retry_on
+        self._pause = pause
+        self._before_pause = before_pause
 
-    def before(self, state: tenacity.RetryCallState) -> None:
-        if state.attempt_number == 1:
-            self._began[state] = self._runtime.monotonic()
+    def __call__(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What the function returns.
 
-    def _left_s(self, state: tenacity.RetryCallState) -> float:
-        return self._began[state] + self._deadline_s - self._runtime.monotonic()
+        Raises:
+            BaseException: What it raised, at once or in the last attempt.
+        """
+        until = self._runtime.monotonic() + self._deadline_s
+        failures = 0
+        while True:
+            try:
+                return call(*args, **kwargs)
+            except self._retry_on as error:
+                failures += 1
+                pause = self._pause_after(failures, error)
+                left = until - self._runtime.monotonic()
+                around = remaining()
+                # Cut at the deadline, so that the last attempt is made at it and not given away.
+                pause = min(pause, max(0.0, left))
+                # At the caller's deadline nothing can be tried any more, and the error of the
+                # last attempt says more than that time is up.
+                if left <= 0 or (around is not None and pause >= around):
+                    raise
+            if self._before_pause is not None:
+                self._before_pause()
+            self._runtime.sleep(pause)
 
-    def wait(self, state: tenacity.RetryCallState) -> float:
+    def _pause_after(self, failures: int, error: BaseException) -> float:
+        pause = None if self._pause is None else self._pause(error)
+        if pause is not None:
+            return pause
         # The exponent is capped: 2.0**1024 overflows after some hours of retries.
-        step = min(self._max_s, self._base_s * 2.0 ** min(state.attempt_number - 1, 64))
-        error = None if state.outcome is None else state.outcome.exception()
-        pause = None if error is None or self._pause is None else self._pause(error)
-        if pause is None:
-            pause = self._runtime.random() * step
-        # Cut at the deadline, so that the last attempt is made at it and not given away.
-        return min(pause, max(0.0, self._left_s(state)))
-
-    def stop(self, state: tenacity.RetryCallState) -> bool:
-        # At the caller's deadline nothing can be tried any more, and the error of the last
-        # attempt says more than that time is up.
-        around = remaining()
-        late = around is not None and state.upcoming_sleep >= around
-        return late or self._left_s(state) <= 0
+        step = min(self._max_s, self._base_s * 2.0 ** min(failures - 1, 64))
+        return self._runtime.random() * step
 
 
 def full_jitter(
@@ -77,13 +96,13 @@ def full_jitter(
     deadline_ms: int,
     retry_on: tuple[type[BaseException], ...],
     pause: Callable[[BaseException], float | None] | None = None,
-) -> tenacity.Retrying:
+    before_pause: Callable[[], None] | None = None,
+) -> Retries:
     """A retry policy with full-jitter exponential backoff within a deadline.
 
     Attempt ``n`` is followed by a sleep drawn from [0, min(max_ms, base_ms * 2**(n-1))). Full
     jitter, because writers that lost one CAS race together would otherwise meet again in the
-    next one (failure F14). Call the policy, or iterate over it: ``for attempt in policy: with
-    attempt: ...``. It may be used again and by several threads.
+    next one (failure F14).
 
     Args:
         runtime: Where sleeping, time and randomness come from.
@@ -95,16 +114,9 @@ def full_jitter(
             retries at once.
         retry_on: Errors that are retried. Any other, and the last of these, is raised as it is.
         pause: Seconds to sleep after an error in place of the backoff; None for the backoff.
+        before_pause: Called before each of these sleeps.
     """
-    backoff = _Backoff(runtime, base_ms, max_ms, deadline_ms, pause)
-    return tenacity.Retrying(
-        sleep=runtime.sleep,
-        before=backoff.before,
-        wait=backoff.wait,
-        stop=backoff.stop,
-        retry=tenacity.retry_if_exception_type(retry_on),
-        reraise=True,
-    )
+    return Retries(runtime, base_ms, max_ms, deadline_ms, retry_on, pause, before_pause)
 
 
 def queue_retry(
@@ -114,7 +126,8 @@ def queue_retry(
     deadline_ms: int | None = None,
     retry_on: tuple[type[BaseException], ...] = (TransientStorageError,),
     pause: Callable[[BaseException], float | None] | None = None,
-) -> tenacity.Retrying:
+    before_pause: Callable[[], None] | None = None,
+) -> Retries:
     """:func:`full_jitter` with the backoff of a queue's settings.
 
     Args:
@@ -123,6 +136,7 @@ def queue_retry(
         deadline_ms: Milliseconds in place of ``cas_deadline_ms``.
         retry_on: Errors that are retried.
         pause: See :func:`full_jitter`.
+        before_pause: See :func:`full_jitter`.
     """
     return full_jitter(
         runtime,
@@ -131,4 +145,5 @@ def queue_retry(
         deadline_ms=config.cas_deadline_ms if deadline_ms is None else deadline_ms,
         retry_on=retry_on,
         pause=pause,
+        before_pause=before_pause,
     )

@@ -6,11 +6,10 @@ import threading
 from collections.abc import Callable
 
 import pytest
-import tenacity
 
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import TransientStorageError
-from opendata_buffer.retry import full_jitter, queue_retry
+from opendata_buffer.retry import Retries, full_jitter, queue_retry
 from opendata_buffer.runtime import deadline
 from opendata_buffer.testing.runtime import ManualRuntime
 
@@ -32,7 +31,7 @@ class Failing:
 
 def policy(
     runtime: ManualRuntime, *, base_ms: int = 10, max_ms: int = 100, deadline_ms: int = 1_000
-) -> tenacity.Retrying:
+) -> Retries:
     return full_jitter(
         runtime, base_ms=base_ms, max_ms=max_ms, deadline_ms=deadline_ms, retry_on=(OSError,)
     )
@@ -108,14 +107,27 @@ def test_each_call_has_a_deadline_of_its_own() -> None:
     assert once(Failing(3)) == 4
 
 
-def test_iterating_works_like_calling() -> None:
+def test_who_counts_retries_is_told_before_each_pause() -> None:
     runtime = Always(0.5)
-    failing = Failing(2)
-    for attempt in policy(runtime):
-        with attempt:
-            result = failing()
-    assert result == 3
+    told: list[int] = []
+    patient = full_jitter(
+        runtime,
+        base_ms=10,
+        max_ms=100,
+        deadline_ms=1_000,
+        retry_on=(OSError,),
+        before_pause=lambda: told.append(len(runtime.slept)),
+    )
+    assert patient(Failing(2)) == 3
     assert runtime.slept == pytest.approx([0.005, 0.010])
+    assert told == [0, 1]
+    with pytest.raises(KeyError):
+        patient(Failing(1, KeyError))
+    assert told == [0, 1]
+
+
+def test_arguments_are_passed_on(runtime: ManualRuntime) -> None:
+    assert policy(runtime)(sorted, [2, 1, 3], reverse=True) == [3, 2, 1]
 
 
 def test_one_policy_serves_several_threads(runtime: ManualRuntime) -> None:

@@ -3,6 +3,9 @@
 Encoding joins the lengths, viewed as 4-byte binaries, to the values. Decoding lets Arrow's
 Parquet reader split the block (:mod:`opendata_buffer.formats.parquet_page`). Both give exactly
 what :mod:`opendata_buffer.formats.batch` gives, and raise the same errors.
+
+Arrow's own modules are loaded where they are used: they take 50 ms, and the process that plans a
+query decodes nothing.
 """
 
 from __future__ import annotations
@@ -15,8 +18,6 @@ from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from opendata_buffer.errors import CorruptBatch, InvalidInput
 from opendata_buffer.formats import BytesLike, parquet_page, zstd
@@ -111,6 +112,8 @@ def _check_values(array: pa.Array | pa.ChunkedArray) -> None:
             "pyarrow.compute.cast(array, 'string') or JSON text"
         )
     if array.null_count:
+        import pyarrow.compute as pc
+
         row = pc.index(pc.is_null(array), pa.scalar(True)).as_py()
         raise InvalidInput(
             f"row {row} is null ({array.null_count} of {len(array)} rows are): a record is never "
@@ -142,6 +145,8 @@ def _value_bytes(values: pa.Array) -> int:
 def _join_lengths(values: pa.Array) -> bytes | memoryview:
     if sys.byteorder != "little":
         return join_records(values.to_pylist())
+    import pyarrow.compute as pc
+
     lengths = pc.binary_length(values).cast(pa.int32())
     prefixes = pa.Array.from_buffers(
         pa.binary(4), len(lengths), [None, lengths.buffers()[1]], offset=lengths.offset
@@ -281,6 +286,8 @@ class ArrowBlock:
         if self.file is None:
             yield _array_of(split_records(self.block, count))
             return
+        import pyarrow.parquet as pq
+
         rows = size = 0
         try:
             for values in read(pq.ParquetFile(pa.BufferReader(self.file), pre_buffer=False)):

@@ -329,7 +329,7 @@ class Register(Generic[T]):
         from_memory: bool,
     ) -> Outcome[T | None]:
         self._fresh = self._fresh and from_memory
-        run = _Run(decide, proof)
+        run: _Run[T] = _Run(decide, proof)
         started, attempts = self._runtime.monotonic(), self.attempts
         try:
             try:

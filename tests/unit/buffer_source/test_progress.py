@@ -14,7 +14,7 @@ def test_counts_add_up_over_micro_batches(caplog: pytest.LogCaptureFixture) -> N
         progress.planned(2, 30, missing=0, repeats=[])
     assert caplog.text == ""
     progress.planned(1, 5, missing=1, repeats=[BatchDescriptor(7, "a"), BatchDescriptor(9, "b")])
-    progress.retried("state")
+    progress.retried()
     assert progress.to_json() == {
         "batches": 3,
         "bytes": 35,

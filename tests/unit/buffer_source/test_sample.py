@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from buffer_source.options import SourceOptions
-from buffer_source.sample import check_not_inferred, infer_schema
+from buffer_source.sample import infer_schema
+from buffer_source.typed_schema import check_not_inferred
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.buffer_source.structs import struct

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,11 +14,11 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
 )
 
+from buffer_source.batch_partition import BatchPartition
 from buffer_source.offsets import INITIAL
 from buffer_source.options import SourceOptions
 from buffer_source.rows import default_schema
 from buffer_source.stream_reader import BufferStreamReader
-from buffer_source.task import BatchPartition
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import BatchMissing, Fenced, InvalidInput
 from opendata_buffer.producer.producer import Producer
@@ -117,3 +119,20 @@ def test_fenced_says_that_reading_a_queue_twice_does_this(tmp_path: Path) -> Non
 def test_a_stream_refuses_what_only_a_batch_read_has(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="endingOffsets"):
         reader(tmp_path, endingOffsets="3")
+
+
+def test_the_process_of_a_query_loads_nothing_that_only_reading_needs() -> None:
+    # Spark starts one for each query, and waits for its first answer.
+    code = """
+import sys
+import pyspark.sql.streaming.python_streaming_source_runner
+spark = set(sys.modules)
+import buffer_source.stream, buffer_source.stream_reader
+print(*set(sys.modules) - spark)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "buffer_source.stream" in loaded
+    heavy = {"asyncio", "boto3", "email", "msgspec", "pandas", "pyarrow.compute", "ulid"}
+    reading = {"buffer_source.task", "opendata_buffer.values.decoder", "pyarrow.parquet"}
+    assert not loaded & (heavy | reading)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,7 +9,7 @@ from buffer_source import task
 from buffer_source.batches import PartitionBatch
 from buffer_source.options import SourceOptions
 from buffer_source.rows import default_schema
-from buffer_source.task import BatchPartition, read_batches
+from buffer_source.task import read_batches
 from opendata_buffer import metrics
 from opendata_buffer.errors import BatchMissing, BatchUnreadable, ForeignLocation
 from opendata_buffer.formats.batch import Compression, encode_batch
@@ -53,13 +52,6 @@ def corrupt_behind_good_rows() -> bytes:
     return bytes(block)
 
 
-def test_a_partition_says_what_is_in_it_and_pickles(runtime: ManualRuntime) -> None:
-    partition = BatchPartition((PartitionBatch(3, "a"), PartitionBatch(4, "b")))
-    assert repr(partition) == "BatchPartition(2 batches, 3 to 4)"
-    assert repr(BatchPartition(())) == "BatchPartition()"
-    assert pickle.loads(pickle.dumps(partition)).descriptors == partition.descriptors
-
-
 def test_batches_come_in_order(tmp_path: Path, store: Store, runtime: ManualRuntime) -> None:
     descriptors = put(store, runtime, *(encode_batch([b"a"] * count) for count in (2, 0, 3)))
     assert sequences(options(tmp_path), descriptors) == [0, 0, 2, 2, 2]
@@ -95,16 +87,13 @@ def test_tasks_that_share_a_batch_read_each_row_once(
     tmp_path: Path, store: Store, runtime: ManualRuntime
 ) -> None:
     records = [b"%d" % number for number in range(10)]
-    small, large = put(store, runtime, encode_batch([b"x"]), encode_batch(records))
+    large = put(store, runtime, encode_batch([b"x"]), encode_batch(records))[1]
     parts = large.shared_by(3)
     read = [list(read_batches(options(tmp_path), default_schema(), [part])) for part in parts]
     found = [[value for piece in each for value in piece["value"].to_pylist()] for each in read]
     assert found == [records[0:3], records[3:6], records[6:10]]
     indices = [index for each in read for piece in each for index in piece["index"].to_pylist()]
     assert indices == list(range(10))
-    assert repr(BatchPartition((small, parts[1]))) == (
-        "BatchPartition(2 batches, 0 to 1 (part 2 of 3))"
-    )
 
 
 def test_a_corrupt_batch_that_tasks_share_is_quarantined_by_all_and_counted_once(
