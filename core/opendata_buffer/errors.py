@@ -35,7 +35,7 @@ Every error survives pickling and carries the values its message names as attrib
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 __all__ = [
     "BatchMissing",
@@ -251,16 +251,27 @@ class CorruptBatch(CorruptData):
 
 
 class PoisonBatch(OpenDataBufferError):
-    """One queued batch cannot be delivered. ``Consumer.skip(sequence)`` passes it by."""
+    """One queued batch cannot be delivered. ``Consumer.skip(sequence)`` passes it by.
 
-    def __init__(self, sequence: int, location: str, reason: str) -> None:
+    Of a topic ``partition`` says where it is: ``TopicConsumer.skip(partition, sequence)``.
+    """
+
+    def __init__(
+        self, sequence: int, location: str, reason: str, partition: str | None = None
+    ) -> None:
+        call = f"skip({sequence})" if partition is None else f"skip({partition!r}, {sequence})"
         super().__init__(
             f"batch {sequence} at {location!r} cannot be delivered: {reason}. Restore the object, "
-            f"or pass it by with skip({sequence}); its records are then lost."
+            f"or pass it by with {call}; its records are then lost."
         )
         self.sequence = sequence
         self.location = location
         self.reason = reason
+        self.partition = partition
+
+    def of(self, partition: str) -> Self:
+        """The same error of a batch in a partition of a topic."""
+        return type(self)(self.sequence, self.location, self.reason, partition)
 
 
 class BatchMissing(PoisonBatch):

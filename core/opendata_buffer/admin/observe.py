@@ -8,9 +8,21 @@ from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Store
+from opendata_buffer.topic.names import number_of
 from opendata_buffer.topic.topic import is_topic
 
-__all__ = ["Observer"]
+__all__ = ["Observer", "is_a_topic"]
+
+
+def is_a_topic(url: str, prefix: str) -> str:
+    """What to tell who asked for a queue where there is a topic, and no such partition."""
+    lists = f"'opendata-buffer topic describe {url}' lists them"
+    if number_of(prefix) is None:
+        return (
+            f"there is a topic at {url}, and this is about one queue: name a partition with "
+            f"--partition; {lists}"
+        )
+    return f"partition {prefix!r} of the topic at {url} was never written; {lists}"
 
 
 class Observer:
@@ -37,13 +49,9 @@ class Observer:
             CorruptManifest: It is no v1 manifest.
             TransientStorageError, PermanentStorageError: The store did not answer.
         """
-        manifest = self._queue.read()
+        manifest = self.find()
         if manifest is None and is_topic(self.store):
-            raise InvalidInput(
-                f"there is a topic at {self.store.url}, and {self.config.data_path_prefix!r} is no "
-                "partition of it that was ever written. See 'opendata-buffer topic describe "
-                f"{self.store.url}', and name one of its partitions with --partition."
-            )
+            raise InvalidInput(is_a_topic(self.store.url, self.config.data_path_prefix))
         if manifest is None:
             raise InvalidInput(
                 f"there is no queue: no manifest {self.config.manifest_path!r} in "
@@ -51,3 +59,7 @@ class Observer:
                 "data_path_prefix or manifest_path."
             )
         return manifest
+
+    def find(self) -> Manifest | None:
+        """As :meth:`manifest`; None where there is none."""
+        return self._queue.read()

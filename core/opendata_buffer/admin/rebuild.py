@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from opendata_buffer.admin.observe import is_a_topic
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import (
     Conflict,
@@ -35,6 +36,7 @@ from opendata_buffer.queue.cas import Done, Raced, Register
 from opendata_buffer.queue.owner import MARKER_NAME, Watermark, check_owner, claim_for_use
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Blob, Listing, Store
+from opendata_buffer.topic.topic import is_topic
 
 __all__ = ["RebuildPlan", "plan_rebuild", "read_raw", "rebuild", "was_read"]
 
@@ -276,6 +278,8 @@ def rebuild(
     listing = store.list(f"{config.data_path_prefix}/")
     raw = read_raw(store, config.manifest_path)
     plan = plan_rebuild(raw, listing, seen, config=config)
+    if raw is None and seen is None and not plan.found and is_topic(store):
+        raise InvalidInput(is_a_topic(store.url, config.data_path_prefix))
     if raw is None and seen is None and not plan.found:
         raise InvalidInput(
             f"there is no queue: neither a manifest {config.manifest_path!r} nor a batch below "

@@ -2,19 +2,22 @@
 
 ``earliest`` is the oldest queued batch and ``latest`` the end; a whole number is a sequence; a
 time is the first batch with a record that was taken in then or later, as the Spark source's
-``startingTimestamp`` finds it.
+``startingTimestamp`` finds it. Partitions of a topic count each for itself, so sequences are given
+by partition there, as the source's ``startingOffsets``: ``{"0": 42}``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import location_timestamp_ms
 from opendata_buffer.formats.manifest import Manifest, QueueEntry
 
-__all__ = ["EARLIEST", "LATEST", "Start"]
+__all__ = ["EARLIEST", "LATEST", "Start", "Starts"]
 
 EARLIEST = "earliest"
 LATEST = "latest"
@@ -34,6 +37,11 @@ class Start:
     text: str
     sequence: int | None = None
     since_ms: int | None = None
+
+    @property
+    def is_earliest(self) -> bool:
+        """Whether nothing is passed by, whatever the queue holds."""
+        return self.text == EARLIEST
 
     @classmethod
     def parse(cls, text: str) -> Start:
@@ -85,6 +93,58 @@ class Start:
             f"sequence {self.sequence} is beyond the end of the queue with manifest {key!r}: "
             f"{held}, and the next batch gets {end}. Use {LATEST} for the end"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Starts:
+    """Where to begin in each of some queues.
+
+    Attributes:
+        text: As it was given.
+        everywhere: The same place in all of them; None if sequences are given by partition.
+        by_partition: Names or numbers of partitions, and the place in each.
+    """
+
+    text: str
+    everywhere: Start | None
+    by_partition: Mapping[str, Start] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> Starts:
+        """Read what :meth:`Start.parse` reads, or JSON such as ``{"0": 42, "p-00001-05mv": 7}``.
+
+        Raises:
+            InvalidInput: It is neither.
+        """
+        if not text.lstrip().startswith("{"):
+            return cls(text, Start.parse(text))
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            found = {}
+        if not found or not all(type(each) is int and each >= 0 for each in found.values()):
+            raise InvalidInput(
+                f"{text!r} is no place in a topic: give sequences by partition, by number or "
+                'name, such as {"0": 42, "1": 7}'
+            )
+        return cls(
+            text, None, {name: Start(str(each), sequence=each) for name, each in found.items()}
+        )
+
+    def resolved(self, resolve: Callable[[str], str]) -> Callable[[str], Start]:
+        """From the whole name of a partition to its place; ``earliest`` where none was given.
+
+        Args:
+            resolve: From a name or a number to the name; raises for one that there is not.
+
+        Raises:
+            InvalidInput: A partition that there is not.
+        """
+        if self.everywhere is not None:
+            everywhere = self.everywhere
+            return lambda name: everywhere
+        places = {resolve(name): start for name, start in self.by_partition.items()}
+        return lambda name: places.get(name, Start(EARLIEST))
 
 
 def _first_since(manifest: Manifest, since_ms: int) -> int:

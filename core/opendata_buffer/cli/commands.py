@@ -11,6 +11,7 @@ import click
 
 from opendata_buffer.cli.broker import broker
 from opendata_buffer.cli.completion import completion
+from opendata_buffer.cli.consume import consume
 from opendata_buffer.cli.copy import copy
 from opendata_buffer.cli.errors import Application, main_of
 from opendata_buffer.cli.find import list_
@@ -18,8 +19,8 @@ from opendata_buffer.cli.fsck import fsck
 from opendata_buffer.cli.objects import batch, manifest
 from opendata_buffer.cli.options import version_option
 from opendata_buffer.cli.owner import owner
+from opendata_buffer.cli.produce import produce
 from opendata_buffer.cli.queues import gc, status
-from opendata_buffer.cli.records import consume, produce
 from opendata_buffer.cli.repairs import quarantine, rebuild, skip
 from opendata_buffer.cli.seek import seek
 from opendata_buffer.cli.top import top

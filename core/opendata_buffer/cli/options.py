@@ -31,6 +31,7 @@ __all__ = [
     "patient_queue_options",
     "queue_options",
     "recreate_option",
+    "refuse_together",
     "spelled",
     "store_argument",
     "store_options",
@@ -163,6 +164,13 @@ version_option = click.option(
 )
 
 
+def refuse_together(**given: Any) -> None:
+    """Raises UsageError when two of these options are given; they exclude each other."""
+    names = [name for name, value in given.items() if value]
+    if len(names) > 1:
+        raise click.UsageError(f"{' and '.join(names)} cannot be used together")
+
+
 def store_options_of(store: dict[str, Any]) -> Any:
     """StoreOptions from the values of :data:`store_options`.
 
@@ -260,9 +268,11 @@ def spelled(context: click.Context, message: str) -> str:
     if flags is None or queue is None:
         return message
     message = re.sub(
-        r"skip\((\d+)\); its records are then lost",
+        r"skip\((?:'([^']*)', )?(\d+)\); its records are then lost",
         lambda found: (
-            f"'opendata-buffer skip {queue} {found[1]}', which copies it to the quarantine first"
+            f"'opendata-buffer skip {queue} {found[2]}"
+            f"{'' if found[1] is None else f' --partition {found[1]}'}', which copies it to the "
+            "quarantine first"
         ),
         message,
     )

@@ -17,6 +17,7 @@ from typing import Any
 from opendata_buffer.consumer.descriptors import ArrowBatch
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.entries import Metadata
+from opendata_buffer.topic.batch import TopicArrowBatch
 
 __all__ = ["TOKENS", "Render", "as_json", "by_format", "text_or_base64"]
 
@@ -39,6 +40,8 @@ class _Record:
 
 def _records(batch: ArrowBatch, partition: str) -> Iterator[_Record]:
     ranges = sorted(batch.metadata, key=lambda each: each.start_index)
+    if isinstance(batch, TopicArrowBatch):
+        partition = batch.partition
     at = 0
     current: Metadata | None = None
     for index, value in enumerate(batch.values.to_pylist()):
@@ -55,7 +58,8 @@ def as_json(partition: str) -> Render:
     """A JSON object on a line for each record; ``produce --json`` reads it.
 
     Args:
-        partition: The queue's data prefix, shown with each record.
+        partition: The queue's data prefix, shown with each record; batches of a topic have their
+            own.
     """
 
     def render(batch: ArrowBatch) -> bytes:
@@ -131,7 +135,7 @@ def by_format(template: str, partition: str) -> Render:
     Args:
         template: Text with the tokens of :data:`TOKENS` and the escapes ``\\n``, ``\\r``, ``\\t``,
             ``\\0``, ``\\xNN`` and ``\\\\``.
-        partition: The queue's data prefix.
+        partition: The queue's data prefix; batches of a topic have their own.
 
     Raises:
         InvalidInput: It has another token or escape, or none at all.

@@ -28,7 +28,8 @@ __all__ = ["seek"]
     required=True,
     metavar="WHERE",
     help="Where the queue shall begin: a sequence, a time such as 2026-01-31T03:00:00Z (UTC "
-    "without a zone), or 'latest', which drops all that waits now.",
+    "without a zone), or 'latest', which drops all that waits now; in a topic also sequences by "
+    "partition such as '{\"0\": 42}'.",
 )
 @click.option(
     "--copy/--no-copy",
@@ -56,27 +57,23 @@ def seek(
 
     Asks first. Prints how many are dropped and where their copies are: 'quarantine list' shows
     them, 'quarantine restore' produces one again. Stop the queue's consumer or Spark query
-    before: one that still runs is fenced. Of a topic all partitions are moved, by a time or to
-    the latest; a sequence is one partition's. With --json a line for each queue.
+    before: one that still runs is fenced. Of a topic all partitions are moved by a time or to the
+    latest, and those that are named by sequences. With --json a line for each queue.
     """
     from opendata_buffer.admin.seek import plan_seek
     from opendata_buffer.admin.seek import seek as move
-    from opendata_buffer.admin.start import Start
+    from opendata_buffer.admin.start import Starts
     from opendata_buffer.cli.places import place_of
     from opendata_buffer.cli.progress import track
     from opendata_buffer.config import ConsumerConfig
 
-    start = Start.parse(to)
+    starts = Starts.parse(to)
     place = place_of(
         runtime, queue, ConsumerConfig, allow_foreign_locations=allow_foreign_locations
     )
-    if place.topic is not None and start.sequence is not None:
-        raise click.UsageError(
-            f"--to {to} is a sequence, and each partition counts for itself: name one with "
-            "--partition, or give a time or 'latest'"
-        )
+    start_of = place.starts(starts, "--to")
     plans: list[tuple[Any, SeekPlan]] = [
-        (config, plan_seek(place.store, config, start, runtime))
+        (config, plan_seek(place.store, config, start_of(config.data_path_prefix), runtime))
         for config in place.written(runtime)
     ]
     dropped = sum(len(plan.dropped) for _, plan in plans)

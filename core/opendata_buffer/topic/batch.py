@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from opendata_buffer.consumer.descriptors import ArrowBatch
 from opendata_buffer.formats.manifest import Metadata
 
-__all__ = ["TopicArrowBatch", "TopicBatch"]
+__all__ = ["Delivered", "TopicArrowBatch", "TopicBatch"]
+
+
+class Delivered(Protocol):
+    """A batch that was handed out, or what is kept of it: its records need not be."""
+
+    @property
+    def partition(self) -> str:
+        """Which one."""
+        ...
+
+    @property
+    def sequence(self) -> int:
+        """Position in the partition's queue."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from opendata_buffer.errors import Closed, Drained, InvalidInput, OpenDataBuffer
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores import Store
 from opendata_buffer.together import together
-from opendata_buffer.topic.batch import TopicArrowBatch, TopicBatch
+from opendata_buffer.topic.batch import Delivered, TopicArrowBatch, TopicBatch
 from opendata_buffer.topic.current import CurrentTopic
 from opendata_buffer.topic.description import TopicDescription
 from opendata_buffer.topic.fair import in_turn
@@ -124,7 +124,7 @@ class TopicConsumer(ClosedAtEnd):
         found = {name: reader.position for name, reader in self._readers.items()}
         return {name: position for name, position in found.items() if position is not None}
 
-    def position_of(self, batch: TopicBatch | TopicArrowBatch) -> PartitionPosition:
+    def position_of(self, batch: Delivered) -> PartitionPosition:
         """What to save with a batch: it and all delivered before it in its partition are done.
 
         Raises:
@@ -167,8 +167,10 @@ class TopicConsumer(ClosedAtEnd):
             found.values, found.sequence, found.location, found.metadata, partition=name
         )
 
-    def ack(self, batch: TopicBatch | TopicArrowBatch) -> None:
+    def ack(self, batch: Delivered) -> None:
         """Acknowledge a batch: the next one of its partition, in the order of delivery.
+
+        Only ``partition`` and ``sequence`` of it are looked at, so its records may be given up.
 
         Every ``config.ack_interval`` entries the partition's manifest is written; what an open
         transaction needs stays in it.

@@ -9,7 +9,7 @@ from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.descriptors import ArrowBatch, BatchDescriptor, ConsumedBatch
 from opendata_buffer.consumer.position import Position
-from opendata_buffer.errors import Drained, QueueReset
+from opendata_buffer.errors import Drained, PoisonBatch, QueueReset
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Store
 from opendata_buffer.topic.position import PartitionPosition
@@ -116,11 +116,17 @@ class PartitionReader:
 
     def fetch(self, descriptor: BatchDescriptor) -> ConsumedBatch:
         """Fetch one batch; from any thread."""
-        return self._handle.fetch(descriptor)
+        try:
+            return self._handle.fetch(descriptor)
+        except PoisonBatch as error:
+            raise error.of(self.name) from error
 
     def fetch_arrow(self, descriptor: BatchDescriptor) -> ArrowBatch:
         """Fetch one batch to an Arrow array; from any thread."""
-        return self._handle.fetch_arrow(descriptor)
+        try:
+            return self._handle.fetch_arrow(descriptor)
+        except PoisonBatch as error:
+            raise error.of(self.name) from error
 
     def ack(self, sequence: int) -> None:
         """The next delivered batch is processed; the manifest is written now and then.

@@ -127,8 +127,22 @@ class Topic:
             StorageError: The store did not answer.
         """
         settings, opened, runtime = _taken(config, store, runtime)
+        found = cls.find(settings, store=opened, runtime=runtime)
+        if found is None:
+            raise _none_at(opened.url)
+        return found
+
+    @classmethod
+    def find(
+        cls, config: QueueConfig, *, store: Store, runtime: Runtime | None = None
+    ) -> Topic | None:
+        """As :meth:`open`; None where there is no topic."""
+        settings, opened, runtime = _taken(config, store, runtime)
         topic = cls(opened, settings, runtime, TopicDescription("", (), 0))
-        topic.read()
+        found = topic._register.read()
+        if isinstance(found, Done) and found.value is None:
+            return None
+        topic._description = _settled(found, opened.url)
         return topic
 
     @property
@@ -152,10 +166,7 @@ class Topic:
         """
         found = self._register.read()
         if isinstance(found, Done) and found.value is None:
-            raise InvalidInput(
-                f"there is no topic at {self.url}: make one with 'opendata-buffer topic create "
-                f"{self.url} --partitions N'"
-            )
+            raise _none_at(self.url)
         self._description = _settled(found, self.url)
         return self._description
 
@@ -304,6 +315,13 @@ def _settled(
     raise TransientStorageError(
         f"{TOPIC_KEY!r} in {url} could not be written: {outcome}. It may have been written; try "
         "again."
+    )
+
+
+def _none_at(url: str) -> InvalidInput:
+    return InvalidInput(
+        f"there is no topic at {url}: make one with 'opendata-buffer topic create {url} "
+        "--partitions N'"
     )
 
 

@@ -8,21 +8,28 @@ from collections.abc import Iterable
 import pytest
 
 from opendata_buffer.cli import described
-from opendata_buffer.cli.described import Described, FromJson, FromLines, Run, Same
+from opendata_buffer.cli.described import Described, FromJson, FromLines, Keyed, Lines, Run, Same
 from opendata_buffer.errors import InvalidInput
 
+Plain = tuple[list[bytes], bytes]
+"""Records and their metadata."""
 
-def taken(each: Described, *pieces: list[bytes]) -> list[Run]:
-    found = [run for records in pieces for run in each.runs(records)]
+
+def lines_of(data: bytes) -> FromLines:
+    return FromLines(Lines(io.BytesIO(data), "file", "metadata"))
+
+
+def taken(each: Described, *pieces: list[bytes]) -> list[Plain]:
+    found = [(run.records, run.metadata) for records in pieces for run in each.runs(records)]
     each.finish()
     return found
 
 
-def before_the_error(runs: Iterable[Run]) -> tuple[list[Run], str]:
-    found: list[Run] = []
+def before_the_error(runs: Iterable[Run]) -> tuple[list[Plain], str]:
+    found: list[Plain] = []
     try:
         for run in runs:
-            found.append(run)
+            found.append((run.records, run.metadata))
     except InvalidInput as error:
         return found, str(error)
     raise AssertionError("nothing was refused")
@@ -33,20 +40,20 @@ def test_one_metadata_is_that_of_all() -> None:
 
 
 def test_line_n_belongs_to_record_n_and_equal_neighbours_share_a_run() -> None:
-    lines = FromLines(io.BytesIO(b"a\na\n\nb"), "file")
+    lines = lines_of(b"a\na\n\nb")
     found = taken(lines, [b"1", b"2", b"3"], [b"4"])
     assert found == [([b"1", b"2"], b"a"), ([b"3"], b""), ([b"4"], b"b")]
 
 
 def test_a_record_without_a_line_is_refused_after_those_before_it() -> None:
-    lines = FromLines(io.BytesIO(b"a\na\n"), "file")
+    lines = lines_of(b"a\na\n")
     found, error = before_the_error(lines.runs([b"1", b"2", b"3"]))
     assert found == [([b"1", b"2"], b"a")]
     assert "'file' ends after 2 lines, and record 3 has no metadata" in error
 
 
 def test_a_line_without_a_record_is_refused() -> None:
-    lines = FromLines(io.BytesIO(b"a\nb\n"), "file")
+    lines = lines_of(b"a\nb\n")
     with pytest.raises(InvalidInput, match="'file' has more lines of metadata than"):
         taken(lines, [b"1"])
 
@@ -55,9 +62,9 @@ def test_a_line_that_is_too_long_for_the_manifest_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(described, "MAX_METADATA_BYTES", 3)
-    found, error = before_the_error(FromLines(io.BytesIO(b"abc\nabcd\n"), "f").runs([b"1", b"2"]))
+    found, error = before_the_error(lines_of(b"abc\nabcd\n").runs([b"1", b"2"]))
     assert found == [([b"1"], b"abc")]
-    assert "line 2 of 'f' has more than 3 bytes" in error
+    assert "line 2 of 'file' has more than 3 bytes" in error
     found, error = before_the_error(FromJson().runs([b'{"value": "", "metadata": "abcd"}']))
     assert "metadata has more than 3 bytes" in error
 
@@ -91,3 +98,46 @@ def test_a_line_that_is_no_record_is_told_by_its_number(line: bytes, why: str) -
     assert found == [([b"a"], b"")]
     assert error.startswith("line 2 is no record")
     assert why in error
+
+
+# ---- keys
+
+
+def test_json_may_bring_keys_and_records_without_one_are_runs_of_their_own() -> None:
+    lines = [
+        b'{"value": "1", "key": "a"}',
+        b'{"value": "2", "key_base64": "/w=="}',
+        b'{"value": "3"}',
+        b'{"value": "4", "key": "", "metadata": "m"}',
+    ]
+    assert list(FromJson(keyed=True).runs(lines)) == [
+        Run([b"1", b"2"], b"", [b"a", b"\xff"]),
+        Run([b"3"], b""),
+        Run([b"4"], b"m", [b""]),
+    ]
+    assert list(FromJson().runs([b'{"value": "1", "key": 7}'])) == [Run([b"1"], b"")]
+    found, error = before_the_error(FromJson(keyed=True).runs([b'{"value": "1", "key": 7}']))
+    assert found == []
+    assert "'key' is not text" in error
+
+
+def test_a_key_comes_from_the_metadata_or_from_a_line_of_its_own() -> None:
+    by_metadata = Keyed(lines_of(b"x\ny\ny"), lambda metadata: metadata)
+    assert list(by_metadata.runs([b"1", b"2", b"3"])) == [
+        Run([b"1"], b"x", [b"x"]), Run([b"2", b"3"], b"y", [b"y", b"y"]),
+    ]  # fmt: skip
+    by_metadata.finish()
+    keys = Lines(io.BytesIO(b"a\nb\nc\nd\n"), "keys", "key")
+    by_line = Keyed(Same(b"m"), lambda metadata: keys.next(), keys.finish)
+    assert list(by_line.runs([b"1", b"2"])) == [Run([b"1", b"2"], b"m", [b"a", b"b"])]
+    assert list(by_line.runs([b"3"])) == [Run([b"3"], b"m", [b"c"])]
+    with pytest.raises(InvalidInput, match="more lines of key than the input has records, 3"):
+        by_line.finish()
+
+
+def test_records_before_one_without_a_key_keep_theirs() -> None:
+    keys = Lines(io.BytesIO(b"a\nb\n"), "keys", "key")
+    runs = Keyed(Same(b""), lambda metadata: keys.next()).runs([b"1", b"2", b"3"])
+    assert next(runs) == Run([b"1", b"2"], b"", [b"a", b"b"])
+    with pytest.raises(InvalidInput, match="record 3 has no key"):
+        next(runs)

@@ -1,4 +1,4 @@
-"""Byte streams into a queue and out of it."""
+"""Batches out of a queue, to a byte stream."""
 
 from __future__ import annotations
 
@@ -9,111 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from opendata_buffer.cli.pipe import (
-    Consumed,
-    Intake,
-    ObservingReader,
-    Produced,
-    RecordWriter,
-    copy_out,
-)
-from opendata_buffer.config import ProducerConfig
-from opendata_buffer.consumer.descriptors import ArrowBatch, BatchDescriptor
-from opendata_buffer.consumer.fetch import FetchHandle
-from opendata_buffer.errors import BatchMissing, DataLoss, Fenced, InvalidInput, QueueReset
-from opendata_buffer.formats.batch import decode_batch
-from opendata_buffer.formats.manifest import Manifest, NewEntry, QueueEntry
-from opendata_buffer.producer.producer import Producer
-from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores import Blob
-from opendata_buffer.stores.memory import MemoryStore
-
-# ---- in
-
-
-def data_of(store: MemoryStore, key: str) -> bytes:
-    got = store.get(key)
-    assert isinstance(got, Blob)
-    return got.data
-
-
-def entries_of(store: MemoryStore) -> tuple[QueueEntry, ...]:
-    return Manifest.parse(data_of(store, "ingest/manifest")).entries()
-
-
-def records_of(store: MemoryStore) -> list[bytes]:
-    return [
-        record
-        for entry in entries_of(store)
-        for record in decode_batch(data_of(store, entry.location))
-    ]
-
-
-def run(
-    store: MemoryStore, *chunks: bytes, metadata: bytes = b"", **settings: Any
-) -> tuple[Produced, list[tuple[int, int]]]:
-    config = ProducerConfig(store="memory://unused", **settings)
-    told: list[tuple[int, int]] = []
-    pieces = iter([*chunks, b""])
-    with Producer(config, store=store) as producer:
-        intake = Intake(producer, config, metadata, lambda *each: told.append(each))
-        intake.run(lambda limit: next(pieces))
-    intake.settle()
-    return intake.durable, told
-
-
-def test_lines_become_records_in_order() -> None:
-    store = MemoryStore()
-    durable, _ = run(store, b"one\ntw", b"o\n\nthree")
-    assert records_of(store) == [b"one", b"two", b"", b"three"]
-    assert durable == Produced(records=4, batches=1, bytes=11)
-
-
-def test_no_input_is_no_batch() -> None:
-    store = MemoryStore()
-    durable, told = run(store)
-    assert (durable, told) == (Produced(), [])
-
-
-def test_every_call_carries_the_metadata() -> None:
-    store = MemoryStore()
-    run(store, b"1\n2\n", b"3\n", metadata=b"topic")
-    (entry,) = entries_of(store)
-    # One range for both calls when they were made in one millisecond.
-    ranges = [(each.start_index, each.payload) for each in entry.metadata]
-    assert ranges in ([(0, b"topic")], [(0, b"topic"), (2, b"topic")])
-
-
-def test_the_flush_size_cuts_one_large_read_into_batches() -> None:
-    store = MemoryStore()
-    lines = [b"%04d" % n for n in range(100)]
-    durable, _ = run(store, b"\n".join(lines), flush_size_bytes=79, flush_interval_ms=60_000)
-    assert records_of(store) == lines
-    # 8 bytes a record: the tenth takes a batch past 79 bytes.
-    assert [len(decode_batch(data_of(store, e.location))) for e in entries_of(store)] == [10] * 10
-    assert durable == Produced(records=100, batches=10, bytes=400)
-
-
-def test_no_call_exceeds_the_largest_batch() -> None:
-    store = MemoryStore()
-    durable, _ = run(store, b"12345\n12345\n12345678\n1\n", max_batch_bytes=12)
-    assert records_of(store) == [b"12345", b"12345", b"12345678", b"1"]
-    assert durable.batches == 4
-
-
-def test_a_line_that_fits_into_no_batch_is_refused_after_what_came_before() -> None:
-    store = MemoryStore()
-    with pytest.raises(InvalidInput, match="line 2 has more than 8 bytes"):
-        run(store, b"1\n", b"123456789\n", max_batch_bytes=12)
-    assert records_of(store) == [b"1"]
-
-
-def test_progress_is_told_per_call() -> None:
-    _, told = run(MemoryStore(), b"a\nbb\n", b"c")
-    assert told == [(3, 2), (1, 1)]
-
-
-# ---- out
+from opendata_buffer.cli.pipe import Consumed, RecordWriter, Written, copy_out
+from opendata_buffer.consumer.descriptors import ArrowBatch
+from opendata_buffer.errors import BatchMissing, Fenced
+from opendata_buffer.topic.batch import TopicArrowBatch
 
 
 class Queue:
@@ -124,20 +23,20 @@ class Queue:
         self.next = 0
         self.log: list[Any] = []
 
-    def take(self, limit: int) -> list[BatchDescriptor]:
+    def read(self, limit: int) -> Iterator[ArrowBatch]:
         start, self.next = self.next, min(len(self.batches), self.next + limit)
         self.log.append(("take", limit))
-        return [BatchDescriptor(n, f"ingest/{n}.batch") for n in range(start, self.next)]
-
-    def fetch(self, group: Sequence[BatchDescriptor]) -> Iterator[ArrowBatch]:
-        for each in group:
-            batch = self.batches[each.sequence]
+        for sequence in range(start, self.next):
+            batch = self.batches[sequence]
             if isinstance(batch, Exception):
                 raise batch
-            yield ArrowBatch(pa.array(batch, pa.binary()), each.sequence, each.location, ())
+            values = pa.array(batch, pa.binary())
+            yield ArrowBatch(values, sequence, f"ingest/{sequence}.batch", ())
 
-    def acknowledge(self, sequence: int) -> None:
-        self.log.append(("ack", sequence))
+    def acknowledge(self, written: Sequence[Written]) -> None:
+        sequences = [each.sequence for each in written]
+        assert sequences == list(range(sequences[0], sequences[-1] + 1))
+        self.log.append(("ack", sequences[-1]))
 
 
 class Lines(RecordWriter):
@@ -279,68 +178,19 @@ def test_a_reader_that_went_away_gets_the_whole_group_again() -> None:
 
 def test_f8_a_fenced_consumer_says_so() -> None:
     class Zombie(Queue):
-        def acknowledge(self, sequence: int) -> None:
+        def acknowledge(self, written: Sequence[Written]) -> None:
             raise Fenced("ingest/manifest", 1, 2)
 
     with pytest.raises(Fenced):
         copy(Zombie([b"a"]), Out([]))
 
 
-# ---- looking without owning
-
-
-def manifest(first: int, last: int) -> Manifest:
-    made = Manifest.empty().append([NewEntry(f"ingest/{n}.batch") for n in range(last + 1)])
-    return made.drop_through(first - 1) if first else made
-
-
-def observing(read: Callable[[], Manifest], after: int | None = None) -> ObservingReader:
-    handle = FetchHandle(MemoryStore(), data_path_prefix="ingest")
-    return ObservingReader(read, "m", handle, SystemRuntime(), after)
-
-
-def sequences(peek: ObservingReader, limit: int = 100) -> list[int]:
-    return [each.sequence for each in peek.take(limit)]
-
-
-def test_peek_walks_the_queue_once() -> None:
-    peek = observing(lambda: manifest(2, 5))
-    assert sequences(peek, 3) == [2, 3, 4]
-    assert sequences(peek, 3) == [5]
-    assert sequences(peek, 3) == []
-
-
-def test_peek_starts_after_a_sequence() -> None:
-    assert sequences(observing(lambda: manifest(2, 5), 3)) == [4, 5]
-    assert sequences(observing(lambda: manifest(2, 5), 1)) == [2, 3, 4, 5]
-    assert sequences(observing(lambda: manifest(2, 5), 5)) == []
-
-
-def test_peek_sees_what_is_appended_later() -> None:
-    now = manifest(0, 1)
-    peek = observing(lambda: now)
-    assert sequences(peek) == [0, 1]
-    now = manifest(0, 3)
-    assert sequences(peek) == [2, 3]
-
-
-def test_peek_at_an_empty_queue_that_had_entries() -> None:
-    now = manifest(3, 2)
-    peek = observing(lambda: now)
-    assert sequences(peek) == []
-    now = manifest(3, 4)
-    assert sequences(peek) == [3, 4]
-
-
-def test_f28_entries_that_were_dequeued_under_a_peek_are_not_skipped_silently() -> None:
-    now = manifest(0, 5)
-    peek = observing(lambda: now)
-    assert sequences(peek, 2) == [0, 1]
-    now = manifest(4, 5)
-    with pytest.raises(DataLoss, match="sequence 2 is needed but manifest 'm' starts at 4"):
-        peek.take(1)
-
-
-def test_f27_peek_after_a_sequence_the_queue_never_had() -> None:
-    with pytest.raises(QueueReset, match="ends at 5"):
-        observing(lambda: manifest(2, 5), 6).take(1)
+def test_of_a_topic_the_last_sequence_of_each_partition_is_told() -> None:
+    writer = RecordWriter(io.BytesIO(), topic=True)
+    assert writer.total.as_json()["last_sequences"] == {}
+    for partition, sequence in [("p-0", 3), ("p-1", 7), ("p-0", 4)]:
+        values = pa.array([b"x"], pa.binary())
+        writer.write(TopicArrowBatch(values, sequence, "l", (), partition=partition))
+    assert writer.total.as_json() == {
+        "records": 3, "batches": 3, "bytes": 3, "last_sequences": {"p-0": 4, "p-1": 7},
+    }  # fmt: skip

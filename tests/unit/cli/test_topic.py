@@ -111,13 +111,18 @@ def test_a_number_without_a_topic_is_told(url: str) -> None:
 
 def test_a_queue_command_on_a_topic_says_how_to_name_a_partition(url: str) -> None:
     ok("topic", "create", url, "--partitions", "2")
-    line = fails("consume", url)
-    assert "a topic at" in line
-    assert "--partition" in line
-    for command in ("status", "fsck", "gc"):
+    assert "'p-00001-05mv' of the topic" in fails("fsck", url, "--partition", "1")
+    for command in ("produce", "consume", "status", "fsck", "gc", "owner", "list"):
         ok(command, url)  # is about all of them
-    line = fails("produce", url, stdin=b"a\n")
-    assert "'ingest' is none of its partitions" in line
+    for words in (
+        ("work", url, "--", "cat"),
+        ("skip", url, "0"),
+        ("quarantine", "list", url),
+        ("manifest", "rebuild", url),
+    ):
+        line = fails(*words)
+        assert f"there is a topic at {url}, and this is about one queue" in line
+        assert "name a partition with --partition" in line
 
 
 def test_a_partition_and_a_prefix_do_not_go_together(url: str) -> None:

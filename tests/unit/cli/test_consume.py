@@ -1,86 +1,20 @@
-"""``produce`` and ``consume``."""
+"""``consume``."""
 
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from opendata_buffer import Consumer, ConsumerConfig, Producer, ProducerConfig
+from opendata_buffer import Consumer, ConsumerConfig, Producer, ProducerConfig, Publisher
 from opendata_buffer.cli.commands import cli
-from opendata_buffer.errors import PermanentStorageError
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.stores import Blob
 from opendata_buffer.stores.memory import MemoryStore
-from tests.unit.broker.local import eventually, host
-from tests.unit.cli.shell import Ticks, fails, fill, manifest_of, ok, records_of, run
-
-
-def test_produce(url: str, store: MemoryStore) -> None:
-    out = ok("produce", url, stdin=b"one\n\ntwo\r\n\xff\x00").stdout
-    assert json.loads(out.splitlines()[-1]) == {"records": 4, "batches": 1, "bytes": 9}
-    assert records_of(store) == [b"one", b"", b"two\r", b"\xff\x00"]
-
-
-def test_produce_nothing(url: str) -> None:
-    out = ok("produce", url).stdout
-    assert json.loads(out) == {"records": 0, "batches": 0, "bytes": 0}
-
-
-def test_produce_with_every_option(url: str, store: MemoryStore) -> None:
-    lines = b"".join(b"%09d\n" % n for n in range(1000))
-    out = ok(
-        "produce", url, "--data-path-prefix", "a/ü", "--manifest-path", "q/m", "--compression",
-        "zstd", "--metadata", "Käse", "--flush-size-bytes", "1000", "--flush-interval-ms", "60000",
-        stdin=lines,
-    ).stdout  # fmt: skip
-    assert json.loads(out) == {"records": 1000, "batches": 13, "bytes": 9000}
-    manifest = manifest_of(store, "q/m")
-    assert manifest.entry_count == 13
-    assert all(entry.location.startswith("a/ü/") for entry in manifest.entries())
-    payloads = {each.payload for entry in manifest.entries() for each in entry.metadata}
-    assert payloads == {"Käse".encode()}
-    assert records_of(store, "q/m") == lines.splitlines()
-    raw = store.get(manifest.entries()[0].location)
-    assert isinstance(raw, Blob)
-    assert raw.data[-7] == 1  # zstd
-
-
-def test_produce_tells_which_lines_are_durable_when_it_fails(url: str, store: MemoryStore) -> None:
-    line = fails("produce", url, "--max-batch-bytes", "12", stdin=b"1\n2\n123456789\n4\n")
-    assert "line 3 has more than 8 bytes" in line
-    assert line.endswith("Of the input, lines 1 to 2 are durable.")
-    assert records_of(store) == [b"1", b"2"]
-    line = fails("produce", url, "--max-batch-bytes", "12", stdin=b"123456789")
-    assert line.endswith("Of the input, not one line is known to be durable.")
-
-
-def test_f29_a_failed_batch_is_told_once(
-    url: str, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(key: str, data: bytes | memoryview) -> None:
-        raise PermanentStorageError(f"cannot write {key!r}: no space. Free some space.")
-
-    monkeypatch.setattr(store, "put", full)
-    # One line, checked there, although the handle, flush() and close() all say so.
-    line = fails("produce", url, stdin=b"1\n2\n")
-    assert "no space. Free some space. " in line
-    assert line.endswith("Of the input, not one line is known to be durable.")
-
-
-def test_f7_produce_into_a_prefix_of_another_queue(url: str) -> None:
-    ok("produce", url, stdin=b"a\n")
-    line = fails("produce", url, "--manifest-path", "other/manifest", stdin=b"b\n")
-    assert "'ingest/manifest'" in line
-    assert "'other/manifest'" in line
-
-
-def test_a_store_below_a_dangling_link_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    assert "cannot write" in fails("produce", str(tmp_path / "link"), stdin=b"a\n")
+from tests.unit.cli.shell import Ticks, fails, fill, manifest_of, ok, records_of, run, topic_of
 
 
 def test_consume_writes_and_acknowledges_everything(url: str, store: MemoryStore) -> None:
@@ -217,22 +151,6 @@ def test_f23_batches_outside_the_prefix_are_read_when_that_is_allowed(
     assert ok("consume", url, "--allow-foreign-locations", *more).stdout == "a\n"
 
 
-def test_produce_through_the_announced_broker_or_alone(url: str, store: MemoryStore) -> None:
-    fill(url, [b"a"], broker="off")
-    with_broker = host(store)
-    try:
-        eventually(lambda: with_broker.serving)
-        ok("produce", url, stdin=b"b\n")
-        assert with_broker.service is not None
-        assert with_broker.service.appended == 1
-        ok("produce", url, "--broker", "off", stdin=b"c\n")
-        assert with_broker.service.appended == 1
-    finally:
-        with_broker.stop(10)
-    ok("produce", url, "--broker", "host", stdin=b"d\n")
-    assert records_of(store) == [b"a", b"b", b"c", b"d"]
-
-
 FOREIGN = [b"a\nb", b"", b"\x00\xff\n", b"\r"]
 
 
@@ -246,38 +164,6 @@ def test_records_of_any_bytes_pass_through_a_pipe(
     assert records_of(store) == FOREIGN
 
 
-def test_rows_and_values_are_taken_apart_and_put_together(url: str, store: MemoryStore) -> None:
-    ok("produce", url, "--framing", "csv", stdin=b'a,"b\nc"\r\nd,e')
-    assert records_of(store) == [b'a,"b\nc"', b"d,e"]
-    assert ok("consume", url, "--framing", "csv").stdout_bytes == b'a,"b\nc"\r\nd,e\r\n'
-    ok("produce", url, "--framing", "ndjson", stdin=b'{"a": 1}\n\n[2]\n')
-    assert records_of(store) == [b'{"a": 1}', b"[2]"]
-
-
-@pytest.mark.parametrize(
-    ("framing", "stdin", "told"),
-    [
-        ("ndjson", b"1\n2\nx\n4\n", "record 3, at byte 4 of the input: no JSON value"),
-        ("csv", b'a,b\nc,d\n"open', "record 3, at byte 8 of the input: the input ends inside"),
-        ("length", b"\1\0\0\0a\1\0\0\0b\x09\0\0\0c", "record 3, at byte 10 of the input"),
-        (
-            "protobuf-fixed",
-            2 * b"\x66\x33\x93\x36\1\0\0\0a" + b"junk" * 3,
-            "record 3, at byte 18 of the input: no magic word",
-        ),
-    ],
-)
-def test_bad_input_says_which_record_and_byte_and_what_is_durable(
-    url: str, store: MemoryStore, framing: str, stdin: bytes, told: str
-) -> None:
-    line = fails("produce", url, "--framing", framing, stdin=stdin)
-    assert told in line
-    assert line.endswith("Of the input, records 1 to 2 are durable.")
-    assert len(records_of(store)) == 2
-    line = fails("produce", url, "--framing", "ndjson", stdin=b"x")
-    assert line.endswith("Of the input, not one record is known to be durable.")
-
-
 def test_a_record_that_cannot_be_written_stays_in_the_queue_with_its_batch(
     url: str, store: MemoryStore
 ) -> None:
@@ -286,9 +172,6 @@ def test_a_record_that_cannot_be_written_stays_in_the_queue_with_its_batch(
     assert (result.exit_code, result.stdout_bytes) == (1, b"1\n")
     assert "record 1 of batch 1 cannot be written as ndjson" in result.stderr
     assert records_of(store) == [b"2", b"two\nlines"]
-
-
-# ---- where it begins
 
 
 def test_consume_looks_from_where_it_is_told_to(url: str, store: MemoryStore) -> None:
@@ -335,9 +218,6 @@ def test_consume_refuses_what_contradicts_itself(url: str, options: tuple[str, .
     assert "cannot be used together" in result.stderr
 
 
-# ---- JSON, formats, metadata, files
-
-
 def test_what_consume_prints_as_json_is_what_produce_reads(url: str, store: MemoryStore) -> None:
     with Producer(ProducerConfig(store=url)) as producer:
         producer.produce([b"a\nb", "ü".encode()], b"m")
@@ -357,13 +237,6 @@ def test_what_consume_prints_as_json_is_what_produce_reads(url: str, store: Memo
     ]  # fmt: skip
 
 
-def test_produce_tells_which_line_is_no_json_record(url: str, store: MemoryStore) -> None:
-    line = fails("produce", url, "--json", stdin=b'{"value": "a"}\n{"value": 1}\n')
-    assert "line 2 is no record as 'consume --json' prints it: 'value' is not text" in line
-    assert line.endswith("Of the input, lines 1 to 1 are durable.")
-    assert records_of(store) == [b"a"]
-
-
 def test_consume_by_a_format(url: str) -> None:
     fill(url, [b"a", b"bc"])
     assert ok("consume", url, "--no-ack", "--format", "%p %o.%i %S %s\\n").stdout == (
@@ -372,37 +245,142 @@ def test_consume_by_a_format(url: str) -> None:
     assert "'%k' shows nothing" in fails("consume", url, "--format", "%k")
 
 
-def test_produce_with_a_line_of_metadata_for_each_record(
-    url: str, store: MemoryStore, tmp_path: Path
+# ---- a topic
+
+
+def topic_with(url: str, *partitions: list[list[bytes]]) -> list[str]:
+    """A topic, and batches in its partitions."""
+    names = topic_of(url, len(partitions))
+    for name, batches in zip(names, partitions, strict=True):
+        if batches:
+            fill(url, *batches, data_path_prefix=name)
+    return names
+
+
+def test_a_topic_is_consumed_whole_and_each_record_names_its_partition(
+    url: str, store: MemoryStore
 ) -> None:
-    lines = tmp_path / "lines"
-    lines.write_bytes(b"x\nx\ny\n")
-    ok("produce", url, "--metadata-from", str(lines), stdin=b"1\n2\n3\n")
-    (entry,) = manifest_of(store).entries()
-    assert [(each.start_index, each.payload) for each in entry.metadata] == [(0, b"x"), (2, b"y")]
-    line = fails("produce", url, "--metadata-from", str(lines), stdin=b"1\n2\n3\n4\n")
-    assert "record 4 has no metadata" in line
-    assert line.endswith("lines 1 to 3 are durable.")
-    line = fails("produce", url, "--metadata-from", str(lines), stdin=b"1\n")
-    assert "more lines of metadata than the input has records, 1" in line
+    first, _, third = topic_with(url, [[b"a"], [b"b", b"c"]], [], [[b"d"]])
+    result = ok("consume", url, "--json")
+    found = [json.loads(line) for line in result.stdout.splitlines()]
+    assert sorted((each["partition"], each["sequence"], each["value"]) for each in found) == [
+        (first, 0, "a"), (first, 1, "b"), (first, 1, "c"), (third, 0, "d"),
+    ]  # fmt: skip
+    assert [each["value"] for each in found if each["partition"] == first] == ["a", "b", "c"]
+    assert json.loads(result.stderr) == {
+        "records": 4, "batches": 3, "bytes": 4, "last_sequences": {first: 1, third: 0},
+    }  # fmt: skip
+    assert manifest_of(store, f"{first}/manifest").entry_count == 0
+    assert ok("consume", url, "--json").stdout == ""
+    assert "opendata-buffer consume" in ok("owner", url).stdout
 
 
-def test_produce_files_as_one_record_each(url: str, store: MemoryStore, tmp_path: Path) -> None:
-    (tmp_path / "one").write_bytes(b"1\n2\n")
-    (tmp_path / "two").write_bytes(b"")
-    names = [str(tmp_path / name) for name in ("one", "two")]
-    out = ok("produce", url, "--file", names[0], "--file", names[1], stdin=b"not read\n").stdout
-    assert json.loads(out) == {"records": 2, "batches": 1, "bytes": 4}
-    assert records_of(store) == [b"1\n2\n", b""]
-    line = fails("produce", url, "--file", names[0], "--max-batch-bytes", "7")
-    assert f"'{names[0]}' has more than 3 bytes, and is one record: raise --max-batch-bytes" in line
-    assert run("produce", url, "--file", str(tmp_path / "typo")).exit_code == 2
+@pytest.mark.parametrize("more", [(), ("--no-ack",)], ids=["owning", "looking"])
+def test_a_topic_is_consumed_by_a_format_and_no_more_than_asked_for(
+    url: str, more: tuple[str, ...]
+) -> None:
+    first, second = topic_with(url, [[b"a"], [b"b"]], [[b"c"], [b"d"]])
+    out = ok("consume", url, "--format", "%p %o %s\\n", "--max-batches", "3", *more).stdout
+    assert out == f"{first} 0 a\n{second} 0 c\n{first} 1 b\n"
 
 
-@pytest.mark.parametrize(
-    "options", [("--json", "--framing", "csv"), ("--json", "--metadata", "m")], ids=" ".join
-)
-def test_produce_refuses_what_contradicts_itself(url: str, options: tuple[str, ...]) -> None:
-    result = run("produce", url, *options)
+def test_looking_at_a_topic_changes_nothing_at_all(url: str, store: MemoryStore) -> None:
+    topic_with(url, [[b"a"]], [], [[b"b"]])
+    before = store.list("").objects
+    assert ok("consume", url, "--no-ack").stdout == "a\nb\n"
+    assert store.list("").objects == before
+
+
+@pytest.mark.parametrize("more", [(), ("--no-ack",)], ids=["owning", "looking"])
+def test_of_a_topic_what_is_committed_is_consumed(url: str, more: tuple[str, ...]) -> None:
+    names = topic_of(url, 2)
+    with Publisher(url, name="p") as publisher:
+        for number, name in enumerate(names):
+            publisher.publish_uncommitted([b"committed %d" % number], partition=name)
+        publisher.commit()
+        publisher.publish_uncommitted([b"undecided"], partition=names[0]).watcher.await_durable()
+        assert ok("consume", url, *more).stdout == "committed 0\ncommitted 1\n"
+    assert "undecided" not in ok("consume", url, *more).stdout
+
+
+def test_looking_at_a_topic_begins_where_it_is_told_to(url: str) -> None:
+    first, second = topic_with(url, [[b"a"], [b"b"]], [[b"c"], [b"d"]])
+
+    def looked(where: str) -> list[str]:
+        return sorted(ok("consume", url, "--no-ack", "--from", where).stdout.split())
+
+    assert looked("earliest") == ["a", "b", "c", "d"]
+    assert looked("latest") == []
+    assert looked("2001-01-01") == ["a", "b", "c", "d"]
+    assert looked("2999-01-01") == []
+    assert looked('{"0": 1}') == ["b", "c", "d"]
+    assert looked(json.dumps({first: 2, "1": 1})) == ["d"]
+    assert "has 'p-" not in fails("consume", url, "--no-ack", "--from", '{"7": 1}')
+    assert f"{first}, {second}" in fails("consume", url, "--no-ack", "--from", '{"7": 1}')
+    assert "beyond the end" in fails("consume", url, "--no-ack", "--from", '{"1": 9}')
+    assert "no place in a topic" in fails("consume", url, "--from", '{"1": "x"}')
+    result = run("consume", url, "--no-ack", "--from", "1")
     assert result.exit_code == 2
-    assert "cannot be used together" in result.stderr
+    assert "each partition counts for itself" in result.stderr
+    result = run("consume", url, "--from", '{"1": 1}', "--partition", "1")
+    assert result.exit_code == 2
+    assert "one queue of" in result.stderr
+
+
+def test_consuming_a_topic_drops_nothing_that_it_would_pass_by(
+    url: str, store: MemoryStore
+) -> None:
+    first, second = topic_with(url, [[b"a"], [b"b"]], [[b"c"], [b"d"]])
+    line = fails("consume", url, "--from", '{"0": 1, "1": 2}')
+    assert "would drop 3 batches unread" in line
+    told = shlex.split(line.split("'opendata-buffer ")[1].rpartition("', which")[0])
+    assert told == ["seek", url, "--to", '{"0": 1, "1": 2}']
+    assert len(records_of(store, f"{first}/manifest")) == 2
+    ok(*told, "--yes")
+    assert records_of(store, f"{first}/manifest") == [b"b"]
+    assert records_of(store, f"{second}/manifest") == []
+    assert ok("consume", url, "--from", '{"0": 1}').stdout == "b\n"
+    result = run("consume", url, "--last-acked-sequence", "0")
+    assert result.exit_code == 2
+    assert "name one with --partition" in result.stderr
+
+
+@pytest.mark.parametrize("more", [(), ("--no-ack",)], ids=["owning", "looking"])
+def test_a_bad_batch_of_a_topic_is_told_with_the_command_that_passes_it_by(
+    url: str, store: MemoryStore, more: tuple[str, ...]
+) -> None:
+    _, second = topic_with(url, [[b"a"]], [[b"bad"], [b"c"]])
+    store.delete_many([manifest_of(store, f"{second}/manifest").entries()[0].location])
+    result = run("consume", url, *more)
+    assert result.exit_code == 1
+    told = result.stderr.splitlines()[-1].split("'opendata-buffer ")[1].partition("'")[0]
+    assert shlex.split(told) == ["skip", url, "0", "--partition", second]
+    ok(*shlex.split(told))
+    assert "c\n" in ok("consume", url, *more).stdout
+
+
+@pytest.mark.parametrize("more", [(), ("--no-ack",)], ids=["owning", "looking"])
+def test_following_a_topic_goes_on_until_it_is_interrupted(
+    url: str, capfd: pytest.CaptureFixture[str], more: tuple[str, ...]
+) -> None:
+    first, second = topic_with(url, [[b"a"]], [])
+
+    class Later(Ticks):
+        def sleep(self, seconds: float) -> None:
+            if self.left == 1:
+                fill(url, [b"b"], data_path_prefix=second)
+            super().sleep(seconds)
+
+    result = CliRunner().invoke(
+        cli, ["consume", url, "--follow", "--poll-interval-ms", "250", "--no-gc", *more],
+        obj=Later(2),
+    )  # fmt: skip
+    assert (result.exit_code, result.stdout) == (130, "a\nb\n")
+    summary = json.loads(capfd.readouterr().err.splitlines()[-1])
+    assert summary["last_sequences"] == {first: 0, second: 0}
+
+
+def test_a_topic_is_shown_as_a_table(url: str) -> None:
+    topic_with(url, [[b'{"a": 1}']], [[b'{"a": 2}']])
+    out = ok("consume", url, "--no-ack", "--format", "table").stdout.splitlines()
+    assert [line.split()[-1] for line in out] == ["_corrupt_record", "1", "2"]

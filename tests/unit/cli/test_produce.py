@@ -1,0 +1,270 @@
+"""``produce``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from opendata_buffer import mapping
+from opendata_buffer.errors import PermanentStorageError
+from opendata_buffer.stores import Blob
+from opendata_buffer.stores.memory import MemoryStore
+from tests.unit.broker.local import eventually, host
+from tests.unit.cli.shell import fails, fill, manifest_of, ok, records_of, run, topic_of
+
+
+def test_produce(url: str, store: MemoryStore) -> None:
+    out = ok("produce", url, stdin=b"one\n\ntwo\r\n\xff\x00").stdout
+    assert json.loads(out.splitlines()[-1]) == {"records": 4, "batches": 1, "bytes": 9}
+    assert records_of(store) == [b"one", b"", b"two\r", b"\xff\x00"]
+
+
+def test_produce_nothing(url: str) -> None:
+    out = ok("produce", url).stdout
+    assert json.loads(out) == {"records": 0, "batches": 0, "bytes": 0}
+
+
+def test_produce_with_every_option(url: str, store: MemoryStore) -> None:
+    lines = b"".join(b"%09d\n" % n for n in range(1000))
+    out = ok(
+        "produce", url, "--data-path-prefix", "a/ü", "--manifest-path", "q/m", "--compression",
+        "zstd", "--metadata", "Käse", "--flush-size-bytes", "1000", "--flush-interval-ms", "60000",
+        stdin=lines,
+    ).stdout  # fmt: skip
+    assert json.loads(out) == {"records": 1000, "batches": 13, "bytes": 9000}
+    manifest = manifest_of(store, "q/m")
+    assert manifest.entry_count == 13
+    assert all(entry.location.startswith("a/ü/") for entry in manifest.entries())
+    payloads = {each.payload for entry in manifest.entries() for each in entry.metadata}
+    assert payloads == {"Käse".encode()}
+    assert records_of(store, "q/m") == lines.splitlines()
+    raw = store.get(manifest.entries()[0].location)
+    assert isinstance(raw, Blob)
+    assert raw.data[-7] == 1  # zstd
+
+
+def test_produce_tells_which_lines_are_durable_when_it_fails(url: str, store: MemoryStore) -> None:
+    line = fails("produce", url, "--max-batch-bytes", "12", stdin=b"1\n2\n123456789\n4\n")
+    assert "line 3 has more than 8 bytes" in line
+    assert line.endswith("Of the input, lines 1 to 2 are durable.")
+    assert records_of(store) == [b"1", b"2"]
+    line = fails("produce", url, "--max-batch-bytes", "12", stdin=b"123456789")
+    assert line.endswith("Of the input, not one line is known to be durable.")
+
+
+def test_f29_a_failed_batch_is_told_once(
+    url: str, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(key: str, data: bytes | memoryview) -> None:
+        raise PermanentStorageError(f"cannot write {key!r}: no space. Free some space.")
+
+    monkeypatch.setattr(store, "put", full)
+    # One line, checked there, although the handle, flush() and close() all say so.
+    line = fails("produce", url, stdin=b"1\n2\n")
+    assert "no space. Free some space. " in line
+    assert line.endswith("Of the input, not one line is known to be durable.")
+
+
+def test_f7_produce_into_a_prefix_of_another_queue(url: str) -> None:
+    ok("produce", url, stdin=b"a\n")
+    line = fails("produce", url, "--manifest-path", "other/manifest", stdin=b"b\n")
+    assert "'ingest/manifest'" in line
+    assert "'other/manifest'" in line
+
+
+def test_a_store_below_a_dangling_link_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    assert "cannot write" in fails("produce", str(tmp_path / "link"), stdin=b"a\n")
+
+
+def test_produce_through_the_announced_broker_or_alone(url: str, store: MemoryStore) -> None:
+    fill(url, [b"a"], broker="off")
+    with_broker = host(store)
+    try:
+        eventually(lambda: with_broker.serving)
+        ok("produce", url, stdin=b"b\n")
+        assert with_broker.service is not None
+        assert with_broker.service.appended == 1
+        ok("produce", url, "--broker", "off", stdin=b"c\n")
+        assert with_broker.service.appended == 1
+    finally:
+        with_broker.stop(10)
+    ok("produce", url, "--broker", "host", stdin=b"d\n")
+    assert records_of(store) == [b"a", b"b", b"c", b"d"]
+
+
+def test_rows_and_values_are_taken_apart_and_put_together(url: str, store: MemoryStore) -> None:
+    ok("produce", url, "--framing", "csv", stdin=b'a,"b\nc"\r\nd,e')
+    assert records_of(store) == [b'a,"b\nc"', b"d,e"]
+    assert ok("consume", url, "--framing", "csv").stdout_bytes == b'a,"b\nc"\r\nd,e\r\n'
+    ok("produce", url, "--framing", "ndjson", stdin=b'{"a": 1}\n\n[2]\n')
+    assert records_of(store) == [b'{"a": 1}', b"[2]"]
+
+
+@pytest.mark.parametrize(
+    ("framing", "stdin", "told"),
+    [
+        ("ndjson", b"1\n2\nx\n4\n", "record 3, at byte 4 of the input: no JSON value"),
+        ("csv", b'a,b\nc,d\n"open', "record 3, at byte 8 of the input: the input ends inside"),
+        ("length", b"\1\0\0\0a\1\0\0\0b\x09\0\0\0c", "record 3, at byte 10 of the input"),
+        (
+            "protobuf-fixed",
+            2 * b"\x66\x33\x93\x36\1\0\0\0a" + b"junk" * 3,
+            "record 3, at byte 18 of the input: no magic word",
+        ),
+    ],
+)
+def test_bad_input_says_which_record_and_byte_and_what_is_durable(
+    url: str, store: MemoryStore, framing: str, stdin: bytes, told: str
+) -> None:
+    line = fails("produce", url, "--framing", framing, stdin=stdin)
+    assert told in line
+    assert line.endswith("Of the input, records 1 to 2 are durable.")
+    assert len(records_of(store)) == 2
+    line = fails("produce", url, "--framing", "ndjson", stdin=b"x")
+    assert line.endswith("Of the input, not one record is known to be durable.")
+
+
+def test_produce_tells_which_line_is_no_json_record(url: str, store: MemoryStore) -> None:
+    line = fails("produce", url, "--json", stdin=b'{"value": "a"}\n{"value": 1}\n')
+    assert "line 2 is no record as 'consume --json' prints it: 'value' is not text" in line
+    assert line.endswith("Of the input, lines 1 to 1 are durable.")
+    assert records_of(store) == [b"a"]
+
+
+def test_produce_with_a_line_of_metadata_for_each_record(
+    url: str, store: MemoryStore, tmp_path: Path
+) -> None:
+    lines = tmp_path / "lines"
+    lines.write_bytes(b"x\nx\ny\n")
+    ok("produce", url, "--metadata-from", str(lines), stdin=b"1\n2\n3\n")
+    (entry,) = manifest_of(store).entries()
+    assert [(each.start_index, each.payload) for each in entry.metadata] == [(0, b"x"), (2, b"y")]
+    line = fails("produce", url, "--metadata-from", str(lines), stdin=b"1\n2\n3\n4\n")
+    assert "record 4 has no metadata" in line
+    assert line.endswith("lines 1 to 3 are durable.")
+    line = fails("produce", url, "--metadata-from", str(lines), stdin=b"1\n")
+    assert "more lines of metadata than the input has records, 1" in line
+
+
+def test_produce_files_as_one_record_each(url: str, store: MemoryStore, tmp_path: Path) -> None:
+    (tmp_path / "one").write_bytes(b"1\n2\n")
+    (tmp_path / "two").write_bytes(b"")
+    names = [str(tmp_path / name) for name in ("one", "two")]
+    out = ok("produce", url, "--file", names[0], "--file", names[1], stdin=b"not read\n").stdout
+    assert json.loads(out) == {"records": 2, "batches": 1, "bytes": 4}
+    assert records_of(store) == [b"1\n2\n", b""]
+    line = fails("produce", url, "--file", names[0], "--max-batch-bytes", "7")
+    assert f"'{names[0]}' has more than 3 bytes, and is one record: raise --max-batch-bytes" in line
+    assert run("produce", url, "--file", str(tmp_path / "typo")).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "options", [("--json", "--framing", "csv"), ("--json", "--metadata", "m")], ids=" ".join
+)
+def test_produce_refuses_what_contradicts_itself(url: str, options: tuple[str, ...]) -> None:
+    result = run("produce", url, *options)
+    assert result.exit_code == 2
+    assert "cannot be used together" in result.stderr
+
+
+# ---- a topic
+
+
+def by_partition(store: MemoryStore, names: list[str]) -> dict[str, list[bytes]]:
+    """The records of the partitions that were written."""
+    return {
+        name: records_of(store, f"{name}/manifest")
+        for name in names
+        if store.list(f"{name}/manifest").objects
+    }
+
+
+def mapped(keys: list[bytes], names: list[str], records: list[bytes]) -> dict[str, list[bytes]]:
+    """Where records with these keys belong."""
+    found: dict[str, list[bytes]] = {}
+    for index, record in zip(mapping.modulo(keys, names), records, strict=True):
+        found.setdefault(names[index], []).append(record)
+    return dict(sorted(found.items()))
+
+
+KEYS = [b"key %d" % (n % 7) for n in range(50)]
+RECORDS = [b"%d" % n for n in range(50)]
+
+
+def test_records_go_into_a_topic_by_the_line_of_keys(
+    url: str, store: MemoryStore, tmp_path: Path
+) -> None:
+    names = topic_of(url, 4)
+    lines = tmp_path / "keys"
+    lines.write_bytes(b"\n".join(KEYS))
+    out = ok("produce", url, "--key-from", str(lines), stdin=b"\n".join(RECORDS)).stdout
+    expected = mapped(KEYS, names, RECORDS)
+    assert len(expected) > 1
+    assert by_partition(store, names) == expected
+    assert json.loads(out) == {"records": 50, "batches": len(expected), "bytes": 90}
+
+
+def test_records_go_into_a_topic_by_their_metadata_or_a_key_in_json(
+    url: str, store: MemoryStore, tmp_path: Path
+) -> None:
+    names = topic_of(url, 4)
+    lines = tmp_path / "metadata"
+    lines.write_bytes(b"\n".join(KEYS))
+    stdin = b"\n".join(RECORDS)
+    ok("produce", url, "--metadata-from", str(lines), "--key-is-metadata", stdin=stdin)
+    expected = mapped(KEYS, names, RECORDS)
+    assert by_partition(store, names) == expected
+    printed = ok("consume", url, "--json").stdout_bytes
+    ok("produce", url, "--json", "--key-is-metadata", stdin=printed)
+    assert by_partition(store, names) == expected
+    ok("consume", url)
+    objects = [
+        {"value": record.decode(), "key": key.decode()}
+        for key, record in zip(KEYS, RECORDS, strict=True)
+    ]
+    ok("produce", url, "--json", stdin="\n".join(map(json.dumps, objects)).encode())
+    assert by_partition(store, names) == expected
+
+
+def test_one_key_for_all_records_and_another_partitioner(url: str, store: MemoryStore) -> None:
+    names = topic_of(url, 4)
+    for _ in range(3):
+        ok("produce", url, "--key", "k", "--partitioner", "rendezvous", stdin=b"a\nb\n")
+    (only,) = mapping.rendezvous([b"k"], names)
+    assert by_partition(store, names) == {names[only]: [b"a", b"b"] * 3}
+
+
+def test_records_without_keys_go_into_a_topic_all_the_same(url: str, store: MemoryStore) -> None:
+    names = topic_of(url, 2)
+    out = ok("produce", url, stdin=b"a\nb\n").stdout
+    assert json.loads(out)["records"] == 2
+    assert list(by_partition(store, names).values()) == [[b"a", b"b"]]
+    ok("produce", url, "--partition", "1", stdin=b"c\n")
+    assert by_partition(store, names)[names[1]][-1] == b"c"
+
+
+def test_a_record_without_a_key_ends_the_command_after_those_before_it(
+    url: str, store: MemoryStore, tmp_path: Path
+) -> None:
+    names = topic_of(url, 2)
+    lines = tmp_path / "keys"
+    lines.write_bytes(b"x\ny\n")
+    line = fails("produce", url, "--key-from", str(lines), stdin=b"1\n2\n3\n")
+    assert "ends after 2 lines, and record 3 has no key" in line
+    assert line.endswith("lines 1 to 2 are durable; of those behind some may be.")
+    assert sum(map(len, by_partition(store, names).values())) == 2
+    line = fails("produce", url, "--key-from", str(lines), stdin=b"1\n")
+    assert "more lines of key than the input has records, 1" in line
+
+
+@pytest.mark.parametrize("options", [("--key", "k"), ("--key-is-metadata",)], ids=" ".join)
+def test_a_key_for_a_queue_is_a_mistake(url: str, options: tuple[str, ...]) -> None:
+    result = run("produce", url, *options, stdin=b"a\n")
+    assert result.exit_code == 2
+    assert f"{options[0]} chooses a partition, and records go to one queue" in result.stderr
+    topic_of(url, 2)
+    assert run("produce", url, "--partition", "0", *options, stdin=b"a\n").exit_code == 2
+    assert run("produce", url, "--key", "k", "--key-is-metadata").exit_code == 2
