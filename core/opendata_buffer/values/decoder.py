@@ -18,8 +18,9 @@ from opendata_buffer.values.exact_json import ExactJson
 from opendata_buffer.values.lines import Lines
 from opendata_buffer.values.objects import Objects
 from opendata_buffer.values.options import CSV, JSON, ValueOptions, check_type
+from opendata_buffer.values.records import Records
 from opendata_buffer.values.scalars import java_text
-from opendata_buffer.values.shapes import Records, Shape, learn
+from opendata_buffer.values.shapes import Shape, learn
 
 __all__ = ["Columns", "Decoder"]
 
@@ -188,7 +189,7 @@ class Decoder:
                 shape = learnt
             rows, cut = shape.cut(records, wanted)
             if len(rows):
-                arrays, doubtful = shape.columns(records, cut, self._fields, self._options)
+                arrays, doubtful = shape.columns(cut, self._fields, self._options)
                 wanted[rows] = False
                 left[rows[~doubtful]] = False
                 parts.append(_keep(rows, arrays, ~doubtful))
@@ -248,6 +249,10 @@ def _merged(
 def _utf8(values: pa.BinaryArray) -> Mask:
     """Which records are UTF-8."""
     good = np.ones(len(values), np.bool_)
+    offsets = np.frombuffer(values.buffers()[1], np.int32)[values.offset :]
+    data = np.frombuffer(values.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[len(values)]]
+    if not len(data) or data.max() < 0x80:
+        return good
     try:
         values.cast(pa.string())
     except pa.ArrowInvalid:

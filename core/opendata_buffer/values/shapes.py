@@ -19,65 +19,18 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from opendata_buffer.values.options import ValueOptions
-from opendata_buffer.values.spans import Bytes, Spans, bare, doubles, from_texts
+from opendata_buffer.values.records import Records
+from opendata_buffer.values.segments import Segments
+from opendata_buffer.values.spans import Spans, bare, doubles, from_texts
 
-__all__ = ["Records", "Shape", "learn"]
+__all__ = ["Shape", "learn"]
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 _STRING = re.compile(rb'"[^"\\\x00-\x1f]*"')
 _BARE = re.compile(rb"-?[0-9][0-9.eE+-]*|true|false|null")
-_QUOTE = 0x22
-_SPACE = 0x20
-_MOST_SPACES = 1000
-_MOST_BYTES = 1 << 20
 IGNORED = pa.null()
-
-
-class Records:
-    """Some records in a row, and where their quotes are.
-
-    Args:
-        values: The records, of type ``pa.binary()`` and without nulls.
-
-    Attributes:
-        plain: Which records may be cut at their quotes.
-    """
-
-    def __init__(self, values: pa.BinaryArray) -> None:
-        offsets = np.frombuffer(values.buffers()[1], np.int32)
-        offsets = offsets[values.offset : values.offset + len(values) + 1].astype(np.int64)
-        data = values.buffers()[2]
-        raw = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
-        raw = raw[offsets[0] : offsets[-1]]
-        self.source = Bytes(raw)
-        self.begin: Ints = offsets[:-1] - offsets[0]
-        self.end: Ints = offsets[1:] - offsets[0]
-        self.quotes: Ints = np.flatnonzero(raw == _QUOTE)
-        edges = np.searchsorted(self.quotes, offsets - offsets[0])
-        self.first_quote = edges[:-1]
-        self.quote_count = np.diff(edges)
-        self.plain: Mask = (self.quote_count > 0) & (self.end - self.begin <= _MOST_BYTES)
-        for odd in (raw < _SPACE, raw == 0x5C):
-            if odd.any():
-                places = np.flatnonzero(odd)
-                self.plain[np.searchsorted(self.begin, places, "right") - 1] = False
-        self.end = self._without_spaces()
-
-    def _without_spaces(self) -> Ints:
-        end, rows = self.end.copy(), np.arange(len(self.end))
-        for step in (8, 1):  # Eight at a time, then what is left of them.
-            spaces = np.uint64(int.from_bytes(b" " * step, "little"))
-            bits = np.uint64((1 << 8 * step) - 1)
-            left = rows
-            for _ in range(_MOST_SPACES // step):
-                left = left[end[left] - step >= self.begin[left]]
-                left = left[self.source.word(end[left] - step) & bits == spaces]
-                if not len(left):
-                    break
-                end[left] -= step
-        return end
 
 
 @dataclass(slots=True)
@@ -115,63 +68,77 @@ class Shape:
     paths: list[tuple[str, ...]]
     types: list[pa.DataType]
 
-    def cut(self, records: Records, wanted: Mask) -> tuple[Ints, list[tuple[Ints, Ints]]]:
-        """The rows among the wanted that have this shape, and begin and length of each value."""
-        rows = np.flatnonzero(wanted & (records.quote_count == self.quotes))
-        rows, begins, ends = self._match(records, rows)
-        return rows, [(b, e - b) for b, e in zip(begins, ends, strict=True)]
+    def cut(self, records: Records, wanted: Mask) -> tuple[Ints, Segments]:
+        """The rows among the wanted that have this shape, and their segments.
 
-    def _match(self, records: Records, rows: Ints) -> tuple[Ints, list[Ints], list[Ints]]:
+        The segments are, in turn, what stands before a value and a value, then what stands behind
+        the last value, and the spaces behind that.
+        """
+        rows = np.flatnonzero(wanted & (records.quote_count == self.quotes))
+        edges = self._edges(records, rows)
+        places = edges.ravel()
+        if (places[1:] < places[:-1]).any():
+            good = (edges[:, 1:] >= edges[:, :-1]).all(axis=1)
+            rows, edges = rows[good], edges[good]
+        segments = Segments(records.source, edges)
+        same = segments.are(range(0, 2 * len(self.between), 2), self.between)
+        if same is not None:
+            rows, segments = rows[same], segments.filter(same)
+        blank = segments.blank(2 * len(self.slots) + 1)
+        if blank is not None:
+            rows, segments = rows[blank], segments.filter(blank)
+        return rows, segments
+
+    def _edges(self, records: Records, rows: Ints) -> npt.NDArray[np.int32]:
+        """Where the segments begin and end, if the rows have this shape."""
         first = records.first_quote[rows]
+        alone = len(rows) * self.quotes == len(records.quotes)
+        # Where nobody else has quotes they are a table, and its columns cost less than look-ups.
+        table = records.quotes.reshape(len(rows), self.quotes) if alone else None
 
         def quote(number: int) -> Ints:
-            places: Ints = records.quotes[first + number]
+            places: Ints = records.quotes[first + number] if table is None else table[:, number]
             return places
 
-        begins: list[Ints] = []
-        ends: list[Ints] = []
-        good = np.ones(len(rows), np.bool_)
-        before = records.begin[rows]
-        limit = records.end[rows]
-        for slot, text in zip(self.slots, self.between, strict=False):
-            if slot.quoted:
-                begin, end = quote(slot.quote) + 1, quote(slot.quote + 1)
+        edges = np.empty((len(rows), 2 * len(self.slots) + 3), np.int32)
+        edges[:, 0] = before = records.begin[rows]
+        last = len(self.slots) - 1
+        limit = (records.end if self.slots[last].quoted else records.trimmed)[rows]
+        for number, (slot, text) in enumerate(zip(self.slots, self.between, strict=False)):
+            edges[:, 2 * number + 1] = before + len(text)
+            if not slot.quoted and number == last:
+                before = limit - slot.tail
             else:
-                begin = quote(slot.quote) + 1 + slot.lead
-                last = slot.quote + 1 == self.quotes
-                end = (limit if last else quote(slot.quote + 1)) - slot.tail
-                good &= end > begin
-            good &= begin - before == len(text)
-            good &= records.source.are(before, text)
-            begins.append(begin)
-            ends.append(end)
-            before = end
-        good &= limit - before == len(self.between[-1])
-        good &= records.source.are(before, self.between[-1])
-        if good.all():
-            return rows, begins, ends
-        return rows[good], [each[good] for each in begins], [each[good] for each in ends]
+                before = quote(slot.quote + 1) - slot.tail
+            edges[:, 2 * number + 2] = before
+        edges[:, -2] = before + len(self.between[-1])
+        edges[:, -1] = limit
+        return edges
 
     def columns(
-        self,
-        records: Records,
-        cut: Sequence[tuple[Ints, Ints]],
-        fields: Sequence[pa.Field],
-        options: ValueOptions,
+        self, segments: Segments, fields: Sequence[pa.Field], options: ValueOptions
     ) -> tuple[list[pa.Array], Mask]:
         """The columns of cut records, and which of these rows are doubtful."""
-        count = len(cut[0][0])
+        count = len(segments)
         doubtful = np.zeros(count, np.bool_)
         leaves: dict[tuple[str, ...], pa.Array] = {}
-        for slot, path, dtype, (begin, length) in zip(
-            self.slots, self.paths, self.types, cut, strict=True
-        ):
-            spans = Spans(records.source, begin, length)
+        # What stands in quotes and no column takes has been judged already.
+        slots = [
+            (2 * number + 1, slot.quoted, path, dtype)
+            for number, (slot, path, dtype) in enumerate(
+                zip(self.slots, self.paths, self.types, strict=True)
+            )
+            if not (slot.quoted and pa.types.is_null(dtype))
+        ]
+        texts = segments.texts([number for number, *_ in slots])
+        for (number, quoted, path, dtype), text in zip(slots, texts, strict=True):
             if pa.types.is_null(dtype):
-                if not slot.quoted:
-                    doubtful |= _no_scalar(spans)
+                doubtful |= _no_scalar(segments.spans(number, text))
                 continue
-            found = from_texts(spans.texts(), dtype, options) if slot.quoted else bare(spans, dtype)
+            if quoted:
+                found = from_texts(text, dtype, options)
+            else:
+                found = bare(segments.spans(number, text), dtype)
             if found.doubtful is not None:
                 doubtful |= found.doubtful
             leaves[path] = found.array

@@ -32,6 +32,7 @@ Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 _PAD = 16
+_MINUS = 0x2D
 _WORD = np.dtype("<u8")
 _INT = r"^-?(?:0|[1-9][0-9]{0,17})$"
 _NUMBER = r"^-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?$"
@@ -53,16 +54,39 @@ class Found:
 
 
 class Bytes:
-    """A copy of some bytes, to be looked at eight at a time from any place."""
+    """Some bytes, to be looked at eight at a time from any place.
 
-    def __init__(self, data: npt.NDArray[np.uint8]) -> None:
-        padded = np.zeros(len(data) + _PAD, np.uint8)
-        padded[: len(data)] = data
+    Args:
+        data: The bytes, which are copied.
+        padded: The same with others behind them; nothing is copied then.
+
+    Attributes:
+        size: How many there are.
+        at: The bytes, and others behind them.
+        buffer: The same for Arrow.
+    """
+
+    def __init__(
+        self, data: npt.NDArray[np.uint8], padded: npt.NDArray[np.uint8] | None = None
+    ) -> None:
+        if padded is None:
+            padded = np.zeros(len(data) + _PAD, np.uint8)
+            padded[: len(data)] = data
         self.size = len(data)
         self.at = padded
         # Words that overlap: the one at i begins with byte i.
         self._words = np.ndarray((len(data) + 8,), _WORD, padded.data, strides=(1,))
         self.buffer = pa.py_buffer(padded)
+
+    @classmethod
+    def within(cls, buffer: pa.Buffer | None, begin: int, end: int) -> Bytes:
+        """A part of a buffer; copied only where too little of it lies behind that part."""
+        if buffer is None:
+            return cls(np.zeros(0, np.uint8))
+        data = np.frombuffer(buffer, np.uint8)
+        if end + _PAD > len(data):
+            return cls(data[begin:end])
+        return cls(data[begin:end], data[begin : end + _PAD])
 
     def word(self, at: Ints) -> npt.NDArray[np.uint64]:
         """The eight bytes from each place on, the first in the lowest bits."""
@@ -97,18 +121,34 @@ class Spans:
         source: The bytes.
         begin: Where each value begins.
         length: Bytes of each.
+        cut: The values, if they are cut out already.
     """
 
-    def __init__(self, source: Bytes, begin: Ints, length: Ints) -> None:
+    def __init__(
+        self, source: Bytes, begin: Ints, length: Ints, cut: pa.StringArray | None = None
+    ) -> None:
         self.source = source
         self.begin = begin
         self.length = length
         self.head = source.word(begin)
         """The first eight bytes of each, and what comes behind shorter ones."""
+        self._cut = cut
 
     def byte(self, number: int) -> npt.NDArray[np.uint64]:
         """One of the first eight bytes of each."""
-        return (self.head >> np.uint64(8 * number)) & np.uint64(0xFF)
+        head = self.head >> np.uint64(8 * number) if number else self.head
+        return head & np.uint64(0xFF)
+
+    def first_digits(self) -> tuple[Mask, npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+        """Which begin with a minus, and the first two bytes behind that."""
+        minus = self.byte(0) == _MINUS
+        if not minus.any():
+            return minus, self.byte(0), self.byte(1)
+        return (
+            minus,
+            np.where(minus, self.byte(1), self.byte(0)),
+            np.where(minus, self.byte(2), self.byte(1)),
+        )
 
     def are(self, text: bytes) -> Mask:
         """Which values are this text of at most eight bytes."""
@@ -120,7 +160,13 @@ class Spans:
     def texts(self, valid: Mask | None = None) -> pa.StringArray:
         """The bytes as they stand, which must be UTF-8; null where ``valid`` is not set."""
         length = self.length
-        if valid is not None and not valid.all():
+        if valid is not None and valid.all():
+            valid = None
+        if self._cut is not None:
+            if valid is None:
+                return self._cut
+            return pc.if_else(pa.array(valid), self._cut, pa.scalar(None, pa.string()))
+        if valid is not None:
             length = np.where(valid, length, 0)
         if not VIEWS:
             return self._gathered(length, valid)
@@ -183,8 +229,7 @@ def bare(spans: Spans, dtype: pa.DataType) -> Found:
 
 def longs(spans: Spans, null: Mask, dtype: pa.DataType) -> Found:
     """Integers in the spelling of JSON, of at most 18 digits."""
-    sign = spans.byte(0) == 0x2D
-    first = np.where(sign, spans.byte(1), spans.byte(0))
+    sign, first, _ = spans.first_digits()
     digits = spans.length - sign
     good = (first >= 0x30) & (first <= 0x39) & (digits > 0) & (digits <= 18)
     good &= (first != 0x30) | (digits == 1)
@@ -206,8 +251,8 @@ def doubles(spans: Spans, null: Mask, dtype: pa.DataType) -> Found:
     """Numbers in the spelling of JSON."""
     good = _looks_like_number(spans) & ~null
     texts = spans.texts(good)
-    data = texts.buffers()[2]
-    exponents = data is not None and b"e" in (lowered := bytes(data).lower()) and b".e" in lowered
+    lowered = _data(texts).lower()
+    exponents = b"e" in lowered and b".e" in lowered
     wide, wrong = _cast(texts, pa.float64(), _NUMBER, sure=not exponents)
     values = wide.fill_null(1).to_numpy(zero_copy_only=False)
     # -0 is 0 where it is an integer, and beyond the largest number is no business of ours.
@@ -217,6 +262,16 @@ def doubles(spans: Spans, null: Mask, dtype: pa.DataType) -> Found:
         with np.errstate(over="ignore"):
             wide = pa.array(values.astype(np.float32), mask=_nulls(wide))
     return Found(wide, _any(~(good | null) | wrong))
+
+
+def _data(texts: pa.StringArray) -> bytes:
+    """The bytes of all texts, without what the array has beside them."""
+    data = texts.buffers()[2]
+    if data is None:
+        return b""
+    offsets = np.frombuffer(texts.buffers()[1], np.int32)[texts.offset :]
+    begin, end = int(offsets[0]), int(offsets[len(texts)])
+    return bytes(data.slice(begin, end - begin))
 
 
 def halfway(values: npt.NDArray[np.float64]) -> Mask:
@@ -313,9 +368,7 @@ def _plain(texts: pa.StringArray, zoned: bool) -> bool:
 
 def _looks_like_number(spans: Spans) -> Mask:
     """Begins and ends with a digit, but for a sign, and has no leading zero."""
-    sign = spans.byte(0) == 0x2D
-    first = np.where(sign, spans.byte(1), spans.byte(0))
-    second = np.where(sign, spans.byte(2), spans.byte(1))
+    sign, first, second = spans.first_digits()
     last = spans.source.at[spans.begin + spans.length - 1]
     good: Mask = (spans.length > sign) & (first >= 0x30) & (first <= 0x39)
     good &= (last >= 0x30) & (last <= 0x39) & (spans.length < 1000)

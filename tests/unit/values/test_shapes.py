@@ -6,7 +6,8 @@ import pyarrow as pa
 import pytest
 
 from opendata_buffer.values.options import ValueOptions
-from opendata_buffer.values.shapes import Records, learn
+from opendata_buffer.values.records import Records
+from opendata_buffer.values.shapes import learn
 
 FIELDS = [
     pa.field("id", pa.int64()),
@@ -25,7 +26,7 @@ def cut(
     assert shape is not None
     of = Records(pa.array(records, pa.binary()))
     rows, places = shape.cut(of, of.plain)
-    arrays, doubtful = shape.columns(of, places, FIELDS, ValueOptions())
+    arrays, doubtful = shape.columns(places, FIELDS, ValueOptions())
     table = pa.table(arrays, schema=pa.schema(FIELDS))
     return rows.tolist(), table.to_pylist(), doubtful.tolist()
 
