@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any, TypeVar
 
 from opendata_buffer.admin.transactions import Place, abort, list_open
@@ -49,6 +50,21 @@ CONFIG = ProducerConfig(
     cas_deadline_ms=20_000,
 )
 TROUBLE = (StorageError, Conflict, CommitStateUnknown, FlushFailed)
+
+
+def faults(dice: Random) -> FaultPlan:
+    """Storage at its worst: a seed's own share of everything that can go wrong, and slow."""
+    return FaultPlan(
+        cas_lost_after=dice.uniform(0, 0.2),
+        cas_lost_before=dice.uniform(0, 0.2),
+        cas_late=dice.uniform(0, 0.2),
+        get_errors=dice.uniform(0, 0.1),
+        put_errors=dice.uniform(0, 0.2),
+        get_ms=dice.uniform(5, 100),
+        put_ms=dice.uniform(5, 200),
+        cas_ms=dice.uniform(5, 100),
+        jitter=0.5,
+    )
 
 
 class Way:

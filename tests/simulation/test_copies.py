@@ -21,9 +21,9 @@ from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.owner import claim_queue
 from opendata_buffer.stores import Blob
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.testing.faults import FaultPlan, FaultyStore
+from opendata_buffer.testing.faults import FaultyStore
 from opendata_buffer.testing.simulation import SimRuntime, Simulation, SimulationFailed
-from tests.simulation.publishing import Way
+from tests.simulation.publishing import Way, faults
 
 SHARE = 0.5
 """Of the seeds; see conftest.py."""
@@ -46,18 +46,7 @@ class CopyWorld:
         now_ms = self.simulation.now_ms
         self.source = MemoryStore("from", now_ms=now_ms)
         self.memory = MemoryStore("to", now_ms=now_ms)
-        uniform = self.simulation.random.uniform
-        self.plan = FaultPlan(
-            cas_lost_after=uniform(0, 0.2),
-            cas_lost_before=uniform(0, 0.2),
-            cas_late=uniform(0, 0.2),
-            get_errors=uniform(0, 0.1),
-            put_errors=uniform(0, 0.1),
-            get_ms=uniform(5, 50),
-            put_ms=uniform(5, 100),
-            cas_ms=uniform(5, 50),
-            jitter=0.5,
-        )
+        self.plan = faults(self.simulation.random)
         self.written: list[bytes] = []
         self.read: list[bytes] = []
         self.over = False

@@ -6,27 +6,12 @@ import pytest
 
 from opendata_buffer.testing.faults import FaultPlan
 from opendata_buffer.testing.simulation import SimRuntime, SimulationFailed
-from tests.simulation.publishing import NAMES, PublishingWorld
+from tests.simulation.publishing import NAMES, PublishingWorld, faults
 
 SHARE = 0.15
 """Of the seeds; see conftest.py."""
 
 PUBLISHERS = [("billing", "billing"), ("shipping", "shipping"), (None, "nameless")]
-
-
-def faults(world: PublishingWorld) -> FaultPlan:
-    uniform = world.simulation.random.uniform
-    return FaultPlan(
-        cas_lost_after=uniform(0, 0.2),
-        cas_lost_before=uniform(0, 0.2),
-        cas_late=uniform(0, 0.2),
-        get_errors=uniform(0, 0.1),
-        put_errors=uniform(0, 0.2),
-        get_ms=uniform(5, 100),
-        put_ms=uniform(5, 200),
-        cas_ms=uniform(5, 100),
-        jitter=0.5,
-    )
 
 
 def live(world: PublishingWorld) -> None:
@@ -80,7 +65,7 @@ def test_whatever_happens_to_publishers_a_transaction_is_there_whole_or_not_at_a
     seed: int,
 ) -> None:
     world = PublishingWorld(seed)
-    world.plan = faults(world)
+    world.plan = faults(world.simulation.random)
     try:
         world.simulation.run(lambda: live(world))
     except SimulationFailed as error:

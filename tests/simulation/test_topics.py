@@ -32,7 +32,7 @@ from opendata_buffer.testing.simulation import SimRuntime, Simulation, Simulatio
 from opendata_buffer.topic.consumer import TopicConsumer
 from opendata_buffer.topic.producer import TopicProducer
 from opendata_buffer.topic.topic import Topic
-from tests.simulation.publishing import Way
+from tests.simulation.publishing import Way, faults
 
 SHARE = 0.06
 """Of the seeds; see conftest.py."""
@@ -73,18 +73,7 @@ class TopicWorld:
     def __init__(self, seed: int) -> None:
         self.simulation = Simulation(seed)
         self.memory = MemoryStore("simulation", now_ms=self.simulation.now_ms)
-        uniform = self.simulation.random.uniform
-        self.plan = FaultPlan(
-            cas_lost_after=uniform(0, 0.2),
-            cas_lost_before=uniform(0, 0.2),
-            cas_late=uniform(0, 0.2),
-            get_errors=uniform(0, 0.1),
-            put_errors=uniform(0, 0.2),
-            get_ms=uniform(5, 100),
-            put_ms=uniform(5, 200),
-            cas_ms=uniform(5, 100),
-            jitter=0.5,
-        )
+        self.plan = faults(self.simulation.random)
         self.target = Target()
         self.durable: list[bytes] = []
         self.refused = 0
