@@ -11,6 +11,9 @@ import time
 
 from opendata_buffer import Consumer, ConsumerConfig, GarbageCollectorConfig, TransactionFilter
 
+GRACE_MS = 10_000
+"""As its producers have it: on a slow machine an append may come seconds after its upload."""
+
 
 def main() -> None:
     store, path, wanted = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -21,7 +24,7 @@ def main() -> None:
     row = database.execute("select seq, filter from position").fetchone()
     seen = TransactionFilter.from_json(row[1], "ingest") if row else TransactionFilter("ingest")
     # A short interval and grace: the collector runs beside, and must not take what is needed.
-    gc = GarbageCollectorConfig(interval_ms=50, grace_period_ms=2_000)
+    gc = GarbageCollectorConfig(interval_ms=50, grace_period_ms=GRACE_MS)
     config = ConsumerConfig(store=store, gc=gc)
     with Consumer(config, last_acked_sequence=row[0] if row else None) as consumer:
         fetch = consumer.fetch_handle()

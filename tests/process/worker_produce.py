@@ -12,7 +12,8 @@ from opendata_buffer import Producer, ProducerConfig, Transaction
 
 def main() -> None:
     store, app, first, end = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    config = ProducerConfig(store=store, flush_interval_ms=2)
+    # The grace of worker_consume.py's collector.
+    config = ProducerConfig(store=store, flush_interval_ms=2, gc_grace_period_ms=10_000)
     with Producer(config) as producer:
         for number in range(first, end):
             records = [f"{app} {number} {k}".encode() for k in range(5)]
