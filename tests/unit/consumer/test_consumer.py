@@ -660,8 +660,8 @@ def test_metrics_of_a_consumer(queue: Fixture, monkeypatch: pytest.MonkeyPatch) 
 # The collector beside
 
 
-def _collectors() -> int:
-    return sum(thread.name == "opendata-buffer-gc" for thread in threading.enumerate())
+def _collectors() -> set[threading.Thread]:
+    return {each for each in threading.enumerate() if each.name == "opendata-buffer-gc"}
 
 
 def test_the_collector_runs_beside_and_stops_with_the_consumer(queue: Fixture) -> None:
@@ -669,10 +669,11 @@ def test_the_collector_runs_beside_and_stops_with_the_consumer(queue: Fixture) -
     queue.store._now_ms = lambda: queue.runtime.now_ms() - 3_600_000
     queue.store.put(orphan, b"")
     queue.store._now_ms = queue.runtime.now_ms
+    others = _collectors()
     with queue.consumer(gc=GarbageCollectorConfig()):
         queue.runtime.await_waits(1)
-        assert _collectors() == 1
-    assert _collectors() == 0
+        (ours,) = _collectors() - others
+    assert not ours.is_alive()
     assert orphan not in {info.key for info in queue.store.list("").objects}
 
 

@@ -29,6 +29,8 @@ from opendata_buffer.producer.producer import Producer
 from opendata_buffer.producer.run import RECORD_HELD
 from opendata_buffer.stores import Absent, Blob, IfVersion, NotModified, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
+from tests.unit.broker.local import eventually
 from tests.unit.interrupts import interrupted, no_collections
 
 WAIT_S = 60.0
@@ -339,7 +341,7 @@ def test_f35_a_line_that_does_not_fit_at_once_goes_in_by_parts(silent: Silent) -
 
 def test_a_producer_is_not_made_for_longer_than_its_deadline(silent: Silent) -> None:
     silent.answers.clear()
-    error = within(5.0, lambda: Producer(config(cas_deadline_ms=100), store=silent))
+    error = within(WAIT_S, lambda: Producer(config(cas_deadline_ms=100), store=silent))
     assert isinstance(error, TransientStorageError)
     assert "did not answer within 0.1 s (cas_deadline_ms)" in str(error)
 
@@ -350,7 +352,7 @@ def test_flush_and_close_keep_their_deadlines_while_uploads_hang(silent: Silent)
     handle = producer.produce([b"a"])
     with pytest.raises(TimeoutError, match=r"1 batches not durable after 0.05 s"):
         producer.flush(0.05)
-    error = within(5.0, lambda: producer.close(0.05))
+    error = within(WAIT_S, lambda: producer.close(0.05))
     assert isinstance(error, FlushFailed)
     with pytest.raises(Closed, match=r"after 0.05 s: look at the store"):
         handle.watcher.result()
@@ -364,7 +366,7 @@ def test_a_close_out_of_time_leaves_a_batch_unknown_whose_append_hangs(silent: S
     silent.answers.clear()
     handle = producer.produce([b"a"])
     assert silent.asked.wait(WAIT_S)
-    assert isinstance(within(5.0, lambda: producer.close(0.05)), FlushFailed)
+    assert isinstance(within(WAIT_S, lambda: producer.close(0.05)), FlushFailed)
     with pytest.raises(CommitStateUnknown, match="may or may not have landed"):
         handle.watcher.result()
 
@@ -382,28 +384,30 @@ def test_delivery_times_out_while_every_upload_hangs(
     for handle in handles:
         with pytest.raises(TransientStorageError, match="delivery_timeout_ms"):
             handle.watcher.await_durable(WAIT_S)
-    assert producer.buffered_bytes == 0
+    # Who waits for a batch is told before its room is free again.
+    eventually(lambda: producer.buffered_bytes == 0)
     # The time for close() with no other deadline follows from what a batch may take.
-    assert isinstance(within(5.0, producer.close), FlushFailed)
+    assert isinstance(within(WAIT_S, producer.close), FlushFailed)
 
 
 def test_delivery_times_out_while_uploads_take_longer_than_half_the_grace_period() -> None:
+    runtime = ManualRuntime()
+
     class Slow(MemoryStore):
         uploads = 0
 
         def put(self, key: str, data: bytes | memoryview) -> None:
             self.uploads += 1
-            threading.Event().wait(0.06)
+            runtime.advance(0.06)
             super().put(key, data)
 
     store = Slow()
-    settings = config(delivery_timeout_ms=300, gc_grace_period_ms=100)
-    producer = Producer(settings, store=store)
-    began = time.monotonic()
+    settings = config(delivery_timeout_ms=300, gc_grace_period_ms=100, flush_size_bytes=1)
+    producer = Producer(settings, store=store, runtime=runtime)
     handle = producer.produce([b"a"])
     with pytest.raises(OpenDataBufferError):
         handle.watcher.await_durable(WAIT_S)
-    assert 0.25 < time.monotonic() - began < 10
+    assert 0.3 <= runtime.monotonic() <= 0.36
     with pytest.raises(FlushFailed):
         producer.close(WAIT_S)
     assert 2 <= store.uploads <= 6
@@ -446,4 +450,4 @@ def test_f33_each_call_takes_room_however_small_it_is(silent: Silent) -> None:
     assert producer.buffered_bytes <= 10_000
     with pytest.raises(FlushFailed):
         producer.close(0.01)
-    assert producer.buffered_bytes == 0
+    eventually(lambda: producer.buffered_bytes == 0)
