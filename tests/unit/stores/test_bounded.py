@@ -35,13 +35,14 @@ def test_a_call_that_never_ends_is_left_behind_at_the_deadline() -> None:
     seen: list[float | None] = []
 
     def hang() -> None:
-        never.wait(30)
+        never.wait(300)
         seen.append(remaining())
 
     started = time.monotonic()
     with deadline(SYSTEM, 0.2), pytest.raises(DeadlinePassed):
         bounded(SYSTEM, hang)
-    assert 0.2 <= time.monotonic() - started < 5
+    assert time.monotonic() - started >= 0.2
+    assert seen == [], "it goes on"
     never.set()
     while not seen:
         time.sleep(0.01)
