@@ -16,7 +16,7 @@ from opendata_buffer.broker.service import Service
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores import Store
 from opendata_buffer.stores.memory import MemoryStore
 
@@ -72,13 +72,13 @@ def connected(announcement: Announcement) -> Iterator[Connection]:
         connection.close()
 
 
-def host(store: Store) -> Host:
+def host(store: Store, runtime: Runtime = RUNTIME) -> Host:
     return Host(
         store,
         CONFIG,
-        RUNTIME,
-        lambda: WebSocketPort(Listen(), RUNTIME),
-        lambda announcement: connect(announcement, RUNTIME),
+        runtime,
+        lambda: WebSocketPort(Listen(), runtime),
+        lambda announcement: connect(announcement, runtime),
         secrets.token_bytes,
     )
 
