@@ -40,7 +40,11 @@ def cli(context: click.Context, verbose: int) -> None:
 
     STORE is a directory, file:///dir, s3://bucket[/root], gs://bucket[/root],
     az://container[/root] or abfss://container@account.dfs.core.windows.net[/root].
-    Credentials come from the cloud's standard chain.
+
+    Credentials come from the cloud's standard chain: environment, files, the machine. Keys are no
+    options, for others can see a command line: put them into the environment (AWS_ACCESS_KEY_ID
+    and AWS_SECRET_ACCESS_KEY, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_CONNECTION_STRING) or
+    into a file (a --profile of AWS).
     """
     from opendata_buffer.runtime import SystemRuntime
 

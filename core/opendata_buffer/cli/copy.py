@@ -10,7 +10,9 @@ import click
 from opendata_buffer.cli.ending import last_words
 from opendata_buffer.cli.options import (
     POSITIVE,
+    REACHES_STORE,
     allow_foreign_option,
+    flags_of,
     max_batch_bytes_option,
     patient_queue_options,
     queue_words,
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["copy"]
 
-_TO = ("partition", "data_path_prefix", "manifest_path", "endpoint_url", "region", "profile")
+_TO = ("partition", "data_path_prefix", "manifest_path", *REACHES_STORE)
 
 
 @click.command()
@@ -36,6 +38,10 @@ _TO = ("partition", "data_path_prefix", "manifest_path", "endpoint_url", "region
 @click.option("--to-endpoint-url", metavar="URL", help="Of the target's store.")
 @click.option("--to-region", metavar="NAME", help="Of the target's store; AWS only.")
 @click.option("--to-profile", metavar="NAME", help="Of the target's store; AWS only.")
+@click.option("--to-role-arn", metavar="ARN", help="Of the target's store; AWS only.")
+@click.option("--to-external-id", metavar="TEXT", help="Of that role.")
+@click.option("--to-session-name", metavar="TEXT", help="Of that role.")
+@click.option("--to-anonymous", is_flag=True, help="Send the target's store no credentials.")
 @click.option("--follow", is_flag=True, help="Wait for more when all is copied.")
 @click.option("--poll-interval-ms", type=POSITIVE, default=500, show_default=True)
 @click.option(
@@ -97,7 +103,7 @@ def copy(
 
 
 def _place_of_target(runtime: Any, to: dict[str, Any]) -> Place:
-    """As for the source; errors name the source's options, which are the command's first."""
+    """As for the source."""
     from opendata_buffer.cli.places import Place, open_place
     from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, ConsumerConfig
 
@@ -109,14 +115,15 @@ def _place_of_target(runtime: Any, to: dict[str, Any]) -> Place:
             "--to-manifest-path out"
         )
     one = prefix is not None or to["manifest_path"] is not None
-    fields = {
-        "store": to.pop("store"),
-        "data_path_prefix": DEFAULT_DATA_PATH_PREFIX if prefix is None else prefix,
-        "manifest_path": to.pop("manifest_path") or "",
-        "cas_deadline_ms": timeout_ms,
-        "store_options": store_options_of(to),
-    }
-    found: Place = open_place(runtime, ConsumerConfig(**fields), one)
+    with flags_of("--to-", _TO):
+        config = ConsumerConfig(
+            store=to.pop("store"),
+            data_path_prefix=DEFAULT_DATA_PATH_PREFIX if prefix is None else prefix,
+            manifest_path=to.pop("manifest_path") or "",
+            cas_deadline_ms=timeout_ms,
+            store_options=store_options_of(to),
+        )
+        found: Place = open_place(runtime, config, one)
     if partition is None:
         return found
     if found.topic is None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import click
@@ -20,9 +21,11 @@ __all__ = [
     "NATURAL",
     "LONG_MS",
     "POSITIVE",
+    "REACHES_STORE",
     "SOON_MS",
     "allow_foreign_option",
     "create_if_missing_option",
+    "flags_of",
     "json_option",
     "framing_option",
     "max_batch_bytes_option",
@@ -71,7 +74,40 @@ def _timeout(default_ms: int) -> Callable[[Any], Any]:
 _reach_store = _options(
     click.option("--endpoint-url", metavar="URL", help="Another endpoint than the cloud's own."),
     click.option("--region", metavar="NAME", help="AWS region. Default: the AWS chain's."),
-    click.option("--profile", metavar="NAME", help="AWS profile. Default: the AWS chain's."),
+    click.option(
+        "--profile",
+        metavar="NAME",
+        help="AWS profile: region, keys or role of ~/.aws/config and ~/.aws/credentials. Default: "
+        "the AWS chain's.",
+    ),
+    click.option(
+        "--role-arn",
+        metavar="ARN",
+        envvar="OPENDATA_BUFFER_ROLE_ARN",
+        show_envvar=True,
+        help="AWS role to assume; what it gives is renewed.",
+    ),
+    click.option(
+        "--external-id",
+        metavar="TEXT",
+        envvar="OPENDATA_BUFFER_EXTERNAL_ID",
+        show_envvar=True,
+        help="Of that role, where its owner asks for one.",
+    ),
+    click.option(
+        "--session-name",
+        metavar="TEXT",
+        envvar="OPENDATA_BUFFER_SESSION_NAME",
+        show_envvar=True,
+        help="How that role's log names these requests. Default: opendata-buffer.",
+    ),
+    click.option(
+        "--anonymous",
+        is_flag=True,
+        envvar="OPENDATA_BUFFER_ANONYMOUS",
+        show_envvar=True,
+        help="Send no credentials: for a public bucket.",
+    ),
 )
 
 store_options = _options(_reach_store, _timeout(SOON_MS))
@@ -179,6 +215,7 @@ def store_options_of(store: dict[str, Any]) -> Any:
     """
     from opendata_buffer.config import StoreOptions
 
+    _remember_flags()
     timeout_ms = store.pop("timeout_ms")
     attempts = 2 if timeout_ms < 30_000 else 3
     share_ms = max(1, timeout_ms // attempts)
@@ -228,9 +265,17 @@ def _partition(given: str, fields: dict[str, Any]) -> str:
 
 
 _FLAGS, _QUEUE = f"{__name__}.flags", f"{__name__}.queue"
+_ENVIRONMENT = click.core.ParameterSource.ENVIRONMENT
+
+REACHES_STORE = (
+    "endpoint_url", "region", "profile", "role_arn", "external_id", "session_name", "anonymous",
+)  # fmt: skip
+"""Names of the options that say how to reach a store."""
+
+_NAMES_A_QUEUE = ("partition", "data_path_prefix", "manifest_path", *REACHES_STORE)
 
 
-def _remember(options: dict[str, Any]) -> None:
+def _remember_flags() -> None:
     """Note the running command's options, for an error that is told after it has ended."""
     context = click.get_current_context()
     flags = {
@@ -241,9 +286,32 @@ def _remember(options: dict[str, Any]) -> None:
     for setting in ("cas_deadline_ms", "delivery_timeout_ms"):
         flags[setting] = "--timeout-ms"
     context.meta[_FLAGS] = flags
-    given = [("--" + name.replace("_", "-"), options.get(name)) for name in _NAMES_A_QUEUE]
-    words = [each for flag, value in given if value is not None for each in (flag, str(value))]
-    context.meta[_QUEUE] = shlex.join([str(options["store"]), *words])
+
+
+def _remember(options: dict[str, Any]) -> None:
+    """Note the queue that the running command is about, for an error or a hint."""
+    _remember_flags()
+    context = click.get_current_context()
+    words = [str(options["store"])]
+    for name in _NAMES_A_QUEUE:
+        value = options.get(name)
+        # What the environment says holds for the next command, too.
+        if value in (None, False) or context.get_parameter_source(name) is _ENVIRONMENT:
+            continue
+        flag = "--" + name.replace("_", "-")
+        words += [flag] if value is True else [flag, str(value)]
+    context.meta[_QUEUE] = shlex.join(words)
+
+
+@contextmanager
+def flags_of(prefix: str, names: Iterable[str]) -> Iterator[None]:
+    """Errors inside the block are about the options that begin so: ``--to-role-arn``."""
+    try:
+        yield
+    except Exception:
+        own = {name: f"{prefix}{name.replace('_', '-')}" for name in names}
+        click.get_current_context().meta.setdefault(_FLAGS, {}).update(own)
+        raise
 
 
 def queue_words() -> str:
@@ -253,11 +321,6 @@ def queue_words() -> str:
     return words
 
 
-_NAMES_A_QUEUE = (
-    "partition", "data_path_prefix", "manifest_path", "endpoint_url", "region", "profile",
-)  # fmt: skip
-
-
 def spelled(context: click.Context, message: str) -> str:
     """An error of the library in the words of the command line.
 
@@ -265,9 +328,19 @@ def spelled(context: click.Context, message: str) -> str:
     ``skip(3)`` the command that does it.
     """
     flags, queue = context.meta.get(_FLAGS), context.meta.get(_QUEUE)
-    if flags is None or queue is None:
+    if flags is None:
         return message
+    if queue is not None:
+        message = _skipping(message, queue)
     message = re.sub(
+        r"(?<!in Python )\b(\w+)=True\b", lambda name: flags.get(name[1], name[0]), message
+    )
+    # Settings of one word are words of the language, too.
+    return re.sub(r"\b[a-z]+(?:_[a-z]+)+\b", lambda name: flags.get(name[0], name[0]), message)
+
+
+def _skipping(message: str, queue: str) -> str:
+    return re.sub(
         r"skip\((?:'([^']*)', )?(\d+)\); its records are then lost",
         lambda found: (
             f"'opendata-buffer skip {queue} {found[2]}"
@@ -276,8 +349,3 @@ def spelled(context: click.Context, message: str) -> str:
         ),
         message,
     )
-    message = re.sub(
-        r"(?<!in Python )\b(\w+)=True\b", lambda name: flags.get(name[1], name[0]), message
-    )
-    # Settings of one word are words of the language, too.
-    return re.sub(r"\b[a-z]+(?:_[a-z]+)+\b", lambda name: flags.get(name[0], name[0]), message)
