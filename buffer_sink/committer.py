@@ -19,12 +19,13 @@ from buffer_sink.messages import Group
 from buffer_sink.options import SinkOptions
 from buffer_sink.records import CommitRecords
 from opendata_buffer import metrics
+from opendata_buffer.broker.guest import GuestQueue
+from opendata_buffer.broker.network import Network
 from opendata_buffer.errors import CommitStateUnknown
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.owner import claim_for_use
-from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Store
 
@@ -39,28 +40,42 @@ class WriteCommitter:
     Args:
         store: Where queue and batches live.
         options: The sink's options.
-        runtime: Clocks and names.
+        runtime: Clocks, names and threads.
+        network: How brokers are reached; WebSockets by default.
     """
 
-    def __init__(self, store: Store, options: SinkOptions, runtime: Runtime) -> None:
+    def __init__(
+        self,
+        store: Store,
+        options: SinkOptions,
+        runtime: Runtime,
+        network: Network | None = None,
+    ) -> None:
         self._store = store
         self._config = options.queue
+        self._broker = options.broker
+        self._network = network
         self._runtime = runtime
         self._grace_ms = options.gc_grace_period_ms
         self._lifetimes = Lifetimes(
             store, options.gc_grace_period_ms, options.max_write_duration_ms, runtime
         )
         self._records = CommitRecords(store, options.queue, runtime)
-        self._opened: Queue | None = None
+        self._opened: GuestQueue | None = None
 
     @property
-    def _queue(self) -> Queue:
+    def _queue(self) -> GuestQueue:
         # First use in this process: a store without compare-and-swap (failure F12), or a prefix
         # of another queue, whose collector would delete our batches (failure F7), is refused.
         if self._opened is None:
             claim = claim_for_use(self._store, self._config, runtime=self._runtime)
-            self._opened = Queue(
-                self._store, self._config, runtime=self._runtime, role="producer", claim=claim
+            self._opened = GuestQueue(
+                self._store,
+                self._config,
+                runtime=self._runtime,
+                claim=claim,
+                broker=self._broker,
+                network=self._network,
             )
         return self._opened
 
@@ -99,6 +114,11 @@ class WriteCommitter:
                 # A write outside of a query may be all that its process does, so the marker
                 # learns now how far the queue got (failure F4), and not within the next minute.
                 self._opened.close()
+
+    def disconnect(self) -> None:
+        """End connections that outlive an append; the next one makes what it needs."""
+        if self._opened is not None:
+            self._opened.disconnect()
 
     def _append_once(self, group: Group, transaction: Transaction) -> bool:
         queue = self._queue

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from buffer_sink.hosting import host
 from buffer_sink.options import SinkOptions
 
 if TYPE_CHECKING:
@@ -23,13 +24,17 @@ class ForeachBatchWriter:
     Attributes:
         store: The store's URL.
         options: Options of the batch sink; ``txnAppId`` among them.
+        hosts: Whether the process that calls it is to be the queue's broker.
     """
 
     store: str
     options: Mapping[str, str] = field(hash=False, repr=False)  # it may hold keys
+    hosts: bool = False
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         """Append ``df`` to the buffer; a batch id that was written before is skipped."""
+        if self.hosts:
+            host(self._checked(batch_id))
         (
             df.write.format(FORMAT)
             .options(**self.options)
@@ -37,6 +42,10 @@ class ForeachBatchWriter:
             .mode("append")
             .save(self.store)
         )
+
+    def _checked(self, batch_id: int) -> SinkOptions:
+        texts = {**self.options, "path": self.store, "txnVersion": str(batch_id)}
+        return SinkOptions.for_batch(texts)
 
 
 def foreach_batch_writer(store: str, *, txn_app_id: str, **options: Any) -> ForeachBatchWriter:
@@ -65,7 +74,9 @@ def foreach_batch_writer(store: str, *, txn_app_id: str, **options: Any) -> Fore
             also one whose checkpoint was deleted: it counts its batches from 0 again, and needs
             a new id.
         **options: Options of the batch sink in snake case or as Spark writes them:
-            ``data_path_prefix``, ``compression``, ``target_batch_bytes``, ...
+            ``data_path_prefix``, ``compression``, ``target_batch_bytes``, ... One has a value
+            more: with ``broker="host"`` the process that runs the function is the broker of the
+            queue, or of each partition of the topic, while there is no other.
 
     Raises:
         InvalidInput: An option is unknown or cannot be used.
@@ -73,8 +84,12 @@ def foreach_batch_writer(store: str, *, txn_app_id: str, **options: Any) -> Fore
     texts = {_camel(name): _text(value) for name, value in options.items() if value is not None}
     texts["txnAppId"] = txn_app_id
     # Now, where the mistake is, and not in the first micro-batch.
-    SinkOptions.for_batch({**texts, "path": store, "txnVersion": "0"})
-    return ForeachBatchWriter(store, texts)
+    hosts = texts.get("broker") == "host"
+    if hosts:
+        del texts["broker"]  # for the write it is a broker as any other
+    writer = ForeachBatchWriter(store, texts, hosts)
+    writer._checked(0)
+    return writer
 
 
 def _camel(name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from opendata_buffer.config import QueueConfig
+from opendata_buffer.config import BROKER_CHOICES, QueueConfig
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats import MIB
 from opendata_buffer.formats.batch import Compression
@@ -34,6 +34,7 @@ SINK_OPTIONS = (
     "gcGracePeriodMs",
     "maxWriteDurationMs",
     "partitioner",
+    "broker",
 )
 
 VALUE_FORMATS = ("bytes", "json")
@@ -73,6 +74,8 @@ class SinkOptions:
             six hours.
         partitioner: How rows are divided among the partitions of a topic, one of
             :data:`PARTITIONERS`. Default None: ``random``. Not for a single queue.
+        broker: ``auto`` (default): an append that loses a race has the announced broker, if there
+            is one, wait for it; ``off``: it fights on.
         one_queue: A data prefix or a manifest is named, so this is a single queue, whatever
             else is in the store.
     """
@@ -91,6 +94,7 @@ class SinkOptions:
     gc_grace_period_ms: int = 600_000
     max_write_duration_ms: int = 21_600_000
     partitioner: str | None = None
+    broker: str = "auto"
     one_queue: bool = False
 
     def __post_init__(self) -> None:
@@ -103,6 +107,13 @@ class SinkOptions:
                 f"option targetBatchBytes is {self.target_batch_bytes}, more than maxBatchBytes "
                 f"{self.max_batch_bytes}: make it smaller, or raise maxBatchBytes here and where "
                 "the queue is read"
+            )
+        if self.broker == "host":
+            raise InvalidInput(
+                "option broker is 'host': Spark commits in Python processes of its own, which end "
+                "before anybody finds a broker there. Run 'opendata-buffer broker "
+                f"{self.queue.store}' somewhere and leave the option at 'auto', or write by "
+                "foreach_batch_writer(..., broker='host'): the driver's process is the broker then"
             )
         if self.gather_bytes > self.target_batch_bytes:
             raise InvalidInput(
@@ -192,5 +203,6 @@ def _parse(options: Mapping[str, str], what: str) -> SinkOptions:
         gc_grace_period_ms=grace_ms,
         max_write_duration_ms=reader.integer("maxWriteDurationMs", 21_600_000, least=0),
         partitioner=partitioner,
+        broker=reader.choice("broker", BROKER_CHOICES, "auto"),
         one_queue=one_queue,
     )

@@ -7,7 +7,6 @@ process: Spark reuses its Python workers.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -137,7 +136,7 @@ class Plan:
         except BaseException:
             # What this process remembers of the queue may be the reason, for example when the
             # queue was deleted on purpose. The error told it; a new start looks afresh.
-            _committer.cache_clear()
+            _forget_committers()
             raise
 
     def _store_small(
@@ -174,11 +173,26 @@ _queues_until: dict[tuple[str, StoreOptions], float] = {}
 _MOST_PLACES = 64
 
 
-@functools.lru_cache(maxsize=8)
+_committers: dict[tuple[SinkOptions, bool], WriteCommitter | TopicCommitter] = {}
+_MOST_COMMITTERS = 8
+
+
 def _committer(options: SinkOptions, is_of_topic: bool) -> WriteCommitter | TopicCommitter:
-    store = open_store(options.queue.store, options.queue.store_options)
-    made = TopicCommitter if is_of_topic else WriteCommitter
-    return made(store, options, _RUNTIME)
+    """The process's committer for these options; those that were used last are kept."""
+    found = _committers.pop((options, is_of_topic), None)
+    if found is None:
+        store = open_store(options.queue.store, options.queue.store_options)
+        made = TopicCommitter if is_of_topic else WriteCommitter
+        found = made(store, options, _RUNTIME)
+    _committers[options, is_of_topic] = found
+    while len(_committers) > _MOST_COMMITTERS:
+        _committers.pop(next(iter(_committers))).disconnect()
+    return found
+
+
+def _forget_committers() -> None:
+    while _committers:
+        _committers.popitem()[1].disconnect()
 
 
 def task_property(name: str) -> str | None:

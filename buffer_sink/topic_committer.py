@@ -13,6 +13,8 @@ from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
 from buffer_sink.topic_write import TopicWrite
 from opendata_buffer import metrics
+from opendata_buffer.broker.guest import GuestQueue
+from opendata_buffer.broker.network import Network
 from opendata_buffer.commit.ledger import Attempt, Ledger
 from opendata_buffer.errors import (
     CommitStateUnknown,
@@ -23,7 +25,6 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.owner import claim_for_use
-from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Store
 from opendata_buffer.together import together
@@ -44,11 +45,20 @@ class TopicCommitter:
         store: Where the topic is.
         options: The sink's options.
         runtime: Clocks, names and threads.
+        network: How brokers are reached, one for each partition; WebSockets by default.
     """
 
-    def __init__(self, store: Store, options: SinkOptions, runtime: Runtime) -> None:
+    def __init__(
+        self,
+        store: Store,
+        options: SinkOptions,
+        runtime: Runtime,
+        network: Network | None = None,
+    ) -> None:
         self._store = store
         self._config = options.queue
+        self._broker = options.broker
+        self._network = network
         self._runtime = runtime
         self._lifetimes = Lifetimes(
             store, options.gc_grace_period_ms, options.max_write_duration_ms, runtime
@@ -56,7 +66,7 @@ class TopicCommitter:
         self._ledger = Ledger(
             store, options.queue, self._queue_of, runtime, ahead_ms=options.gc_grace_period_ms
         )
-        self._queues: dict[str, Queue] = {}
+        self._queues: dict[str, GuestQueue] = {}
 
     def append(self, group: Group | None) -> bool:
         """Append a group, unless it was committed before.
@@ -91,6 +101,11 @@ class TopicCommitter:
                 # learn now how far the queues got (failure F4), and not within the next minute.
                 for queue in self._queues.values():
                     queue.close()
+
+    def disconnect(self) -> None:
+        """End connections that outlive an append; the next one makes what it needs."""
+        for queue in self._queues.values():
+            queue.disconnect()
 
     def _append(self, group: Group, topic: TopicWrite, txn: Transaction) -> bool:
         if not self._ledger.begin(txn, group.query, topic.names):
@@ -197,13 +212,20 @@ class TopicCommitter:
             txn.batch, txn.app, group.records, len(group.uploads),
         )  # fmt: skip
 
-    def _queue_of(self, name: str) -> Queue:
+    def _queue_of(self, name: str) -> GuestQueue:
         # First use in this process: a store without compare-and-swap (failure F12) is refused,
         # and so is a manifest that was lost or restored from an old copy (failure F4).
         found = self._queues.get(name)
         if found is None:
             config = Topic.config_of(name, self._config)
             claim = claim_for_use(self._store, config, runtime=self._runtime)
-            found = Queue(self._store, config, runtime=self._runtime, role="producer", claim=claim)
+            found = GuestQueue(
+                self._store,
+                config,
+                runtime=self._runtime,
+                claim=claim,
+                broker=self._broker,
+                network=self._network,
+            )
             self._queues[name] = found
         return found

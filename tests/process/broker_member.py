@@ -1,10 +1,12 @@
-"""One process of a deployment with brokers: ``host``, ``produce`` or ``work``, until input ends.
+"""One process of a deployment with brokers, in a role of its own, until input ends.
 
 Arguments: role, store, name. What it prints, one line each:
 
 * ``host``: ``id ID``, its broker's.
 * ``produce``: ``durable SECONDS RECORD`` with the machine's monotonic clock, ``unknown RECORD``,
   ``failed RECORD``.
+* ``sink``: ``committed SECONDS BATCH`` for each micro-batch, from the number behind the name's
+  ``@`` on.
 * ``work``: ``got RECORD`` for each record handed to it, ``done RECORD`` after it was done.
 """
 
@@ -15,7 +17,10 @@ import sys
 import threading
 import time
 
-from opendata_buffer import Producer, ProducerConfig, Worker, WorkerConfig
+from buffer_sink.committer import WriteCommitter
+from buffer_sink.messages import Group, UploadedBatch
+from buffer_sink.options import SinkOptions
+from opendata_buffer import Producer, ProducerConfig, QueueConfig, Worker, WorkerConfig
 from opendata_buffer.broker.host import Host
 from opendata_buffer.broker.network import WebSocketNetwork
 from opendata_buffer.errors import (
@@ -24,7 +29,10 @@ from opendata_buffer.errors import (
     OpenDataBufferError,
     TransientStorageError,
 )
-from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.keys import Transaction, batch_key
+from opendata_buffer.formats.manifest import Metadata
+from opendata_buffer.runtime import Moment, SystemRuntime
 from opendata_buffer.stores.factory import open_store
 
 _printing = threading.Lock()
@@ -71,6 +79,25 @@ def watch(producer: Producer, record: str) -> None:
     watcher.add_done_callback(settled)
 
 
+def sink(store: str, batch: int, over: threading.Event) -> None:
+    """What Spark's sink does for a query: each batch until it is committed, then the next one."""
+    objects, runtime = open_store(store), SystemRuntime()
+    committer = WriteCommitter(objects, SinkOptions(queue=QueueConfig(store=store)), runtime)
+    while not over.wait(0.02):
+        txn = Transaction("job", batch)
+        key = batch_key("ingest", runtime.ulid(), txn)
+        data = encode_batch([b"job:%06d" % batch])
+        try:
+            objects.put(key, data)
+            uploads = (UploadedBatch(key, 1, len(data), (Metadata(0, 7, b""),)),)
+            committer.append(Group(Moment.now(runtime), uploads, txn, "query"))
+        except OpenDataBufferError as error:
+            print(f"sink: {error}", file=sys.stderr, flush=True)
+            continue
+        say("committed", f"{time.monotonic():.3f}", batch)
+        batch += 1
+
+
 def work(store: str, name: str, over: threading.Event) -> None:
     config = WorkerConfig(store=store, broker="host", claim_timeout_ms=2_000, max_deliveries=0)
     # A worker over S3 would listen on all interfaces; these are all on one machine.
@@ -105,6 +132,8 @@ def main() -> None:
         return host(store)
     over = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
+    if role == "sink":
+        return sink(store, int(name.partition("@")[2]), over)
     return produce(store, name, over) if role == "produce" else work(store, name, over)
 
 

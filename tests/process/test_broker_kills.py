@@ -17,7 +17,10 @@ from pathlib import Path
 import pytest
 
 from opendata_buffer.broker.announcement import Announcement
+from opendata_buffer.broker.client import ChannelClosed
+from opendata_buffer.broker.dial import connect
 from opendata_buffer.broker.lease import Lease
+from opendata_buffer.broker.wire import ProtocolError
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.manifest import Manifest
@@ -44,6 +47,7 @@ class Member:
 
     def __init__(self, role: str, store: str, name: str) -> None:
         self.role, self.name = role, name
+        self.at = int(name.partition("@")[2])
         self.lines: list[list[str]] = []
         self._process = subprocess.Popen(
             [sys.executable, str(SCRIPT), role, store, name],
@@ -120,8 +124,8 @@ class Deployment:
         self.living: list[Member] = []
         self.all: list[Member] = []
 
-    def start(self, role: str) -> Member:
-        member = Member(role, self.url, f"{role}{len(self.all)}")
+    def start(self, role: str, at: int = 0) -> Member:
+        member = Member(role, self.url, f"{role}{len(self.all)}@{at}")
         self.living.append(member)
         self.all.append(member)
         return member
@@ -129,7 +133,8 @@ class Deployment:
     def replace(self, member: Member) -> Member:
         self.living.remove(member)
         member.kill()
-        return self.start(member.role)
+        committed = [int(batch) for batch in member.said("committed")]
+        return self.start(member.role, max(committed, default=member.at - 1) + 1)
 
     def of(self, role: str) -> list[Member]:
         return [each for each in self.living if each.role == role]
@@ -147,6 +152,25 @@ class Deployment:
             assert time.monotonic() < end, "no broker came"
             time.sleep(0.02)
         return found
+
+    def floors(self) -> int:
+        """How often the serving broker has paused for somebody else."""
+        announced = self.lease.read()
+        if announced is None or not announced.serves:
+            return 0
+        try:
+            connection = connect(announced, SystemRuntime())
+        except (ChannelClosed, ProtocolError):
+            return 0
+        stats = connection.stats(10)
+        connection.close()
+        return 0 if stats is None else int(stats["floors"])
+
+    def await_floor(self) -> None:
+        end = time.monotonic() + 120
+        while not self.floors():
+            assert time.monotonic() < end, "no broker ever paused for the sink"
+            time.sleep(0.1)
 
     def queued(self) -> list[str]:
         queue = Queue(self.store, self.config, runtime=SystemRuntime(), role="test")
@@ -254,6 +278,54 @@ def test_whatever_happens_to_brokers_each_record_is_queued_once(url: str) -> Non
         f"pause {gap:.2f} s at {at - began:.1f} s, around kills {[f'{x:.2f}' for x in around]}"
     )
     assert gap < PAUSE_S + MARGIN_S
+
+
+def test_a_sink_beside_brokers_that_are_killed_and_stopped_commits_each_batch_once(
+    url: str,
+) -> None:
+    deployment = Deployment(url)
+    try:
+        for role in ("host", "host", "produce", "produce", "produce", "sink"):
+            deployment.start(role)
+        for each in deployment.living:
+            each.await_line()
+        for deed in ("kill host", "stop sink", "kill sink", "stop host") * (4 if NIGHT else 1):
+            # Not before the sink and this broker know each other.
+            deployment.await_serving()
+            deployment.await_floor()
+            how, role = deed.split()
+            (sink,) = deployment.of("sink")
+            victim = sink if role == "sink" else deployment.await_serving()
+            if how == "kill":
+                deployment.replace(victim)
+            else:
+                victim.suspend()
+                time.sleep(PAUSE_S)
+                victim.signal(signal.SIGCONT)
+        deployment.await_floor()
+        for each in [*deployment.of("sink"), *deployment.of("produce")]:
+            deployment.living.remove(each)
+            each.stop()
+        queued = deployment.queued()
+        members = deployment.all
+    finally:
+        deployment.end()
+
+    counted = Counter(queued)
+    assert [record for record, count in counted.items() if count > 1] == []
+    durable = [record for each in members for record in each.said("durable")]
+    assert len(durable) > 20
+    assert [record for record in durable if record not in counted] == []
+    batches = [int(record.partition(":")[2]) for record in queued if record.startswith("job:")]
+    committed = {int(batch) for each in members for batch in each.said("committed")}
+    assert batches == list(range(len(batches)))
+    assert committed <= set(batches)
+    assert len(committed) > 20
+    times = sorted(
+        float(line[1]) for each in members for line in each.lines if line[0] == "durable"
+    )
+    longest = max(after - before for before, after in pairwise(times))
+    print(f"{len(batches)} batches beside {len(durable)} records, longest pause {longest:.2f} s")
 
 
 def test_workers_that_are_killed_leave_nothing_undone(url: str) -> None:

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from opendata_buffer.broker.messages import VALID_MS, append_body
-from opendata_buffer.broker.service import Service, Session
+from opendata_buffer.broker.service import Service
+from opendata_buffer.broker.session import Session
 from opendata_buffer.broker.wire import BrokerEnd, ClientEnd
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.manifest import Manifest, NewEntry

@@ -8,7 +8,8 @@ from unittest.mock import create_autospec
 import pytest
 
 from opendata_buffer.broker.messages import VALID_MS, AppendRequest
-from opendata_buffer.broker.service import Service, Session
+from opendata_buffer.broker.service import Service
+from opendata_buffer.broker.session import Session
 from opendata_buffer.broker.shared_queue import SharedQueue
 from opendata_buffer.commit.committer import shared_committer
 from opendata_buffer.commit.gaps import ALONE_S, BESIDE_S

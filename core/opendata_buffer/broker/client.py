@@ -109,7 +109,7 @@ class Lost:
 
 Answer = Appended | Refused | Lost
 
-_ANSWERS = {"done", "refused", "lost", "failed", "claimed", "finished", "beaten"}
+_ANSWERS = {"done", "refused", "lost", "failed", "claimed", "finished", "beaten", "given"}
 
 Reply = dict[str, Any]
 """The body of an answer that is not about an append."""
@@ -202,8 +202,12 @@ class Connection:
         answer = self._complete(number, call, body)
         return answer if isinstance(answer, Appended | Refused | Lost) else Refused("unknown")
 
-    def ask(self, body: Mapping[str, Any]) -> Reply | Refused | Lost:
+    def ask(self, body: Mapping[str, Any], timeout: float | None = None) -> Reply | Refused | Lost:
         """Ask for anything else. Blocks for the answer.
+
+        Args:
+            body: The question.
+            timeout: Seconds; a later answer is :class:`Lost`.
 
         Raises:
             OpenDataBufferError: What the broker answers with.
@@ -215,7 +219,7 @@ class Connection:
             self._number += 1
             number = self._number
             call = self._calls[number] = _Call(Lost(self._next, self._heard_at))
-        answer = self._complete(number, call, {**body, "n": number})
+        answer = self._complete(number, call, {**body, "n": number}, timeout)
         return Refused("unknown") if isinstance(answer, Appended) else answer
 
     def tell(self, body: Mapping[str, Any]) -> None:
@@ -240,7 +244,10 @@ class Connection:
         with self._condition:
             self._finish()
 
-    def _complete(self, number: int, call: _Call, body: dict[str, Any]) -> Answer | Reply:
+    def _complete(
+        self, number: int, call: _Call, body: dict[str, Any], timeout: float | None = None
+    ) -> Answer | Reply:
+        until = None if timeout is None else self._runtime.monotonic() + timeout
         try:
             sent = self._transmit(body)
         except ProtocolError as error:
@@ -250,7 +257,11 @@ class Connection:
             if not sent:
                 call.answer = Refused("unsent")
             while call.answer is None:
-                self._condition.wait()
+                left = None if until is None else until - self._runtime.monotonic()
+                if left is not None and left <= 0:
+                    call.answer = call.lost
+                else:
+                    self._condition.wait(left)
             del self._calls[number]
             self._condition.notify_all()
         if isinstance(call.answer, OpenDataBufferError):
@@ -363,7 +374,7 @@ class Connection:
                 call.answer = error_of(error)
             case {"op": "stats"}:
                 self._stats = body
-            case {"op": "claimed" | "finished" | "beaten"} if call is not None:
+            case {"op": "claimed" | "finished" | "beaten" | "given"} if call is not None:
                 call.answer = body
             case {"op": "pong"}:
                 return

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from opendata_buffer.broker.announcement import Announcement
 from opendata_buffer.broker.inherited import give_up_in_children
 from opendata_buffer.broker.loading import late_imports, load_websockets
-from opendata_buffer.broker.service import Service, Session
+from opendata_buffer.broker.service import Service
+from opendata_buffer.broker.session import Session
 from opendata_buffer.broker.wire import (
     MAX_HANDSHAKE_BYTES,
     MAX_MESSAGE_BYTES,

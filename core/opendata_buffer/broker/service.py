@@ -10,30 +10,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from opendata_buffer import metrics
+from opendata_buffer.broker.floor import Floor, Guest
 from opendata_buffer.broker.foreman import Foreman
 from opendata_buffer.broker.lookup import Landed, look_up
 from opendata_buffer.broker.messages import (
-    MAX_OPEN_REQUESTS,
     AppendRequest,
     clock_body,
     error_body,
-    moment_of,
-    parse_append,
-    parse_renewal,
-    whole,
 )
-from opendata_buffer.broker.requests import parse_beat, parse_claim, parse_finish
-from opendata_buffer.broker.wire import BrokerEnd, ProtocolError
 from opendata_buffer.commit.gaps import Gaps
 from opendata_buffer.errors import CommitStateUnknown, QueueFull
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Condition, Moment, Runtime, Task
 
-__all__ = ["Service", "Session"]
+__all__ = ["Client", "Service", "Waiting"]
 
 log = logging.getLogger(__name__)
 
@@ -55,15 +49,28 @@ _Stop: TypeAlias = Landed | _Expired
 _Guard: TypeAlias = Callable[[Manifest], _Stop | None]
 
 
+class Client(Protocol):
+    """Who asks; see :class:`~opendata_buffer.broker.session.Session`."""
+
+    def remember(self, waiting: Waiting) -> None:
+        """An append waits from now on."""
+        ...
+
+    def answer(self, body: Body) -> None:
+        """Take the answer to one request, from any thread."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
-class _Waiting:
+class Waiting:
     """A request that waits for its turn."""
 
-    session: Session
+    client: Client
     request: AppendRequest
     heard: Moment
 
     def is_late(self, now: Moment) -> bool:
+        """Whether no write of it may begin any more."""
         heard = self.heard
         # A clock that runs backwards tells no age: the client sends the request again.
         return not heard.precedes(now) or heard.age_ms(now) > self.request.valid_ms
@@ -94,12 +101,14 @@ class Service:
         self._on_conflict = on_conflict
         self.foreman = foreman
         self._condition = runtime.condition()
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[Waiting] = []
         self._entries = 0
         self._bytes = 0
         self._next = 0
         self._leaving = False
         self._gaps = Gaps()
+        self._floor: Floor[Client] = Floor(runtime, self._condition)
+        self._others_wrote = False
         self._task: Task | None = None
         self.sessions = 0
         self.commits = 0
@@ -148,11 +157,11 @@ class Service:
         """The queue's end, as far as the broker knows; it is never behind this."""
         return self._next
 
-    def submit(self, session: Session, request: AppendRequest, message_bytes: int) -> None:
-        """Append when its turn comes; the session gets the answer."""
+    def submit(self, client: Client, request: AppendRequest, message_bytes: int) -> None:
+        """Append when its turn comes; the client gets the answer."""
         size = len(request.entries)
-        waiting = _Waiting(session, request, request.heard)
-        session.remember(waiting)
+        waiting = Waiting(client, request, request.heard)
+        client.remember(waiting)
         with self._condition:
             if self._leaving:
                 why = "moved"
@@ -168,6 +177,25 @@ class Service:
                 self._condition.notify_all()
                 return
         self._refuse(waiting, why)
+
+    def ask_floor(self, client: Client, number: int) -> bool:
+        """Let a client write the manifest itself, once what is being written has landed.
+
+        Returns:
+            False when it has asked for that already.
+        """
+        with self._condition:
+            if not self._leaving:
+                return self._floor.ask(Guest(client, number))
+        client.answer({"op": "refused", "n": number, "why": "moved"})
+        return True
+
+    def end_floor(self, client: Client) -> None:
+        """The client has written, or is gone; free to repeat."""
+        with self._condition:
+            waiting = self._floor.end(client)
+        if waiting is not None:
+            client.answer({"op": "refused", "n": waiting.number, "why": "over"})
 
     def clients_now(self) -> float:
         """Connections that have shaken hands."""
@@ -187,21 +215,30 @@ class Service:
             "conflicts": self._queue.conflicts,
             "attempts": self._queue.attempts,
             "next": self._next,
+            "floors": self._floor.given,
             "serving_s": self._runtime.monotonic() - self._since,
         }
 
     def _run(self) -> None:
         while True:
             with self._condition:
-                while not self._waiting and not self._leaving:
+                while not self._waiting and not self._leaving and not self._floor.is_wanted:
                     self._condition.wait()
+                # One guest between two writes: however many there are, clients have their turn.
+                if self._floor.give(_tell, lambda: self._leaving):
+                    self._others_wrote = True
                 group, self._waiting = self._waiting, []
                 self._entries = self._bytes = 0
                 leaving = self._leaving
+                guests = self._floor.clear() if leaving else []
             if leaving:
                 for each in group:
                     self._refuse(each, "moved")
+                for guest in guests:
+                    guest.client.answer({"op": "refused", "n": guest.number, "why": "moved"})
                 return
+            if not group:
+                continue
             began, conflicts = self._runtime.monotonic(), self._queue.conflicts
             try:
                 self._commit(group)
@@ -218,10 +255,13 @@ class Service:
     def _let_others_in(self, seconds: float) -> None:
         until = self._runtime.monotonic() + seconds
         with self._condition:
-            while not self._leaving and (left := until - self._runtime.monotonic()) > 0:
+            while not self._leaving and not self._floor.is_wanted:
+                left = until - self._runtime.monotonic()
+                if left <= 0:
+                    break
                 self._condition.wait(left)
 
-    def _commit(self, group: Sequence[_Waiting]) -> None:
+    def _commit(self, group: Sequence[Waiting]) -> None:
         fresh = []
         for each in group:
             if each.request.since is None:
@@ -232,7 +272,7 @@ class Service:
         if fresh:
             self._append(fresh)
 
-    def _append(self, group: Sequence[_Waiting]) -> None:
+    def _append(self, group: Sequence[Waiting]) -> None:
         """Append requests in one write, in order; answer each."""
         while group:
             group = self._without_late(group)
@@ -240,8 +280,10 @@ class Service:
                 return
             entries = [entry for each in group for entry in each.request.entries]
             try:
+                # What is remembered is out of date behind a guest: one read saves a lost race.
+                read_first, self._others_wrote = self._others_wrote, False
                 outcome: int | _Stop = self._queue.append(
-                    entries, guard=self._guard(group, entries)
+                    entries, guard=self._guard(group, entries), read_first=read_first
                 )
             except QueueFull as error:
                 if len(group) == 1:
@@ -268,7 +310,7 @@ class Service:
                 self.foreman.appended()
             return
 
-    def _guard(self, group: Sequence[_Waiting], entries: Sequence[NewEntry]) -> _Guard:
+    def _guard(self, group: Sequence[Waiting], entries: Sequence[NewEntry]) -> _Guard:
         since = group[0].request.since
         search = None if since is None else look_up(self._queue.key, entries, since)
 
@@ -282,7 +324,7 @@ class Service:
 
         return guard
 
-    def _without_late(self, group: Sequence[_Waiting]) -> list[_Waiting]:
+    def _without_late(self, group: Sequence[Waiting]) -> list[Waiting]:
         now = Moment.now(self._runtime)
         kept = []
         for each in group:
@@ -302,22 +344,22 @@ class Service:
         first = 0 if seen is None else seen.first_sequence
         return error.sequence is not None and first <= error.sequence
 
-    def _done(self, each: _Waiting, sequence: int) -> None:
+    def _done(self, each: Waiting, sequence: int) -> None:
         size = len(each.request.entries)
         self._next = max(self._next, sequence + size)
         self.appended += size
-        each.session.answer(
+        each.client.answer(
             {"op": "done", "n": each.request.number, "sequence": sequence, "next": self._next}
         )
 
-    def _refuse(self, each: _Waiting, why: str) -> None:
-        each.session.answer({"op": "refused", "n": each.request.number, "why": why})
+    def _refuse(self, each: Waiting, why: str) -> None:
+        each.client.answer({"op": "refused", "n": each.request.number, "why": why})
 
-    def _fail(self, group: Sequence[_Waiting], error: BaseException) -> None:
+    def _fail(self, group: Sequence[Waiting], error: BaseException) -> None:
         if isinstance(error, CommitStateUnknown) and self._may_be_found(error):
             for each in group:
                 since = each.request.since if each.request.since is not None else error.sequence
-                each.session.answer({"op": "lost", "n": each.request.number, "since": since})
+                each.client.answer({"op": "lost", "n": each.request.number, "since": since})
             return
         for each in group:
             told = error
@@ -327,115 +369,10 @@ class Service:
                 told = CommitStateUnknown(
                     error.key, error.sequence, locations, error.next_sequence, error.reason
                 )
-            each.session.answer(
+            each.client.answer(
                 {"op": "failed", "n": each.request.number, "error": error_body(told)}
             )
 
 
-class Session:
-    """One client's connection, without the network.
-
-    Args:
-        service: The broker.
-        end: The broker's end of the wire.
-        send: Takes the body of an answer, from any thread; must not block. The transport seals
-            bodies in the order in which it sends them.
-    """
-
-    def __init__(self, service: Service, end: BrokerEnd, send: Callable[[Body], None]) -> None:
-        self._service = service
-        self._end = end
-        self._send = send
-        self._lock = service.lock()
-        self._open = 0
-        self._pending: dict[int, _Waiting] = {}
-        self._closed = False
-
-    def welcome(self, prove: bytes) -> bytes:
-        """Answer the client's handshake; its messages may follow.
-
-        Raises:
-            ProtocolError: It does not know the secret.
-        """
-        answer = self._end.welcome(prove)
-        self._service.sessions += 1
-        return answer
-
-    def received(self, message: bytes) -> None:
-        """Take the client's next message.
-
-        Raises:
-            ProtocolError: Close the connection; nothing of the message was done.
-        """
-        body = self._end.open(message)
-        match body.get("op"):
-            case "append":
-                request = parse_append(body, self._service.data_path_prefix)
-                self._begin()
-                self._service.submit(self, request, len(message))
-            case "claim" | "finish" | "beat" as op:
-                foreman = self._service.foreman
-                if foreman is None:
-                    raise ProtocolError("this broker hands out no batches")
-                if op == "beat":
-                    # A worker counts on its claims from the beats that were answered, and
-                    # notices that a broker is gone.
-                    if foreman.beat(parse_beat(body)):
-                        self._say({"op": "beaten", "n": whole(body, "n")})
-                    else:
-                        self._say({"op": "refused", "n": whole(body, "n"), "why": "moved"})
-                    return
-                now = self._service.now()
-                parse = parse_claim if op == "claim" else parse_finish
-                work = parse(body, now, self.answer)
-                self._begin()
-                foreman.submit(work)
-            case "renew":
-                self._renew(parse_renewal(body), moment_of(body.get("clock")))
-            case "ping":
-                self._say({"op": "pong", "next": self._service.next_sequence})
-            case "stats":
-                self._say({"op": "stats", **self._service.stats()})
-            case other:
-                raise ProtocolError(f"a client asks for {str(other)[:50]!r}, which is not known")
-
-    def _begin(self) -> None:
-        with self._lock:
-            if self._open >= MAX_OPEN_REQUESTS:
-                raise ProtocolError(
-                    f"a client has {self._open} unanswered requests: more are not taken"
-                )
-            self._open += 1
-
-    def remember(self, waiting: _Waiting) -> None:
-        """An append of this session waits from now on."""
-        with self._lock:
-            self._pending[waiting.request.number] = waiting
-
-    def _renew(self, numbers: Sequence[int], heard: Moment) -> None:
-        """The client waits on: it heard this clock since."""
-        with self._lock:
-            for number in numbers:
-                waiting = self._pending.get(number)
-                if waiting is not None and waiting.heard.precedes(heard):
-                    waiting.heard = heard
-
-    def answer(self, body: Body) -> None:
-        """Answer one request."""
-        with self._lock:
-            self._open -= 1
-            self._pending.pop(body["n"], None)
-        self._say(body)
-
-    def close(self) -> None:
-        """The connection is gone: answers go nowhere."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-        if self._end.ready:
-            self._service.sessions -= 1
-
-    def _say(self, body: Body) -> None:
-        if not self._closed:
-            self._send({**body, "clock": self._service.clock()})
+def _tell(guest: Guest[Client]) -> None:
+    guest.client.answer({"op": "given", "n": guest.number})

@@ -26,7 +26,8 @@ from opendata_buffer.broker.client import (
     ChannelRefused,
     Connection,
 )
-from opendata_buffer.broker.service import Service, Session
+from opendata_buffer.broker.service import Service
+from opendata_buffer.broker.session import Session
 from opendata_buffer.broker.wire import NONCE_BYTES, BrokerEnd, ProtocolError
 from opendata_buffer.testing.simulation import SimRuntime, SimTask, Simulation
 

@@ -9,8 +9,8 @@ import pytest
 
 from opendata_buffer import metrics
 from opendata_buffer.broker.messages import VALID_MS, append_body
-from opendata_buffer.broker.service import MAX_OPEN_REQUESTS, MAX_WAITING_BYTES, Service, Session
-from opendata_buffer.broker.wire import BrokerEnd, ClientEnd, ProtocolError
+from opendata_buffer.broker.service import MAX_WAITING_BYTES
+from opendata_buffer.broker.wire import ProtocolError
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.queue.queue import Queue
@@ -18,40 +18,8 @@ from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores import Absent, IfVersion, PutOutcome, Unknown
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from tests.unit.broker.local import CONFIG, eventually, queued
-
-
-class Client:
-    """A client of a service, with a wire and no network."""
-
-    def __init__(self, service: Service) -> None:
-        end = BrokerEnd(b"s" * 32, 1, b"a" * 32)
-        self._end = ClientEnd(b"s" * 32, 1, b"b" * 32)
-        self.answers: list[dict[str, Any]] = []
-        self.session = Session(service, end, self.answers.append)
-        self._end.finish(self.session.welcome(self._end.prove(end.hello())))
-        self.clock = service.clock()
-        self.number = 0
-
-    def send(self, body: dict[str, Any]) -> None:
-        self.session.received(self._end.seal(body))
-
-    def ask(self, *names: str, since: int | None = None, valid_ms: int = VALID_MS) -> None:
-        self.number += 1
-        some = [NewEntry(f"ingest/{name}") for name in names]
-        self.send(append_body(self.number, some, self.clock, valid_ms, since))
-
-    def answered(self, count: int = 1) -> list[dict[str, Any]]:
-        eventually(lambda: len(self.answers) >= count)
-        return [{k: v for k, v in each.items() if k != "clock"} for each in self.answers]
-
-
-def made(
-    store: MemoryStore, runtime: ManualRuntime | None = None, config: ProducerConfig = CONFIG
-) -> Service:
-    """With a clock that stands still: no request grows old while a busy machine has it wait."""
-    runtime = runtime or ManualRuntime()
-    return Service(Queue(store, config, runtime=runtime, role="broker"), runtime, "ingest")
+from tests.unit.broker.local import CONFIG, queued
+from tests.unit.broker.wired import Client, made
 
 
 def test_requests_that_wait_enter_with_one_write_in_the_order_they_came() -> None:
@@ -213,21 +181,6 @@ def test_what_waits_when_a_broker_leaves_is_refused_and_so_is_what_comes() -> No
     client.ask("b")
     assert [each["why"] for each in client.answered(2)] == ["moved", "moved"]
     assert queued(store) == []
-
-
-def test_a_client_with_too_many_open_requests_is_sent_away() -> None:
-    service = made(MemoryStore())
-    client = Client(service)
-    for number in range(MAX_OPEN_REQUESTS):
-        client.ask(f"{number}")
-    with pytest.raises(ProtocolError, match="unanswered requests"):
-        client.ask("more")
-
-
-def test_what_is_not_known_is_refused() -> None:
-    client = Client(made(MemoryStore()))
-    with pytest.raises(ProtocolError, match="'delete', which is not known"):
-        client.send({"op": "delete"})
 
 
 def test_counters_are_told_to_who_asks() -> None:

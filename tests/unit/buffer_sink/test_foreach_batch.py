@@ -7,6 +7,7 @@ import pytest
 
 import buffer_sink
 from buffer_sink.foreach_batch import foreach_batch_writer
+from buffer_sink.options import SinkOptions
 from opendata_buffer.errors import InvalidInput
 
 
@@ -69,6 +70,24 @@ def test_options_are_checked_at_once() -> None:
         foreach_batch_writer("/s", txn_app_id="a/b")
     with pytest.raises(TypeError, match="txn_app_id"):
         foreach_batch_writer("/s")  # type: ignore[call-arg]
+
+
+def test_with_host_the_calling_process_serves_and_the_write_finds_a_broker_as_any_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    served: list[SinkOptions] = []
+    monkeypatch.setattr("buffer_sink.foreach_batch.host", served.append)
+    made = foreach_batch_writer("/s", txn_app_id="job", broker="host", data_path_prefix="p")
+    assert served == []
+    for batch in range(2):
+        frame: Any = Frame()
+        pickle.loads(pickle.dumps(made))(frame, batch)
+        assert "broker" not in frame.write.asked
+    assert [each.queue.data_path_prefix for each in served] == ["p", "p"]
+    frame = Frame()
+    foreach_batch_writer("/s", txn_app_id="job", broker="off")(frame, 0)
+    assert frame.write.asked["broker"] == "off"
+    assert len(served) == 2
 
 
 def test_it_survives_pickling_as_spark_connect_needs() -> None:

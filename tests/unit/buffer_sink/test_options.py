@@ -23,6 +23,7 @@ def test_defaults() -> None:
     assert options.compression is Compression.NONE
     assert options.zstd_level == 1
     assert options.gather_bytes == 0
+    assert options.broker == "auto"
     assert options.upload_concurrency == 4
     assert options.gc_grace_period_ms == 600_000
     assert options.transaction is None
@@ -46,6 +47,7 @@ def test_every_option_arrives_in_lower_case() -> None:
             "uploadconcurrency": "2",
             "maxmetadataranges": "10",
             "gcgraceperiodms": "3600000",
+            "broker": "OFF",
         }
     )
     assert options.queue.store == "s3://b/r"
@@ -56,6 +58,7 @@ def test_every_option_arrives_in_lower_case() -> None:
     assert (options.compression, options.zstd_level) == (Compression.ZSTD, 9)
     assert (options.upload_concurrency, options.max_metadata_ranges) == (2, 10)
     assert options.gc_grace_period_ms == 3_600_000
+    assert options.broker == "off"
     assert pickle.loads(pickle.dumps(options)) == options
     assert hash(options) == hash(pickle.loads(pickle.dumps(options)))
 
@@ -75,6 +78,10 @@ def test_spark_s_own_options_are_let_through() -> None:
         ({**STORE, "gatherBytes": "20000000"}, "more than targetBatchBytes"),
         ({**STORE, "targetBatchBytes": "300000000"}, "more than maxBatchBytes 268435456"),
         ({**STORE, "gcGracePeriodMs": "1"}, "gcGracePeriodMs"),
+        ({**STORE, "broker": "on"}, "use auto or host or off"),
+        ({**STORE, "broker": "host"}, "Run 'opendata-buffer broker /data/queue'"),
+        ({**STORE, "broker": "host"}, "leave the option at 'auto'"),
+        ({**STORE, "broker": "host"}, r"foreach_batch_writer\(\.\.\., broker='host'\)"),
         ({"path": "memory://x"}, "memory of one process"),
         ({"path": "s4://x"}, "did you mean 's3'"),
         ({"path": "dbfs:/x"}, "is a Databricks mount"),

@@ -1,0 +1,157 @@
+"""A queue for who appends by himself beside a broker: it asks the broker for the floor.
+
+Who reads before he writes loses every race against a broker that writes from memory. So after a
+lost race, the sign that somebody else writes, too, it is looked whether a broker is announced, and
+that one pauses while this process reads and writes (:mod:`.floor`). As long as it is connected it
+is asked before the first attempt of each append. Who never loses a race looks for nothing.
+
+The broker is asked for time and for nothing else. Where there is none, or it does not answer, the
+append goes on as it would without: the compare-and-swap decides in any case.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from opendata_buffer.broker.client import Connection, Lost
+from opendata_buffer.broker.finder import Finder
+from opendata_buffer.broker.floor import FLOOR_S
+from opendata_buffer.broker.network import Network, WebSocketNetwork, websockets_installed
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.queue.owner import Claim
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.runtime import Runtime, remaining
+from opendata_buffer.stores import Store
+
+__all__ = ["GuestQueue"]
+
+log = logging.getLogger(__name__)
+
+FIND_S = 1.0
+"""How long an append waits while a broker is looked for; then it goes on alone."""
+
+ASK_S = 5.0
+"""How long it waits for a broker that is alive, and writes or lets others write first. One that
+gives no sign of life is given up after 1.5 seconds."""
+
+LOOK_S = 1.0
+"""Between two looks for a broker after one was lost."""
+
+PATIENCE_S = 10.0
+"""Between two looks where none was found."""
+
+T = TypeVar("T")
+
+
+class GuestQueue(Queue):
+    """A :class:`Queue` whose appends have a broker beside them pause.
+
+    Args:
+        store: Where it lives.
+        config: The queue.
+        runtime: Clock and threads.
+        claim: Of the prefix.
+        broker: ``auto``, or ``off``: as if there was none. Without the extra ``broker`` it is off.
+        network: How brokers are reached; WebSockets by default.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        config: QueueConfig,
+        *,
+        runtime: Runtime,
+        claim: Claim | None = None,
+        broker: str = "auto",
+        network: Network | None = None,
+    ) -> None:
+        super().__init__(
+            store,
+            config,
+            runtime=runtime,
+            role="producer",
+            claim=claim,
+            after_conflict=self._after_conflict,
+        )
+        self._finder: Finder | None = None
+        if broker != "off" and (network is not None or websockets_installed()):
+            connect = (network or WebSocketNetwork(runtime)).connect
+            self._finder = Finder(store, config, runtime, connect, waits_s=FIND_S)
+        self._look_at = float("-inf")
+        self._floor: Connection | None = None
+        self._floor_until = float("-inf")
+
+    def append(
+        self,
+        entries: Sequence[NewEntry],
+        *,
+        guard: Callable[[Manifest], T | None] | None = None,
+        read_first: bool = False,
+        makes_room: bool = False,
+    ) -> int | T:
+        """See :meth:`Queue.append`."""
+        if self._finder is not None and self._finder.connection is not None:
+            # The broker has written since, so what is remembered is out of date.
+            read_first = True
+            self._take_floor()
+        try:
+            return super().append(
+                entries, guard=guard, read_first=read_first, makes_room=makes_room
+            )
+        finally:
+            self._give_floor_back()
+
+    def close(self) -> None:
+        """See :meth:`Queue.close`; ends the connection, too."""
+        super().close()
+        self.disconnect()
+
+    def disconnect(self) -> None:
+        """End the connection to the broker; the next append makes one if it has to."""
+        connection = None if self._finder is None else self._finder.connection
+        if self._finder is not None and connection is not None:
+            self._finder.forget(connection)
+
+    def _after_conflict(self) -> float | None:
+        """Somebody was faster: have him wait, where that is a broker."""
+        if self._runtime.monotonic() < self._floor_until:
+            return 0.0  # Not the broker: it waits.
+        return 0.0 if self._take_floor() else self._soon()
+
+    def _take_floor(self) -> bool:
+        """Whether the broker writes nothing from now on, for a while."""
+        self._give_floor_back()
+        if self._finder is None:
+            return False
+        connection = self._finder.find(self._is_time, self._plan_next_look)
+        if connection is None:
+            return False
+        left = remaining()
+        answer = connection.ask({"op": "floor"}, ASK_S if left is None else min(ASK_S, left))
+        if isinstance(answer, dict):
+            self._floor = connection
+            self._floor_until = self._runtime.monotonic() + FLOOR_S
+            return True
+        if connection.is_over or not isinstance(answer, Lost):
+            log.warning("the broker does not let this process write: going on alone (%s)", answer)
+            self._finder.forget(connection, fell_silent=isinstance(answer, Lost))
+            self._look_at = self._runtime.monotonic() + LOOK_S
+        else:
+            # It lives, and may still give what nobody waits for any more.
+            connection.tell({"op": "over"})
+        return False
+
+    def _give_floor_back(self) -> None:
+        connection, self._floor = self._floor, None
+        self._floor_until = float("-inf")
+        if connection is not None:
+            connection.tell({"op": "over"})
+
+    def _is_time(self) -> bool:
+        return self._runtime.monotonic() >= self._look_at
+
+    def _plan_next_look(self) -> None:
+        self._look_at = self._runtime.monotonic() + PATIENCE_S

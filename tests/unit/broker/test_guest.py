@@ -1,0 +1,242 @@
+"""A queue whose owner asks a broker for the floor: when it asks, and what it does without."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from opendata_buffer.broker.announcement import Announcement
+from opendata_buffer.broker.client import ChannelClosed, Connection, Lost, Refused, Reply
+from opendata_buffer.broker.guest import ASK_S, LOOK_S, PATIENCE_S, GuestQueue
+from opendata_buffer.broker.host import ListeningPort
+from opendata_buffer.broker.lease import Lease
+from opendata_buffer.errors import QueueFull
+from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.stores import Blob, NotModified
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
+from tests.unit.broker.local import CONFIG, entries
+
+ANNOUNCEMENT = "ingest/_broker.json"
+
+
+class Counting(MemoryStore):
+    """Remembers what was read, and lets another writer be faster."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[str] = []
+        self.faster = 0
+
+    def get(self, key: str, **arguments: Any) -> Blob | NotModified:
+        self.read.append(key)
+        found = super().get(key, **arguments)
+        if key == CONFIG.manifest_path and self.faster:
+            self.faster -= 1
+            self.rival()
+        return found
+
+    def rival(self) -> None:
+        """Somebody else appends."""
+        inner = MemoryStore.get(self, CONFIG.manifest_path)
+        assert isinstance(inner, Blob)
+        after = Manifest.parse(inner.data).append(entries(f"rival{len(self.read)}"))
+        self.put(CONFIG.manifest_path, after.raw)
+
+
+class Broker:
+    """A connection to a broker that answers as a test says."""
+
+    def __init__(self, announcement: Announcement) -> None:
+        self.announcement = announcement
+        self.is_over = False
+        self.ends = False
+        """With the next question."""
+        self.answer: Reply | Refused | Lost = {"op": "given"}
+        self.said: list[str] = []
+        self.timeouts: list[float | None] = []
+
+    def ask(self, body: Mapping[str, Any], timeout: float | None = None) -> Reply | Refused | Lost:
+        self.said.append(body["op"])
+        self.timeouts.append(timeout)
+        self.is_over = self.ends
+        return self.answer
+
+    def tell(self, body: Mapping[str, Any]) -> None:
+        self.said.append(body["op"])
+
+    def close(self) -> None:
+        self.is_over = True
+
+
+class World:
+    """A queue with one entry, a guest of it, and the brokers it connects to."""
+
+    def __init__(self, *, broker: str = "auto") -> None:
+        self.runtime = ManualRuntime()
+        self.store = Counting()
+        self.brokers: list[Broker] = []
+        self.reached = True
+        Queue(self.store, CONFIG, runtime=self.runtime, role="test").append(entries("first"))
+        self.guest = GuestQueue(
+            self.store, CONFIG, runtime=self.runtime, broker=broker, network=self
+        )
+        self.store.read.clear()
+
+    def announce(self) -> None:
+        lease = Lease(self.store, CONFIG, self.runtime)
+        lease.take(Announcement(0, self.runtime.ulid(), "x:1", b"s" * 32), lease.read())
+        self.store.read.clear()
+
+    def connect(self, announcement: Announcement) -> Connection:
+        if not self.reached:
+            raise ChannelClosed("no network")
+        self.brokers.append(Broker(announcement))
+        return self.brokers[-1]  # type: ignore[return-value]
+
+    def listen(self) -> ListeningPort:
+        raise NotImplementedError
+
+    def append(self, name: str, *, faster: int = 0) -> None:
+        self.store.faster = faster
+        self.guest.append(entries(name), read_first=bool(faster))
+
+    def looks(self) -> int:
+        return self.store.read.count(ANNOUNCEMENT)
+
+    def queued(self, name: str) -> int:
+        manifest = Queue(self.store, CONFIG, runtime=self.runtime, role="test").read()
+        assert manifest is not None
+        return [each.location for each in manifest.entries()].count(f"ingest/{name}.batch")
+
+
+def test_who_meets_nobody_reads_nothing_more_than_without_a_broker() -> None:
+    plain, asking = World(broker="off"), World()
+    asking.announce()
+    for world in (plain, asking):
+        for number in range(3):
+            world.append(str(number))
+    assert asking.store.read == plain.store.read
+    assert asking.brokers == []
+
+
+def test_who_lost_a_race_looks_once_where_no_broker_is() -> None:
+    world = World()
+    world.append("a", faster=3)
+    assert world.looks() == 1
+    world.append("b", faster=1)
+    assert world.looks() == 1
+    world.runtime.advance(PATIENCE_S)
+    world.append("c", faster=1)
+    assert world.looks() == 2
+    assert [world.queued(name) for name in "abc"] == [1, 1, 1]
+
+
+def test_who_lost_a_race_asks_for_the_floor_and_gives_it_back() -> None:
+    world = World()
+    world.announce()
+    world.append("a", faster=1)
+    (broker,) = world.brokers
+    assert broker.said == ["floor", "over"]
+    assert broker.timeouts == [ASK_S]
+    # Known by now: asked before anything is lost, and what is remembered is not believed.
+    attempts = world.guest.attempts
+    world.store.rival()
+    world.append("b")
+    assert broker.said == ["floor", "over"] * 2
+    assert world.guest.attempts == attempts + 1
+    assert world.looks() == 1
+    assert (world.queued("a"), world.queued("b")) == (1, 1)
+
+
+def test_another_writer_that_is_faster_all_the_same_is_raced_without_asking_again() -> None:
+    world = World()
+    world.announce()
+    world.append("a", faster=4)
+    (broker,) = world.brokers
+    assert broker.said == ["floor", "over"]
+    assert world.guest.conflicts == 4
+    assert world.queued("a") == 1
+
+
+def test_the_floor_is_given_back_after_an_error_too() -> None:
+    world = World()
+    world.announce()
+
+    def full(before: Manifest) -> None:
+        raise QueueFull("ingest/manifest", 1, 1, 1, None)
+
+    world.append("a", faster=1)
+    with pytest.raises(QueueFull):
+        world.guest.append(entries("b"), guard=full)
+    assert world.brokers[0].said == ["floor", "over"] * 2
+
+
+@pytest.mark.parametrize("answer", [Lost(0, 0.0), Refused("moved")], ids=["lost", "moved"])
+def test_a_broker_that_is_gone_is_forgotten_and_the_append_made_alone(
+    answer: Lost | Refused,
+) -> None:
+    world = World()
+    world.announce()
+    world.append("a", faster=1)
+    (broker,) = world.brokers
+    broker.answer = answer
+    broker.ends = isinstance(answer, Lost)
+    world.append("b", faster=1)
+    assert world.queued("b") == 1
+    assert broker.is_over
+    world.announce()
+    world.runtime.advance(LOOK_S)
+    world.append("c", faster=1)
+    assert len(world.brokers) == 2
+    assert world.brokers[1].said == ["floor", "over"]
+
+
+def test_a_broker_that_lives_and_does_not_give_the_floor_is_told_that_nobody_waits() -> None:
+    world = World()
+    world.announce()
+    world.append("a", faster=1)
+    (broker,) = world.brokers
+    broker.answer = Lost(0, 0.0)
+    world.append("b")
+    assert broker.said == ["floor", "over"] * 2
+    assert not broker.is_over
+    assert world.queued("b") == 1
+
+
+def test_a_broker_that_is_not_reached_is_done_without() -> None:
+    world = World()
+    world.announce()
+    world.reached = False
+    world.append("a", faster=2)
+    assert world.looks() == 1
+    assert world.queued("a") == 1
+
+
+def test_off_looks_for_nobody_and_neither_does_a_process_without_the_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(broker="off")
+    world.announce()
+    world.append("a", faster=2)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: None)
+    world.guest = GuestQueue(world.store, CONFIG, runtime=world.runtime)
+    world.append("b", faster=2)
+    assert world.looks() == 0
+    assert (world.queued("a"), world.queued("b")) == (1, 1)
+
+
+def test_who_closes_or_disconnects_ends_the_connection_and_may_go_on() -> None:
+    world = World()
+    world.announce()
+    world.guest.disconnect()
+    for end in (world.guest.disconnect, world.guest.close):
+        world.runtime.advance(PATIENCE_S)
+        world.append("x", faster=1)
+        end()
+        assert world.brokers[-1].is_over
+    assert len(world.brokers) == 2

@@ -1,0 +1,87 @@
+"""What a client's messages ask of the broker, and what it may not ask."""
+
+from __future__ import annotations
+
+import pytest
+
+from opendata_buffer.broker.session import MAX_OPEN_REQUESTS
+from opendata_buffer.broker.wire import ProtocolError
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores.memory import MemoryStore
+from tests.unit.broker.local import eventually, queued
+from tests.unit.broker.wired import Client, made
+
+
+def test_a_client_with_too_many_open_requests_is_sent_away() -> None:
+    service = made(MemoryStore())
+    client = Client(service)
+    for number in range(MAX_OPEN_REQUESTS):
+        client.ask(f"{number}")
+    with pytest.raises(ProtocolError, match="unanswered requests"):
+        client.ask("more")
+
+
+def test_what_is_not_known_is_refused() -> None:
+    client = Client(made(MemoryStore()))
+    with pytest.raises(ProtocolError, match="'delete', which is not known"):
+        client.send({"op": "delete"})
+
+
+def test_while_a_client_has_the_floor_nothing_is_written_and_behind_it_what_waited_is() -> None:
+    store = MemoryStore()
+    service = made(store, SystemRuntime())
+    guest, client = Client(service), Client(service)
+    guest.send({"op": "floor", "n": 1})
+    client.ask("a")
+    service.start()
+    assert guest.answered() == [{"op": "given", "n": 1}]
+    # The broker's thread waits for the guest: nothing can have been written.
+    assert queued(store) == []
+    assert client.answers == []
+    guest.send({"op": "over"})
+    assert client.answered()[0]["op"] == "done"
+    assert queued(store) == ["ingest/a"]
+    service.stop(5)
+
+
+def test_a_guest_that_is_gone_holds_up_nobody() -> None:
+    store = MemoryStore()
+    service = made(store, SystemRuntime())
+    holder, waiting, client = Client(service), Client(service), Client(service)
+    holder.send({"op": "floor", "n": 1})
+    waiting.send({"op": "floor", "n": 1})
+    client.ask("a")
+    service.start()
+    holder.answered()
+    waiting.session.close()
+    holder.session.close()
+    assert client.answered()[0]["op"] == "done"
+    assert waiting.answers == []
+    assert service.stats()["floors"] == 1
+    service.stop(5)
+
+
+def test_a_client_that_waits_no_longer_is_told_so() -> None:
+    service = made(MemoryStore(), SystemRuntime())
+    client = Client(service)
+    client.send({"op": "floor", "n": 1})
+    client.send({"op": "over"})
+    assert client.answered() == [{"op": "refused", "n": 1, "why": "over"}]
+    client.send({"op": "over"})
+    client.send({"op": "floor", "n": 2})
+    with pytest.raises(ProtocolError, match="asks for the floor twice"):
+        client.send({"op": "floor", "n": 3})
+
+
+def test_a_broker_that_leaves_gives_the_floor_to_nobody() -> None:
+    service = made(MemoryStore(), SystemRuntime())
+    first, second, third = (Client(service) for _ in range(3))
+    first.send({"op": "floor", "n": 1})
+    second.send({"op": "floor", "n": 1})
+    service.start()
+    first.answered()
+    service.stop()
+    eventually(lambda: second.answers)
+    third.send({"op": "floor", "n": 1})
+    for each in (second, third):
+        assert each.answered() == [{"op": "refused", "n": 1, "why": "moved"}]

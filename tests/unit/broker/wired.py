@@ -1,0 +1,49 @@
+"""A client of a service, with a wire and no network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from opendata_buffer.broker.messages import VALID_MS, append_body
+from opendata_buffer.broker.service import Service
+from opendata_buffer.broker.session import Session
+from opendata_buffer.broker.wire import BrokerEnd, ClientEnd
+from opendata_buffer.config import ProducerConfig
+from opendata_buffer.formats.manifest import NewEntry
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
+from tests.unit.broker.local import CONFIG, eventually
+
+
+class Client:
+    """A client of a service, with a wire and no network."""
+
+    def __init__(self, service: Service) -> None:
+        end = BrokerEnd(b"s" * 32, 1, b"a" * 32)
+        self._end = ClientEnd(b"s" * 32, 1, b"b" * 32)
+        self.answers: list[dict[str, Any]] = []
+        self.session = Session(service, end, self.answers.append)
+        self._end.finish(self.session.welcome(self._end.prove(end.hello())))
+        self.clock = service.clock()
+        self.number = 0
+
+    def send(self, body: dict[str, Any]) -> None:
+        self.session.received(self._end.seal(body))
+
+    def ask(self, *names: str, since: int | None = None, valid_ms: int = VALID_MS) -> None:
+        self.number += 1
+        some = [NewEntry(f"ingest/{name}") for name in names]
+        self.send(append_body(self.number, some, self.clock, valid_ms, since))
+
+    def answered(self, count: int = 1) -> list[dict[str, Any]]:
+        eventually(lambda: len(self.answers) >= count)
+        return [{k: v for k, v in each.items() if k != "clock"} for each in self.answers]
+
+
+def made(
+    store: MemoryStore, runtime: ManualRuntime | None = None, config: ProducerConfig = CONFIG
+) -> Service:
+    """With a clock that stands still: no request grows old while a busy machine has it wait."""
+    runtime = runtime or ManualRuntime()
+    return Service(Queue(store, config, runtime=runtime, role="broker"), runtime, "ingest")
