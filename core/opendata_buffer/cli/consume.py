@@ -14,13 +14,13 @@ from opendata_buffer.cli.ending import last_words
 from opendata_buffer.cli.errors import Failure
 from opendata_buffer.cli.options import (
     NATURAL,
-    POSITIVE,
     SOON_MS,
     allow_foreign_option,
     create_if_missing_option,
     framing_option,
     max_batch_bytes_option,
     patient_queue_options,
+    poll_interval_option,
     queue_words,
     recreate_option,
     refuse_together,
@@ -75,7 +75,7 @@ __all__ = ["consume"]
     help="Start after this sequence, and let those up to it leave the queue.",
 )
 @click.option("--gc/--no-gc", default=True, show_default=True, help="Collect garbage meanwhile.")
-@click.option("--poll-interval-ms", type=POSITIVE, default=500, show_default=True)
+@poll_interval_option
 @recreate_option
 @max_batch_bytes_option
 @allow_foreign_option

@@ -9,12 +9,12 @@ import click
 
 from opendata_buffer.cli.ending import last_words
 from opendata_buffer.cli.options import (
-    POSITIVE,
     REACHES_STORE,
     allow_foreign_option,
     flags_of,
     max_batch_bytes_option,
     patient_queue_options,
+    poll_interval_option,
     queue_words,
     store_options_of,
 )
@@ -43,7 +43,7 @@ _TO = ("partition", "data_path_prefix", "manifest_path", *REACHES_STORE)
 @click.option("--to-session-name", metavar="TEXT", help="Of that role.")
 @click.option("--to-anonymous", is_flag=True, help="Send the target's store no credentials.")
 @click.option("--follow", is_flag=True, help="Wait for more when all is copied.")
-@click.option("--poll-interval-ms", type=POSITIVE, default=500, show_default=True)
+@poll_interval_option
 @click.option(
     "--allow-data-loss",
     is_flag=True,

@@ -32,6 +32,7 @@ __all__ = [
     "queue_fields_of",
     "queue_words",
     "patient_queue_options",
+    "poll_interval_option",
     "queue_options",
     "recreate_option",
     "refuse_together",
@@ -172,10 +173,18 @@ max_batch_bytes_option = click.option(
     type=POSITIVE,
     default=256 * MIB,
     show_default=True,
-    help="Largest batch, decoded. Larger ones are refused before they are expanded.",
+    help="Largest batch, decoded. Larger ones are refused before they are expanded, or written.",
 )
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+
+poll_interval_option = click.option(
+    "--poll-interval-ms",
+    type=POSITIVE,
+    default=500,
+    show_default=True,
+    help="For --follow: between two looks while nothing comes.",
+)
 
 
 def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:

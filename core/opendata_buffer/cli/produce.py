@@ -37,6 +37,7 @@ __all__ = ["produce"]
     type=click.Choice(["none", "zstd"], case_sensitive=False),
     default="none",
     show_default=True,
+    help="Of batches, as they are stored.",
 )
 @framing_option
 @click.option(
@@ -77,8 +78,20 @@ __all__ = ["produce"]
     show_default=True,
     help="Of a topic: how keys are mapped to partitions; the same for all who write to it.",
 )
-@click.option("--flush-interval-ms", type=POSITIVE, default=100, show_default=True)
-@click.option("--flush-size-bytes", type=POSITIVE, default=64 * MIB, show_default=True)
+@click.option(
+    "--flush-interval-ms",
+    type=POSITIVE,
+    default=100,
+    show_default=True,
+    help="Age of its oldest record at which a batch is written.",
+)
+@click.option(
+    "--flush-size-bytes",
+    type=POSITIVE,
+    default=64 * MIB,
+    show_default=True,
+    help="Size at which a batch is written sooner.",
+)
 @click.option(
     "--broker",
     type=click.Choice(["auto", "host", "off"]),

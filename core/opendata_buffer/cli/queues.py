@@ -29,7 +29,13 @@ __all__ = ["gc", "status"]
 @queue_options
 @json_option
 @click.option("--watch", is_flag=True, help="Show it again and again until interrupted.")
-@click.option("--interval-ms", type=POSITIVE, default=1000, show_default=True, help="For --watch.")
+@click.option(
+    "--interval-ms",
+    type=POSITIVE,
+    default=1000,
+    show_default=True,
+    help="For --watch: between two looks.",
+)
 @click.option(
     "--max-lag",
     type=click.FloatRange(min=0),

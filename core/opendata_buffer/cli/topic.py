@@ -24,7 +24,8 @@ __all__ = ["topic"]
 def topic() -> None:
     """Make and change topics: many queues as one stream.
 
-    Any command about a queue works on one partition of a topic, with --partition.
+    Commands that take a queue take a topic, too: most are about all its partitions then, and each
+    is about one with --partition.
     """
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import click
 import pytest
 
+from opendata_buffer.cli.commands import cli
+from opendata_buffer.cli.repairs import rebuild
 from tests.unit.cli.shell import fails, ok, run
 
 
@@ -35,6 +38,26 @@ def test_every_command_has_help_and_the_store_options(command: tuple[str, ...]) 
     if command[-1] != "dump":
         options += ["--data-path-prefix", "--manifest-path"]
     assert [option for option in options if option not in out] == []
+
+
+def every(group: click.Group, *words: str) -> list[tuple[str, click.Command]]:
+    """All commands below, with the words that name them."""
+    found: list[tuple[str, click.Command]] = []
+    for name, command in group.commands.items():
+        found.append((" ".join([*words, name]), command))
+        if isinstance(command, click.Group):
+            found += every(command, *words, name)
+    return found
+
+
+def test_every_command_and_every_option_says_what_it_is() -> None:
+    commands = every(cli)
+    assert ("manifest rebuild", rebuild) in commands
+    for words, command in commands:
+        assert command.help, words
+        for each in command.params:
+            if isinstance(each, click.Option):
+                assert each.help, f"{words} {each.opts[0]}"
 
 
 @pytest.mark.parametrize(
