@@ -89,6 +89,9 @@ class Decoder:
                 "such column: add it as STRING"
             )
         self._fields = [each for each in schema if each.name not in special]
+        self._filled = list(self._fields)
+        if options.rescued_column:
+            self._filled.append(pa.field(options.rescued_column, pa.string()))
         csv = options.format == CSV
         if csv and options.rescued_column:
             raise InvalidInput(
@@ -126,7 +129,6 @@ class Decoder:
         parts: list[tuple[Ints, list[pa.Array]]] = []
         left = np.ones(count, np.bool_)
         exactly = np.zeros(count, np.bool_)
-        rescued = pa.nulls(count, pa.string())
         malformed: dict[int, str] = {}
         if count:
             exactly = ~_utf8(values)
@@ -137,13 +139,16 @@ class Decoder:
             if len(rows):
                 part = values if len(rows) == count else values.take(pa.array(rows))
                 arrays, doubtful = self._bulk.columns(part)
+                if self._options.rescued_column:  # With something to rescue it were doubtful.
+                    arrays.append(pa.nulls(len(part), pa.string()))
                 exactly[rows[doubtful]] = True
                 parts.append(_keep(rows, arrays, ~doubtful))
             rows = np.flatnonzero(exactly)
             if len(rows):
-                arrays, rescued = self._exactly(values, rows, malformed)
-                parts.append((rows, arrays))
-        columns = iter(_merged(parts, count, self._fields))
+                parts.append((rows, self._exactly(values, rows, malformed)))
+        columns = _merged(parts, count, self._filled)
+        rescued = columns.pop() if self._options.rescued_column else None
+        taken = iter(columns)
         arrays = []
         for each in self.schema:
             if each.name == self._options.corrupt_column:
@@ -151,7 +156,7 @@ class Decoder:
             elif each.name == self._options.rescued_column:
                 arrays.append(rescued)
             else:
-                arrays.append(next(columns))
+                arrays.append(next(taken))
         return Columns(arrays, malformed, self._headers(values, malformed))
 
     def _headers(self, values: pa.BinaryArray, malformed: dict[int, str]) -> list[int]:
@@ -204,20 +209,17 @@ class Decoder:
 
     def _exactly(
         self, values: pa.BinaryArray, rows: Ints, malformed: dict[int, str]
-    ) -> tuple[list[pa.Array], pa.Array]:
-        columns: list[list[Any]] = [[] for _ in self._fields]
-        rescued: list[str | None] = [None] * len(values)
+    ) -> list[pa.Array]:
+        columns: list[list[Any]] = [[] for _ in self._filled]
         for row in rows.tolist():
             read = self._exact.read(values[row].as_py())
-            for column, value in zip(columns, read.values, strict=True):
+            for column, value in zip(columns, [*read.values, read.rescued], strict=False):
                 column.append(value)
             if read.problem:
                 malformed[row] = read.problem
-            rescued[row] = read.rescued
-        arrays = [
-            pa.array(column, each.type) for column, each in zip(columns, self._fields, strict=True)
+        return [
+            pa.array(column, each.type) for column, each in zip(columns, self._filled, strict=True)
         ]
-        return arrays, pa.array(rescued, pa.string())
 
 
 def _keep(rows: Ints, arrays: Sequence[pa.Array], good: Mask) -> tuple[Ints, list[pa.Array]]:

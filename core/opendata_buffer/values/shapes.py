@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from opendata_buffer.values.options import ValueOptions
 from opendata_buffer.values.records import Records
@@ -60,6 +61,7 @@ class Shape:
         slots: Where the values stand.
         paths: For each value the names that lead to it.
         types: Of the columns that take the values; null for a value that none takes.
+        rescued: Which values no column takes and a column is to keep.
     """
 
     quotes: int
@@ -67,6 +69,7 @@ class Shape:
     slots: list[_Slot]
     paths: list[tuple[str, ...]]
     types: list[pa.DataType]
+    rescued: list[int]
 
     def cut(self, records: Records, wanted: Mask) -> tuple[Ints, Segments]:
         """The rows among the wanted that have this shape, and their segments.
@@ -100,49 +103,68 @@ class Shape:
             places: Ints = records.quotes[first + number] if table is None else table[:, number]
             return places
 
-        edges = np.empty((len(rows), 2 * len(self.slots) + 3), np.int32)
-        edges[:, 0] = before = records.begin[rows]
+        places = np.empty((2 * len(self.slots) + 3, len(rows)), np.int32)
+        places[0] = before = records.begin[rows]
         last = len(self.slots) - 1
         limit = (records.end if self.slots[last].quoted else records.trimmed)[rows]
         for number, (slot, text) in enumerate(zip(self.slots, self.between, strict=False)):
-            edges[:, 2 * number + 1] = before + len(text)
+            places[2 * number + 1] = before + len(text)
             if not slot.quoted and number == last:
                 before = limit - slot.tail
             else:
                 before = quote(slot.quote + 1) - slot.tail
-            edges[:, 2 * number + 2] = before
-        edges[:, -2] = before + len(self.between[-1])
-        edges[:, -1] = limit
-        return edges
+            places[2 * number + 2] = before
+        places[-2] = before + len(self.between[-1])
+        places[-1] = limit
+        return np.ascontiguousarray(places.T)
 
     def columns(
         self, segments: Segments, fields: Sequence[pa.Field], options: ValueOptions
     ) -> tuple[list[pa.Array], Mask]:
-        """The columns of cut records, and which of these rows are doubtful."""
+        """The columns of cut records, and which of these rows are doubtful.
+
+        With a rescued column there is one array more: what it is for these records.
+        """
         count = len(segments)
         doubtful = np.zeros(count, np.bool_)
         leaves: dict[tuple[str, ...], pa.Array] = {}
-        # What stands in quotes and no column takes has been judged already.
-        slots = [
-            (2 * number + 1, slot.quoted, path, dtype)
-            for number, (slot, path, dtype) in enumerate(
-                zip(self.slots, self.paths, self.types, strict=True)
-            )
-            if not (slot.quoted and pa.types.is_null(dtype))
+        # What stands in quotes and nobody wants has been judged already.
+        wanted = [
+            number
+            for number, (slot, dtype) in enumerate(zip(self.slots, self.types, strict=True))
+            if not (slot.quoted and pa.types.is_null(dtype)) or number in self.rescued
         ]
-        texts = segments.texts([number for number, *_ in slots])
-        for (number, quoted, path, dtype), text in zip(slots, texts, strict=True):
+        cut = segments.texts([2 * number + 1 for number in wanted])
+        texts = dict(zip(wanted, cut, strict=True))
+        for number, text in texts.items():
+            quoted, dtype = self.slots[number].quoted, self.types[number]
             if pa.types.is_null(dtype):
-                doubtful |= _no_scalar(segments.spans(number, text))
+                if not quoted:
+                    doubtful |= _no_scalar(segments.spans(2 * number + 1, text))
                 continue
             if quoted:
                 found = from_texts(text, dtype, options)
             else:
-                found = bare(segments.spans(number, text), dtype)
+                found = bare(segments.spans(2 * number + 1, text), dtype)
             if found.doubtful is not None:
                 doubtful |= found.doubtful
-            leaves[path] = found.array
-        return [_assemble(leaves, (each.name,), each.type, count) for each in fields], doubtful
+            leaves[self.paths[number]] = found.array
+        arrays = [_assemble(leaves, (each.name,), each.type, count) for each in fields]
+        if options.rescued_column:
+            arrays.append(self._rescued(texts, count))
+        return arrays, doubtful
+
+    def _rescued(self, texts: dict[int, pa.StringArray], count: int) -> pa.StringArray:
+        """What no column takes, as JSON objects with each value as it stands."""
+        if not self.rescued:
+            return pa.nulls(count, pa.string())
+        parts: list[Any] = []
+        before = "{"
+        for number in self.rescued:
+            quote = '"' if self.slots[number].quoted else ""
+            parts += [f'{before}"{self.paths[number][0]}":{quote}', texts[number]]
+            before = quote + ","
+        return pc.binary_join_element_wise(*parts, before[:-1] + "}", "")
 
 
 def _no_scalar(spans: Spans) -> Mask:
@@ -191,9 +213,10 @@ class _Odd(Exception):
 
 
 class _Learner:
-    def __init__(self, record: bytes, complete: bool) -> None:
+    def __init__(self, record: bytes, rescue: bool) -> None:
         self._record = record
-        self._complete = complete
+        self._rescue = rescue
+        self._rescued: list[int] = []
         self._literal = b""
         self._between: list[bytes] = []
         self._slots: list[_Slot] = []
@@ -209,7 +232,9 @@ class _Learner:
         self._between.append(self._literal)
         if len({*self._paths}) != len(self._paths):
             return None
-        return Shape(self._quotes, self._between, self._slots, self._paths, self._types)
+        return Shape(
+            self._quotes, self._between, self._slots, self._paths, self._types, self._rescued
+        )
 
     def literal(self, text: bytes) -> None:
         self._literal += text
@@ -257,9 +282,10 @@ class _Learner:
             return
 
     def value(self, dtype: pa.DataType | None, path: tuple[str, ...]) -> None:
-        if dtype is None and self._complete:
-            raise _Odd  # What no column takes is to be kept, and that is done record by record.
+        keep = self._rescue and dtype is None and len(path) == 1
         if self._record.startswith(b"{", self.at):
+            if keep:
+                raise _Odd  # An object is kept whole, not by its values.
             if dtype is None:
                 self.object({}, path)
             elif pa.types.is_struct(dtype):
@@ -272,7 +298,7 @@ class _Learner:
             if dtype is not None and not _takes_text(dtype):
                 raise _Odd
             self.literal(b'"')
-            self._slot(_Slot(self._quotes - 1, True), dtype, path)
+            self._slot(_Slot(self._quotes - 1, True), dtype, path, keep)
             self.at = found.end() - 1
             self.literal(b'"')
             return
@@ -280,10 +306,14 @@ class _Learner:
         if found is None:
             raise _Odd
         lead = len(self._literal) - self._literal.rindex(b'"') - 1
-        self._slot(_Slot(self._quotes - 1, False, lead, -1), dtype, path)
+        self._slot(_Slot(self._quotes - 1, False, lead, -1), dtype, path, keep)
         self.at = found.end()
 
-    def _slot(self, slot: _Slot, dtype: pa.DataType | None, path: tuple[str, ...]) -> None:
+    def _slot(
+        self, slot: _Slot, dtype: pa.DataType | None, path: tuple[str, ...], keep: bool
+    ) -> None:
+        if keep:
+            self._rescued.append(len(self._slots))
         self._between.append(self._literal)
         self._literal = b""
         self._slots.append(slot)

@@ -89,6 +89,24 @@ def test_records_that_share_shapes_are_read_as_the_exact_reader_reads_them(seed:
     assert_equal(records, fast, exactly(records, schema))
 
 
+def test_what_is_rescued_in_bulk_is_what_the_exact_reader_rescues() -> None:
+    records = alike(random.Random(9), 2000)
+    options = ValueOptions(rescued_column="rest")
+    fields = [SCHEMA.field(name) for name in "cdjkh"]
+    exact = ExactJson(fields, options)
+    rows = [exact.read(each) for each in records]
+    decoder = Decoder(pa.schema([*fields, ("rest", pa.string())]), options)
+    values = pa.array(records, pa.binary())
+    pieces = [decoder.decode(values.slice(at, 400)).arrays for at in range(0, 2000, 400)]
+    assert decoder.shapes >= 1, "or nothing was read in bulk"
+    rescued = [each for piece in pieces for each in piece[-1].to_pylist()]
+    assert sum(each is not None for each in rescued) > 1000
+    assert rescued == [each.rescued for each in rows]
+    for at, field in enumerate(fields):
+        fast = plain(pa.chunked_array([piece[at] for piece in pieces]))
+        assert fast == plain(pa.chunked_array([pa.array([r.values[at] for r in rows], field.type)]))
+
+
 def test_columns_come_in_the_order_of_the_schema_and_the_text_of_malformed_records_in_its_own() -> (
     None
 ):

@@ -89,10 +89,27 @@ def test_there_is_nothing_to_learn_from_an_odd_record(sample: bytes) -> None:
     assert learn(sample, FIELDS, ValueOptions()) is None
 
 
-def test_with_a_rescued_column_a_shape_has_no_fields_that_no_column_takes() -> None:
+def test_with_a_rescued_column_fields_that_no_column_takes_are_kept_as_they_stand() -> None:
     options = ValueOptions(rescued_column="_rescued")
-    assert learn(SAMPLE, FIELDS, options) is None
-    assert learn(b'{"id":1}', FIELDS, options) is not None
+    sample = SAMPLE.replace(b'"last": 7', b'"last": "l"')
+    for each, expected in (
+        (SAMPLE, '{"z":true,"last":7}'),
+        (sample, '{"z":true,"last":"l"}'),
+        (b'{"at": {"x": 1, "w": 2}}', None),
+    ):
+        shape = learn(each, FIELDS, options)
+        assert shape is not None
+        records = Records(pa.array([each, each.replace(b"true", b"trux")], pa.binary()))
+        _, places = shape.cut(records, records.plain)
+        arrays, doubtful = shape.columns(places, FIELDS, options)
+        assert arrays[len(FIELDS)][0].as_py() == expected
+        assert doubtful.tolist() == [False, expected is not None]
+
+
+def test_an_object_or_array_that_is_to_be_rescued_is_left_to_others() -> None:
+    options = ValueOptions(rescued_column="_rescued")
+    for sample in (b'{"id":1,"z":{"y":1}}', b'{"id":1,"z":[1]}'):
+        assert learn(sample, FIELDS, options) is None
 
 
 def test_a_slice_of_an_array_is_cut_as_an_array_of_its_own() -> None:
