@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from opendata_buffer.admin.broker import BrokerStatus, ask_broker, read_claims
+from opendata_buffer.broker import dial as dial_module
 from opendata_buffer.broker.announcement import Announcement
 from opendata_buffer.broker.claims import Claims, claims_key, encode
 from opendata_buffer.broker.client import Connection
@@ -46,14 +47,13 @@ def test_a_broker_whose_port_refuses_is_not_alive_and_says_why() -> None:
     assert (found.clients, found.group_size, found.commit_rate) == (None, None, None)
 
 
-def test_a_suspended_broker_is_not_alive() -> None:
+def test_a_suspended_broker_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dial_module, "CONNECT_S", 0.3)
     # Its kernel accepts, and nobody ever answers.
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        begun = RUNTIME.monotonic()
         found = ask_broker(Announcement(1, "id", address, b"s" * 32), dial)
     assert found.alive is False
-    assert RUNTIME.monotonic() - begun < 5
 
 
 def test_somebody_else_on_the_port_is_not_the_broker() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from opendata_buffer.admin import broker as admin_broker
 from opendata_buffer.broker import client, committer, dial, messages, server
 
 
@@ -17,6 +18,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (client, dial):
         monkeypatch.setattr(module, "CONNECT_S", 30.0)
     monkeypatch.setattr(client, "SILENCE_S", 30.0)
+    monkeypatch.setattr(admin_broker, "STATS_S", 30.0)
     monkeypatch.setattr(committer, "FIND_S", 60.0)
     monkeypatch.setattr(server, "HANDSHAKE_S", 30.0)
     for module in (client, messages):

@@ -9,6 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from opendata_buffer.stores.memory import MemoryStore
+from tests.unit.broker.conftest import patient
+
+__all__ = ["log_handlers", "name", "patient", "store", "url"]
 
 _names = itertools.count()
 

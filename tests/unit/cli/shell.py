@@ -15,6 +15,9 @@ from opendata_buffer.stores import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic.topic import Topic
 
+LATER = ("--flush-interval-ms", "60000")
+"""What is produced by several calls makes one batch, however slow the machine."""
+
 
 def run(*arguments: str, stdin: bytes = b"") -> Result:
     return CliRunner().invoke(cli, arguments, input=stdin)

@@ -14,7 +14,17 @@ from opendata_buffer.cli.commands import cli
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.stores.memory import MemoryStore
-from tests.unit.cli.shell import Ticks, fails, fill, manifest_of, ok, records_of, run, topic_of
+from tests.unit.cli.shell import (
+    LATER,
+    Ticks,
+    fails,
+    fill,
+    manifest_of,
+    ok,
+    records_of,
+    run,
+    topic_of,
+)
 
 
 def test_consume_writes_and_acknowledges_everything(url: str, store: MemoryStore) -> None:
@@ -219,7 +229,7 @@ def test_consume_refuses_what_contradicts_itself(url: str, options: tuple[str, .
 
 
 def test_what_consume_prints_as_json_is_what_produce_reads(url: str, store: MemoryStore) -> None:
-    with Producer(ProducerConfig(store=url)) as producer:
+    with Producer(ProducerConfig(store=url, flush_interval_ms=60_000)) as producer:
         producer.produce([b"a\nb", "ü".encode()], b"m")
         producer.produce([b"\xff"], b"\xfe")
     printed = ok("consume", url, "--json").stdout_bytes
@@ -228,7 +238,7 @@ def test_what_consume_prints_as_json_is_what_produce_reads(url: str, store: Memo
     assert [each.get("value") for each in lines] == ["a\nb", "ü", None]
     assert lines[2]["value_base64"] == "/w=="
     assert all(each["time"].startswith("20") for each in lines)
-    found = json.loads(ok("produce", url, "--json", stdin=printed).stdout)
+    found = json.loads(ok("produce", url, "--json", *LATER, stdin=printed).stdout)
     assert found == {"records": 3, "batches": 1, "bytes": 6}
     assert records_of(store) == [b"a\nb", "ü".encode(), b"\xff"]
     (entry,) = manifest_of(store).entries()

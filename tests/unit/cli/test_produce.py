@@ -12,7 +12,7 @@ from opendata_buffer.errors import PermanentStorageError
 from opendata_buffer.stores import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.broker.local import eventually, host
-from tests.unit.cli.shell import fails, fill, manifest_of, ok, records_of, run, topic_of
+from tests.unit.cli.shell import LATER, fails, fill, manifest_of, ok, records_of, run, topic_of
 
 
 def test_produce(url: str, store: MemoryStore) -> None:
@@ -139,7 +139,7 @@ def test_produce_with_a_line_of_metadata_for_each_record(
 ) -> None:
     lines = tmp_path / "lines"
     lines.write_bytes(b"x\nx\ny\n")
-    ok("produce", url, "--metadata-from", str(lines), stdin=b"1\n2\n3\n")
+    ok("produce", url, "--metadata-from", str(lines), *LATER, stdin=b"1\n2\n3\n")
     (entry,) = manifest_of(store).entries()
     assert [(each.start_index, each.payload) for each in entry.metadata] == [(0, b"x"), (2, b"y")]
     line = fails("produce", url, "--metadata-from", str(lines), stdin=b"1\n2\n3\n4\n")
@@ -153,7 +153,8 @@ def test_produce_files_as_one_record_each(url: str, store: MemoryStore, tmp_path
     (tmp_path / "one").write_bytes(b"1\n2\n")
     (tmp_path / "two").write_bytes(b"")
     names = [str(tmp_path / name) for name in ("one", "two")]
-    out = ok("produce", url, "--file", names[0], "--file", names[1], stdin=b"not read\n").stdout
+    files = ("--file", names[0], "--file", names[1])
+    out = ok("produce", url, *files, *LATER, stdin=b"not read\n").stdout
     assert json.loads(out) == {"records": 2, "batches": 1, "bytes": 4}
     assert records_of(store) == [b"1\n2\n", b""]
     line = fails("produce", url, "--file", names[0], "--max-batch-bytes", "7")
@@ -200,7 +201,7 @@ def test_records_go_into_a_topic_by_the_line_of_keys(
     names = topic_of(url, 4)
     lines = tmp_path / "keys"
     lines.write_bytes(b"\n".join(KEYS))
-    out = ok("produce", url, "--key-from", str(lines), stdin=b"\n".join(RECORDS)).stdout
+    out = ok("produce", url, "--key-from", str(lines), *LATER, stdin=b"\n".join(RECORDS)).stdout
     expected = mapped(KEYS, names, RECORDS)
     assert len(expected) > 1
     assert by_partition(store, names) == expected

@@ -99,7 +99,7 @@ def test_exit_code_0_is_done_and_the_command_saw_lines_and_environment(tmp_path:
     assert batch.ended == ["done"]
     assert (tmp_path / "out").read_bytes() == b"7 ingest/7.batch 3\na\nb\r\n"
     assert crewed.said == []
-    assert "1 batch done, 0 given back" in crewed.crew.last_words()
+    eventually(lambda: "1 batch done, 0 given back" in crewed.crew.last_words())
 
 
 @pytest.mark.parametrize(("shell", "how"), [("exit 3", "exit code 3"), ("kill -9 $$", "signal 9")])
@@ -154,16 +154,16 @@ def test_several_commands_run_at_once(tmp_path: Path) -> None:
     assert [each.ended for each in batches] == [["done"]] * 3
 
 
-@pytest.mark.parametrize("shell", ["sleep 60", "trap '' TERM; echo; while true; do sleep 60; done"])
+@pytest.mark.parametrize(
+    "shell", ["sleep 300", "trap '' TERM; echo; while true; do sleep 300; done"]
+)
 def test_an_interrupt_ends_the_command_with_its_children_and_gives_the_batch_back(
     shell: str, tmp_path: Path
 ) -> None:
     batch = Given(7)
     crewed = Crewed(f"echo $$ > {tmp_path / 'pid'}; {shell}", batch)
     pid = tmp_path / "pid"
-    begun = time.monotonic()
     run_until(crewed, lambda: pid.exists() and pid.read_text())
-    assert time.monotonic() - begun < 5
     eventually(lambda: batch.ended)
     assert batch.ended == [0]
     assert crewed.said == []
