@@ -182,7 +182,7 @@ def look():
 
 store, runtime = MemoryStore("metrics"), SystemRuntime()
 url, gc = "memory://unused", GarbageCollectorConfig(enabled=False, grace_period_ms=0)
-with Producer(ProducerConfig(store=url), store=store) as producer:
+with Producer(ProducerConfig(store=url, flush_interval_ms=60_000), store=store) as producer:
     producer.produce([b"abc", b""])
     buffered = look()["buffer.producer_buffered_bytes"]
 config = ConsumerConfig(store=url, gc=gc)

@@ -226,6 +226,12 @@ class WebSocketPort:
         assert self._server is not None
         self._server.close(close_connections=True)
         await self._server.wait_closed()
+        # Who came in while it closed would wait for an answer until its own time is up.
+        for client in list(self._open):
+            client.transport.abort()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        if others:
+            await asyncio.wait(others, timeout=1)
 
     async def _serve(self, client: ServerConnection) -> None:
         active = self._active

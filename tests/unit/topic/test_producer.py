@@ -193,7 +193,7 @@ def test_an_error_in_the_block_is_not_hidden_by_the_one_of_closing() -> None:
     topic_in(store, 2)
     with (  # noqa: PT012
         pytest.raises(ZeroDivisionError),
-        opened(store, delivery_timeout_ms=50, cas_deadline_ms=50) as producer,
+        opened(store, delivery_timeout_ms=50, cas_deadline_ms=2_000) as producer,
     ):
         producer.produce([b"x"], partition="p-00001-05mv")
         raise ZeroDivisionError

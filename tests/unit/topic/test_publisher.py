@@ -341,7 +341,7 @@ def test_a_commit_whose_answer_is_lost_is_told_as_unknown_and_decided_by_the_nex
 
     deaf = Deaf()
     topic_in(deaf, 3)
-    publisher = opened(deaf, "billing", cas_deadline_ms=50)
+    publisher = opened(deaf, "billing", cas_deadline_ms=2_000)
     all_published(publisher)
     publisher.build_ack_intents(WAIT_S)
     deaf.lost = True
