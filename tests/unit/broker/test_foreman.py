@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from opendata_buffer import metrics
-from opendata_buffer.broker import foreman
-from opendata_buffer.broker.claims import Claims, decode, encode
-from opendata_buffer.broker.foreman import MAX_ANSWER_BYTES, Foreman
+from opendata_buffer.broker import foreman, shelf
+from opendata_buffer.broker.claims import decode
+from opendata_buffer.broker.foreman import Foreman
 from opendata_buffer.broker.requests import ClaimRequest, FinishRequest
+from opendata_buffer.broker.shelf import MAX_ANSWER_BYTES
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.batch import encode_batch
@@ -19,7 +19,7 @@ from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.quarantine import list_quarantine
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores import Absent, Blob, IfVersion, PutOutcome, Unknown
+from opendata_buffer.stores import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import RUNTIME, eventually
@@ -223,7 +223,7 @@ def test_a_batch_too_large_for_the_quarantine_stays_and_holds_up_no_other(
         if entry.sequence < 2:
             raise InvalidInput("its object has more than 1 GiB")
 
-    monkeypatch.setattr(foreman, "quarantine", refuse)
+    monkeypatch.setattr(shelf, "quarantine", refuse)
     store = filled(MemoryStore(), 3)
     desk = Desk(store)
     worn, rejected = desk.claim(2)["batches"]
@@ -274,29 +274,6 @@ def test_from_another_consumer_of_the_queue_not_even_an_announced_one_takes_them
     desk.foreman.stop(5)
 
 
-class AnswerLost(MemoryStore):
-    """Loses the answers of some writes of the claims."""
-
-    lose = 2
-
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
-        outcome = super().put_if(key, data, condition)
-        if key.endswith("_claims.json") and self.lose:
-            self.lose -= 1
-            return Unknown("injected")
-        return outcome
-
-
-def test_a_lost_answer_to_a_write_of_the_claims_is_looked_up() -> None:
-    store = AnswerLost()
-    filled(store, 1)
-    desk = Desk(store)
-    (batch,) = desk.claim()["batches"]
-    assert batch["deliveries"] == 1
-    assert store.lose == 0
-    desk.foreman.stop(5)
-
-
 def test_who_waits_when_the_foreman_leaves_is_sent_on() -> None:
     runtime = ManualRuntime()
     desk = Desk(MemoryStore(), runtime=runtime)
@@ -307,46 +284,6 @@ def test_who_waits_when_the_foreman_leaves_is_sent_on() -> None:
     assert desk.claim()["why"] == "moved"
 
 
-def test_claims_of_a_queue_that_was_made_again_say_nothing_of_its_batches() -> None:
-    """With the old frontier the new queue's first batches would pass for done."""
-    store = MemoryStore()
-    old = Claims(epoch=9, frontier=1_000, tokens=77, queue="another queue")
-    store.put("ingest/_claims.json", encode(old))
-    desk = Desk(filled(store, 2))
-    batches = desk.claim(5)["batches"]
-    assert [each["sequence"] for each in batches] == [0, 1]
-    assert min(each["token"] for each in batches) > 77
-    desk.foreman.stop(5)
-
-
-class Overtaken(MemoryStore):
-    """An older foreman's write arrives between a newer one's read and its write."""
-
-    armed = False
-
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
-        if self.armed and key.endswith("_claims.json"):
-            self.armed = False
-            found = self.get(key)
-            assert isinstance(found, Blob)
-            super().put(key, encode(replace(decode(found.data), tokens=50)))
-        return super().put_if(key, data, condition)
-
-
-def test_a_newer_foreman_takes_over_whatever_the_older_one_wrote_last() -> None:
-    store = Overtaken()
-    filled(store, 2)
-    first = Desk(store)
-    first.claim()
-    store.armed = True
-    second = Desk(store)
-    (batch,) = second.claim()["batches"]
-    assert not store.armed
-    assert (batch["sequence"], batch["token"]) == (1, 51)
-    first.foreman.stop(5)
-    second.foreman.stop(5)
-
-
 def test_a_foreman_that_was_suspended_gives_no_live_workers_claim_away() -> None:
     store, runtime = filled(MemoryStore(), 1), ManualRuntime()
     desk = Desk(store, runtime=runtime)
@@ -354,7 +291,7 @@ def test_a_foreman_that_was_suspended_gives_no_live_workers_claim_away() -> None
     # Its machine's clock went on while it did not run.
     runtime.advance(30.0)
     # It has looked at the claim since.
-    eventually(lambda: desk.foreman._lapses[batch["sequence"]] == 30.5)
+    eventually(lambda: desk.foreman._heartbeats.lapses[batch["sequence"]] == 30.5)
     assert stored(store).holds(batch["sequence"], batch["token"])
     desk.foreman.beat([batch["token"]])
     assert desk.finish("done", batch)["op"] == "finished"

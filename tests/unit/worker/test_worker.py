@@ -9,12 +9,13 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
+from opendata_buffer.broker.claims import Claims
 from opendata_buffer.broker.foreman import Foreman
 from opendata_buffer.broker.host import Host
+from opendata_buffer.broker.tenure import Tenure
 from opendata_buffer.config import ConsumerConfig, WorkerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import (
@@ -446,17 +447,19 @@ def test_an_end_that_landed_before_its_broker_was_fenced_is_no_lost_claim(
     fill(store, 1)
     with Worker(SETTINGS, store=store) as worker:
         (batch,) = worker.claim()
-        write = Foreman._write
+        write = Tenure.write
 
-        def write_and_be_fenced(self: Foreman, *claims: Any) -> None:
-            write(self, *claims)
-            raise Fenced("ingest/manifest", 1, 2)
+        def write_and_be_fenced(self: Tenure, after: Claims) -> None:
+            before = self.claims
+            write(self, after)
+            if after != before:
+                raise Fenced("ingest/manifest", 1, 2)
 
-        monkeypatch.setattr(Foreman, "_write", write_and_be_fenced)
+        monkeypatch.setattr(Tenure, "write", write_and_be_fenced)
         monkeypatch.setattr(Foreman, "_is_by_a_broker_that_must_go", lambda self: True)
         thread = RUNTIME.spawn(batch.done, "done")
         eventually(lambda: batch._asked)
-        monkeypatch.setattr(Foreman, "_write", write)
+        monkeypatch.setattr(Tenure, "write", write)
         eventually(lambda: batch._over)
         thread.join()
     eventually(lambda: queued(store) == [])
