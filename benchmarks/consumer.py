@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 from benchmarks.queues import Queued, fill, records_of
-from benchmarks.reading import limit_row, rows
+from benchmarks.reading import floor_row, limit_row, rows
 from benchmarks.table import Row
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
 from opendata_buffer.consumer.consumer import Consumer
@@ -130,4 +130,5 @@ def run() -> Iterator[Row]:
     yield drain_row()
     yield near_row()
     yield limit_row()
+    yield floor_row()
     yield from rows()

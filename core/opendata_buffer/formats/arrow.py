@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -88,8 +88,12 @@ def encode_arrow_block(array: pa.Array | pa.ChunkedArray) -> tuple[bytes | memor
     return blocks[0] if len(blocks) == 1 else b"".join(blocks), len(array)
 
 
-def encode_bytes_list(records: list[bytes]) -> bytes | memoryview:
-    """The record block of a list of ``bytes`` whose block stays below :data:`MAX_BLOCK_BYTES`."""
+def encode_bytes_list(records: Sequence[bytes]) -> bytes | memoryview:
+    """The record block of ``bytes``.
+
+    Raises:
+        InvalidInput: It is larger than :data:`MAX_BLOCK_BYTES`.
+    """
     return encode_arrow_block(pa.array(records, pa.binary()))[0]
 
 

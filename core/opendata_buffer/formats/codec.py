@@ -42,6 +42,9 @@ U32_MAX = 2**32 - 1
 
 _LENGTH = struct.Struct("<I")
 
+_SHORT = tuple(map(_LENGTH.pack, range(1024)))
+"""The prefixes of short records: looking one up takes half as long as making it."""
+
 
 class Compression(IntEnum):
     """How the record block is stored; the values are the footer's."""
@@ -66,7 +69,10 @@ def join_records(values: Sequence[BytesLike]) -> bytes:
     """
     pieces: list[BytesLike] = [b""] * (2 * len(values))
     try:
-        pieces[0::2] = map(_LENGTH.pack, map(len, values))
+        try:
+            pieces[0::2] = map(_SHORT.__getitem__, map(len, values))
+        except IndexError:
+            pieces[0::2] = map(_LENGTH.pack, map(len, values))
     except struct.error:
         index, size = next((i, len(v)) for i, v in enumerate(values) if len(v) > U32_MAX)
         raise InvalidInput(

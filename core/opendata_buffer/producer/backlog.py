@@ -126,30 +126,30 @@ class Backlog:
         return None
 
     @locked
-    def put(self, item: Item, count: int) -> WriteHandle:
+    def put(self, item: Item) -> WriteHandle:
         """Take in a call without metadata, waiting for room; it opens a run for the next ones.
 
         Raises:
             Closed: The producer is being closed.
         """
-        self._wait_for_room(held_at_opening(item, count))
-        return self._put(item, count)
+        self._wait_for_room(held_at_opening(item))
+        return self._put(item)
 
     @locked
-    def put_late(self, run: Run, item: Item, count: int) -> WriteHandle:
+    def put_late(self, run: Run, item: Item) -> WriteHandle:
         """As :meth:`put`, of an item that was appended to a run around the time of its closing."""
         if run.took_in(item):
             assert run.handle is not None
             return run.handle
-        self._wait_for_room(held_at_opening(item, count))
-        return self._put(item, count)
+        self._wait_for_room(held_at_opening(item))
+        return self._put(item)
 
-    def _put(self, item: Item, count: int) -> WriteHandle:
+    def _put(self, item: Item) -> WriteHandle:
         room = self._config.max_buffered_bytes - self._held - self._batcher.held
         if self._config.max_buffered_inputs is not None:
             room = 0  # each call comes here to be counted
         now = self._runtime.monotonic()
-        handle = self._batcher.put(item, count, self._runtime.now_ms(), now, room)
+        handle = self._batcher.put(item, self._runtime.now_ms(), now, room)
         self._let_look()
         return handle
 

@@ -4,7 +4,8 @@ A producer that takes a record per call cannot afford, for each of them, what a 
 brings thousands: a lock, a clock or two, an encoded block, a handle. So the batcher opens a
 :class:`Run` for what comes in the same millisecond, and callers put their records into it by one
 ``list.append``, which no other thread and no signal comes between. The lock is taken to open the
-next run. The records are joined when their batch is uploaded, by the thread that uploads it.
+next run. Single records are joined when their batch is uploaded, by the thread that uploads it; a
+list comes as one item, which its caller has encoded.
 
 How nothing is lost, although a caller may be stopped just before its ``append`` while the run is
 closed and uploaded::
@@ -26,6 +27,7 @@ from opendata_buffer.commit.durability import WriteHandle
 
 __all__ = [
     "CLOSED",
+    "PIECE_HELD",
     "RECORD_HELD",
     "RUN_S",
     "Current",
@@ -33,6 +35,7 @@ __all__ = [
     "Run",
     "block_bytes",
     "held_at_opening",
+    "records_in",
 ]
 
 RUN_S = 0.001
@@ -42,14 +45,19 @@ RECORD_HELD = 64
 """What a record takes of the producer's budget beside its bytes: a Python object's head, and its
 place in a list."""
 
+PIECE_HELD = 128
+"""What a piece takes beside its bytes: two objects, and their place in a list."""
+
 RUN_HELD = 256
 """What a run takes beside its records: its objects."""
 
 _PREFIX = 4
 """Bytes before each record of a block."""
 
-Item = bytes | tuple[bytes, ...]
-"""What one call brings: a record, or several."""
+Item = bytes | tuple[bytes | memoryview, int]
+"""What one call brings: a record; or several as a piece of a record block, and how many they are.
+Several are encoded by who brings them, who has just made them: they are in the processor's caches,
+and one object is kept instead of each."""
 
 
 class Run:
@@ -57,7 +65,6 @@ class Run:
 
     Args:
         first: The call it is opened for.
-        records: Records of that.
         ingestion_time_ms: Of all its records.
         handle: Of all its calls.
         budget: Bytes of the producer's budget that it may take; see :func:`held_at_opening`.
@@ -65,7 +72,8 @@ class Run:
 
     Attributes:
         left: What is left of the budget. Callers subtract what they bring, before they bring it.
-        joined: Records beyond one of each call.
+        pieces: Calls that brought several records.
+        more: Records beyond one of each call.
         metadata: Its calls have none.
     """
 
@@ -76,8 +84,9 @@ class Run:
         "append",
         "handle",
         "ingestion_time_ms",
-        "joined",
         "left",
+        "more",
+        "pieces",
         "until",
     )
 
@@ -86,7 +95,6 @@ class Run:
     def __init__(
         self,
         first: Item,
-        records: int,
         ingestion_time_ms: int,
         handle: WriteHandle | None,
         budget: int,
@@ -98,8 +106,9 @@ class Run:
         self.append = self._items.append
         self.handle = handle
         self.ingestion_time_ms = ingestion_time_ms
-        self.joined = records - 1
-        self.left = budget - held_at_opening(first, records)
+        self.pieces = 1 if type(first) is tuple else 0
+        self.more = records_in(first) - 1
+        self.left = budget - held_at_opening(first)
         self.until = until
 
     @property
@@ -109,8 +118,8 @@ class Run:
 
     @property
     def count(self) -> int:
-        """Records in it. Two threads at once may count one call too few; see :meth:`records`."""
-        return self.calls + self.joined
+        """Records in it."""
+        return self.calls + self.more
 
     @property
     def held(self) -> int:
@@ -119,8 +128,9 @@ class Run:
 
     @property
     def size(self) -> int:
-        """Bytes of its records in a block."""
-        return self.held - RUN_HELD - (RECORD_HELD - _PREFIX) * self.count
+        """Bytes of its records in a block, at most: of what came late, it counts them, too."""
+        single = self.calls - self.pieces
+        return self.held - RUN_HELD - PIECE_HELD * self.pieces - (RECORD_HELD - _PREFIX) * single
 
     def close(self) -> None:
         """What is in it by now counts, and nothing that comes later. With the lock held."""
@@ -141,33 +151,30 @@ class Run:
                 return False
         return True
 
-    def records(self) -> list[bytes]:
-        """All records that count, in order; once it is closed."""
-        items = self._items[: self.calls]
-        if not self.joined:
-            return items  # type: ignore[return-value]
-        flat: list[bytes] = []
-        for item in items:
-            if type(item) is tuple:
-                flat += item
-            else:
-                flat.append(item)  # type: ignore[arg-type]
-        return flat
+    def items(self) -> list[Item]:
+        """All that count, in order; once it is closed."""
+        return self._items if len(self._items) == self.calls else self._items[: self.calls]
+
+
+def records_in(item: Item) -> int:
+    """How many records the call brings."""
+    return item[1] if type(item) is tuple else 1
 
 
 def block_bytes(item: Item) -> int:
     """Bytes of the call's records in a block."""
-    if type(item) is bytes:
-        return _PREFIX + len(item)
-    return _PREFIX * len(item) + sum(map(len, item))  # type: ignore[arg-type]
+    if type(item) is tuple:
+        return len(item[0])
+    return _PREFIX + len(item)
 
 
-def held_at_opening(item: Item, records: int) -> int:
+def held_at_opening(item: Item) -> int:
     """Bytes of the producer's budget that a run takes which is opened for this call."""
-    return RUN_HELD + block_bytes(item) + (RECORD_HELD - _PREFIX) * records
+    beside = PIECE_HELD if type(item) is tuple else RECORD_HELD - _PREFIX
+    return RUN_HELD + block_bytes(item) + beside
 
 
-CLOSED = Run(b"", 1, 0, None, 0, float("-inf"))
+CLOSED = Run(b"", 0, None, 0, float("-inf"))
 """Takes nothing: callers come to the lock. Its time is over, and it has no bytes left."""
 
 

@@ -11,10 +11,10 @@ import pytest
 from opendata_buffer.commit.durability import Completion, DurabilityWatcher, WriteHandle
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, InvalidInput
-from opendata_buffer.formats.batch import Compression, decode_batch
+from opendata_buffer.formats.batch import Compression, decode_batch, encode_block
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.producer.producer import Producer
-from opendata_buffer.producer.run import CLOSED, RECORD_HELD, RUN_HELD, Run
+from opendata_buffer.producer.run import CLOSED, PIECE_HELD, RECORD_HELD, RUN_HELD, Item, Run
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores import NotModified
 from opendata_buffer.stores.memory import MemoryStore
@@ -33,8 +33,8 @@ class Still(SystemRuntime):
 HANDLE = WriteHandle(DurabilityWatcher(Completion(ManualRuntime())), 1_700)
 
 
-def run(first: bytes | tuple[bytes, ...] = b"first", records: int = 1, budget: int = 1_000) -> Run:
-    return Run(first, records, 1_700, HANDLE, budget, 5.0)
+def run(first: Item = b"first", budget: int = 1_000) -> Run:
+    return Run(first, 1_700, HANDLE, budget, 5.0)
 
 
 def producer_of(store: MemoryStore, **settings: Any) -> Producer:
@@ -56,14 +56,26 @@ def batches(store: MemoryStore) -> list[list[bytes]]:
 
 
 def test_a_run_counts_records_calls_and_bytes() -> None:
-    opened = run((b"a", b"bc"), records=2)
+    piece = (encode_block([b"a", b"bc"]), 2)
+    opened = run(piece)
     opened.left -= 3 + RECORD_HELD
     opened.append(b"def")
-    assert (opened.calls, opened.count) == (2, 3)
-    assert opened.held == RUN_HELD + 3 * RECORD_HELD + 6
+    assert (opened.calls, opened.pieces, opened.count) == (2, 1, 3)
+    assert opened.held == RUN_HELD + PIECE_HELD + len(piece[0]) + RECORD_HELD + 3
     assert opened.size == 3 * 4 + 6
     opened.close()
-    assert opened.records() == [b"a", b"bc", b"def"]
+    assert opened.items() == [piece, b"def"]
+
+
+def test_a_run_that_opens_with_a_record_counts_what_comes_behind() -> None:
+    opened = run()
+    piece = (encode_block([b"x", b"", b"z"]), 3)
+    opened.left -= len(piece[0]) + PIECE_HELD
+    opened.more += 2
+    opened.pieces += 1
+    opened.append(piece)
+    assert (opened.calls, opened.pieces, opened.count) == (2, 1, 4)
+    assert opened.size == 4 * 4 + len(b"first" + b"x" + b"z")
 
 
 def test_what_comes_after_the_closing_is_handed_back_once() -> None:
@@ -74,7 +86,7 @@ def test_what_comes_after_the_closing_is_handed_back_once() -> None:
     opened.append(late)
     assert opened.took_in(late) is False
     assert opened.took_in(b"in") is True
-    assert opened.records() == [b"first", b"in"]
+    assert opened.items() == [b"first", b"in"]
 
 
 def test_of_one_object_that_came_twice_the_late_one_comes_again() -> None:
@@ -85,7 +97,7 @@ def test_of_one_object_that_came_twice_the_late_one_comes_again() -> None:
     opened.append(twice)
     # Two callers ask, in any order; one of them is told to bring it again.
     assert [opened.took_in(twice), opened.took_in(twice)] == [False, True]
-    assert opened.records() == [b"first", b"twice"]
+    assert opened.items() == [b"first", b"twice"]
 
 
 def test_asking_closes_a_run_whose_closing_was_interrupted() -> None:
@@ -93,7 +105,7 @@ def test_asking_closes_a_run_whose_closing_was_interrupted() -> None:
     opened.append(b"in")
     assert opened.took_in(b"in")
     opened.append(b"late")
-    assert opened.records() == [b"first", b"in"]
+    assert opened.items() == [b"first", b"in"]
 
 
 def test_the_closed_run_takes_nothing() -> None:
