@@ -25,15 +25,17 @@ AROUND = 14
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _BAR = 12
+_COLUMNS = ("backlog", "", "oldest", "in", "out", "next", "consumer", "undecided")
 
 
-def frame(view: View, height: int | None) -> RenderableType:
+def frame(view: View, height: int | None, width: int) -> RenderableType:
     """What to print.
 
     Args:
         view: What is known.
         height: Lines of the terminal: of more partitions than fit the fullest are shown. None
             shows all.
+        width: Its columns: in a narrow one bars and consumers are shortened, and numbers are not.
     """
     parts: list[RenderableType] = []
     if view.failure is not None:
@@ -41,7 +43,7 @@ def frame(view: View, height: int | None) -> RenderableType:
     overview = view.overview
     if overview is not None:
         rows = None if height is None else max(3, height - AROUND)
-        parts += [_head(view, overview), Text(), _queues(view, overview.queues, rows)]
+        parts += [_head(view, overview), Text(), _queues(view, overview.queues, rows, width)]
         parts += [Text(), *_writers(view, overview.queues), *_aside(overview.queues)]
     return Group(*parts)
 
@@ -74,36 +76,61 @@ def _head(view: View, overview: Overview) -> Text:
     return text
 
 
-def _queues(view: View, queues: Sequence[QueueLook], most: int | None) -> Table:
+def _queues(view: View, queues: Sequence[QueueLook], most: int | None, width: int) -> Table:
     shown = list(queues)
     if most is not None and len(shown) > most:
         fullest = sorted(shown, key=lambda each: -each.backlog)[:most]
         shown = [each for each in shown if each in fullest]
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("partition" if len(queues) > 1 else "queue", style="cyan", no_wrap=True)
-    for name in ("backlog", "", "oldest", "in", "out", "next", "consumer", "undecided"):
-        left = name in ("", "consumer")
-        table.add_column(name, justify="left" if left else "right", no_wrap=True)
     largest = max((each.backlog for each in queues), default=0)
+    rows = []
     for each in shown:
         flow = view.flows.get(each.name, Flow())
         length = round(each.backlog / largest * _BAR) if largest else 0
-        table.add_row(
-            Text(each.name + (" (drains)" if each.state != "active" else "")),
-            f"{each.backlog:,}",
-            Text("█" * length, "cyan"),
-            format_age(each.oldest_age_seconds),
-            _rate(flow.arriving),
-            _rate(flow.leaving),
-            f"{each.next_sequence:,}",
-            _consumer(each, flow),
-            f"{each.undecided:,}" if each.undecided else "-",
+        rows.append(
+            [
+                Text(each.name + (" (drains)" if each.state != "active" else "")),
+                Text(f"{each.backlog:,}"),
+                Text("█" * length, "cyan"),
+                Text(format_age(each.oldest_age_seconds)),
+                Text(_rate(flow.arriving)),
+                Text(_rate(flow.leaving)),
+                Text(f"{each.next_sequence:,}"),
+                _consumer(each, flow),
+                Text(f"{each.undecided:,}" if each.undecided else "-"),
+            ]
         )
+    names = ["partition" if len(queues) > 1 else "queue", *_COLUMNS]
+    _shorten(rows, names, width)
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in names:
+        left = name in (names[0], "", "consumer")
+        table.add_column(
+            name,
+            justify="left" if left else "right",
+            no_wrap=True,
+            style="cyan" if name == names[0] else "",
+        )
+    for row in rows:
+        table.add_row(*row)
     if len(shown) < len(queues):
         rest = [each for each in queues if each not in shown]
         wait = sum(each.backlog for each in rest)
         table.add_row(Text(f"and {len(rest):,} more", "dim"), Text(f"{wait:,}", "dim"))
     return table
+
+
+def _shorten(rows: Sequence[Sequence[Text]], names: Sequence[str], width: int) -> None:
+    """Let bars and consumers have what the other columns leave of the width."""
+    widest = {
+        name: max([len(name), *(each.cell_len for each in column)])
+        for name, column in zip(names, zip(*rows, strict=True), strict=True)
+    }
+    spare = width - 2 * (len(names) - 1) - sum(widest.values())
+    for name, least in (("", 1), ("consumer", len("consumer"))):
+        at, room = names.index(name), max(least, widest[name] + min(0, spare))
+        spare += widest[name] - room
+        for row in rows:
+            row[at].truncate(room, overflow="ellipsis" if name else "crop")
 
 
 def _consumer(queue: QueueLook, flow: Flow) -> Text:

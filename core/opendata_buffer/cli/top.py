@@ -54,14 +54,16 @@ def top(runtime: Any, /, once: bool, interval_ms: int, as_json: bool, **queue: A
         try:
             with Live(console=console, screen=True, auto_refresh=False) as live:
                 while True:
-                    live.update(frame(watch.view(), console.height), refresh=True)
+                    live.update(frame(watch.view(), console.height, console.width), refresh=True)
                     runtime.sleep(FRAME_S)
         finally:
             watch.end()
     while True:
         runtime.sleep(interval_ms / 1000)
         watch.step(raises=once)
-        click.echo(_line(watch)) if as_json else console.print(frame(watch.view(), None))
+        click.echo(_line(watch)) if as_json else console.print(
+            frame(watch.view(), None, console.width)
+        )
         if once:
             return
 

@@ -26,11 +26,11 @@ def view_of(*queues: QueueLook, topic: str = "", failure: str | None = None, **m
     )
 
 
-def shown(view: View, height: int | None = None, color: bool = False) -> str:
+def shown(view: View, height: int | None = None, color: bool = False, width: int = 170) -> str:
     text = io.StringIO()
     system = "standard" if color else None
-    console = Console(file=text, width=170, force_terminal=color, color_system=system)  # type: ignore[arg-type]
-    console.print(frame(view, height))
+    console = Console(file=text, width=width, force_terminal=color, color_system=system)  # type: ignore[arg-type]
+    console.print(frame(view, height, width))
     return text.getvalue()
 
 
@@ -54,6 +54,21 @@ def test_a_queue_shows_backlog_age_rates_consumer_and_writers() -> None:
     assert "12,345 batches wait, the oldest 1 min 33 s old   in 1,234.5/s   out 0.0/s   ▁▅█" in said
     assert "epoch 4, Spark on worker-7 (4711), acknowledged 1 min 3 s ago" in said
     assert "producers 2: app orders (12,345 wait), process AAAAAA (4.0 s ago)" in said
+
+
+def test_a_narrow_terminal_shows_names_and_numbers_whole() -> None:
+    holder = Holder(4, "a-host-with-a-long-name", 4711, "opendata-buffer consume", "", 0)
+    queues = [
+        look(f"p-{n:05}-04pn", 12_345, next_sequence=1_000, undecided=7, epoch=4, holder=holder)
+        for n in range(3)
+    ]
+    lines = shown(view_of(*queues, topic="id"), width=80).splitlines()
+    rows = lines[4:7]
+    for n, row in enumerate(rows):
+        assert row.split()[:2] == [f"p-{n:05}-04pn", "12,345"]
+        assert row.split()[-1] == "7"
+        assert "epoch 4" in row
+        assert len(row) <= 80
 
 
 def test_a_consumer_that_takes_nothing_for_long_is_coloured_and_an_idle_one_is_not() -> None:
