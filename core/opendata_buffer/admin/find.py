@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
-from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, QueueConfig
+from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptData, InvalidInput
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.nesting import TOPIC_KEY, exists
 from opendata_buffer.queue.owner import MARKER_NAME, Marker, read_marker
 from opendata_buffer.queue.queue import Queue
+from opendata_buffer.queue.words import words_of
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Get, List, Store
 from opendata_buffer.together import together
@@ -61,12 +62,7 @@ class Found:
         """How a command names it."""
         if self.kind == "topic" or self.data_path_prefix is None:
             return [self.store]
-        found = [self.store]
-        if self.data_path_prefix != DEFAULT_DATA_PATH_PREFIX:
-            found += ["--data-path-prefix", self.data_path_prefix]
-        if self.manifest_path not in (None, f"{self.data_path_prefix}/{_MANIFEST}"):
-            found += ["--manifest-path", str(self.manifest_path)]
-        return found
+        return words_of(self.store, self.data_path_prefix, self.manifest_path)
 
     def as_json(self) -> dict[str, Any]:
         """All fields, by name."""

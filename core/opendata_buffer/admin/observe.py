@@ -5,6 +5,7 @@ from __future__ import annotations
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.queue.owner import check_owner
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Store
@@ -45,7 +46,7 @@ class Observer:
 
         Raises:
             InvalidInput: There is none; nothing is created.
-            QueueReset: It vanished or went backwards since the last look.
+            QueueReset: It vanished or went backwards since the last look, or there was one once.
             CorruptManifest: It is no v1 manifest.
             TransientStorageError, PermanentStorageError: The store did not answer.
         """
@@ -53,6 +54,9 @@ class Observer:
         if manifest is None and is_topic(self.store):
             raise InvalidInput(is_a_topic(self.store.url, self.config.data_path_prefix))
         if manifest is None:
+            claim = check_owner(self.store, self.config, runtime=self.runtime)
+            if claim is not None:
+                claim.check(None)  # there is no new queue to be made: its manifest was lost
             raise InvalidInput(
                 f"there is no queue: no manifest {self.config.manifest_path!r} in "
                 f"{self.store.url}. Produce into it first, or name the right queue with "

@@ -44,6 +44,7 @@ from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
 from opendata_buffer.queue.cas import CasStore, Done, Raced, Register
 from opendata_buffer.queue.nesting import refuse_nesting
 from opendata_buffer.queue.verdict import StoreVerdict
+from opendata_buffer.queue.words import shell_words
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores import Blob, List
 
@@ -196,8 +197,9 @@ class Claim:
             )
         raise QueueReset(
             f"{what}. Batches that wait to be read may be named by nothing now. Stop producers, "
-            f"consumers and collectors. Then 'opendata-buffer manifest rebuild {url}' enqueues "
-            "them again. To start over without them, use --recreate (in Python recreate=True)."
+            "consumers and collectors. Then 'opendata-buffer manifest rebuild "
+            f"{shell_words(url, self._config)}' enqueues them again. To start over "
+            "without them, use --recreate (in Python recreate=True)."
         )
 
     def note(self, manifest: Manifest, *, now: bool = False, acked_location: str = "") -> None:

@@ -43,6 +43,7 @@ from opendata_buffer.queue.cas import (
     Untraceable,
 )
 from opendata_buffer.queue.owner import Claim
+from opendata_buffer.queue.words import shell_words
 from opendata_buffer.runtime import Runtime
 
 __all__ = ["Queue"]
@@ -393,8 +394,9 @@ class Queue:
     def _mend(self) -> str:
         return (
             "Stop producers, consumers and collectors. Restore the latest version (bucket "
-            f"versioning), or let 'opendata-buffer manifest rebuild {self._store.url}' enqueue "
-            "the batches again that are still there."
+            "versioning), or let 'opendata-buffer manifest rebuild "
+            f"{shell_words(self._store.url, self._config)}' enqueue the batches again that are "
+            "still there."
         )
 
     def _check_resume(self, before: Manifest, last_acked: int, allow_data_loss: bool) -> None:

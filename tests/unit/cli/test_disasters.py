@@ -42,8 +42,12 @@ def three_of_which_one_is_read(url: str) -> str:
 def test_a_lost_manifest(url: str, store: MemoryStore) -> None:
     position = three_of_which_one_is_read(url)
     store.delete_many(["ingest/manifest"])
-    for command in (("consume", url), ("produce", url), ("gc", url, "--grace-period-ms", "0")):
-        fails(*command)
+    for command in (
+        ("status", url), ("owner", url), ("consume", url), ("consume", url, "--no-ack"),
+        ("produce", url), ("gc", url, "--grace-period-ms", "0"), ("seek", url, "--to", "latest"),
+        ("skip", url, "0"),
+    ):  # fmt: skip
+        assert "'opendata-buffer manifest rebuild memory://" in fails(*command), command
     assert len(store.list("ingest/0").objects) == 3
     result = run("fsck", url)
     assert result.exit_code == 1
