@@ -85,7 +85,7 @@ def _together(
 
     def write(data: bytes) -> None:
         try:
-            ready.wait(60)
+            ready.wait(300)
             outcomes.append((store.put_if(key, data, condition), data))
         except BaseException as error:  # told by the test's own thread
             errors.append(error)

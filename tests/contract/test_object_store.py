@@ -480,7 +480,7 @@ def test_one_of_several_writers_wins_however_often_threads_are_switched(store: S
             outcomes: list[tuple[PutOutcome, bytes]] = []
 
             def write(data: bytes, expected: str, together: threading.Barrier) -> None:
-                together.wait(30)
+                together.wait(300)
                 outcomes.append((store.put_if("m", data, IfVersion(expected)), data))  # noqa: B023
 
             threads = [

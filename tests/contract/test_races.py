@@ -28,7 +28,7 @@ class ChecksThenWrites(MemoryStore):
     def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
         if not isinstance(condition, self._on):
             return super().put_if(key, data, condition)
-        self._checked.wait(30)  # all have seen the same object by now
+        self._checked.wait(300)  # all have seen the same object by now
         with self._writing:
             self.delete_many([key])
             return super().put_if(key, data, Absent())
