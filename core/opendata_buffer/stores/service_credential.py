@@ -18,6 +18,14 @@ from opendata_buffer.redaction import redacted
 __all__ = ["service_credential"]
 
 
+_IDENTITIES = {
+    "s3": "an instance profile",
+    "az": "a service principal by AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET",
+    "gs": "a Google service account",
+}
+"""What it may have of its own, by cloud."""
+
+
 def service_credential(name: str, *, scheme: str, has: str) -> Any:
     """What a service credential gives: for AWS a botocore session, else a credential object.
 
@@ -57,7 +65,7 @@ def service_credential(name: str, *, scheme: str, has: str) -> Any:
     raise PermanentStorageError(
         f"service_credential {name!r} gives no credentials here ({'; '.join(failed)}). Check the "
         "name, and that whoever runs this has ACCESS on it in Unity Catalog. Where Databricks "
-        "gives none to the process that plans a query, give the compute an instance profile"
+        f"gives none to the process that plans a query, give the compute {_IDENTITIES[scheme]}"
     )
 
 

@@ -89,6 +89,7 @@ def test_what_refuses_is_named_with_what_to_check(monkeypatch: pytest.MonkeyPatc
     text = str(raised.value)
     assert "databricks.service_credentials: PermissionError" in text
     assert "ACCESS" in text
+    assert "AZURE_CLIENT_ID" in text, "what this cloud has instead"
     assert "secret" not in text
 
 
