@@ -99,7 +99,8 @@ def sink(store: str, batch: int, over: threading.Event) -> None:
 
 
 def work(store: str, name: str, over: threading.Event) -> None:
-    config = WorkerConfig(store=store, broker="host", claim_timeout_ms=2_000, max_deliveries=0)
+    # Long enough for a worker that has no processor for some seconds: its claims are its own.
+    config = WorkerConfig(store=store, broker="host", claim_timeout_ms=8_000, max_deliveries=0)
     # A worker over S3 would listen on all interfaces; these are all on one machine.
     network = WebSocketNetwork(SystemRuntime())
     with Worker(config, network=network) as worker:

@@ -32,8 +32,9 @@ CLIENTS = MAX_CLIENTS if NIGHT else 300
 ODD = 20
 """Connections of each kind that does not behave."""
 
-AT_ONCE = 200
-"""That do something at the same time: all of them share this process's event loop."""
+AT_ONCE = 200 if NIGHT else 40
+"""That do something at the same time: all of them share this process's event loop, and have to
+shake hands within :data:`HANDSHAKE_S`."""
 
 MOST_BYTES_EACH = 96 * 1024
 """Of the broker's memory for one connection: buffers of kernel and TLS are not in it."""

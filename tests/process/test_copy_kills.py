@@ -21,7 +21,7 @@ from opendata_buffer.stores.local import LocalStore
 
 BATCHES = 900
 KILLS = 3
-PATIENCE_S = 60
+PATIENCE_S = 120
 
 
 def written(url: str) -> list[bytes]:
@@ -49,10 +49,8 @@ def entries_of(url: str) -> Manifest:
     return Manifest.parse(got.data)
 
 
-def test_killed_again_and_again_it_copies_each_batch_once(tmp_path: Path) -> None:
-    source, target = str(tmp_path / "from"), str(tmp_path / "to")
-    values = written(source)
-    command = [sys.executable, "-m", "opendata_buffer", "copy", source, target]
+def killed_in_the_middle(command: list[str], target: str) -> int:
+    """How often a copy was killed before its end."""
     in_the_middle = 0
     for _ in range(KILLS):
         before = entries_of(target).entry_count
@@ -63,7 +61,20 @@ def test_killed_again_and_again_it_copies_each_batch_once(tmp_path: Path) -> Non
             time.sleep(0.002)
         process.kill()
         in_the_middle += process.wait() == -signal.SIGKILL
-    assert in_the_middle
+    return in_the_middle
+
+
+def test_killed_again_and_again_it_copies_each_batch_once(tmp_path: Path) -> None:
+    source = str(tmp_path / "from")
+    values = written(source)
+    # A test that has no processor for a while may find the copy complete: then another one.
+    for attempt in range(5):
+        target = str(tmp_path / f"to{attempt}")
+        command = [sys.executable, "-m", "opendata_buffer", "copy", source, target]
+        if killed_in_the_middle(command, target):
+            break
+    else:
+        raise AssertionError("each copy was complete before it was killed")
     assert entries_of(target).entry_count
     done = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, check=True)
     store = open_store(target)

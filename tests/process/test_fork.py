@@ -12,8 +12,9 @@ import pytest
 from opendata_buffer import Consumer, ConsumerConfig
 
 PARENT = """
-import os, sys, warnings
+import logging, os, sys, warnings
 warnings.simplefilter("ignore", DeprecationWarning)
+logging.disable(logging.WARNING)  # of a broker that a busy machine makes late
 from opendata_buffer import Closed, Producer, ProducerConfig
 
 config = ProducerConfig(store=sys.argv[1], flush_interval_ms=60_000, broker=sys.argv[2])
@@ -69,10 +70,14 @@ while (found := Lease(open_store(config.store), config, SystemRuntime()).read())
     time.sleep(0.01)
 producer.produce([b"first"])
 producer.flush(30)
+read, write = os.pipe()
 child = os.fork()
 if child == 0:
+    # Its hooks have run: the sockets are given up.
+    os.write(write, b"!")
     sys.stdin.read()
     os._exit(0)
+os.read(read, 1)
 print(found.address, flush=True)
 os.kill(os.getpid(), 9)
 """

@@ -22,7 +22,8 @@ from tests.unit.cli import shell
 pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
-TRANSACTIONS = 120
+MOST_BETWEEN = 20
+"""Transactions that are waited for before the next kill."""
 RECORDS_EACH = 5
 DEADLINE_S = 120
 KILLS = max(4, int(os.environ.get("OPENDATA_BUFFER_KILLS", "16")) // 2)
@@ -70,7 +71,8 @@ class Worker:
 
     def _finish(self) -> int:
         code = self._process.wait(DEADLINE_S)
-        self._reader.join(30)
+        self._reader.join(DEADLINE_S)
+        assert not self._reader.is_alive()
         assert self._process.stderr is not None
         self.errors = self._process.stderr.read()
         return code
@@ -83,54 +85,59 @@ class Worker:
 def test_kill9_of_producers_and_consumer_loses_and_repeats_nothing(
     tmp_path: Path, seed: int
 ) -> None:
-    kill_and_count(str(tmp_path / "store"), tmp_path, seed, TRANSACTIONS, KILLS)
+    kill_and_count(str(tmp_path / "store"), tmp_path, seed, KILLS)
 
 
 def test_kill9_loses_and_repeats_nothing_on_a_real_s3_server(
     tmp_path: Path, real_server: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", real_server("versitygw"))
-    size = 1 if KILLS < 50 else 3
-    kill_and_count(f"s3://bucket/{tmp_path.name}", tmp_path, 3, 40 * size, 6 * size)
+    kills = 6 if KILLS < 50 else 18
+    kill_and_count(f"s3://bucket/{tmp_path.name}", tmp_path, 3, kills)
 
 
-def kill_and_count(store: str, home: Path, seed: int, transactions: int, most_kills: int) -> None:
-    """Two producers and a consumer are killed at any time; each record is in the end once."""
+def kill_and_count(store: str, home: Path, seed: int, kills: int) -> None:
+    """Two producers and a consumer are killed at any time; each record is in the end once.
+
+    Nobody ends before the last kill, however long this process has no processor.
+    """
     rng = random.Random(seed)
     database = str(home / "sink.db")
-    end = str(transactions)
-    apps = {app: Worker("worker_produce.py", store, app, "0", end) for app in ("a", "b")}
-    wanted = len(apps) * transactions * RECORDS_EACH
-    consumer = Worker("worker_consume.py", store, database, str(wanted))
-    # A part of the transactions between two kills, so that the last kill comes before the end.
-    most = transactions * len(apps) // most_kills
-    kills = {"producer": 0, "consumer": 0}
-    for _ in range(most_kills):
-        app = rng.choice([name for name, worker in apps.items() if not worker.ended()] or ["a"])
+    endless = str(10**6)
+    apps = {app: Worker("worker_produce.py", store, app, "0", endless) for app in ("a", "b")}
+    consumer = Worker("worker_consume.py", store, database, endless)
+    ends: dict[str, int] = {}
+
+    def kill_producer(app: str, more: int | None = None) -> None:
+        """And start it again, for so many transactions more."""
         worker = apps[app]
-        worker.await_printed(rng.randint(0, most))
-        if not worker.ended():
-            worker.kill()
-            kills["producer"] += 1
-            # What was not printed may be in the queue all the same: produce it again.
-            first = worker.printed[-1] + 1 if worker.printed else 0
-            worker.restart("worker_produce.py", store, app, str(first), end)
-        if rng.random() < 0.5 and not consumer.ended():
+        worker.kill()
+        # What was not printed may be in the queue all the same: produce it again.
+        first = worker.printed[-1] + 1 if worker.printed else 0
+        ends[app] = int(endless) if more is None else first + more
+        worker.restart("worker_produce.py", store, app, str(first), str(ends[app]))
+
+    for _ in range(kills):
+        app = rng.choice(list(apps))
+        apps[app].await_printed(rng.randint(0, MOST_BETWEEN))
+        kill_producer(app)
+        if rng.random() < 0.5:
             consumer.await_printed(rng.randint(0, 2))
-            if not consumer.ended():
-                consumer.kill()
-                kills["consumer"] += 1
-                consumer.restart("worker_consume.py", store, database, str(wanted))
+            consumer.kill()
+            consumer.restart("worker_consume.py", store, database, endless)
+    for app in apps:
+        kill_producer(app, MOST_BETWEEN)
+    consumer.kill()
+    wanted = sum(ends.values()) * RECORDS_EACH
+    consumer.restart("worker_consume.py", store, database, str(wanted))
     for worker in apps.values():
         worker.wait()
     consumer.wait()
-    assert kills["producer"] >= 3, kills
-    assert kills["consumer"] >= 1, kills
 
     rows = sqlite3.connect(database).execute("select record from records order by rowid").fetchall()
     records = [record for (record,) in rows]
-    for app in apps:
-        expected = [f"{app} {n} {k}" for n in range(transactions) for k in range(RECORDS_EACH)]
+    for app, end in ends.items():
+        expected = [f"{app} {n} {k}" for n in range(end) for k in range(RECORDS_EACH)]
         assert [record for record in records if record.startswith(app)] == expected
     assert len(records) == wanted
 
