@@ -1,4 +1,4 @@
-"""All that needs Spark, in one session."""
+"""All that needs Spark, in one session; ``spark/once`` and the like are parts of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -20,11 +20,21 @@ from benchmarks.typed_source import typed_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 
+PARTS: dict[str, Callable[[SparkSession, Path], Iterable[Row]]] = {
+    "source": source_rows,
+    "typed": typed_rows,
+    "once": once_rows,
+    "drain": lambda spark, home: [drain_row(spark, home)],
+    "sink": lambda spark, home: sink_rows(spark),
+}
+
 
 def session(home: Path) -> SparkSession:
     """Two cores on any machine, and Spark's defaults otherwise."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    # What pip installed is compiled; where this is set, each process would compile our sources.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     # Workers import the yardsticks from here.
     paths = [str(ROOT), str(ROOT / "core"), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
@@ -41,16 +51,14 @@ def session(home: Path) -> SparkSession:
     )
 
 
-def run() -> Iterator[Row]:
-    """All lines of this suite, in the order of the report."""
+def run(part: str = "") -> Iterator[Row]:
+    """All lines of this suite, in the order of the report; or those of one part."""
     home = Path(tempfile.mkdtemp(prefix="buffer-bench-"))
     spark = session(home)
     try:
-        yield from source_rows(spark, home)
-        yield from typed_rows(spark, home)
-        yield from once_rows(spark, home)
-        yield drain_row(spark, home)
-        yield from sink_rows(spark)
+        for name, rows in PARTS.items():
+            if part in ("", name):
+                yield from rows(spark, home)
     finally:
         spark.stop()
         shutil.rmtree(home, ignore_errors=True)

@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.ceiling import Ceiling
 from benchmarks.queries import started
 from benchmarks.queues import Queued, fill, records_of
-from benchmarks.spark_source import Ceiling
 from benchmarks.table import Row
 from opendata_buffer.stores.factory import open_store
 

@@ -2,6 +2,9 @@
 
 Both write the same micro-batches in turns, in one session; what counts is the time Spark takes
 to run a micro-batch's tasks and the sink's commit (``addBatch``).
+
+Columns become JSON in the task's Python process (``valueFormat=json``) or before, in the JVM, by
+``to_json``: the two also take turns, into the same sink.
 """
 
 from __future__ import annotations
@@ -32,6 +35,18 @@ WARM_UP = 1  # rounds that do not count: the JVM compiles what both of them run
 ROUNDS = 5
 BATCHES = 3  # of each query; the first one of a run starts workers and does not count
 
+JSON_ROWS = 400_000
+JSON_COLUMNS = (
+    "1700000000000 + value * 7 AS ts",
+    "concat('user-', lpad(CAST(value * 7919 % 100000 AS STRING), 5, '0')) AS user",
+    "element_at(array('click', 'view', 'purchase', 'error'), CAST(value % 4 AS INT) + 1) AS kind",
+    "concat('/products/', value * 31 % 10000, '/details') AS url",
+    "concat_ws('.', value % 256, value * 3 % 256, value * 5 % 256, value * 7 % 256) AS ip",
+    "'Mozilla/5.0 (X11; Linux x86_64)' AS agent",
+    "sha1(CAST(value AS STRING)) AS session",
+)
+"""Events such as ``benchmarks.codec.logs`` makes."""
+
 
 class NullWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -55,6 +70,7 @@ def sink_rows(spark: SparkSession) -> Iterator[Row]:
     """One row for each size of records."""
     spark.dataSource.register(NullSink)
     yield from (_measure(spark, size) for size in (100, 1000))
+    yield _json(spark)
 
 
 def _measure(spark: SparkSession, size: int) -> Row:
@@ -81,6 +97,34 @@ def _measure(spark: SparkSession, size: int) -> Row:
         ">= 80 %",
         ratio >= 0.8,
         f"{rows / ours_s / 1e3:,.0f} k rows/s of {rows / base_s / 1e3:,.0f} k rows/s",
+    )
+
+
+def _json(spark: SparkSession) -> Row:
+    columns = (
+        spark.readStream.format("rate-micro-batch")
+        .option("rowsPerBatch", JSON_ROWS)
+        .option("numPartitions", 2)
+        .load()
+        .selectExpr(*JSON_COLUMNS)
+    )
+    text = columns.selectExpr("to_json(struct(*)) AS value")
+    json: list[float] = []
+    base: list[float] = []
+    order = random.Random(7)
+    ours: tuple[DataFrame, dict[str, str], list[float]] = (columns, {"valueFormat": "json"}, json)
+    turns = [ours, (text, {}, base)]
+    for _ in range(WARM_UP + ROUNDS):
+        for frame, options, seconds in order.sample(turns, 2):
+            seconds.append(seconds_of(frame, "opendata-buffer", options=options))
+    json_s, base_s = (statistics.median(each[WARM_UP:]) for each in (json, base))
+    ratio, speed, base_speed = base_s / json_s, JSON_ROWS / json_s / 1e3, JSON_ROWS / base_s / 1e3
+    return Row(
+        "streaming sink, 7 columns as JSON by valueFormat=json / by to_json(struct(*)) AS value",
+        f"{ratio:.2f} x",
+        ">= 1 x",
+        ratio >= 1,
+        f"{speed:,.0f} k rows/s against {base_speed:,.0f} k rows/s",
     )
 
 

@@ -12,7 +12,6 @@ bookkeeping to both.
 
 from __future__ import annotations
 
-import functools
 import os
 import random
 import shutil
@@ -20,30 +19,22 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-
+from benchmarks.ceiling import TASKS, Ceiling
 from benchmarks.codec import logs
 from benchmarks.queries import started
 from benchmarks.queues import Queued, fill, records_of
 from benchmarks.table import Row
-from buffer_source.rows import RowBuilder
-from opendata_buffer.consumer.descriptors import Records
-from opendata_buffer.formats.arrow import decode_arrow
-from opendata_buffer.formats.batch import Compression, encode_batch
-from opendata_buffer.formats.manifest import Metadata
+from opendata_buffer.formats.batch import Compression
 from opendata_buffer.stores.factory import open_store
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
 
 __all__ = ["micro_batch_seconds", "source_rows"]
 
 MIB = 1024 * 1024
-TASKS = 2
 WARM_UP = 2  # rounds that do not count
 ROUNDS = 7
 MICRO_BATCHES = 4  # of each query; the first does not count
@@ -66,61 +57,6 @@ class Load:
     records: list[bytes]
     compression: Compression
     bar: float
-
-
-@functools.cache
-def prebuilt(schema: StructType, size: int, rows: int) -> pa.RecordBatch:
-    """The first piece that our source would make of such records; built once in a worker."""
-    values = decode_arrow(encode_batch(records_of(size, rows)))
-    metadata = (Metadata(0, 1_700_000_000_000, b"bench"),)
-    batch = Records(rows, iter([values]), 0, "ingest/any.batch", metadata)
-    return next(RowBuilder(schema).pieces(batch))
-
-
-class Ceiling(DataSource):
-    """So many micro-batches of ``rows`` rows of ``size`` bytes."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "ceiling"
-
-    def schema(self) -> StructType:
-        from buffer_source.rows import default_schema
-
-        return default_schema()
-
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        size, rows, batches = (int(self.options[name]) for name in ("size", "rows", "batches"))
-        return CeilingReader(schema, size, rows, batches)
-
-
-class CeilingReader(DataSourceStreamReader):
-    def __init__(self, schema: StructType, size: int, rows: int, batches: int) -> None:
-        self._schema = schema
-        self._size = size
-        self._rows = rows
-        self._batches = batches
-
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        return {"batch": 0}
-
-    def latestOffset(self, start: dict[str, Any], limit: object) -> dict[str, Any]:  # noqa: N802
-        return {"batch": min(self._batches, start["batch"] + 1)}
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        tasks = min(TASKS, self._rows)
-        return [InputPartition(self._rows // tasks) for _ in range(tasks)]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        left = partition.value
-        if left <= 0:
-            return
-        batch = prebuilt(self._schema, self._size, min(left, 1_100_000 // self._size))
-        while left >= batch.num_rows:
-            yield batch
-            left -= batch.num_rows
-        if left:
-            yield batch.slice(0, left)
 
 
 def source_rows(spark: SparkSession, home: Path) -> Iterator[Row]:

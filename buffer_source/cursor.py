@@ -29,7 +29,7 @@ from opendata_buffer.errors import (
     QueueReset,
     TransientStorageError,
 )
-from opendata_buffer.queue.owner import check_owner, claim_for_use, marker_key
+from opendata_buffer.queue.owner import Claim, check_owner, claim_for_use, marker_key
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Store
@@ -135,6 +135,10 @@ class Cursor:
                     store=store,
                     runtime=runtime,
                     allow_data_loss=not options.fail_on_data_loss,
+                    # With the claim that was just made: a second one would ask the store twice.
+                    queue=Queue(
+                        store, options.consumer, runtime=runtime, role="consumer", claim=claim
+                    ),
                     program=PROGRAM,
                 )
             except Drained:
@@ -142,7 +146,8 @@ class Cursor:
                 # finds out whether that was all read.
                 return observe(last_acked)
 
-        found: str = patient(_identity, store, options, runtime)
+        claim: Claim | None = patient(_claimed, store, options, runtime)
+        found = "" if claim is None else claim.queue_id
         floor = 0 if start is None else floor_of(start, options)
         last = floor - 1 if floor > 0 else None
         try:
@@ -370,17 +375,15 @@ def _check_exists(store: Store, options: SourceOptions, runtime: Runtime) -> Non
         )
 
 
-def _identity(store: Store, options: SourceOptions, runtime: Runtime) -> str:
-    """The queue's id, empty when it has none; who is to acknowledge makes sure that it has one."""
+def _claimed(store: Store, options: SourceOptions, runtime: Runtime) -> Claim | None:
+    """The queue's claim; who is to acknowledge makes sure that there is one."""
     config = options.consumer
     if options.acknowledge:
-        return claim_for_use(store, config, runtime=runtime).queue_id
+        return claim_for_use(store, config, runtime=runtime)
     claim = check_owner(store, config, runtime=runtime)
-    if claim is None:
-        return ""
-    if options.fail_on_data_loss:
+    if claim is not None and options.fail_on_data_loss:
         claim.check(Queue(store, config, runtime=runtime, role="reader").read())
-    return claim.queue_id
+    return claim
 
 
 def _check_identity(store: Store, options: SourceOptions, expected: str, found: str) -> None:

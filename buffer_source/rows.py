@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PIECE_BYTES", "RowBuilder", "arrow_schema", "check_schema", "default_schema"]
 
-PIECE_BYTES = 1024 * 1024
+PIECE_BYTES = 2 * 1024 * 1024
 """Bytes of values (and of metadata) in one record batch, unless a single row has more."""
 
 PIECE_ROWS = 256 * 1024

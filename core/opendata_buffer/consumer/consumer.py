@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import weakref
 from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 from opendata_buffer import metrics
 from opendata_buffer.closing import ClosedAtEnd
@@ -23,7 +24,6 @@ from opendata_buffer.consumer.frontier import Frontier
 from opendata_buffer.consumer.position import Position
 from opendata_buffer.errors import Closed, DataLoss, InvalidInput, OpenDataBufferError, QueueReset
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.queue.cas import LAST_LOOK_S
 from opendata_buffer.queue.holder import note_holder
 from opendata_buffer.queue.owner import claim_for_use, marker_key
@@ -31,6 +31,9 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores import Store
 from opendata_buffer.stores.factory import open_store
+
+if TYPE_CHECKING:
+    from opendata_buffer.gc import GarbageCollector
 
 __all__ = ["Consumer"]
 
@@ -126,6 +129,8 @@ class Consumer(ClosedAtEnd):
 
         self._gc: GarbageCollector | None = None
         if config.gc.enabled:
+            from opendata_buffer.gc import GarbageCollector
+
             self._gc = GarbageCollector(opened, config, runtime=self._runtime, epoch=self._epoch)
             self._gc.start()
             # failure F9: a consumer that is dropped without close() must not leave a collector

@@ -19,7 +19,6 @@ from opendata_buffer.stores.clients import (
     GCS_ENVIRONMENT,
     environment_of,
 )
-from opendata_buffer.stores.memory import MemoryStore
 
 __all__ = ["open_store"]
 
@@ -114,6 +113,8 @@ def _open(url: str, options: StoreOptions) -> Store:
     if scheme == "memory":
         if path:
             raise InvalidInput(f"store {url!r} has a path: use memory://name")
+        from opendata_buffer.stores.memory import MemoryStore
+
         return MemoryStore.named(host)
     # boto3 takes 100 ms to import, the others as much: only who uses a cloud pays for it.
     if scheme == "gs":

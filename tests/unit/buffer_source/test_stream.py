@@ -914,6 +914,22 @@ def test_transient_errors_do_not_end_the_query(world: World, method: str) -> Non
     assert report["retries"] >= (6 if method == "list" else 0)
 
 
+def test_a_run_claims_its_queue_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.produce(1)
+    world.run().latest(None)
+    read: list[str] = []
+    get = world.store.get
+
+    def counted(key: str, **how: Any) -> Any:
+        read.append(key)
+        return get(key, **how)
+
+    monkeypatch.setattr(world.store, "get", counted)
+    world.run().latest(None)
+    # For the claim, and to note the epoch that this run took.
+    assert read.count("ingest/_owner.json") == 2
+
+
 def test_an_acknowledgement_that_fails_is_made_up_for(world: World) -> None:
     world.produce(1)
     driver = world.run()
