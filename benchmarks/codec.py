@@ -101,7 +101,7 @@ def zstd_rows(rng: random.Random) -> list[Row]:
     records = logs(rng)
     array = pa.array(records, pa.binary())
     block = bytes(encode_arrow_block(array)[0])
-    data = encode_batch(records, Compression.ZSTD)
+    data = encode_batch(records, Compression.ZSTD, 3)
     assert decode_arrow(data).equals(array)
     frame = data[:-FOOTER_SIZE]
     sizes = f"{len(block) / MIB:.0f} MiB as {len(data) / MIB:.1f} MiB"
@@ -157,10 +157,10 @@ def speed_rows(rng: random.Random) -> list[Row]:
 
         def encode(compression: Compression = compression) -> bytes:
             made, count = encode_arrow_block(array)
-            return seal_block(made, count, compression)
+            return seal_block(made, count, compression, 3)
 
         def encode_list(compression: Compression = compression) -> bytes:
-            return encode_batch(records, compression)
+            return encode_batch(records, compression, 3)
 
         def decode(data: bytes = data) -> pa.Array:
             return decode_arrow(data)

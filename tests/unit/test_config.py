@@ -26,7 +26,7 @@ def test_defaults_are_the_rfcs() -> None:
     assert producer.flush_size_bytes == 64 * 1024 * 1024
     assert producer.max_buffered_inputs is None
     assert producer.compression is Compression.NONE
-    assert producer.zstd_level == 3
+    assert producer.zstd_level == 1
     consumer = ConsumerConfig(store="/data")
     assert consumer.manifest_path == "ingest/manifest"
     assert consumer.ack_interval == 100

@@ -104,7 +104,7 @@ def seal_block(
     block: BytesLike | Sequence[BytesLike],
     record_count: int,
     compression: Compression,
-    level: int = 3,
+    level: int = 1,
 ) -> bytes:
     """Compress a record block and add the footer.
 
@@ -113,7 +113,7 @@ def seal_block(
             in the one copy that is made anyway.
         record_count: Records in it.
         compression: ``NONE`` or ``ZSTD``.
-        level: Zstandard level, 1 to 22; OpenData RFC 0001 uses 3.
+        level: Zstandard level, 1 to 22; readers take any. OpenData RFC 0001 uses 3.
 
     Raises:
         InvalidInput: The count does not fit a u32 or cannot be the block's.
@@ -134,7 +134,7 @@ def seal_block(
 
 
 def encode_batch(
-    records: Iterable[BytesLike], compression: Compression = Compression.NONE, level: int = 3
+    records: Iterable[BytesLike], compression: Compression = Compression.NONE, level: int = 1
 ) -> bytes:
     """A whole batch object from its records, in order.
 

@@ -235,7 +235,16 @@ class Producer(ClosedAtEnd):
         Raises:
             OpenDataBufferError: As :meth:`produce`.
         """
-        call = self.prepare(entries, metadata, transaction=transaction, message=message)
+        return await self.accept_async(
+            self.prepare(entries, metadata, transaction=transaction, message=message)
+        )
+
+    async def accept_async(self, call: Call) -> WriteHandle:
+        """As :meth:`accept`; while the buffer is full it waits without blocking the event loop.
+
+        Raises:
+            Closed, FlushFailed: As :meth:`produce`.
+        """
         while True:
             room, wake = wakeable()
             completion = self._pipeline.backlog.accept_now(call, wake)

@@ -53,6 +53,13 @@ class CurrentTopic:
                 self._look()  # the process has no thread left
         return self._known
 
+    @property
+    @locked
+    def is_outdated(self) -> bool:
+        """Whether the next :meth:`get` waits for a look."""
+        age_s = self._runtime.monotonic() - self._known_at
+        return not self._looking and age_s >= OUTDATED * self._max_age_s
+
     @locked
     def _ask(self) -> tuple[float, bool]:
         """How old the answer is, and whether the caller is the one who sees to a new one."""

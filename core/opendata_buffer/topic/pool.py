@@ -57,6 +57,19 @@ class ProducerPool:
         finally:
             self._give_back(names)
 
+    def has(self, names: Sequence[str]) -> bool:
+        """Whether all of these are open: :meth:`using` them waits for nothing."""
+        return len(self._find(names)) == len(set(names))
+
+    def open_all(self, names: Sequence[str]) -> None:
+        """Open those that are not.
+
+        Raises:
+            Closed, OpenDataBufferError: As :meth:`using`.
+        """
+        with self.using(names):
+            pass
+
     def keep(self, active: Sequence[str]) -> None:
         """Close, in the background, the producers of partitions that are written no more."""
         for name, producer in self._take_leaving(active):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -79,6 +80,42 @@ class TopicProducer(ClosedAtEnd):
         # Any start, so that processes that begin together do not all begin at one partition.
         self._turn = int(self._runtime.random() * (1 << 20))
 
+    def send(
+        self,
+        record: bytes | bytearray | memoryview,
+        *,
+        key: bytes | str | None = None,
+        partitioner: Mapping | None = None,
+        partition: str | None = None,
+    ) -> WriteHandle:
+        """Accept one record without metadata: the way to produce records one by one.
+
+        ::
+
+            for customer, record in orders:
+                handle = producer.send(record, key=customer)
+
+        Args:
+            record: Bytes. Another bytes-like object is copied and may be reused at once.
+            key: Records of one key go to one partition, in the order in which they are sent.
+                Without one they go to the partitions in turn.
+            partitioner: As for :meth:`produce`.
+            partition: Its name or its number, whatever the key.
+
+        Returns:
+            The handle of the one partition that it went to, durable as
+            :meth:`.Producer.send`'s.
+
+        Raises:
+            OpenDataBufferError, KeyboardInterrupt: As :meth:`produce`.
+        """
+        active = self._current.get().active
+        self._pool.keep(active)
+        keys = None if key is None else [key]
+        (name,) = self._parted([record], keys, partitioner, partition, active)
+        with self._pool.using([name]) as producers:
+            return producers[name].send(record)
+
     def produce(
         self,
         entries: Entries,
@@ -124,6 +161,45 @@ class TopicProducer(ClosedAtEnd):
             metadata=metadata,
         )
 
+    async def produce_async(
+        self,
+        entries: Entries,
+        *,
+        keys: Keys | None = None,
+        partitioner: Mapping | None = None,
+        partition: str | None = None,
+        metadata: bytes = b"",
+    ) -> TopicHandle:
+        """As :meth:`produce`; while a partition's buffer is full, or a partition is written for
+        the first time, it waits without blocking the event loop.
+
+        ::
+
+            handle = await producer.produce_async(payloads, keys=customers)  # accepted
+            await handle                                                     # durable
+
+        Calls that wait at the same time are accepted in any order: await one before the next
+        where order matters. Of one that is cancelled while it waits, some partitions may have
+        accepted their part.
+
+        Raises:
+            OpenDataBufferError: As :meth:`produce`.
+        """
+        if self._current.is_outdated:
+            await asyncio.to_thread(self._current.get)
+        active = self._current.get().active
+        self._pool.keep(active)
+        parts = self._parted(entries, keys, partitioner, partition, active)
+        names = list(parts)
+        if not self._pool.has(names):
+            await asyncio.to_thread(self._pool.open_all, names)
+        with self._pool.using(names) as producers:
+            calls = {name: producers[name].prepare(part, metadata) for name, part in parts.items()}
+            handles = {}
+            for name, call in calls.items():
+                handles[name] = await producers[name].accept_async(call)
+        return self._joined(handles)
+
     def produce_by(
         self,
         accept: Callable[[str, Producer, Call], WriteHandle],
@@ -151,6 +227,9 @@ class TopicProducer(ClosedAtEnd):
             # First all checks, then all parts: what is wrong is refused as a whole.
             calls = {name: producers[name].prepare(part, metadata) for name, part in parts.items()}
             handles = {name: accept(name, producers[name], call) for name, call in calls.items()}
+        return self._joined(handles)
+
+    def _joined(self, handles: dict[str, WriteHandle]) -> TopicHandle:
         times = [each.ingestion_time_ms for each in handles.values()]
         return TopicHandle(TopicWatcher(handles, self._runtime), min(times, default=0))
 

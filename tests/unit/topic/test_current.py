@@ -73,8 +73,11 @@ def test_after_a_long_silence_the_caller_waits_for_a_look() -> None:
     topic = topic_in(store, 2)
     known = current(store, runtime)
     topic.expand(5)
+    assert not known.is_outdated
     runtime.advance(3_600)
+    assert known.is_outdated
     assert len(known.get().names) == 5
+    assert not known.is_outdated
 
 
 def test_a_store_that_is_down_leaves_what_is_known(caplog: pytest.LogCaptureFixture) -> None:

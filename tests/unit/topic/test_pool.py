@@ -141,6 +141,18 @@ def test_losses_of_several_partitions_are_added_up(pool: ProducerPool, factory: 
         pool.flush(1)
 
 
+def test_what_is_opened_ahead_is_there_when_it_is_used(
+    pool: ProducerPool, factory: Factory
+) -> None:
+    assert pool.has([])
+    assert not pool.has(["a", "b"])
+    pool.open_all(["a", "b"])
+    assert pool.has(["a", "b", "a"])
+    with pool.using(["b"]) as found:
+        assert found == {"b": factory.of("b")}
+    assert len(factory.made) == 2
+
+
 def test_a_closed_pool_opens_nothing(pool: ProducerPool, factory: Factory) -> None:
     with pool.using(["a"]):
         pass

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from opendata_buffer import mapping
+from opendata_buffer.commit.durability import Durable
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, Drained, FlushFailed, InvalidInput
 from opendata_buffer.formats.manifest import Manifest
@@ -207,3 +210,90 @@ def test_every_partition_is_a_queue_of_v1() -> None:
     got = store.get("p-00000-04pn/manifest")
     manifest = Manifest.parse(got.data)  # type: ignore[union-attr]
     assert manifest.entries()[0].location.startswith("p-00000-04pn/")
+
+
+def test_records_that_are_sent_one_by_one_are_where_their_keys_are_mapped_to() -> None:
+    store = MemoryStore()
+    names = topic_in(store, 4).description.names
+    with opened(store) as producer:
+        handles = [
+            producer.send(bytearray(entry), key=key)
+            for entry, key in zip(ENTRIES, KEYS, strict=True)
+        ]
+        places = [handle.watcher.await_durable(WAIT_S) for handle in handles]
+    wanted: dict[str, list[bytes]] = {name: [] for name in names}
+    for entry, index, where in zip(ENTRIES, mapping.modulo(KEYS, names), places, strict=True):
+        wanted[names[index]].append(entry)
+        assert where.location.startswith(f"{names[index]}/")
+    assert {name: records(store, name) for name in names} == wanted
+
+
+def test_a_record_without_a_key_goes_to_the_next_partition_or_to_the_one_that_is_named() -> None:
+    store = MemoryStore()
+    names = topic_in(store, 3).description.names
+    with opened(store) as producer:
+        for number in range(6):
+            producer.send(b"%d" % number)
+        producer.send(b"named", partition="2", key=b"any")
+        with pytest.raises(InvalidInput, match="partition is 'p-00009-04v2'"):
+            producer.send(b"nowhere", partition="p-00009-04v2")
+        with pytest.raises(InvalidInput):
+            producer.send("text", key=b"k")  # type: ignore[arg-type]
+    found = [records(store, name) for name in names]
+    assert [len(each) for each in found] == [2, 2, 3]
+    assert found[2][-1] == b"named"
+    with pytest.raises(Closed):
+        producer.send(b"late")
+
+
+class Gate(MemoryStore):
+    """Stores batches only while it is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = threading.Event()
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        if key.endswith(".batch"):
+            assert self.open.wait(WAIT_S)
+        super().put(key, data)
+
+
+def test_in_asyncio_a_call_waits_for_room_in_its_partitions_and_the_loop_goes_on() -> None:
+    store = Gate()
+    names = topic_in(store, 2).description.names
+    keys = [b"a", b"b"]
+    assert list(mapping.modulo(keys, names)) == [0, 1]
+
+    async def run() -> dict[str, Durable]:
+        # Each partition has 100 bytes of room: the first call takes all of it.
+        full = await producer.produce_async([b"a" * 90, b"b" * 90], keys=keys)
+        assert set(full.watcher.parts) == set(names)
+        waiting = asyncio.create_task(producer.produce_async([b"c", b"d"], keys=keys))
+        for _ in range(20):
+            await asyncio.sleep(0)  # the loop turns
+        assert not waiting.done()
+        store.open.set()
+        return await (await waiting)
+
+    settings = producing(max_buffered_bytes=200, flush_size_bytes=1)
+    with TopicProducer(settings, store=store, refresh_s=1_000) as producer:
+        places = asyncio.run(asyncio.wait_for(run(), WAIT_S))
+    assert set(places) == set(names)
+    assert records(store, names[0]) == [b"a" * 90, b"c"]
+    assert records(store, names[1]) == [b"b" * 90, b"d"]
+
+
+def test_in_asyncio_what_is_wrong_is_refused_as_a_whole() -> None:
+    store = MemoryStore()
+    topic_in(store, 2)
+
+    async def run() -> None:
+        with pytest.raises(InvalidInput, match="keys"):
+            await producer.produce_async([b"a"], keys=[])
+        assert await (await producer.produce_async([])) == {}
+
+    with opened(store) as producer:
+        asyncio.run(run())
+    with pytest.raises(Closed):
+        asyncio.run(producer.produce_async([b"late"]))
