@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from opendata_buffer.admin.observe import Observer
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Store
 from opendata_buffer.together import together
@@ -56,10 +55,8 @@ def read_backlog(
     """
 
     def read(config: QueueConfig) -> Manifest:
-        if not topic:
-            return Observer(store, config, runtime).manifest()
-        found = Queue(store, config, runtime=runtime, role="observer").read()
-        return Manifest.empty() if found is None else found
+        observer = Observer(store, config, runtime)
+        return observer.find() or Manifest.empty() if topic else observer.manifest()
 
     manifests = together(runtime, read, configs)
     oldest = [each.entries(limit=1)[0].time_ms for each in manifests if each.entry_count]

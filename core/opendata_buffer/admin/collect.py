@@ -5,7 +5,6 @@ from __future__ import annotations
 from opendata_buffer.admin.observe import Observer
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.gc import GarbageCollector, GcReport
-from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Store
 from opendata_buffer.topic.topic import Topic
@@ -48,7 +47,7 @@ def collect(
     report, done = GcReport(), list[str]()
     for name in (*description.names, *description.left):
         own = topic.config_of(name, config)
-        if Queue(store, own, runtime=runtime, role="observer").read() is None:
+        if Observer(store, own, runtime).find() is None:
             # Nobody has written to it. (One that leaves gets a manifest when it is sealed.)
             continue
         found = GarbageCollector(store, own, runtime=runtime).run_once(dry_run=dry_run)

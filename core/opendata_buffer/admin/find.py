@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
+from opendata_buffer.admin.observe import Observer
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.errors import CorruptData, InvalidInput
+from opendata_buffer.errors import CorruptData, InvalidInput, QueueReset
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.nesting import TOPIC_KEY, exists
 from opendata_buffer.queue.owner import MARKER_NAME, Marker, read_marker
@@ -171,9 +172,8 @@ def _topic(store: Store, folder: str, config: QueueConfig, runtime: Runtime) -> 
         for name in names:
             prefix = f"{folder}/{name}".lstrip("/")
             own = replace(config, data_path_prefix=prefix, manifest_path="")
-            manifest = Queue(store, own, runtime=runtime, role="observer").read()
-            waits.append(Manifest.empty() if manifest is None else manifest)
-    except CorruptData as error:
+            waits.append(Observer(store, own, runtime).find() or Manifest.empty())
+    except (CorruptData, QueueReset) as error:
         return Found(kind="topic", store=url, error=str(error))
     ages = [age for each in waits if (age := _age(each, runtime)) is not None]
     return Found(

@@ -40,6 +40,7 @@ class Observer:
         self.config = config
         self.runtime = runtime
         self._queue = Queue(store, config, runtime=runtime, role="observer")
+        self._never_was = False
 
     def manifest(self) -> Manifest:
         """The manifest as it is now. An unchanged one is not transferred again.
@@ -54,9 +55,6 @@ class Observer:
         if manifest is None and is_topic(self.store):
             raise InvalidInput(is_a_topic(self.store.url, self.config.data_path_prefix))
         if manifest is None:
-            claim = check_owner(self.store, self.config, runtime=self.runtime)
-            if claim is not None:
-                claim.check(None)  # there is no new queue to be made: its manifest was lost
             raise InvalidInput(
                 f"there is no queue: no manifest {self.config.manifest_path!r} in "
                 f"{self.store.url}. Produce into it first, or name the right queue with "
@@ -65,5 +63,16 @@ class Observer:
         return manifest
 
     def find(self) -> Manifest | None:
-        """As :meth:`manifest`; None where there is none."""
-        return self._queue.read()
+        """As :meth:`manifest`; None where there is none and never was one.
+
+        Raises:
+            QueueReset: Also when there was one: the marker beside it knows.
+        """
+        manifest = self._queue.read()
+        if manifest is None and not self._never_was:
+            claim = check_owner(self.store, self.config, runtime=self.runtime)
+            if claim is not None:
+                claim.check(None)
+            # Once it was seen, the queue itself notices that it vanishes.
+            self._never_was = True
+        return manifest

@@ -18,7 +18,6 @@ from opendata_buffer.formats.keys import location_tag, parse_location
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.messages import parse_uuid
 from opendata_buffer.queue.holder import Holder, read_holder
-from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Store
 from opendata_buffer.together import together
@@ -137,7 +136,7 @@ class Overseer:
         self._topic: Topic | None = None
         self._observer: Observer | None = None
         # Each remembers its manifest: one that did not change is not transferred again.
-        self._queues: dict[str, Queue] = {}
+        self._observers: dict[str, Observer] = {}
         self._aside: dict[str, QueueLook] = {}
         self._aside_at: float | None = None
 
@@ -154,7 +153,7 @@ class Overseer:
             return self._look()
         except BaseException:
             self._topic = self._observer = None
-            self._queues.clear()
+            self._observers.clear()
             raise
 
     def _look(self) -> Overview:
@@ -186,14 +185,12 @@ class Overseer:
     def _partitions(self, topic: Topic, is_due: bool) -> list[QueueLook]:
         partitions = topic.read().partitions
         for each in partitions:  # here, not in many threads at once
-            if each.name not in self._queues:
+            if each.name not in self._observers:
                 own = topic.config_of(each.name, self._config)
-                self._queues[each.name] = Queue(
-                    self._store, own, runtime=self._runtime, role="observer"
-                )
+                self._observers[each.name] = Observer(self._store, own, self._runtime)
 
         def look_at(partition: Partition) -> QueueLook:
-            manifest = self._queues[partition.name].read() or Manifest.empty()
+            manifest = self._observers[partition.name].find() or Manifest.empty()
             state, now_ms = str(partition.state), self._runtime.now_ms()
             look = summarised(partition.name, state, manifest, now_ms)
             return self._with_aside(look, topic.config_of(partition.name, self._config), is_due)

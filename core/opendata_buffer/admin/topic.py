@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from opendata_buffer.admin.observe import Observer
 from opendata_buffer.admin.transactions import open_in
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.together import together
 from opendata_buffer.topic.description import Partition
@@ -71,6 +71,7 @@ def read_topic(topic: Topic, config: QueueConfig, runtime: Runtime) -> TopicStat
 
     Raises:
         InvalidInput: There is no topic.
+        QueueReset: A partition has lost its manifest.
         CorruptData: The description or a manifest cannot be read.
         TransientStorageError, PermanentStorageError: The store did not answer.
     """
@@ -78,7 +79,7 @@ def read_topic(topic: Topic, config: QueueConfig, runtime: Runtime) -> TopicStat
 
     def look(partition: Partition) -> PartitionStatus:
         own = topic.config_of(partition.name, config)
-        manifest = Queue(topic.store, own, runtime=runtime, role="observer").read()
+        manifest = Observer(topic.store, own, runtime).find()
         return _summarised(partition, manifest or Manifest.empty(), runtime.now_ms())
 
     found = together(runtime, look, description.partitions)

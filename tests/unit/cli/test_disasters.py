@@ -10,7 +10,7 @@ from opendata_buffer import Consumer, ConsumerConfig
 from opendata_buffer.errors import DataLoss, QueueReset
 from opendata_buffer.stores import Blob
 from opendata_buffer.stores.memory import MemoryStore
-from tests.unit.cli.shell import fails, fill, manifest_of, ok, records_of, run
+from tests.unit.cli.shell import fails, fill, manifest_of, ok, records_of, run, topic_of
 
 
 def everything_in(store: MemoryStore, prefix: str = "") -> dict[str, bytes]:
@@ -37,6 +37,28 @@ def three_of_which_one_is_read(url: str) -> str:
         assert batch is not None
         consumer.ack_through(batch.sequence)
         return str(consumer.position)
+
+
+def test_a_lost_manifest_of_a_partition_is_no_empty_partition(url: str, store: MemoryStore) -> None:
+    first, second = topic_of(url, 2)
+    assert json.loads(ok("status", url, "--json").stdout)["queue_length"] == 0  # never written
+    fill(url, [b"a"], data_path_prefix=first)
+    fill(url, [b"b"], [b"c"], data_path_prefix=second)
+    store.delete_many([f"{second}/manifest"])
+    for command in (
+        ("status", url), ("status", url, "--max-backlog", "9"), ("owner", url),
+        ("top", url, "--once"), ("seek", url, "--to", "latest", "--dry-run"),
+        ("consume", url), ("consume", url, "--no-ack"), ("gc", url),
+    ):  # fmt: skip
+        result = run(*command)
+        assert result.exit_code == 1, command
+        line = result.stderr.splitlines()[-1]
+        assert f"manifest '{second}/manifest' is gone" in line, command
+        assert f"manifest rebuild {url} --data-path-prefix {second}'" in line, command
+    assert f"manifest '{second}/manifest' is gone" in ok("list", url).stdout
+    assert f"{second}: problem: manifest" in run("fsck", url).stdout
+    ok("fsck", url, "--repair", "--yes")
+    assert sorted(ok("consume", url).stdout.split()) == ["a", "b", "c"]
 
 
 def test_a_lost_manifest(url: str, store: MemoryStore) -> None:
