@@ -53,6 +53,17 @@ def payload(records: list[Record]) -> bytes:
     return f"{records[0].producer}:{records[0].number}+{len(records)}".encode()
 
 
+def produce(world: World, producer: Producer, records: list[Record]) -> WriteHandle:
+    """One call, with metadata or by one of the ways that take no lock."""
+    entries = [record.encode() for record in records]
+    if world.chance(0.3):
+        return producer.produce(entries, metadata=payload(records))
+    world.model.produced_plain(records)
+    if len(entries) == 1 and world.chance(0.5):
+        return producer.send(entries[0])
+    return producer.produce(entries)
+
+
 class PlainProducer:
     """Produces numbers without an identity, and never one of them twice."""
 
@@ -74,10 +85,7 @@ class PlainProducer:
             records = [Record(self.name, self._next + n) for n in range(size)]
             # Before the call: an answer that is never learned counts as produced.
             self._next += size
-            handle = producer.produce(
-                [record.encode() for record in records], metadata=payload(records)
-            )
-            watch(self._world, handle, records)
+            watch(self._world, produce(self._world, producer, records), records)
             if self._world.chance(0.1):
                 self._flush(producer.flush)
             if self._world.chance(0.7):

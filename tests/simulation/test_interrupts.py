@@ -6,7 +6,7 @@ from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, FlushFailed
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.testing.model import Record
-from tests.simulation.actors import FAILURES, payload, run_readers, watch
+from tests.simulation.actors import FAILURES, produce, run_readers, watch
 from tests.simulation.scenario import simulate
 from tests.simulation.world import Node, World
 
@@ -67,7 +67,7 @@ class Impatient:
         size = 1 + self._world.draw(3)
         records = [Record("program", self._next + n) for n in range(size)]
         self._next += size
-        handle = producer.produce([each.encode() for each in records], metadata=payload(records))
+        handle = produce(self._world, producer, records)
         watch(self._world, handle, records, expected=(Closed,))
         try:
             if self._world.chance(0.2):

@@ -182,6 +182,17 @@ def test_ranges_that_are_not_those_of_the_calls(
         model.check_batch(0, A, entries, metadata)
 
 
+def test_a_range_without_metadata_holds_what_was_produced_without(model: DeliveryModel) -> None:
+    append(model, A)
+    model.produced_plain([ONE, TWO])
+    entries = [b"p:0", b"p:1", b"p:2"]
+    assert model.check_batch(
+        0, A, entries, (Metadata(0, 1, b""), Metadata(1, 2, b""), Metadata(2, 2, b"p:2+1"))
+    )
+    with pytest.raises(Broken, match="holds"):
+        model.check_batch(0, A, entries, (Metadata(0, 1, b""),))
+
+
 def test_batch_read_at_another_sequence(model: DeliveryModel) -> None:
     append(model, A)
     with pytest.raises(Broken, match="queued elsewhere"):
