@@ -121,13 +121,20 @@ def running() -> Iterator[str]:
                     process.wait()
 
 
-def fill(address: str, topic: str, partitions: int, values: Sequence[bytes], copies: int) -> None:
+def fill(
+    address: str,
+    topic: str,
+    partitions: int,
+    values: Sequence[bytes],
+    copies: int,
+    settings: dict[str, str] | None = None,
+) -> None:
     """A new topic with these values, so many times, in turn over its partitions."""
     kafka = client()
     from confluent_kafka.admin import AdminClient
 
     admin = AdminClient({"bootstrap.servers": address})
-    made = admin.create_topics([kafka.admin.NewTopic(topic, partitions, 1)])
+    made = admin.create_topics([kafka.admin.NewTopic(topic, partitions, 1, config=settings or {})])
     for each in made.values():
         each.result(30)
     producer = kafka.Producer(

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks.kafka import client, fill, running, why_not
+from benchmarks.latency import latency_rows
 from benchmarks.queues import Queued, records_of
 from benchmarks.queues import fill as fill_queue
 from benchmarks.table import Row
@@ -222,4 +223,5 @@ def run() -> Iterator[Row]:
     with running() as address:
         yield from producer_rows(address)
         yield from consumer_rows(address)
+        yield from latency_rows(address)
         yield from spark_rows(address)

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.codec import logs
 from benchmarks.kafka import CONNECTOR, fill, jars
+from benchmarks.latency import spark_latency_rows
 from benchmarks.peers import PARTITIONS, Turns
 from benchmarks.queries import started
 from benchmarks.queues import fill as fill_queue
@@ -153,6 +154,7 @@ def spark_rows(address: str) -> Iterator[Row]:
             yield from _bytes_rows(spark, address, home / f"bytes-{size}", size, times)
         yield from _json_rows(spark, address, home / "json")
         yield from _sink_rows(spark, address)
+        yield from spark_latency_rows(spark, address)
     finally:
         spark.stop()
         del os.environ["PYSPARK_SUBMIT_ARGS"]
