@@ -1,10 +1,11 @@
-"""The declarative pipeline of ``examples/pipelines``, run as its header says, twice."""
+"""The declarative pipeline of ``examples``, run as the header of its specification says, twice."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,9 @@ from opendata_buffer import Consumer, ConsumerConfig
 from tests.spark.jvm import java_options, starting
 from tests.spark.queues import produce
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "pipelines"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLE = EXAMPLES / "pipelines"
+SPEC = "pipelines/spark-pipeline.yml"
 
 
 def run(home: Path) -> None:
@@ -38,7 +41,7 @@ spark.driver.extraJavaOptions {java_options()}
     )
     with starting():
         done = subprocess.run(
-            [str(spark_home / "bin" / "spark-pipelines"), "run", "--spec", "spark-pipeline.yml"],
+            [str(spark_home / "bin" / "spark-pipelines"), "run", "--spec", SPEC],
             capture_output=True,
             text=True,
             timeout=300,
@@ -70,10 +73,9 @@ def test_a_streaming_table_of_a_queue_and_a_sink_into_one_have_each_order_once(
     ):
         assert written in spec
         spec = spec.replace(written, here)
-    (tmp_path / "spark-pipeline.yml").write_text(spec)
-    (tmp_path / "transformations").mkdir()
-    program = (EXAMPLE / "transformations" / "orders.py").read_text()
-    (tmp_path / "transformations" / "orders.py").write_text(program)
+    shutil.copytree(EXAMPLES / "databricks" / "src", tmp_path / "databricks" / "src")
+    (tmp_path / "pipelines").mkdir()
+    (tmp_path / SPEC).write_text(spec)
 
     produce(str(tmp_path / "orders"), [orders(0, 7), orders(7, 12)])
     run(tmp_path)

@@ -1,5 +1,7 @@
 """A pipeline: orders from a queue into a streaming table, and the large ones into another queue.
 
+On Databricks resources/orders.pipeline.yml runs it, elsewhere ../../pipelines/spark-pipeline.yml.
+
 A queue has one consumer, so one flow reads it, and the others read the table. Both ends remember
 how far they are in the pipeline's storage: a run that was killed goes on, and no order is twice in
 the table or in the second queue.
@@ -12,12 +14,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 spark = SparkSession.active()
 
-CREDENTIAL = {"serviceCredential": str(spark.conf.get("orders.service_credential"))}
+# Set on Databricks only.
+CREDENTIAL = spark.conf.get("orders.service_credential", "")
+OPTIONS = {"serviceCredential": CREDENTIAL} if CREDENTIAL else {}
 
 dp.create_sink(
     "large_orders",
     "opendata-buffer",
-    {"path": str(spark.conf.get("orders.large")), "txnAppId": "large-orders", **CREDENTIAL},
+    {"path": str(spark.conf.get("orders.large")), "txnAppId": "large-orders", **OPTIONS},
 )
 
 
@@ -27,7 +31,7 @@ def orders() -> DataFrame:
     stream = (
         spark.readStream.format("opendata-buffer")
         .schema("value STRING, sequence BIGINT, index INT, ingestion_time TIMESTAMP")
-        .options(createIfMissing="true", **CREDENTIAL)
+        .options(createIfMissing="true", **OPTIONS)
         .load(str(spark.conf.get("orders.queue")))
     )
     return stream.selectExpr(
