@@ -190,7 +190,7 @@ class Cluster:
             ],
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=900,
             cwd=self.here,
             env={**self._environment, **{k: filled(v) for k, v in recipe.environment.items()}},
         )
@@ -209,7 +209,7 @@ class Cluster:
         running.callback(process.terminate)
 
     def _await(self, name: str, words: str, times: int = 1) -> None:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 300
         while (text := (self.here / f"{name}.log").read_text()).count(words) < times:
             assert time.monotonic() < until, text[-2000:]
             time.sleep(0.1)  # another process starts
