@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.factory import open_store
 from tests.spark.queues import Query, consume, manifest, numbered, produce, queued
+from tests.unit.cli import shell
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -243,17 +245,31 @@ def test_min_partitions(spark: SparkSession, store: str, checkpoint: str) -> Non
     assert tasks[0] == 3
 
 
-def test_a_second_query_fences_the_first(
+def test_a_second_query_fences_the_first_and_owner_names_who_reads(
     query: Query, spark: SparkSession, store: str, tmp_path: Path
 ) -> None:
+    def owner() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(shell.ok("owner", store, "--json").stdout)
+        return found
+
     produce(store, numbered(0, 1))
     with query.running() as first:
         first.processAllAvailable()
+        eventually(lambda: owner()["query"] == str(first.id))  # a task notes it in the background
+        before = owner()
+        assert (before["known"], before["epoch"], before["program"]) == (True, 1, "Spark")
+        assert before["host"] == os.uname().nodename
+        os.kill(before["process"], 0)  # it runs
         other = Query(spark, store, str(tmp_path / "other"))
         with other.running() as second:
             second.processAllAvailable()
             with pytest.raises(StreamingQueryException, match=r"fenced by epoch 2.*queue twice"):
                 first.awaitTermination(60)
+            eventually(lambda: owner()["query"] == str(second.id))
+            after = owner()
+            assert (after["known"], after["epoch"]) == (True, 2)
+            assert after["process"] != before["process"]
+            assert after["since_ms"] >= before["since_ms"]
             produce(store, numbered(1, 2))
             second.processAllAvailable()
     assert other.sink.values == [0, 1]
