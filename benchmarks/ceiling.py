@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-__all__ = ["TASKS", "Ceiling"]
+__all__ = ["TASKS", "Ceiling", "CeilingReader"]
 
 TASKS = 2
 
@@ -71,12 +71,16 @@ class CeilingReader(DataSourceStreamReader):
         tasks = min(TASKS, self._rows)
         return [InputPartition(self._rows // tasks) for _ in range(tasks)]
 
+    def piece(self, rows: int) -> pa.RecordBatch:
+        """What is handed over again and again; at most so many rows."""
+        return prebuilt(self._schema, self._size, rows)
+
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         left = partition.value
         if left <= 0:
             return
         # A little more than a piece of ours, so that the first piece made of it is a full one.
-        batch = prebuilt(self._schema, self._size, min(left, 2_200_000 // self._size))
+        batch = self.piece(min(left, 2_200_000 // self._size))
         while left >= batch.num_rows:
             yield batch
             left -= batch.num_rows

@@ -1,12 +1,15 @@
 """JSON records into typed columns: here, by ``from_json`` over bytes, and by Spark from files.
 
 The three read the same 263-byte log events into the same columns, as many rows in a micro-batch,
-into the same sink. They take turns, one query each, in a random order, after rounds that do not
-count; of each query the micro-batches after the first count, by ``addBatch``.
+into the same sink. So does a fourth, which hands over one prebuilt record batch of these columns
+again and again: what it takes is Spark's, and the limit of every decoder in Python. They take
+turns, one query each, in a random order, after rounds that do not count; of each query the
+micro-batches after the first count, by ``addBatch``.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import shutil
@@ -17,16 +20,26 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sf
 
+from benchmarks.ceiling import Ceiling, CeilingReader
 from benchmarks.codec import logs
 from benchmarks.queries import started
 from benchmarks.queues import fill
 from benchmarks.spark_source import micro_batch_seconds
 from benchmarks.table import Row
+from buffer_source.rows import RowBuilder
+from opendata_buffer.consumer.descriptors import Records
+from opendata_buffer.formats.arrow import decode_arrow
+from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.stores.factory import open_store
+from opendata_buffer.values.options import ValueOptions
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.datasource import DataSourceStreamReader
     from pyspark.sql.streaming import DataStreamReader
+    from pyspark.sql.types import StructType
 
 __all__ = ["typed_rows"]
 
@@ -38,6 +51,32 @@ ROUNDS = 5
 MICRO_BATCHES = 4  # of each query; the first does not count
 OBJECTS = 16  # of a micro-batch
 OBJECT_BYTES = 8 * MIB
+
+
+@functools.cache
+def prebuilt(schema: StructType, rows: int) -> pa.RecordBatch:
+    """The first piece that our source would make of such records; built once in a worker."""
+    records = logs(random.Random(7))[:rows]
+    values = decode_arrow(encode_batch(records))
+    batch = Records(rows, iter([values]), 0, "ingest/any.batch", (Metadata(0, 0, b""),))
+    return next(RowBuilder(schema, ValueOptions()).pieces(batch))
+
+
+class TypedCeiling(Ceiling):
+    """As the ceiling of the bytes source, with the columns of this module."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "typed-ceiling"
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        size, rows, batches = (int(self.options[name]) for name in ("size", "rows", "batches"))
+        return TypedCeilingReader(schema, size, rows, batches)
+
+
+class TypedCeilingReader(CeilingReader):
+    def piece(self, rows: int) -> pa.RecordBatch:
+        return prebuilt(self._schema, rows)
 
 
 def typed_rows(spark: SparkSession, home: Path) -> Iterator[Row]:
@@ -65,7 +104,15 @@ def typed_rows(spark: SparkSession, home: Path) -> Iterator[Row]:
         source = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", OBJECTS)
         return source.json(str(files))
 
-    turns = {"queue": queue, "from_json": from_json, "files": json_files}
+    spark.dataSource.register(TypedCeiling)
+    rows = len(records) * OBJECTS
+
+    def ceiling() -> DataFrame:
+        source = spark.readStream.format("typed-ceiling").schema(SCHEMA)
+        options = {"size": len(records[0]), "rows": rows, "batches": MICRO_BATCHES}
+        return source.options(**options).load()
+
+    turns = {"queue": queue, "from_json": from_json, "files": json_files, "ceiling": ceiling}
     seconds: dict[str, list[float]] = {name: [] for name in turns}
     order = random.Random(7)
     for turn in range(WARM_UP + ROUNDS):
@@ -80,7 +127,6 @@ def typed_rows(spark: SparkSession, home: Path) -> Iterator[Row]:
             if turn >= WARM_UP:
                 seconds[name].append(taken)
     shutil.rmtree(place)  # half a gigabyte
-    rows = len(records) * OBJECTS
     median = {name: statistics.median(each) for name, each in seconds.items()}
     speed = {name: f"{rows / each / 1e6:.2f}" for name, each in median.items()}
     for other, what, bar in (
@@ -95,6 +141,15 @@ def typed_rows(spark: SparkSession, home: Path) -> Iterator[Row]:
             ratio >= bar,
             f"{speed['queue']} M rows/s against {speed[other]}; {rows:,} rows in a micro-batch",
         )
+    share = median["ceiling"] / median["queue"]
+    yield Row(
+        "streaming source, 263-byte JSON records read into typed columns / the same columns "
+        "prebuilt, nothing read or decoded",
+        f"{share:.0%}",
+        detail=f"{speed['queue']} M rows/s of {speed['ceiling']}, which is "
+        f"{median['from_json'] / median['ceiling']:.2f} x from_json and "
+        f"{median['files'] / median['ceiling']:.2f} x files",
+    )
 
 
 def ours(spark: SparkSession, store: str, value_format: str) -> DataStreamReader:
