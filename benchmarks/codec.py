@@ -153,7 +153,7 @@ def speed_rows(rng: random.Random) -> list[Row]:
     array = pa.array(records, pa.binary())
     rows = []
     for compression in Compression:
-        data = encode_batch(records, compression)
+        data = encode_batch(records, compression, 3)
 
         def encode(compression: Compression = compression) -> bytes:
             made, count = encode_arrow_block(array)

@@ -6,9 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from buffer_sink import foreach_batch_writer
+from buffer_sink import foreach_batch_writer, hosting
+from opendata_buffer.broker.lease import Lease
+from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores.factory import open_store
 from tests.spark.written import queued, records
+from tests.unit.broker.local import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,6 +80,23 @@ def test_two_writes_in_one_function_have_an_id_each(
 
     run(spark, tmp_path, both, "a")
     assert records(queued(store)) == [b"a", b"aa"]
+
+
+def test_with_host_the_driver_is_the_broker_of_what_it_writes_to(
+    spark: SparkSession, store: str, tmp_path: Path
+) -> None:
+    lease = Lease(open_store(store), QueueConfig(store=store), SystemRuntime())
+    try:
+        run(spark, tmp_path, foreach_batch_writer(store, txn_app_id="job", broker="host"), "a")
+        eventually(lambda: (found := lease.read()) is not None and found.serves)
+        run(spark, tmp_path, foreach_batch_writer(store, txn_app_id="job", broker="host"), "b")
+    finally:
+        hosting._leave()
+    assert records(queued(store)) == [b"a", b"b"]
+    left = lease.read()
+    assert left is not None
+    # One term for both: the process is the broker, and not each query or micro-batch of it.
+    assert (left.serves, left.term) == (False, 1)
 
 
 def test_a_deleted_checkpoint_is_refused_under_the_same_app_id(

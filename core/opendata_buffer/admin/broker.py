@@ -37,6 +37,7 @@ class BrokerStatus:
         commits: Writes of the manifest that landed.
         appended: Entries appended by them.
         conflicts: Attempts that lost a race against somebody who does not use the broker.
+        floors: How often it paused for somebody who appends beside it, as Spark's sink does.
         serving_seconds: How long it has served.
     """
 
@@ -51,6 +52,7 @@ class BrokerStatus:
     commits: int | None = None
     appended: int | None = None
     conflicts: int | None = None
+    floors: int | None = None
     serving_seconds: float | None = None
 
     @property
@@ -123,6 +125,7 @@ def ask_broker(
         commits=_count(said, "commits"),
         appended=_count(said, "appended"),
         conflicts=_count(said, "conflicts"),
+        floors=_count(said, "floors"),
         serving_seconds=_number(said, "serving_s"),
     )
 

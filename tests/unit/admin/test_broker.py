@@ -34,6 +34,7 @@ def test_a_broker_that_lives_tells_its_counters() -> None:
     assert (found.alive, found.reason) == (True, "")
     assert (found.clients, found.commits, found.appended) == (2, 2, 4)
     assert (found.waiting, found.conflicts, found.group_size) == (0, 0, 2.0)
+    assert found.floors == 0
     assert found.commit_rate is not None
     assert found.commit_rate > 0
 

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from buffer_sink.committer import WriteCommitter
 from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
+from opendata_buffer.broker.announcement import Announcement, announcement_key
+from opendata_buffer.broker.lease import Lease
 from opendata_buffer.commit.record import CommitRecord, record_key
 from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.consumer.transactions import TransactionFilter
@@ -122,6 +124,55 @@ def test_all_batches_enter_the_queue_in_one_write() -> None:
     # The owner marker (by the test), the manifest, its watermark in the marker, the record.
     assert world.store.puts == 4
     assert world.store.get(RECORD).data == CommitRecord(0, 3).to_json()
+
+
+@pytest.mark.parametrize("announced", [False, True])
+def test_who_is_alone_asks_the_store_for_nothing_more_because_there_may_be_a_broker(
+    announced: bool,
+) -> None:
+    requests = {}
+    for broker in ("off", "auto"):
+        world = World(ScriptedStore())
+        assert isinstance(world.store, ScriptedStore)
+        if announced:
+            Lease(world.store, CONFIG, world.runtime).take(
+                Announcement(0, "id", "nowhere:1", b"s" * 32), None
+            )
+        options = SinkOptions(queue=CONFIG, broker=broker)
+        gets, puts = world.store.gets, world.store.puts
+        driver = WriteCommitter(world.store, options, world.runtime)
+        for batch in range(3):
+            driver.append(world.group(batch, b"x", query="q"))
+        requests[broker] = (world.store.gets - gets, world.store.puts - puts)
+        assert world.manifest.next_sequence == 3
+    assert requests["auto"] == requests["off"]
+
+
+@pytest.mark.parametrize(("broker", "looks"), [("auto", 1), ("off", 0)])
+def test_who_loses_a_race_looks_for_a_broker_unless_it_is_off(broker: str, looks: int) -> None:
+    class Busy(ScriptedStore):
+        read: ClassVar[list[str]] = []
+
+        def get(self, key: str, **options: Any) -> Any:
+            self.read.append(key)
+            return super().get(key, **options)
+
+    def lost(store: ScriptedStore, key: str, data: bytes, when: Absent | IfVersion) -> PutOutcome:
+        if key != CONFIG.manifest_path:
+            store.script.insert(0, lost)
+            return store.really_put_if(key, data, when)
+        return VersionConflict()
+
+    store = Busy()
+    world = World(store)
+    driver = WriteCommitter(store, SinkOptions(queue=CONFIG, broker=broker), world.runtime)
+    driver.append(world.group(0, b"a"))
+    store.script = [lost]
+    Busy.read.clear()
+    driver.append(world.group(1, b"b"))
+    assert store.script == []
+    assert Busy.read.count(announcement_key(PREFIX)) == looks
+    assert world.manifest.next_sequence == 2
 
 
 def test_a_write_without_rows_touches_nothing() -> None:

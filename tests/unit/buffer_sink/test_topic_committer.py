@@ -18,7 +18,7 @@ from opendata_buffer.formats.manifest import Manifest, Metadata
 from opendata_buffer.messages import undecided
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment
-from opendata_buffer.stores import Absent, IfVersion, PutOutcome, Unknown
+from opendata_buffer.stores import Absent, IfVersion, PutOutcome, Unknown, VersionConflict
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import Topic
@@ -41,6 +41,25 @@ class Store(MemoryStore):
         if key in self.silent:
             return Unknown("no answer")
         self.before.pop(key, lambda: None)()
+        return super().put_if(key, data, condition)
+
+
+class Contested(Store):
+    """Of each partition's manifest the first write loses its race; remembers what was read."""
+
+    def __init__(self, runtime: ManualRuntime) -> None:
+        super().__init__(runtime)
+        self.lost: set[str] = set()
+        self.read: list[str] = []
+
+    def get(self, key: str, **options: Any) -> Any:
+        self.read.append(key)
+        return super().get(key, **options)
+
+    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        if key.endswith("/manifest") and key not in self.lost:
+            self.lost.add(key)
+            return VersionConflict()
         return super().put_if(key, data, condition)
 
 
@@ -307,3 +326,18 @@ def test_f5_a_part_that_landed_late_counts_only_if_its_objects_are_there(gone: b
         assert driver.append(group)
         assert world.read() == ["a", "b", "c", "d"]
     assert world.undecided() == 0
+
+
+@pytest.mark.parametrize("broker", ["auto", "off"])
+def test_each_partition_has_a_broker_of_its_own_or_none(broker: str) -> None:
+    world = World()
+    world.store = Contested(world.runtime)
+    world.topic = Topic.create("memory://x", 3, store=world.store, runtime=world.runtime)
+    driver = world.driver(SinkOptions(queue=CONFIG, broker=broker))
+    assert driver.append(world.group(0, "a", "b", "c"))
+    names = world.topic.read().names
+    assert world.store.lost == {f"{name}/manifest" for name in names}
+    looks = [key for key in world.store.read if key.endswith("_broker.json")]
+    wanted = [f"{name}/_broker.json" for name in names] if broker == "auto" else []
+    assert sorted(looks) == sorted(wanted)
+    driver.disconnect()
