@@ -1,7 +1,7 @@
 """Which seeds run, and how to run one again.
 
 ``OPENDATA_BUFFER_SEEDS=5000`` runs the seeds below 5,000, ``=5000-9000`` those from 5,000 on;
-``OPENDATA_BUFFER_SEED=123`` runs that one. The default is 40 for the delivery scenario, and a
+``OPENDATA_BUFFER_SEED=123`` runs that one. The default is 24 for the delivery scenario, and a
 share of that for each of the others, unless its module says how many (``DEFAULT_SEEDS``): what
 takes two minutes. ``./run test --nightly`` runs 2,000.
 """
@@ -16,7 +16,7 @@ import pytest
 
 SEEDS = "OPENDATA_BUFFER_SEEDS"
 SEED = "OPENDATA_BUFFER_SEED"
-DEFAULT = 40
+DEFAULT = 24
 
 
 def seeds(share: float, default: int | None = None) -> range:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 PIECE = 4096
+GENERATED = int(os.environ.get("OPENDATA_BUFFER_RECORDS", "10000"))
+"""JSON records; of CSV a fifth. 100,000 in ``./run test --nightly``: the same and more."""
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -28,8 +31,8 @@ def test_every_record_of_the_corpus_becomes_the_row_that_spark_makes_of_it(
     spark: SparkSession, name: str
 ) -> None:
     form, schema = FORMATS[name], SCHEMAS[name]
-    generated = corpus.generated(100_000) if name == "json" else corpus.csv_generated(20_000)
-    records = [*form.chosen, *generated]
+    made = {"json": corpus.generated(GENERATED), "csv": corpus.csv_generated(GENERATED // 5)}
+    records = [*form.chosen, *made[name]]
     theirs = spark_reads(spark, records, name)
     decoder, values = Decoder(schema, form.options), pa.array(records, pa.binary())
     ours = pa.concat_tables(
