@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from opendata_buffer.broker.messages import VALID_MS, append_body
+from opendata_buffer.broker import messages
+from opendata_buffer.broker.messages import append_body
 from opendata_buffer.broker.service import Service
 from opendata_buffer.broker.session import Session
 from opendata_buffer.broker.wire import BrokerEnd, ClientEnd
@@ -22,6 +23,8 @@ RUNTIME = SystemRuntime()
 CONFIG = ProducerConfig(store="memory://scale")
 SECRET = b"s" * 32
 ROUNDS = 3
+PATIENT_MS = 600_000
+"""How long a request holds here: on a busy machine two seconds pass before all are asked."""
 
 
 class Client:
@@ -37,14 +40,12 @@ class Client:
 
     def ask(self, service: Service, turn: int) -> None:
         entry = NewEntry(f"ingest/{self.number:06}-{turn}.batch")
-        body = append_body(turn, [entry], service.clock(), VALID_MS, None)
+        body = append_body(turn, [entry], service.clock(), PATIENT_MS, None)
         self.session.received(self._end.seal(body))
 
     def _take(self, body: dict[str, object]) -> None:
         answer = self._end.open(self._broker.seal(body))
-        if answer["op"] != "done":
-            # Older than it holds, while others were asked: it asks again.
-            raise AssertionError(answer)
+        assert answer["op"] == "done", answer
         self.sequences.append(answer["sequence"])
 
 
@@ -77,20 +78,23 @@ def asked(count: int) -> tuple[float, int]:
 
 
 def _portions(clients: list[Client]) -> Iterator[list[Client]]:
-    # A request holds two seconds; on a busy machine more cannot be asked for in that time.
+    # As many as ask within a few turns of the broker; not all ten thousand at one moment.
     for first in range(0, len(clients), 2_000):
         yield clients[first : first + 2_000]
 
 
 def _await(clients: list[Client], answers: int) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENT_MS / 1000
     while any(len(each.sequences) < answers for each in clients):
         assert time.monotonic() < end, "not all were answered"
         time.sleep(0.005)
 
 
 @pytest.mark.slow
-def test_ten_thousand_clients_cost_ten_thousand_times_one() -> None:
+def test_ten_thousand_clients_cost_ten_thousand_times_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(messages, "VALID_MS", PATIENT_MS)
     found = {count: asked(count) for count in (100, 1_000, 10_000)}
     for count, (each_ms, commits) in found.items():
         print(f"{count} clients: {each_ms:.3f} ms of CPU for each append, {commits} writes")
