@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from pyspark import TaskContext
 
 from buffer_sink.blocks import Columns, check_one_queue, check_schema
-from buffer_sink.committer import WriteCommitter
 from buffer_sink.fields import Fields
 from buffer_sink.gather import store_small
 from buffer_sink.messages import SmallBatch, TaskUploads, UploadedBatch, WriteTask, collect
@@ -22,7 +21,6 @@ from buffer_sink.objects import BatchObjects
 from buffer_sink.options import SinkOptions
 from buffer_sink.partition import PartitionWriter
 from buffer_sink.routing import check_topic
-from buffer_sink.topic_committer import TopicCommitter
 from buffer_sink.topic_write import TopicWrite, find_topic
 from opendata_buffer.config import QueueConfig, StoreOptions
 from opendata_buffer.errors import InvalidInput
@@ -35,6 +33,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.datasource import WriterCommitMessage
     from pyspark.sql.types import StructType
+
+    from buffer_sink.committer import WriteCommitter
+    from buffer_sink.topic_committer import TopicCommitter
 
 __all__ = ["Plan", "batch_id", "query_id", "task_property"]
 
@@ -182,8 +183,15 @@ def _committer(options: SinkOptions, is_of_topic: bool) -> WriteCommitter | Topi
     found = _committers.pop((options, is_of_topic), None)
     if found is None:
         store = open_store(options.queue.store, options.queue.store_options)
-        made = TopicCommitter if is_of_topic else WriteCommitter
-        found = made(store, options, _RUNTIME)
+        # Late: what commits is nearly a third of what a write loads, and no task commits.
+        if is_of_topic:
+            from buffer_sink.topic_committer import TopicCommitter
+
+            found = TopicCommitter(store, options, _RUNTIME)
+        else:
+            from buffer_sink.committer import WriteCommitter
+
+            found = WriteCommitter(store, options, _RUNTIME)
     _committers[options, is_of_topic] = found
     while len(_committers) > _MOST_COMMITTERS:
         _committers.pop(next(iter(_committers))).disconnect()
