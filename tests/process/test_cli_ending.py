@@ -24,13 +24,13 @@ END_S = 60  # five seconds from a signal are promised, and a slow machine takes 
 HANGING = """
 import sys, threading
 from opendata_buffer.stores.local import LocalStore
-put = LocalStore.put
-def hanging(self, key, data):
-    if b"hang" in bytes(data):
+put = LocalStore.put_pieces
+def hanging(self, key, pieces):
+    if b"hang" in b"".join(pieces):
         print("hanging", file=sys.stderr, flush=True)
         threading.Event().wait()
-    put(self, key, data)
-LocalStore.put = hanging
+    put(self, key, pieces)
+LocalStore.put_pieces = hanging
 from opendata_buffer.cli import main
 main()
 """

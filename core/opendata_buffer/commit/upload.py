@@ -68,7 +68,7 @@ class Upload:
         size: Bytes of its record block; set with ``data``.
         held: Bytes of the producer's budget that it takes until it is settled.
         deadline: When to give up, monotonic seconds.
-        data: The object's bytes, kept until the upload is settled.
+        data: The object's bytes, or its pieces, kept until the upload is settled.
         location: The object's key.
         minted: When the location's ULID was made; None before the first upload.
         trouble: What its last attempt failed with.
@@ -86,7 +86,7 @@ class Upload:
     held: int = 0
     deadline: float
     stage: Stage = Stage.UPLOADING
-    data: bytes = b""
+    data: bytes | list[bytes | memoryview] = b""
     location: str = ""
     minted: Moment | None = None
     trouble: OpenDataBufferError | None = None

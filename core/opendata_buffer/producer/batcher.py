@@ -18,7 +18,7 @@ from uuid import UUID
 
 from opendata_buffer.commit.durability import Completion, DurabilityWatcher, WriteHandle
 from opendata_buffer.commit.upload import Upload
-from opendata_buffer.formats.batch import Compression, seal_block
+from opendata_buffer.formats.batch import Compression, seal_pieces
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.producer.block import BlockBuilder
@@ -193,8 +193,8 @@ class Batch:
             else:
                 block.add(part.block, part.count)
         pieces = block.pieces()
-        data = seal_block(pieces, block.count, compression, level)
-        return EncodedBatch(data, tuple(ranges), block.count, sum(map(len, pieces)))
+        sealed = seal_pieces(pieces, block.count, compression, level)
+        return EncodedBatch(sealed, tuple(ranges), block.count, sum(map(len, pieces)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,16 +202,21 @@ class EncodedBatch:
     """A batch as it is stored and queued.
 
     Attributes:
-        data: The object's bytes.
+        pieces: The object's bytes, one piece behind the other.
         metadata: The ranges of its queue entry.
         count: Records in it.
         size: Bytes of its record block, before compression.
     """
 
-    data: bytes
+    pieces: list[bytes | memoryview]
     metadata: tuple[Metadata, ...]
     count: int
     size: int
+
+    @property
+    def data(self) -> bytes:
+        """The object's bytes, joined."""
+        return b"".join(self.pieces)
 
 
 class Batcher:

@@ -80,7 +80,7 @@ class BlockBuilder:
             self._join()
 
     def pieces(self) -> list[bytes | memoryview]:
-        """The block, to be joined in the one copy that is made anyway."""
+        """The block, one piece behind the other."""
         self._join()
         return self._pieces
 

@@ -10,7 +10,7 @@ from opendata_buffer.formats.keys import batch_key, tagged_ulid
 from opendata_buffer.producer.batcher import Batch
 from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import Moment, Runtime, deadline
-from opendata_buffer.stores import Put
+from opendata_buffer.stores import Put, PutPieces
 
 __all__ = ["Uploader"]
 
@@ -40,14 +40,7 @@ class Uploader:
         config = self._config
         data = upload.data
         if batch is not None:
-            encoded = batch.encode(config.compression, config.zstd_level)
-            data = encoded.data
-            upload.metadata, upload.count, upload.size = (
-                encoded.metadata,
-                encoded.count,
-                encoded.size,
-            )
-            upload.data = data
+            upload.data = data = self._encode(upload, batch)
         if upload.stage is Stage.SETTLED:
             # By another thread, which took its bytes away: they must not be written as they are.
             return
@@ -62,19 +55,32 @@ class Uploader:
         with deadline(self._runtime, left):
             retrying(self._attempt, upload, data)
         metrics.flush_duration_seconds.record(self._runtime.monotonic() - started)
-        metrics.bytes_written.add(len(data))
+        metrics.bytes_written.add(len(data) if isinstance(data, bytes) else sum(map(len, data)))
+
+    def _encode(self, upload: Upload, batch: Batch) -> bytes | list[bytes | memoryview]:
+        encoded = batch.encode(self._config.compression, self._config.zstd_level)
+        upload.metadata, upload.count, upload.size = encoded.metadata, encoded.count, encoded.size
+        # Joined only where the store needs it in one: that is a copy.
+        return encoded.pieces if isinstance(self._store, PutPieces) else encoded.data
 
     def repair(self, upload: Upload) -> None:
         """Write the object again under the name that its queue entry has; one attempt."""
         data = upload.data
         if upload.stage is not Stage.SETTLED:
-            self._store.put(upload.location, data)
+            self._put(upload.location, data)
 
-    def _attempt(self, upload: Upload, data: bytes) -> None:
+    def _attempt(self, upload: Upload, data: bytes | list[bytes | memoryview]) -> None:
         if upload.stage is Stage.SETTLED:
             return
         try:
-            self._store.put(upload.location, data)
+            self._put(upload.location, data)
         except TransientStorageError as error:
             upload.trouble = error
             raise
+
+    def _put(self, location: str, data: bytes | list[bytes | memoryview]) -> None:
+        if isinstance(data, bytes):
+            self._store.put(location, data)
+        else:
+            assert isinstance(self._store, PutPieces)
+            self._store.put_pieces(location, data)

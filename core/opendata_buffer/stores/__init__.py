@@ -6,7 +6,7 @@ collector :class:`List` and :class:`Delete`, the queue :class:`Get` and :class:`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -29,6 +29,7 @@ __all__ = [
     "Probed",
     "Put",
     "PutOutcome",
+    "PutPieces",
     "Store",
     "Unknown",
     "Vanished",
@@ -181,6 +182,19 @@ class Put(Protocol):
 
         Raises:
             TransientStorageError, PermanentStorageError: It may or may not have been written.
+        """
+        ...
+
+
+@runtime_checkable
+class PutPieces(Protocol):
+    """Writing one object that lies in several pieces: where objects are files, no copy."""
+
+    def put_pieces(self, key: str, pieces: Sequence[bytes | memoryview]) -> None:
+        """As :meth:`Put.put`, of the pieces one behind the other.
+
+        Raises:
+            As :meth:`Put.put`.
         """
         ...
 

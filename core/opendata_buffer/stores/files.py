@@ -7,6 +7,7 @@ import errno
 import os
 import stat
 import threading
+from collections.abc import Sequence
 
 from opendata_buffer.errors import (
     InvalidInput,
@@ -27,9 +28,11 @@ __all__ = [
     "unlink_quietly",
     "version_of",
     "write_all",
+    "write_pieces",
 ]
 
 _CHUNK = 64 * 1024 * 1024
+_PIECES = 512  # of one call; systems take 1,024 at most
 MISSING = {errno.ENOENT, errno.ENOTDIR}
 """Errors that mean: no such file."""
 
@@ -124,6 +127,15 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
     rest = memoryview(data).cast("B")
     while rest:
         rest = rest[os.write(fd, rest[:_CHUNK]) :]
+
+
+def write_pieces(fd: int, pieces: Sequence[bytes | memoryview]) -> None:
+    """Write them one behind the other, without joining them first."""
+    for start in range(0, len(pieces), _PIECES):
+        group = pieces[start : start + _PIECES]
+        written = os.writev(fd, group)
+        if written < sum(map(len, group)):
+            write_all(fd, memoryview(b"".join(group))[written:])
 
 
 def sync_directory(path: str) -> None:

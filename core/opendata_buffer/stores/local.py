@@ -7,7 +7,7 @@ import hashlib
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -50,6 +50,7 @@ from opendata_buffer.stores.files import (
     unlink_quietly,
     version_of,
     write_all,
+    write_pieces,
 )
 from opendata_buffer.stores.ranges import check_limit, check_range, check_size, cut
 
@@ -156,10 +157,14 @@ class LocalStore:
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         """See :meth:`opendata_buffer.stores.Put.put`."""
+        self.put_pieces(key, (data,))
+
+    def put_pieces(self, key: str, pieces: Sequence[bytes | memoryview]) -> None:
+        """See :meth:`opendata_buffer.stores.PutPieces.put_pieces`."""
         path = self._path(key)
         try:
             self._prepare()
-            with self._written(data) as temporary:
+            with self._written(pieces) as temporary:
                 # A key that is also written by put_if has a lock file; batches have none.
                 with FileLock(self._lock_path(key), self._runtime, create=False) as lock:
                     self._rename(temporary, path, lock)
@@ -183,7 +188,7 @@ class LocalStore:
             # takes the lock: a process that is suspended in there stops all the others.
             if (refused := _refusal(path, condition)) is not None:
                 return refused
-            with self._written(data) as temporary:
+            with self._written((data,)) as temporary:
                 with FileLock(lock_path, self._runtime) as lock:
                     if (refused := _refusal(path, condition)) is not None:
                         return refused
@@ -325,13 +330,16 @@ class LocalStore:
         return os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666), path
 
     @contextmanager
-    def _written(self, data: bytes | memoryview) -> Iterator[_Temporary]:
+    def _written(self, pieces: Sequence[bytes | memoryview]) -> Iterator[_Temporary]:
         """A file of these bytes, durable, that has no name in the store yet."""
         fd, path = self._open_temporary()
         temporary = _Temporary(fd, path)
         try:
             try:
-                write_all(fd, data)
+                if len(pieces) == 1:
+                    write_all(fd, pieces[0])
+                else:
+                    write_pieces(fd, pieces)
                 os.fsync(fd)
                 yield temporary
             finally:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.producer.batcher import Batch, Call
 from opendata_buffer.producer.uploader import Uploader
 from opendata_buffer.stores import NotModified
+from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 
@@ -48,7 +50,7 @@ def prepared(
     return batch.upload(runtime.monotonic() + 10), batch
 
 
-def stored(store: MemoryStore, key: str) -> list[bytes]:
+def stored(store: MemoryStore | LocalStore, key: str) -> list[bytes]:
     blob = store.get(key)
     assert not isinstance(blob, NotModified)
     return decode_batch(blob.data)
@@ -61,6 +63,21 @@ def test_an_upload_gets_its_object_its_name_and_what_was_counted() -> None:
     assert upload.location.startswith("ingest/app=app/batch=7/")
     assert stored(store, upload.location) == [b"a"]
     assert (upload.count, upload.size, upload.metadata) == (1, 5, (Metadata(0, 1_700, b"m"),))
+
+
+def test_a_store_of_files_gets_the_pieces_and_any_other_one_the_whole(tmp_path: Path) -> None:
+    runtime = ManualRuntime()
+    local = LocalStore(tmp_path)
+    for store in (local, Scripted()):
+        upload, batch = prepared(runtime)
+        batch.add(Call(RECORD, 1, b"m", 1_700))
+        uploader = Uploader(store, config(), runtime)
+        uploader.upload(upload, batch, TAG)
+        assert isinstance(upload.data, list) is (store is local)
+        assert stored(store, upload.location) == [b"a", b"a"]
+        store.delete_many([upload.location])
+        uploader.repair(upload)
+        assert stored(store, upload.location) == [b"a", b"a"]
 
 
 def test_f5_each_upload_of_a_batch_has_a_new_name() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,27 @@ def test_write_all_writes_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert files.read_range(fd, 2, 9) == b"2345678"
     assert files.read_range(fd, 8, 99) == b"89"
     assert files.read_range(fd, 4, 4) == b""
+    os.close(fd)
+
+
+@pytest.mark.parametrize("most", [None, 4])
+def test_pieces_are_written_one_behind_the_other_also_when_a_call_ends_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int | None
+) -> None:
+    monkeypatch.setattr(files, "_PIECES", 3)
+    calls = []
+    writev = os.writev
+
+    def cut(fd: int, group: Sequence[bytes | memoryview]) -> int:
+        calls.append(len(group))
+        return writev(fd, group) if most is None else os.write(fd, b"".join(group)[:most])
+
+    monkeypatch.setattr(os, "writev", cut)
+    fd = opened(tmp_path / "a")
+    pieces = [b"01", memoryview(b"234"), b"", b"5", b"678", b"9ab", b"c"]
+    files.write_pieces(fd, pieces)
+    assert files.read_range(fd, 0, 99) == b"0123456789abc"
+    assert calls == [3, 3, 1]
     os.close(fd)
 
 

@@ -25,6 +25,7 @@ from opendata_buffer.stores import (
     Blob,
     GetInto,
     IfVersion,
+    PutPieces,
     Unknown,
     Vanished,
     VersionConflict,
@@ -411,7 +412,19 @@ def test_a_link_into_a_databricks_mount_is_refused(
         LocalStore(tmp_path / "link")
 
 
-# get_into: only a store of files has it.
+# put_pieces and get_into: only a store of files has them.
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 2_000])
+def test_an_object_is_written_from_its_pieces(tmp_path: Path, count: int) -> None:
+    store = LocalStore(tmp_path)
+    assert isinstance(store, PutPieces)
+    assert not isinstance(MemoryStore(), PutPieces)
+    pieces = [memoryview(b"%d" % n) if n % 2 else b"%d" % n for n in range(count)]
+    store.put_pieces("a/b", pieces)
+    blob = store.get("a/b")
+    assert isinstance(blob, Blob)
+    assert blob.data == b"".join(pieces)
 
 
 def test_an_object_is_read_to_memory_of_the_callers(tmp_path: Path) -> None:
