@@ -154,4 +154,6 @@ class GuestQueue(Queue):
         return self._runtime.monotonic() >= self._look_at
 
     def _plan_next_look(self) -> None:
-        self._look_at = self._runtime.monotonic() + PATIENCE_S
+        # A connection that ends by itself has a successor within seconds.
+        found = self._finder is not None and self._finder.connection is not None
+        self._look_at = self._runtime.monotonic() + (LOOK_S if found else PATIENCE_S)

@@ -196,6 +196,17 @@ def test_a_broker_that_is_gone_is_forgotten_and_the_append_made_alone(
     assert world.brokers[1].said == ["floor", "over"]
 
 
+def test_the_successor_of_a_broker_whose_connection_ended_is_found_within_a_second() -> None:
+    world = World()
+    world.announce()
+    world.append("a", faster=1)
+    world.brokers[0].close()
+    world.announce()
+    world.runtime.advance(LOOK_S)
+    world.append("b", faster=1)
+    assert [each.said for each in world.brokers] == [["floor", "over"]] * 2
+
+
 def test_a_broker_that_lives_and_does_not_give_the_floor_is_told_that_nobody_waits() -> None:
     world = World()
     world.announce()
