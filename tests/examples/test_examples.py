@@ -18,7 +18,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 def run(name: str, *arguments: str) -> str:
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / name), *arguments],
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -67,7 +67,7 @@ def test_transfers_that_are_cut_off_leave_every_sum_right(tmp_path: Path) -> Non
     assert run("transactions.py", store) == "40 records, sum 0\n"
     cut = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "transactions.py"), store, "crash"],
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert (cut.returncode, cut.stdout) == (1, "")
     # 19 transfers of the one that was cut off, and 20 of this one.

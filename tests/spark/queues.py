@@ -115,7 +115,7 @@ class Query:
     def available_now(self, **options: str) -> StreamingQuery:
         """Run with Trigger.AvailableNow to its end."""
         query = self.start(lambda writer: writer.trigger(availableNow=True), **options)
-        assert query.awaitTermination(120)
+        assert query.awaitTermination(600)
         return query
 
     def log(self, name: str) -> list[int]:

@@ -56,17 +56,17 @@ def start_until(output: Path, least_written: int) -> tuple[subprocess.Popen[str]
 def test_interrupted_and_killed_it_resumes_and_every_record_is_there_once(tmp_path: Path) -> None:
     interrupted, _ = start_until(tmp_path, 1)
     interrupted.send_signal(signal.SIGINT)
-    said, _ = interrupted.communicate(timeout=120)
+    said, _ = interrupted.communicate(timeout=300)
     assert interrupted.returncode == 130, said
     assert "the same command resumes" in said
 
     killed, _ = start_until(tmp_path, 1)
     os.kill(killed.pid, signal.SIGKILL)
-    said, _ = killed.communicate(timeout=120)
+    said, _ = killed.communicate(timeout=300)
     assert "Traceback" not in said
 
     last, began = start_until(tmp_path, 1)
-    rest, _ = last.communicate(timeout=400)
+    rest, _ = last.communicate(timeout=900)
     said = began + rest
     assert last.returncode == 0, said
     assert "resuming: " in said
@@ -77,7 +77,7 @@ def test_interrupted_and_killed_it_resumes_and_every_record_is_there_once(tmp_pa
     assert "Every record arrived once, unchanged" in report.read_text()
 
     made = [(each.read_bytes(), each.stat().st_mtime_ns) for each in (plot, report)]
-    done, _ = (again := start(tmp_path)).communicate(timeout=120)
+    done, _ = (again := start(tmp_path)).communicate(timeout=300)
     assert again.returncode == 0, done
     assert "complete since" in done
     assert "starting Spark" not in done

@@ -28,7 +28,7 @@ def batch(spark: SparkSession, store: str) -> DataFrame:
 def stream(spark: SparkSession, store: str) -> DataFrame:
     frame = spark.readStream.format("opendata-buffer").option("gcEnabled", "false").load(store)
     writer = frame.writeStream.format("memory").queryName("golden").trigger(availableNow=True)
-    assert writer.start().awaitTermination(120)
+    assert writer.start().awaitTermination(600)
     return spark.table("golden")
 
 

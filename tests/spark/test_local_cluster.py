@@ -44,6 +44,10 @@ keys = json.load(sys.stdin)
 builder = (
     SparkSession.builder.master("local-cluster[2,1,1024]")
     .config("spark.executor.memory", "512m")
+    # Tasks are for both executors: none is given before both are there.
+    .config("spark.cores.max", "2")
+    .config("spark.scheduler.minRegisteredResourcesRatio", "1.0")
+    .config("spark.scheduler.maxRegisteredResourcesWaitingTime", "120s")
     .config("spark.driver.host", "127.0.0.1")
     .config("spark.ui.port", "0")
     .config("spark.log.level", "INFO")

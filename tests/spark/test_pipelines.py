@@ -44,7 +44,7 @@ spark.driver.extraJavaOptions {java_options()}
             [str(spark_home / "bin" / "spark-pipelines"), "run", "--spec", SPEC],
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=600,
             cwd=home,
             env={
                 **os.environ,

@@ -123,7 +123,7 @@ def test_available_now_freezes_its_target_again_after_a_crash(query: Query, stor
 def test_trigger_once_reads_all_in_one_batch(query: Query, store: str) -> None:
     produce(store, numbered(0, 5))
     run = query.start(lambda writer: writer.trigger(once=True), maxBatchesPerTrigger="1")
-    assert run.awaitTermination(120)
+    assert run.awaitTermination(600)
     assert query.sink.batches == [(0, [0, 1, 2, 3, 4])]
     # Once never looks again, so nothing is acknowledged before the next run.
     assert queued(store) == [0, 1, 2, 3, 4]

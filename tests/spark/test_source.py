@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
+LONG_S = 600
+"""Spark tells whether a query ended in this time: it is no error of its own."""
+
+
 @pytest.fixture
 def query(spark: SparkSession, store: str, checkpoint: str) -> Query:
     return Query(spark, store, checkpoint)
@@ -43,7 +47,7 @@ def table_of(spark: SparkSession, frame: DataFrame, checkpoint: str, name: str) 
     """All that a stream has now, through the memory sink."""
     writer = frame.writeStream.format("memory").queryName(name)
     run = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
-    assert run.awaitTermination(120)
+    assert run.awaitTermination(LONG_S)
     return spark.table(name)
 
 
@@ -74,7 +78,9 @@ def test_registering_it_by_hand_works_too(spark: SparkSession, store: str, check
 
 
 def test_rows_columns_and_order(spark: SparkSession, store: str, checkpoint: str) -> None:
-    with Producer(ProducerConfig(store=store, compression=Compression.ZSTD)) as producer:
+    # Two calls are one batch, however long the second takes to come.
+    config = ProducerConfig(store=store, compression=Compression.ZSTD, flush_interval_ms=60_000)
+    with Producer(config) as producer:
         producer.produce([b"a", b"b"], b"first")
         producer.produce([b"c"], b"")
         producer.flush()
@@ -115,7 +121,7 @@ def test_text_that_is_not_utf8_is_named(query: Query, spark: SparkSession, store
     frame = stream(spark, store).schema("value STRING").load(store)
     run = frame.writeStream.format("noop").trigger(availableNow=True).start()
     with pytest.raises(StreamingQueryException, match=r"record 1 of batch 1 .* is not UTF-8"):
-        run.awaitTermination(120)
+        run.awaitTermination(LONG_S)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +142,7 @@ def test_a_column_that_does_not_exist_is_named(spark: SparkSession, store: str) 
     frame = stream(spark, store).schema("values STRING").load(store)
     with pytest.raises(Exception, match="Did you mean 'value'"):  # noqa: PT012
         run = frame.writeStream.format("noop").trigger(availableNow=True).start()
-        run.awaitTermination(120)
+        run.awaitTermination(LONG_S)
 
 
 def test_available_now_with_limits_reads_all_in_several_batches_and_empties_the_queue(
@@ -214,7 +220,7 @@ def test_asynchronous_progress_tracking_is_safe(
     # Restarted, as after a crash: everything since the log's last entry is there to be read.
     again = frame.writeStream.format("noop").option("checkpointLocation", checkpoint)
     run = again.trigger(availableNow=True).start()
-    assert run.awaitTermination(120)
+    assert run.awaitTermination(LONG_S)
     assert queued(store) == []
 
 
@@ -241,7 +247,7 @@ def test_min_partitions(spark: SparkSession, store: str, checkpoint: str) -> Non
         tasks.append(batch.rdd.getNumPartitions())
 
     writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", checkpoint)
-    assert writer.trigger(availableNow=True).start().awaitTermination(120)
+    assert writer.trigger(availableNow=True).start().awaitTermination(LONG_S)
     assert tasks[0] == 3
 
 
@@ -264,7 +270,7 @@ def test_a_second_query_fences_the_first_and_owner_names_who_reads(
         with other.running() as second:
             second.processAllAvailable()
             with pytest.raises(StreamingQueryException, match=r"fenced by epoch 2.*queue twice"):
-                first.awaitTermination(60)
+                first.awaitTermination(LONG_S)
             eventually(lambda: owner()["query"] == str(second.id))
             after = owner()
             assert (after["known"], after["epoch"]) == (True, 2)
@@ -285,7 +291,7 @@ def test_reading_one_queue_twice_in_a_query_says_so(
     run = writer.start()
     try:
         with pytest.raises(StreamingQueryException, match=r"load\(\) it once"):
-            run.awaitTermination(60)
+            run.awaitTermination(LONG_S)
     finally:
         run.stop()
 
@@ -300,7 +306,7 @@ def test_a_self_join_says_what_does_work_and_that_does(query: Query, store: str)
             StreamingQueryException,
             match=r"DataFrame with itself.*Join within foreachBatch",
         ):
-            run.awaitTermination(60)
+            run.awaitTermination(LONG_S)
     finally:
         run.stop()
     joined: list[int] = []
@@ -310,7 +316,7 @@ def test_a_self_join_says_what_does_work_and_that_does(query: Query, store: str)
         joined.extend(sorted(row["sequence"] for row in both.collect()))
 
     run = once.writeStream.foreachBatch(join).trigger(availableNow=True).start()
-    assert run.awaitTermination(120)
+    assert run.awaitTermination(LONG_S)
     assert joined == [0, 1, 2]
 
 
@@ -413,7 +419,7 @@ def test_one_dataframe_may_be_used_twice(query: Query, spark: SparkSession, stor
         .trigger(availableNow=True)
         .start()
     )
-    assert run.awaitTermination(60)
+    assert run.awaitTermination(LONG_S)
     assert query.sink.values == [0, 0, 1, 1, 2, 2]
     assert queued(store) == []
 

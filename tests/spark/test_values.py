@@ -79,7 +79,7 @@ def test_a_stream_has_the_fields_of_records_as_columns_and_times_in_the_zone_of_
             .trigger(availableNow=True)
             .start()
         )
-        query.awaitTermination(120)
+        assert query.awaitTermination(600)
         assert query.exception() is None
         rows = spark.table("typed").selectExpr("id", "unix_millis(at)", "_index", "_corrupt_record")
         assert sorted(map(tuple, rows.collect()), key=lambda row: row[2]) == [
@@ -104,7 +104,7 @@ def test_a_batch_read_infers_a_schema_and_a_stream_asks_for_it(
 
 def run(stream: DataFrame, checkpoint: str) -> None:
     writer = stream.writeStream.format("noop").option("checkpointLocation", checkpoint)
-    writer.trigger(availableNow=True).start().awaitTermination(60)
+    writer.trigger(availableNow=True).start().awaitTermination(600)
 
 
 def test_failfast_names_the_record_and_dropmalformed_leaves_it_out(
