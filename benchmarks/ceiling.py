@@ -1,5 +1,8 @@
 """The yardstick: a Python source that hands over one prebuilt Arrow batch again and again.
 
+With ``different`` copies of it in turn, each in memory of its own, it shows what the yardstick owes
+to a processor's caches: no source whose rows are not the same again and again has them there.
+
 It loads nothing of ours before its rows are asked for, so that a query over it starts as soon as
 Spark lets one start.
 """
@@ -8,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
@@ -37,6 +41,16 @@ def prebuilt(schema: StructType, size: int, rows: int) -> pa.RecordBatch:
     return next(RowBuilder(schema).pieces(batch))
 
 
+@functools.cache
+def copies(schema: StructType, size: int, rows: int, count: int) -> list[pa.RecordBatch]:
+    """So many of :func:`prebuilt`, each in memory of its own."""
+    import pyarrow as pa
+
+    batch = prebuilt(schema, size, rows)
+    stored = [pa.py_buffer(bytearray(batch.serialize())) for _ in range(count)]
+    return [pa.ipc.read_record_batch(each, batch.schema) for each in stored]
+
+
 class Ceiling(DataSource):
     """So many micro-batches of ``rows`` rows of ``size`` bytes."""
 
@@ -51,15 +65,19 @@ class Ceiling(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         size, rows, batches = (int(self.options[name]) for name in ("size", "rows", "batches"))
-        return CeilingReader(schema, size, rows, batches)
+        different = int(self.options.get("different", 1))
+        return CeilingReader(schema, size, rows, batches, different)
 
 
 class CeilingReader(DataSourceStreamReader):
-    def __init__(self, schema: StructType, size: int, rows: int, batches: int) -> None:
+    def __init__(
+        self, schema: StructType, size: int, rows: int, batches: int, different: int = 1
+    ) -> None:
         self._schema = schema
         self._size = size
         self._rows = rows
         self._batches = batches
+        self._different = different
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         return {"batch": 0}
@@ -80,9 +98,12 @@ class CeilingReader(DataSourceStreamReader):
         if left <= 0:
             return
         # A little more than a piece of ours, so that the first piece made of it is a full one.
-        batch = self.piece(min(left, 2_200_000 // self._size))
-        while left >= batch.num_rows:
-            yield batch
-            left -= batch.num_rows
-        if left:
+        rows = min(left, 2_200_000 // self._size)
+        batches = [self.piece(rows)]
+        if self._different > 1:
+            batches = copies(self._schema, self._size, rows, self._different)
+        for batch in cycle(batches):
             yield batch.slice(0, left)
+            left -= batch.num_rows
+            if left <= 0:
+                return
