@@ -16,7 +16,7 @@ from tests.unit.cli.shell import LATER, fails, fill, manifest_of, ok, records_of
 
 
 def test_produce(url: str, store: MemoryStore) -> None:
-    out = ok("produce", url, stdin=b"one\n\ntwo\r\n\xff\x00").stdout
+    out = ok("produce", url, *LATER, stdin=b"one\n\ntwo\r\n\xff\x00").stdout
     assert json.loads(out.splitlines()[-1]) == {"records": 4, "batches": 1, "bytes": 9}
     assert records_of(store) == [b"one", b"", b"two\r", b"\xff\x00"]
 
