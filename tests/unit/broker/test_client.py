@@ -36,8 +36,9 @@ def patient() -> None:
 class Scripted:
     """A channel whose other side answers as a test says.
 
-    Time passes on it only while nobody is about to say anything: from the first append on, a
-    thread that reads in vain moves the clock by its time limit at once. However slow the machine,
+    Time passes on it only while nobody is about to say anything, or to hear what was said: from
+    the first append on, a thread that reads in vain moves the clock by its time limit at once,
+    but not between an answer and its caller, who may be slow. However slow the machine,
     a broker has been silent for as long as the client has waited, and not longer.
     """
 
@@ -76,13 +77,18 @@ class Scripted:
     def receive(self, timeout: float | None) -> bytes | None:
         with self._condition:
             while not self._condition.wait_for(self._has_news, 0.001):
-                client = self.client
-                if "append" in self.heard and client and not client._sending and not self._waits:
+                if "append" in self.heard and not self._waits and self._somebody_waits():
                     self.runtime.advance(timeout or 0.0)
                     return None
             if self._inbox:
                 return self._inbox.pop(0)
             raise ChannelClosed("closed")
+
+    def _somebody_waits(self) -> bool:
+        client = self.client
+        if client is None or client._sending:
+            return False
+        return any(call.answer is None for call in list(client._calls.values()))
 
     def _has_news(self) -> bool:
         return bool(self._inbox) or self.closed
