@@ -1,7 +1,7 @@
-"""Retries: what fails for a time is called again, until a deadline.
+"""Retries: tenacity with the time and the randomness of a :class:`~.runtime.Runtime`.
 
-The loop is our own, a page long: tenacity, which knows many more ways, loads asyncio and, where it
-is installed, tornado: 20 to 40 ms of each process that Spark starts, before a query's first answer.
+It is loaded at the first failure: with asyncio, and tornado where that is installed, it takes 20 to
+40 ms of each process that Spark starts, before a query's first answer.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import ParamSpec, Protocol, TypeVar
 
 from opendata_buffer.errors import TransientStorageError
+from opendata_buffer.late import late_imports
 from opendata_buffer.runtime import Runtime, remaining
 
 __all__ = ["Retries", "full_jitter", "queue_retry"]
@@ -60,27 +61,47 @@ class Retries:
             BaseException: What it raised, at once or in the last attempt.
         """
         until = self._runtime.monotonic() + self._deadline_s
-        failures = 0
-        while True:
-            try:
-                return call(*args, **kwargs)
-            except self._retry_on as error:
-                failures += 1
-                pause = self._pause_after(failures, error)
-                left = until - self._runtime.monotonic()
-                around = remaining()
-                # Cut at the deadline, so that the last attempt is made at it and not given away.
-                pause = min(pause, max(0.0, left))
-                # At the caller's deadline nothing can be tried any more, and the error of the
-                # last attempt says more than that time is up.
-                if left <= 0 or (around is not None and pause >= around):
-                    raise
+        try:
+            return call(*args, **kwargs)
+        except self._retry_on as error:
+            first = [error]
+        with late_imports():
+            import tenacity
+
+        def again() -> T:
+            # The attempt that was made before tenacity was there.
+            if first:
+                raise first.pop()
+            return call(*args, **kwargs)
+
+        def wait(state: tenacity.RetryCallState) -> float:
+            assert state.outcome is not None
+            pause = self._pause_after(state.attempt_number, state.outcome.exception())
+            # Cut at the deadline, so that the last attempt is made at it and not given away.
+            return min(pause, max(0.0, until - self._runtime.monotonic()))
+
+        def stop(state: tenacity.RetryCallState) -> bool:
+            # At the caller's deadline nothing can be tried any more, and the error of the last
+            # attempt says more than that time is up.
+            around = remaining()
+            late = around is not None and state.upcoming_sleep >= around
+            return late or until <= self._runtime.monotonic()
+
+        def before_sleep(_: tenacity.RetryCallState) -> None:
             if self._before_pause is not None:
                 self._before_pause()
-            self._runtime.sleep(pause)
 
-    def _pause_after(self, failures: int, error: BaseException) -> float:
-        pause = None if self._pause is None else self._pause(error)
+        return tenacity.Retrying(
+            sleep=self._runtime.sleep,
+            wait=wait,
+            stop=stop,
+            before_sleep=before_sleep,
+            retry=tenacity.retry_if_exception_type(self._retry_on),
+            reraise=True,
+        )(again)
+
+    def _pause_after(self, failures: int, error: BaseException | None) -> float:
+        pause = None if error is None or self._pause is None else self._pause(error)
         if pause is not None:
             return pause
         # The exponent is capped: 2.0**1024 overflows after some hours of retries.

@@ -18,7 +18,7 @@ LIBRARY = "opendata_buffer"
 # A module may import its own room and the rooms of earlier lines; two rooms of one line do not
 # know each other. A room is a package of core or one of the modules that lie beside them.
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"_public", "errors", "runtime"}),
+    frozenset({"_public", "errors", "late", "runtime"}),
     frozenset(
         {
             "closing",

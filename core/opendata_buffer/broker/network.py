@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from opendata_buffer.broker.announcement import Announcement
 from opendata_buffer.broker.client import Connection
-from opendata_buffer.broker.loading import late_imports
 from opendata_buffer.errors import InvalidInput
+from opendata_buffer.late import late_imports
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Store
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from opendata_buffer.broker.announcement import Announcement
 from opendata_buffer.broker.inherited import give_up_in_children
-from opendata_buffer.broker.loading import late_imports, load_websockets
+from opendata_buffer.broker.loading import load_websockets
 from opendata_buffer.broker.service import Service
 from opendata_buffer.broker.session import Session
 from opendata_buffer.broker.wire import (
@@ -28,6 +28,7 @@ from opendata_buffer.broker.wire import (
     ProtocolError,
 )
 from opendata_buffer.errors import InvalidInput, PermanentStorageError
+from opendata_buffer.late import late_imports
 from opendata_buffer.runtime import Runtime, Task
 
 if TYPE_CHECKING:

@@ -133,6 +133,6 @@ print(*set(sys.modules) - spark)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert "buffer_source.stream" in loaded
-    heavy = {"asyncio", "boto3", "msgspec", "pandas", "pyarrow.compute", "ulid"}
+    heavy = {"asyncio", "boto3", "msgspec", "pandas", "pyarrow.compute", "tenacity", "ulid"}
     reading = {"buffer_source.task", "opendata_buffer.values.decoder", "pyarrow.parquet"}
     assert not loaded & (heavy | reading)
