@@ -109,6 +109,16 @@ class Watermark:
         """Whether it is not below the other in anything."""
         return all(mine >= its for mine, its in zip(self._levels, other._levels, strict=True))
 
+    def knows(self, other: Watermark) -> bool:
+        """Whether it covers the other, and where the last batch was if the other knows that.
+
+        Whoever only reads the manifest, a collector or a producer, knows how far it is and not
+        where that batch was: its note must not keep the consumer from adding that.
+        """
+        if self.acked == other.acked and other.acked_location and not self.acked_location:
+            return False
+        return self.covers(other)
+
     def joined(self, other: Watermark) -> Watermark:
         """The lowest one that covers both."""
         further = max(self, other, key=lambda each: (each._levels[2], each.acked_location))
@@ -218,7 +228,7 @@ class Claim:
         seen, tried = self._seen, self._tried
         waited_s = self._runtime.monotonic() - self._tried_at
         due = now or tried is None or reached.epoch > tried.epoch or waited_s >= NOTE_INTERVAL_S
-        if not due or (seen is not None and seen.covers(reached)):
+        if not due or (seen is not None and seen.knows(reached)):
             return
         # Also when it fails: a marker that cannot be written must not slow every append down.
         self._tried, self._tried_at = reached, self._runtime.monotonic()
@@ -228,7 +238,7 @@ class Claim:
             if before is None or before.queue_id != self.queue_id:
                 return before
             known = before.watermark
-            if known is not None and known.covers(reached):
+            if known is not None and known.knows(reached):
                 return before
             return replace(before, watermark=known.joined(reached) if known else reached)
 

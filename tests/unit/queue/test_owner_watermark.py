@@ -200,6 +200,26 @@ def test_a_watermark_never_falls() -> None:
     assert found.watermark == Watermark(2, 4)
 
 
+def test_a_consumer_adds_where_its_last_batch_was_to_what_a_collector_noted_before() -> None:
+    store = MemoryStore()
+    produce(store, b"a", b"b")
+    (_, last) = Manifest.parse(read(store, MANIFEST)).entries()
+    with Consumer(CONSUMER, store=store) as consumer:
+        for _ in range(2):
+            assert consumer.next_batch() is not None
+        consumer.ack_through(1)
+        consumer.flush()
+        # Seen by a collector after the acknowledgement, before the consumer's own note.
+        collector = claim_queue(store, CONSUMER, runtime=ManualRuntime())
+        collector.note(Manifest.parse(read(store, MANIFEST)), now=True)
+        assert marker(store)["acked"] == 1
+    assert marker(store)["acked_location"] == last.location
+    # Who knows less does not take it away.
+    assert consume(store) == []
+    collector.note(Manifest.parse(read(store, MANIFEST)), now=True)
+    assert marker(store)["acked_location"] == last.location
+
+
 def test_a_note_into_the_marker_of_a_queue_that_started_over_writes_nothing() -> None:
     store, runtime = MemoryStore(), ManualRuntime()
     old = claim_queue(store, PRODUCER, runtime=runtime)
