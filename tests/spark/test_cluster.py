@@ -177,6 +177,10 @@ class Cluster:
 
         conf = {
             "spark.executor.memory": "512m",
+            # Tasks are for both executors: none is given before both are there.
+            "spark.cores.max": "2",
+            "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+            "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
             "spark.ui.enabled": "false",
             "spark.driver.host": "127.0.0.1",
             "spark.driver.extraJavaOptions": SMALL_JVM,

@@ -28,17 +28,23 @@ def test_every_record_once_at_the_end_of_a_chain(java: str, home: Path) -> None:
         with seeded("CHAOS_SEED") as rng:
             for fleet in ends.values():
                 fleet.go()
-            repeats = 0
-            for kill in range(LIVES):
+            kills = repeats = 0
+            while True:
                 # In turn, each at the points where a micro-batch is half done or just done.
-                stream = (front, back)[kill % 2]
+                stream = (front, back)[kills % 2]
                 driver = ends[stream].driver
                 assert driver is not None
                 rng.choice(MOMENTS[1:7]).await_in(driver, stream, rng)
                 driver.kill()
+                kills += 1
                 repeats += stream.planned() > stream.committed()
-                if kill < LIVES - 2:
-                    ends[stream].go()
+                # A machine may be too fast or too slow for each of a few: one must count.
+                if kills >= LIVES - 1 and repeats:
+                    break
+                assert kills < 10 * LIVES, "no kill came in the middle of a micro-batch"
+                ends[stream].go()
+            for fleet in ends.values():
+                fleet.end()  # A kill, too, of the one that still runs.
             end = writer.finish()
             last = Driver(Job([front, back], java), home / "last.log")
             try:
@@ -52,7 +58,6 @@ def test_every_record_once_at_the_end_of_a_chain(java: str, home: Path) -> None:
             # A micro-batch of the front is written by two tasks; between them there is no order.
             assert sorted(value for value, *_ in rows) == sorted(expected)
             assert [manifest(stream.store).entry_count for stream in ends] == [0, 0]
-            assert repeats >= 1, "no kill came in the middle of a micro-batch"
     finally:
         for fleet in ends.values():
             fleet.end()
