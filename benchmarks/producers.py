@@ -3,7 +3,6 @@ many records a second a processor takes in, encodes and writes to a directory.""
 
 from __future__ import annotations
 
-import multiprocessing
 import statistics
 import tempfile
 import threading
@@ -12,7 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from benchmarks.reading import MIB, peak_mib
+from benchmarks.reading import MIB, apart, peak_mib
 from benchmarks.table import Row
 from opendata_buffer import Producer, ProducerConfig
 from opendata_buffer.runtime import SystemRuntime
@@ -153,14 +152,7 @@ def memory_of(way: str, results: Any) -> None:
 
 
 def memory_mib(way: str) -> float:
-    context = multiprocessing.get_context("spawn")
-    results = context.SimpleQueue()
-    process = context.Process(target=memory_of, args=(way, results))
-    process.start()
-    process.join()
-    if process.exitcode:
-        raise RuntimeError(f"the process that produces by {way} ended with {process.exitcode}")
-    found: float = results.get()
+    found: float = apart(memory_of, way)
     return found
 
 

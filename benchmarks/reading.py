@@ -25,7 +25,7 @@ from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.stores.local import LocalStore
 
-__all__ = ["floor_row", "limit_row", "peak_mib", "rows"]
+__all__ = ["apart", "floor_row", "limit_row", "peak_mib", "rows"]
 
 MIB = 1024 * 1024
 OBJECT_BYTES = 8 * MIB
@@ -82,15 +82,20 @@ def reader(queued: Queued, directory: str, way: str, results: Any) -> None:
     results.put((clock[1:], processor[1:], peak_mib() - began))
 
 
-def measured(queued: Queued, directory: str, way: str) -> Read:
+def apart(target: Callable[..., None], *arguments: Any) -> Any:
+    """What a function puts into its last argument, a queue, in a new process that runs it alone."""
     context = multiprocessing.get_context("spawn")
     results = context.SimpleQueue()
-    process = context.Process(target=reader, args=(queued, directory, way, results))
+    process = context.Process(target=target, args=(*arguments, results))
     process.start()
     process.join()
     if process.exitcode:
-        raise RuntimeError(f"the process that reads by {way} ended with {process.exitcode}")
-    found: Read = results.get()
+        raise RuntimeError(f"the process of {target.__name__} ended with {process.exitcode}")
+    return results.get()
+
+
+def measured(queued: Queued, directory: str, way: str) -> Read:
+    found: Read = apart(reader, queued, directory, way)
     return found
 
 
