@@ -4,7 +4,8 @@
 
 * What the damaged or old manifest still tells is kept: entries, their order and their metadata.
 * Every batch object that no entry names comes behind them, in the order of names. One that was
-  surely read is left out: see :func:`was_read`.
+  surely read is left out: see :func:`was_read`. Messages of a producer whose last word is among
+  the entries come before them.
 * Sequences and epoch go on far above what the owner marker has seen. The marker lags behind the
   manifest that was lost, and no position that a consumer saved may reach into the new entries.
 """
@@ -86,20 +87,23 @@ def plan_rebuild(
         return RebuildPlan(None, Manifest.parse(raw))
     prefix = config.data_path_prefix
     objects = {info.key for info in listing.objects}
-    acked = -1 if seen is None or seen.acked is None else seen.acked
     kept: list[NewEntry] = []
     missing: list[str] = []
-    for entry in entries:
-        if entry.sequence <= acked:
-            continue
+    unread = _unread(entries, seen, prefix)
+    for entry in unread:
         if entry.location not in objects and is_confined(entry.location, prefix):
             missing.append(entry.location)
         else:
             kept.append(NewEntry(entry.location, entry.metadata))
     found, read = _unnamed(listing, {entry.location for entry in entries}, seen, prefix)
+    left_out = {each.location for each in entries} - {each.location for each in unread}
+    read += len(left_out & objects)
+    over = _final_of(kept, prefix)
+    before = [NewEntry(name) for name, parsed in found if _producer(parsed) in over]
+    behind = [NewEntry(name) for name, parsed in found if _producer(parsed) not in over]
     manifest = Manifest.starting_at(
         reached.next_sequence + SEQUENCES_AHEAD, reached.epoch + EPOCHS_AHEAD
-    ).append([*kept, *(NewEntry(location) for location, _ in found)])
+    ).append([*before, *kept, *behind])
     newest_ms = max((parsed.timestamp_ms for _, parsed in found), default=None)
     locations = tuple(location for location, _ in found)
     return RebuildPlan(fault, manifest, len(kept), locations, tuple(missing), read, newest_ms)
@@ -144,6 +148,42 @@ def _examine(
         f"epoch {seen.epoch} -> {manifest.epoch}"
     )
     return fault, entries, reached.joined(Watermark.of(manifest))
+
+
+def _unread(entries: Sequence[QueueEntry], seen: Watermark | None, prefix: str) -> list[QueueEntry]:
+    """The old manifest's entries without those that were surely read.
+
+    A sequence that the marker knows to be read says so only where both are of one history. A client
+    that knows no marker makes a lost manifest anew, and counts from 0 what nobody has read.
+    """
+    acked = -1 if seen is None or seen.acked is None else seen.acked
+    shared = seen is not None and any(
+        each.sequence == acked and each.location == seen.acked_location for each in entries
+    )
+    unread = []
+    for each in entries:
+        parsed = parse_location(each.location, prefix)
+        known = shared or (parsed is not None and was_read(parsed, seen, prefix))
+        if each.sequence > acked or not known:
+            unread.append(each)
+    return unread
+
+
+def _final_of(kept: Sequence[NewEntry], prefix: str) -> set[bytes]:
+    """Producers whose last word is kept: what they wrote before it was read, and must not come
+    behind it. A reader has forgotten them there, and would wait for another word for ever."""
+    over: set[bytes] = set()
+    for each in kept:
+        parsed = parse_location(each.location, prefix)
+        if parsed is not None and parsed.message is not None:
+            message = parse_uuid(parsed.message)
+            if message.flags == ACK_TXN | FINAL:
+                over.add(message.producer)
+    return over
+
+
+def _producer(parsed: BatchLocation) -> bytes | None:
+    return None if parsed.message is None else parse_uuid(parsed.message).producer
 
 
 def _unnamed(

@@ -53,12 +53,15 @@ def undecided(entries: Iterable[tuple[int, str]], data_path_prefix: str) -> dict
             continue
         message = parse_uuid(parsed.message)
         producer, clock, flags = message.producer, message.clock, message.flags & ~FINAL
+        final = message.flags != flags
         span = found.get(producer)
         if clock == 0:
             continue  # It opts out of sequencing, as a message without identity.
         if flags == ACK_TXN:
             found.pop(producer, None)
-            acked[producer] = clock
+            # Readers forget a producer at its last word: what follows all the same is new to them,
+            # and held back.
+            acked[producer] = 0 if final else clock
         elif flags != CONTINUE_TXN:
             # A producer that mixes both kinds gives up its open transaction.
             if span is not None and clock >= span.first_clock:

@@ -86,7 +86,7 @@ class Queue:
         self._config = config
         self._runtime = runtime
         self._claim = claim
-        self._acked_location = ""
+        self._dropped: tuple[int, str] | None = None  # The last entry that a change took out.
         self._labels = {"role": role}
         self._where = {
             "queue": metrics.queue_label(store.url, config.manifest_path),
@@ -142,7 +142,7 @@ class Queue:
         """Let the marker remember how far the queue got. Free to repeat; raises nothing."""
         manifest = self._register.last_seen
         if self._claim is not None and manifest is not None:
-            self._claim.note(manifest, now=True, acked_location=self._acked_location)
+            self._claim.note(manifest, now=True, acked_location=self._acked_location(manifest))
 
     def read(self) -> Manifest | None:
         """The manifest as it is now, or None when the queue was never created.
@@ -336,8 +336,8 @@ class Queue:
             old = before if before is not None else Manifest.empty()
             new = change(old)
             if old.first_sequence < new.first_sequence and old.entry_count:
-                dropped = old.entries(new.first_sequence - 1, limit=1)
-                self._acked_location = dropped[0].location
+                (last,) = old.entries(new.first_sequence - 1, limit=1)
+                self._dropped = last.sequence, last.location
             return before if new is old else new
 
         try:
@@ -372,8 +372,18 @@ class Queue:
             raise self._vanished()
         manifest = outcome.value
         if self._claim is not None and manifest is not None:
-            self._claim.note(manifest, acked_location=self._acked_location)
+            self._claim.note(manifest, acked_location=self._acked_location(manifest))
         return manifest if manifest is not None else Manifest.empty()
+
+    def _acked_location(self, manifest: Manifest) -> str:
+        """Where the batch was that left this manifest last; empty where that is not known.
+
+        The change that was to take one out may have been refused, and another consumer may have
+        taken more: what is told of a batch that waits is told of none.
+        """
+        if self._dropped is None or self._dropped[0] != manifest.first_sequence - 1:
+            return ""
+        return self._dropped[1]
 
     def _check_read(self, known: Manifest, now: Manifest) -> None:
         if now.next_sequence < known.next_sequence or now.epoch < known.epoch:

@@ -11,10 +11,11 @@ from opendata_buffer.admin.fsck import check_queue
 from opendata_buffer.admin.rebuild import GRACE_MS, RebuildPlan, plan_rebuild, rebuild
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, ProducerConfig
 from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.consumer.read_committed import ReadCommitted
 from opendata_buffer.errors import Conflict, InvalidInput, QueueReset
 from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.formats.keys import Transaction, batch_key
-from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.formats.manifest import FOOTER_SIZE, Manifest, NewEntry
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, FINAL, build_uuid
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.owner import Watermark
@@ -108,11 +109,29 @@ def test_a_manifest_of_garbage_tells_nothing(raw: bytes) -> None:
 def test_of_a_restored_manifest_what_was_read_and_what_is_gone_is_dropped() -> None:
     read, gone, waits, newer = (location(n) for n in range(4))
     old = Manifest.empty().append([NewEntry(each, METADATA) for each in (read, gone, waits)])
-    plan = plan_of(old.raw, listing(read, waits, newer), Watermark(4, 1, acked=0))
+    seen = Watermark(4, 1, acked=0, acked_location=read)
+    plan = plan_of(old.raw, listing(read, waits, newer), seen)
     assert plan.manifest.locations() == [waits, newer]
-    assert plan.missing == (gone,)
+    assert (plan.missing, plan.read) == ((gone,), 1)
     assert plan.fault is not None
     assert "went backwards" in plan.fault
+
+
+def test_f4_what_was_appended_to_a_manifest_made_anew_is_not_taken_for_read() -> None:
+    # By a client that knows no marker: its sequences begin at 0 again, below what was read.
+    old, acked, first, second = (location(at) for at in (-2 * GRACE_MS, 0, 1, 2))
+    anew = Manifest.empty().append([NewEntry(each, METADATA) for each in (first, second)])
+    seen = Watermark(42, 3, acked=39, acked_location=acked)
+    plan = plan_of(anew.raw, listing(old, acked, first, second), seen)
+    assert plan.manifest.locations()[:2] == [first, second]
+    assert (plan.kept, plan.read) == (2, 1)
+
+
+def test_of_an_old_copy_what_was_read_long_before_is_dropped() -> None:
+    long_ago, acked = location(-GRACE_MS), location(0)
+    old = Manifest.empty().append([NewEntry(long_ago)])
+    plan = plan_of(old.raw, listing(long_ago), Watermark(42, 3, acked=39, acked_location=acked))
+    assert (plan.manifest.locations(), plan.read) == ([], 1)
 
 
 def test_a_batch_that_surely_left_the_queue_before_another_is_left_out() -> None:
@@ -169,6 +188,24 @@ def test_a_roll_back_stays_behind_what_it_rolls_back() -> None:
         )
     ]
     assert plan_of(None, listing(*reversed(names))).found == tuple(names)
+
+
+def test_what_an_acknowledgement_in_the_manifest_has_decided_comes_before_it() -> None:
+    # Its messages were read and have left; it waits for another producer's transaction.
+    txn = Transaction("app", 1)
+    begun = location(0, txn, build_uuid(A, 2, CONTINUE_TXN))
+    other = location(1, txn, build_uuid(B, 2, CONTINUE_TXN))
+    decided = location(2, txn, build_uuid(A, 3, ACK_TXN | FINAL))
+    manifest = Manifest.starting_at(1, 1).append([NewEntry(other), NewEntry(decided)])
+    cut = manifest.raw[:-FOOTER_SIZE]
+    plan = plan_of(cut, listing(begun, other, decided), Watermark(3, 1))
+    assert (plan.manifest.locations(), plan.kept) == ([begun, other, decided], 2)
+    pairs = list(enumerate(plan.manifest.locations()))
+    rule = ReadCommitted("ingest")
+    offered = [rule.offer(*pair, lambda first, end: pairs[first:end]) for pair in pairs]
+    assert offered == [[], [], [0]]
+    # Nothing but the other one's transaction keeps entries in the queue.
+    assert rule.floor(3) == 1
 
 
 # ---- the rebuild

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from opendata_buffer.consumer.read_committed import ReadCommitted
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.messages import (
     ACK_TXN,
@@ -66,6 +67,15 @@ def test_a_duplicate_is_neither_counted_nor_a_new_transaction() -> None:
     twice = of((A, 2, CONTINUE_TXN), (A, 3, CONTINUE_TXN), (A, 2, CONTINUE_TXN))
     assert twice == {A: Undecided(100, 2, 3, 2)}
     assert of((A, 2, CONTINUE_TXN), (A, 3, ACK_TXN), (A, 2, CONTINUE_TXN)) == {}
+
+
+def test_f40_what_follows_a_last_word_is_undecided_as_readers_hold_it_back() -> None:
+    messages = [(A, 2, CONTINUE_TXN), (A, 3, ACK_TXN | FINAL), (A, 2, CONTINUE_TXN)]
+    assert of(*messages) == {A: Undecided(102, 2, 2, 1)}
+    rule = ReadCommitted("ingest")
+    for at, each in enumerate(messages):
+        rule.offer(100 + at, batch_key("ingest", ULID, None, build_uuid(*each)), lambda *_: [])
+    assert rule.floor(103) == 102
 
 
 def test_a_message_outside_of_transactions_gives_the_open_one_up() -> None:

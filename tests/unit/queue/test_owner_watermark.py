@@ -10,7 +10,7 @@ import pytest
 
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, ProducerConfig
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.errors import CorruptManifest, OpenDataBufferError, QueueReset
+from opendata_buffer.errors import CorruptManifest, Fenced, OpenDataBufferError, QueueReset
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.producer.producer import Producer
@@ -218,6 +218,31 @@ def test_a_consumer_adds_where_its_last_batch_was_to_what_a_collector_noted_befo
     assert consume(store) == []
     collector.note(Manifest.parse(read(store, MANIFEST)), now=True)
     assert marker(store)["acked_location"] == last.location
+
+
+def test_a_fenced_consumer_does_not_tell_where_a_batch_was_that_still_waits() -> None:
+    store = MemoryStore()
+    produce(store, b"a", b"b", b"c")
+    zombie = Consumer(CONSUMER, store=store)
+    for _ in range(3):
+        assert zombie.next_batch() is not None
+    zombie.ack_through(0)
+    put_if, successor = store.put_if, list[Consumer]()
+
+    def taken_over(key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        store.put_if = put_if  # type: ignore[method-assign]
+        successor.append(Consumer(CONSUMER, store=store))
+        return put_if(key, data, condition)
+
+    store.put_if = taken_over  # type: ignore[method-assign]
+    with pytest.raises(Fenced):
+        zombie.ack_through(2)
+    zombie.close()
+    # The last one that left is the first; the others wait for the successor.
+    assert marker(store)["acked"] == 0
+    assert marker(store)["acked_location"] == ""
+    assert len(successor) == 1
+    successor[0].close()
 
 
 def test_a_note_into_the_marker_of_a_queue_that_started_over_writes_nothing() -> None:
