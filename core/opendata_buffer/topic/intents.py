@@ -70,7 +70,7 @@ class AckIntents:
                         map(_is_clock, clocks.values())
                     ):
                         return made
-        except (ValueError, TypeError, RecursionError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             pass
         raise InvalidInput(
             f"intents are {text!r:.200}, and not what AckIntents.to_json() of this version wrote: "

@@ -18,7 +18,7 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.queue.cas import Done, Gone, Outcome, Register
 from opendata_buffer.queue.nesting import LOOKED_AT, TOPIC_KEY
-from opendata_buffer.queue.owner import MARKER_NAME
+from opendata_buffer.queue.owner import MARKER_NAME, check_owner
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores import Get, Store
@@ -229,9 +229,20 @@ class Topic:
         return self._change(lambda before: before.collected(partitions))
 
     def seal(self, partition: str) -> bool:
-        """Close a partition if it is empty. False while it has entries."""
+        """Close a partition if it is empty. False while it has entries.
+
+        Raises:
+            QueueReset: Its manifest was lost or restored from an old copy: it only looks empty.
+            CorruptData, StorageError: It could not be read or written.
+        """
         config = self.config_of(partition, self._settings)
+        claim = check_owner(self.store, config, runtime=self._runtime)
         queue = Queue(self.store, config, runtime=self._runtime, role="topic")
+        manifest = queue.read()
+        if claim is not None:
+            # A manifest that was lost would be made anew, empty and closed, and what waits with it
+            # be collected (failure F4).
+            claim.check(manifest)
         try:
             return queue.seal()
         except Drained:

@@ -41,6 +41,7 @@ def test_later_versions_may_add_to_them() -> None:
         WHOLE.replace("5", "18446744073709551616") + "}",
         WHOLE + ',"app":"a/b","batch":1}',
         WHOLE + ',"app":3,"batch":1}',
+        WHOLE + ',"app":"a"}',
     ],
 )
 def test_what_is_no_intents_is_refused(text: str) -> None:

@@ -6,10 +6,11 @@ import pytest
 
 from opendata_buffer.config import ConsumerConfig, ProducerConfig, QueueConfig
 from opendata_buffer.errors import CorruptData, Drained, InvalidInput, QueueReset
-from opendata_buffer.formats.manifest import NewEntry
+from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.nesting import TOPIC_KEY
 from opendata_buffer.queue.owner import claim_for_use
 from opendata_buffer.queue.queue import Queue
+from opendata_buffer.stores import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.description import DRAIN_S
@@ -178,6 +179,26 @@ def test_what_was_to_be_appended_to_a_partition_that_left_is_refused_and_not_los
         queue.dequeue(0, epoch)
     with pytest.raises(Drained):
         queue.claim_epoch(None)
+
+
+@pytest.mark.parametrize("old", [None, Manifest.empty().raw])
+def test_f4_a_draining_partition_whose_manifest_was_lost_or_restored_does_not_leave(
+    old: bytes | None,
+) -> None:
+    store = MemoryStore()
+    topic, name = create(store), "p-00001-05mv"
+    claim = claim_for_use(store, Topic.config_of(name, CONFIG), runtime=ManualRuntime())
+    append(store, name)
+    claim.note(queue_of(store, name).read() or Manifest.empty(), now=True)
+    store.delete_many([f"{name}/manifest"])
+    if old is not None:
+        store.put(f"{name}/manifest", old)
+    topic.drain(name)
+    with pytest.raises(QueueReset, match=f"manifest rebuild .*{name}"):
+        topic.remove_drained(0)
+    assert name in opened(store).description.names
+    kept = store.get(f"{name}/manifest") if old is not None else None
+    assert kept is None or (isinstance(kept, Blob) and kept.data == old)
 
 
 def test_a_crash_between_closing_and_leaving_is_made_good_by_the_next_look() -> None:
