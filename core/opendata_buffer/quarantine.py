@@ -217,7 +217,7 @@ def read_report(store: Get, data_path_prefix: str, name: str) -> QuarantineRepor
             for each in fields.pop("metadata")
         )
         return QuarantineReport(**fields, metadata=metadata)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CorruptData(
             f"{key!r} is no report of a batch in quarantine ({type(error).__name__}: {error}): a "
             "later version of this library or somebody else wrote it"

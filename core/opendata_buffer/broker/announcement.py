@@ -103,7 +103,7 @@ def decode(data: bytes) -> Announcement:
     """
     try:
         document: Any = json.loads(data.decode())
-    except ValueError:
+    except (ValueError, RecursionError):
         document = None
     match document:
         case {

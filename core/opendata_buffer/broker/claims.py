@@ -209,7 +209,7 @@ def decode(data: bytes) -> Claims:
             )
             if claims.frontier >= 0 and len(claims.held) + len(claims.done) <= 2 * MAX_OPEN:
                 return claims
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         pass
     raise CorruptData(
         f"the claims of workers hold {len(data)} bytes that are none of version {_VERSION}: a "

@@ -48,7 +48,7 @@ class Place:
         """
         try:
             fields = json.loads(raw)
-        except ValueError:
+        except (ValueError, RecursionError):
             fields = None
         match fields:
             case {"version": 1, "after": str(after)}:
@@ -70,7 +70,7 @@ class SavedPlace:
         self._register = Register(
             store,
             f"{self._prefix}/{PLACE_NAME}",
-            decode=Place.from_json,
+            decode=_read,
             encode=Place.to_json,
             runtime=runtime,
             settings=config,
@@ -101,3 +101,12 @@ class SavedPlace:
             return
         if isinstance(outcome, Done):
             self._known = place
+
+
+def _read(raw: bytes) -> Place:
+    """The place; the beginning where there is none, so that the next one can be saved there."""
+    try:
+        return Place.from_json(raw)
+    except CorruptData as error:
+        log.warning("the collector begins at the first object: %s", error)
+        return Place()

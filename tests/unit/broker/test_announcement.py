@@ -35,6 +35,7 @@ def test_fields_of_later_versions_are_passed_over() -> None:
         b"",
         b"[]",
         b"\xff",
+        b"[" * 50_000,
         encode(ONE).replace(b'"version": 1', b'"version": 2'),
         encode(ONE).replace(b'"term": 3', b'"term": -1'),
         encode(replace(ONE, secret=b"short")),

@@ -93,6 +93,8 @@ def test_whatever_happens_a_batch_is_in_one_place_and_the_object_reads_back(
         b"",
         b"[]",
         b"null",
+        b"[" * 50_000,
+        encode(NEW).replace(b'"tokens":0', b'"tokens":1e999'),
         encode(NEW).replace(b'"version":1', b'"version":2'),
         encode(NEW).replace(b'"done":[]', b'"done":[[0,99999999999]]'),
         encode(NEW).replace(b'"done":[]', b'"done":[[5,4]]'),

@@ -56,8 +56,10 @@ def test_a_place_in_another_prefix_is_the_beginning() -> None:
     assert saved(store).load() == ""
 
 
-@pytest.mark.parametrize("raw", [b"", b"[]", b"\xff", b'{"version": 2, "after": "p/a"}'])
-def test_an_unreadable_place_is_the_beginning_and_stops_nobody(
+@pytest.mark.parametrize(
+    "raw", [b"", b"[]", b"\xff", b'{"version": 2, "after": "p/b"}', b"[" * 50_000]
+)
+def test_an_unreadable_place_is_the_beginning_and_the_next_one_is_saved(
     raw: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(CorruptData):
@@ -67,6 +69,7 @@ def test_an_unreadable_place_is_the_beginning_and_stops_nobody(
     place = saved(store)
     assert place.load() == ""
     place.save("p/a")
+    assert saved(store).load() == "p/a"
     assert "is no place of the garbage collector" in caplog.text
 
 
