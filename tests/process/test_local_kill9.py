@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 from opendata_buffer.stores import ABSENT, Applied, Blob, IfVersion
-from opendata_buffer.stores.local import RESERVED, LocalStore
+from opendata_buffer.stores.local import LocalStore
+from opendata_buffer.stores.local_paths import RESERVED
 
 KILLS = int(os.environ.get("OPENDATA_BUFFER_KILLS", "16"))
 

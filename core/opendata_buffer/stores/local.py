@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import stat
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
-from operator import itemgetter
 from pathlib import Path
 
 from opendata_buffer.errors import (
@@ -31,7 +27,6 @@ from opendata_buffer.stores import (
     IfVersion,
     Listing,
     NotModified,
-    ObjectInfo,
     PutOutcome,
     Unknown,
     Vanished,
@@ -47,19 +42,14 @@ from opendata_buffer.stores.files import (
     stat_file,
     storage_error,
     sync_directory,
-    unlink_quietly,
     version_of,
-    write_all,
-    write_pieces,
 )
+from opendata_buffer.stores.local_listing import directory_of, files_below
+from opendata_buffer.stores.local_paths import LocalPaths
+from opendata_buffer.stores.local_temporary import TemporaryFile, TemporaryFiles
 from opendata_buffer.stores.ranges import check_limit, check_range, check_size, cut
 
-__all__ = ["RESERVED", "LocalStore"]
-
-RESERVED = ".opendata-buffer"
-"""Directories with lock files, and below the root files being written; no part of the store."""
-
-_DAY_NS = 24 * 3600 * 10**9
+__all__ = ["LocalStore"]
 
 
 class LocalStore:
@@ -86,20 +76,18 @@ class LocalStore:
     """
 
     def __init__(self, root: Path | str, *, runtime: Runtime | None = None) -> None:
-        self._root = os.path.abspath(root)
+        self._paths = LocalPaths(root)
         self._runtime = runtime if runtime is not None else SystemRuntime()
-        _refuse_unsafe_roots(self._root)
-        self._temporary = f"{self._root}/{RESERVED}/tmp"
-        self._swept = False
+        self._temporary = TemporaryFiles(self._paths.temporary, self._runtime)
         self._checked = False
 
     @property
     def url(self) -> str:
         """``file://`` and the directory."""
-        return Path(self._root).as_uri()
+        return Path(self._paths.root).as_uri()
 
     def __repr__(self) -> str:
-        return f"LocalStore({self._root!r})"
+        return f"LocalStore({self._paths.root!r})"
 
     def get(
         self,
@@ -134,7 +122,7 @@ class LocalStore:
     @contextmanager
     def _opened(self, key: str) -> Iterator[tuple[int, os.stat_result]]:
         """A regular file, open for reading."""
-        path = self._path(key)
+        path = self._paths.object(key)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
@@ -151,8 +139,8 @@ class LocalStore:
 
     def _was_cut(self, key: str) -> TransientStorageError:
         return TransientStorageError(
-            f"file {self._path(key)!r} was cut to fewer bytes while it was read: it is written by "
-            "something else than this library"
+            f"file {self._paths.object(key)!r} was cut to fewer bytes while it was read: it is "
+            "written by something else than this library"
         )
 
     def put(self, key: str, data: bytes | memoryview) -> None:
@@ -161,34 +149,34 @@ class LocalStore:
 
     def put_pieces(self, key: str, pieces: Sequence[bytes | memoryview]) -> None:
         """See :meth:`opendata_buffer.stores.PutPieces.put_pieces`."""
-        path = self._path(key)
+        path = self._paths.object(key)
         try:
-            self._prepare()
-            with self._written(pieces) as temporary:
+            self._temporary.prepare()
+            with self._temporary.written(pieces) as temporary:
                 # A key that is also written by put_if has a lock file; batches have none.
-                with FileLock(self._lock_path(key), self._runtime, create=False) as lock:
+                with FileLock(self._paths.lock(key), self._runtime, create=False) as lock:
                     self._rename(temporary, path, lock)
                 _sync_name(path)
         except LockTimeout:
-            raise TransientStorageError(_stuck_lock(self._lock_path(key))) from None
+            raise TransientStorageError(_stuck_lock(self._paths.lock(key))) from None
         except OSError as error:
             raise storage_error("write", path, error) from error
 
     def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
         """See :meth:`opendata_buffer.stores.ConditionalPut.put_if`."""
-        path = self._path(key)
+        path = self._paths.object(key)
         try:
             if isinstance(condition, IfVersion) and not os.path.isdir(os.path.dirname(path)):
                 return Vanished()
-            self._prepare()
-            lock_path = self._lock_path(key)
+            self._temporary.prepare()
+            lock_path = self._paths.lock(key)
             if not os.path.isdir(os.path.dirname(lock_path)):
                 make_directories(os.path.dirname(lock_path))
             # Who lost its race already writes nothing. Who has not, writes everything before it
             # takes the lock: a process that is suspended in there stops all the others.
             if (refused := _refusal(path, condition)) is not None:
                 return refused
-            with self._written((data,)) as temporary:
+            with self._temporary.written((data,)) as temporary:
                 with FileLock(lock_path, self._runtime) as lock:
                     if (refused := _refusal(path, condition)) is not None:
                         return refused
@@ -196,7 +184,7 @@ class LocalStore:
                 _sync_name(path)
             return Applied(version)
         except LockTimeout:
-            return Unknown(_stuck_lock(self._lock_path(key)))
+            return Unknown(_stuck_lock(self._paths.lock(key)))
         except _AfterRenameError as error:
             return Unknown(f"file {path!r} was replaced but not made durable: {error}")
         except OSError as error:
@@ -213,21 +201,21 @@ class LocalStore:
         check_key("near", near)
         if self._checked:
             return
-        path = f"{self._root}/{RESERVED}/check"
+        path = self._paths.check
         try:
-            self._prepare()
+            self._temporary.prepare()
             try:
                 with FileLock(path, self._runtime):
                     pass
             except OSError as error:
                 if error.errno in (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EINVAL):
                     raise UnsafeStore(
-                        f"the file system of {self._root!r} has no file locks "
+                        f"the file system of {self._paths.root!r} has no file locks "
                         f"({error.strerror}): two writers would overwrite each other. Use a "
                         "local disk or an s3:// URL."
                     ) from error
                 raise
-            fd, temporary = self._open_temporary()
+            fd, temporary = self._temporary.open()
             try:
                 stamp_later(fd, temporary, os.fstat(fd).st_mtime_ns)
             finally:
@@ -236,119 +224,39 @@ class LocalStore:
         except LockTimeout:
             raise TransientStorageError(_stuck_lock(path)) from None
         except OSError as error:
-            raise storage_error("write", self._root, error) from error
+            raise storage_error("write", self._paths.root, error) from error
         self._checked = True
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Listing:
         """See :meth:`opendata_buffer.stores.List.list`."""
         check_limit(limit)
-        now_ms = self._now_ms()
-        directory, _, _ = prefix.rpartition("/")
-        parts = directory.split("/")
-        outside = directory and any(part in ("", ".", "..") for part in parts)
-        if outside or RESERVED in parts or "\0" in prefix or not _is_text(prefix):
-            return Listing((), now_ms)  # no key starts so
+        now_ms = self._temporary.now_ms()
+        directory = directory_of(prefix)
+        if directory is None:
+            return Listing((), now_ms)
+        root = self._paths.root
         try:
-            found = self._walk(directory, prefix, start_after)
+            found = files_below(root, directory, prefix, start_after)
             objects = tuple(islice(found, limit))
             return Listing(objects, now_ms, truncated=next(found, None) is not None)
         except OSError as error:
-            raise storage_error("list", f"{self._root}/{directory}", error) from error
+            raise storage_error("list", f"{root}/{directory}", error) from error
 
     def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
         """See :meth:`opendata_buffer.stores.Delete.delete_many`."""
         failures = []
         for key in keys:
             try:
-                self._delete(self._path(key), self._lock_path(key))
+                self._delete(self._paths.object(key), self._paths.lock(key))
             except (InvalidInput, StorageError) as error:
                 failures.append(DeleteFailure(key, str(error)))
             except LockTimeout:
-                failures.append(DeleteFailure(key, _stuck_lock(self._lock_path(key))))
+                failures.append(DeleteFailure(key, _stuck_lock(self._paths.lock(key))))
             except OSError as error:
                 failures.append(DeleteFailure(key, str(storage_error("delete", key, error))))
         return tuple(failures)
 
-    # ---- paths
-
-    def _path(self, key: str) -> str:
-        check_key("key", key)
-        segments = key.split("/")
-        if RESERVED in segments:
-            raise InvalidInput(
-                f"key {key!r} lies in {RESERVED!r}, where the store keeps its own files: "
-                "use another name"
-            )
-        for segment in segments:
-            if len(segment.encode()) > 255:
-                raise InvalidInput(
-                    f"key {key!r} has a part of {len(segment.encode())} bytes between slashes: "
-                    "file names have at most 255, use shorter parts"
-                )
-        return f"{self._root}/{key}"
-
-    def _lock_path(self, key: str) -> str:
-        # Hashed, because a name may be as long as file names get.
-        directory, _, name = f"{self._root}/{key}".rpartition("/")
-        return f"{directory}/{RESERVED}/{hashlib.sha256(name.encode()).hexdigest()[:32]}"
-
-    def _prepare(self) -> None:
-        if not os.path.isdir(self._temporary):
-            make_directories(self._temporary)
-        if not self._swept:
-            self._swept = True
-            self._sweep()
-
-    def _sweep(self) -> None:
-        """Remove what killed writers left behind more than a day ago."""
-        now_ns = self._now_ms() * 1_000_000
-        with os.scandir(self._temporary) as entries:
-            for entry in entries:
-                try:
-                    if now_ns - entry.stat(follow_symlinks=False).st_mtime_ns > _DAY_NS:
-                        os.unlink(entry.path)
-                except OSError:
-                    continue  # swept by another process meanwhile, or not ours to remove
-
-    def _now_ms(self) -> int:
-        # The file system's clock stamps the files, and on NFS that is the server's: ages must
-        # be differences of one clock (failure F6).
-        try:
-            fd, temporary = self._open_temporary()
-        except OSError:
-            return self._runtime.now_ms()
-        try:
-            return os.fstat(fd).st_mtime_ns // 1_000_000
-        finally:
-            os.close(fd)
-            os.unlink(temporary)
-
-    # ---- writing
-
-    def _open_temporary(self) -> tuple[int, str]:
-        path = f"{self._temporary}/{self._runtime.ulid()}"
-        return os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666), path
-
-    @contextmanager
-    def _written(self, pieces: Sequence[bytes | memoryview]) -> Iterator[_Temporary]:
-        """A file of these bytes, durable, that has no name in the store yet."""
-        fd, path = self._open_temporary()
-        temporary = _Temporary(fd, path)
-        try:
-            try:
-                if len(pieces) == 1:
-                    write_all(fd, pieces[0])
-                else:
-                    write_pieces(fd, pieces)
-                os.fsync(fd)
-                yield temporary
-            finally:
-                os.close(fd)
-        finally:
-            if not temporary.renamed:
-                unlink_quietly(path)
-
-    def _rename(self, temporary: _Temporary, path: str, lock: FileLock) -> str:
+    def _rename(self, temporary: TemporaryFile, path: str, lock: FileLock) -> str:
         """Give a written file its name; returns its version. Under the key's lock, if it has one.
 
         The stamp is not fsynced: after a power cut nobody remembers the version, and the kernel's
@@ -384,57 +292,12 @@ class LocalStore:
             except (NotADirectoryError, IsADirectoryError):
                 return  # no object of this name
         parent = os.path.dirname(path)
-        while parent != self._root:
+        while parent != self._paths.root:
             try:
                 os.rmdir(parent)
             except OSError:
                 return  # not empty
             parent = os.path.dirname(parent)
-
-    # ---- listing
-
-    def _walk(self, directory: str, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
-        """The files below a directory whose key fits, in order of their keys."""
-        try:
-            with os.scandir(f"{self._root}/{directory}") as entries:
-                # By the key alone: pairs compare their first parts twice.
-                names = sorted(self._names(directory, entries), key=itemgetter(0))
-        except OSError as error:
-            if error.errno in MISSING:
-                return  # pruned meanwhile, or nothing written yet
-            raise
-        for name, entry in names:
-            if name.endswith("/"):
-                wanted = name.startswith(prefix) or prefix.startswith(name)
-                if wanted and (name > start_after or start_after.startswith(name)):
-                    yield from self._walk(name[:-1], prefix, start_after)
-            elif name.startswith(prefix) and name > start_after:
-                info = _info(entry, name)
-                if info is not None:
-                    yield info
-
-    def _names(
-        self, directory: str, entries: Iterable[os.DirEntry[str]]
-    ) -> Iterator[tuple[str, os.DirEntry[str]]]:
-        """Keys of a directory's files, and of its directories with a slash at the end.
-
-        The slash puts a directory where the keys below it belong: ``a-b`` comes before ``a/b``.
-        """
-        above = f"{directory}/" if directory else ""
-        for entry in entries:
-            name = entry.name
-            if name != RESERVED and _is_text(name):
-                end = "/" if entry.is_dir(follow_symlinks=False) else ""
-                yield f"{above}{name}{end}", entry
-
-
-@dataclass(slots=True)
-class _Temporary:
-    """A file that is written and has no name in the store yet."""
-
-    fd: int
-    path: str
-    renamed: bool = False
 
 
 class _AfterRenameError(OSError):
@@ -456,39 +319,6 @@ def _refusal(path: str, condition: Absent | IfVersion) -> Vanished | VersionConf
             return Vanished()
         return None if version_of(found) == condition.version else VersionConflict()
     return None if found is None else VersionConflict()
-
-
-def _refuse_unsafe_roots(root: str) -> None:
-    if root.strip("/") == "":
-        raise InvalidInput(f"store {root!r} is the root of the file system: use a directory")
-    for path in (root, os.path.realpath(root)):
-        top = path.split("/")[1]
-        if top == "dbfs" or (top == "Volumes" and sys.platform != "darwin"):
-            raise InvalidInput(
-                f"store {root!r} is a Databricks mount, which has no file locks and no atomic "
-                "rename: two writers would overwrite each other. Use the s3:// URL of the "
-                "volume's external location instead."
-            )
-
-
-def _is_text(name: str) -> bool:
-    if name.isascii():
-        return True
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False  # bytes that are not UTF-8: no key of ours
-    return True
-
-
-def _info(entry: os.DirEntry[str], key: str) -> ObjectInfo | None:
-    try:
-        status = entry.stat()
-    except OSError:
-        return None  # deleted since it was listed
-    if not stat.S_ISREG(status.st_mode):
-        return None
-    return ObjectInfo(key, status.st_size, status.st_mtime_ns // 1_000_000)
 
 
 def _stuck_lock(path: str) -> str:
