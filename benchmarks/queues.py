@@ -11,7 +11,7 @@ from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, QueueConfig
 from opendata_buffer.formats.batch import Compression, encode_batch
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
-from opendata_buffer.queue.owner import marker_key
+from opendata_buffer.queue.marker import marker_key
 from opendata_buffer.runtime import SystemRuntime
 
 __all__ = ["Queued", "fill", "records_of"]

@@ -29,7 +29,8 @@ from opendata_buffer.errors import (
     QueueReset,
     TransientStorageError,
 )
-from opendata_buffer.queue.owner import Claim, check_owner, claim_for_use, marker_key
+from opendata_buffer.queue.marker import marker_key
+from opendata_buffer.queue.owner import Claim, check_owner, claim_for_use
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Store

@@ -16,8 +16,9 @@ from opendata_buffer.admin.observe import Observer
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptData, InvalidInput, QueueReset
 from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.queue.marker import MARKER_NAME, Marker
 from opendata_buffer.queue.nesting import TOPIC_KEY, exists
-from opendata_buffer.queue.owner import MARKER_NAME, Marker, read_marker
+from opendata_buffer.queue.owner import read_marker
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.words import words_of
 from opendata_buffer.runtime import Runtime

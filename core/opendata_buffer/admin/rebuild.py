@@ -34,7 +34,9 @@ from opendata_buffer.formats.manifest import (
 )
 from opendata_buffer.messages import ACK_TXN, FINAL, MessageId, parse_uuid
 from opendata_buffer.queue.cas import Done, Raced, Register
-from opendata_buffer.queue.owner import MARKER_NAME, Watermark, check_owner, claim_for_use
+from opendata_buffer.queue.marker import MARKER_NAME
+from opendata_buffer.queue.owner import check_owner, claim_for_use
+from opendata_buffer.queue.watermark import Watermark
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Blob, Listing, Store
 from opendata_buffer.topic.topic import is_topic

@@ -26,7 +26,8 @@ from opendata_buffer.errors import Closed, DataLoss, InvalidInput, OpenDataBuffe
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.cas import LAST_LOOK_S
 from opendata_buffer.queue.holder import note_holder
-from opendata_buffer.queue.owner import claim_for_use, marker_key
+from opendata_buffer.queue.marker import marker_key
+from opendata_buffer.queue.owner import claim_for_use
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores import Store

@@ -39,8 +39,9 @@ from opendata_buffer.gc.decision import (
 )
 from opendata_buffer.gc.place import SavedPlace
 from opendata_buffer.queue.cas import CasStore
+from opendata_buffer.queue.marker import MARKER_NAME
 from opendata_buffer.queue.nesting import exists
-from opendata_buffer.queue.owner import MARKER_NAME, Claim, check_owner, claim_queue
+from opendata_buffer.queue.owner import Claim, check_owner, claim_queue
 from opendata_buffer.runtime import Runtime, SystemRuntime, Task
 from opendata_buffer.stores import (
     Delete,

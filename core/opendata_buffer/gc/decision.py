@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from opendata_buffer.formats.keys import location_timestamp_ms, parse_location
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.queue.owner import MARKER_NAME
+from opendata_buffer.queue.marker import MARKER_NAME
 from opendata_buffer.stores import Listing, ObjectInfo
 
 __all__ = ["GcPlan", "Queued", "clock_fault", "name_time_ms", "plan", "spare", "unknown_markers"]

@@ -26,17 +26,15 @@ an exception         Of the change, a check, the codec or the store. Of a change
 How one attempt can end, and what is done about it:
 
 * The store applied it: the version is remembered, the next change needs no read before it.
-* It lost its race: the object is read and the change asked again. The read also looks for our
-  own write, because a proxy that repeats requests turns our success into a conflict. Until it
-  is done the attempt is in doubt; so the last one of all is looked up, too.
-* The answer was lost: the object is read. A write bound to a version that is no longer current
-  can never land any more, which ends the doubt; one bound to the current version still can.
+* It lost its race: the object is read and the change asked again. Until it is read the attempt is
+  in doubt (:mod:`.attempts`); so the last one of all is looked up, too.
+* The answer was lost: the object is read, which ends the doubt unless it has not changed.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -47,6 +45,7 @@ from opendata_buffer.errors import (
     PermanentStorageError,
     TransientStorageError,
 )
+from opendata_buffer.queue.attempts import Attempts, Proof
 from opendata_buffer.retry import BackoffSettings, queue_retry
 from opendata_buffer.runtime import Runtime, deadline, remaining
 from opendata_buffer.stores import (
@@ -67,10 +66,8 @@ __all__ = [
     "Doubtful",
     "Gone",
     "Outcome",
-    "Proof",
     "Raced",
     "Register",
-    "Untraceable",
 ]
 
 log = logging.getLogger(__name__)
@@ -79,7 +76,6 @@ LAST_LOOK_S = 5.0
 """Seconds beyond the deadline for an attempt that began at it, and to look up what it did."""
 
 T = TypeVar("T")
-T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class CasStore(Get, ConditionalPut, Protocol):
@@ -129,31 +125,6 @@ class Doubtful:
 Outcome = Done[T] | Raced | Gone | Doubtful
 
 
-class Untraceable(OpenDataBufferError):
-    """What an attempt wrote may have been in the object and be gone again."""
-
-
-class Proof(Protocol[T_contra]):
-    """How a change that must not be applied twice is recognised in a later value."""
-
-    def mark(self) -> int:
-        """Where the attempt that was decided last would be found; kept while it is in doubt."""
-        ...
-
-    def find(self, now: T_contra, marks: Sequence[int]) -> bool:
-        """Whether one of the attempts of this change is in the value read just now.
-
-        Args:
-            now: The value.
-            marks: Of the attempts in doubt; others surely failed, or were repeated on the way
-                and answered as conflicts.
-
-        Raises:
-            Untraceable: It is not, but it may have been.
-        """
-        ...
-
-
 class _Again(Exception):
     """The attempt lost its race or its answer: retry. Never leaves this module."""
 
@@ -164,57 +135,6 @@ class _Conflict(_Again):
 
 class _Missing(OpenDataBufferError):
     """The object vanished. Never leaves this module."""
-
-
-class _Run(Generic[T]):
-    """One call of :meth:`Register.update`, and what is known of its earlier attempts."""
-
-    def __init__(self, decide: Callable[[T | None], T | None], proof: Proof[T | None] | None):
-        self.decide = decide
-        self.proof = proof
-        self._tried = False
-        self._unseen = False
-        self._mark = 0
-        self._doubts: list[tuple[int, str | None]] = []
-
-    @property
-    def in_doubt(self) -> bool:
-        """Whether an attempt may have landed, or may still land, without our knowing."""
-        return self._unseen or bool(self._doubts)
-
-    @property
-    def first_mark(self) -> int:
-        """Of the first attempt in doubt."""
-        return self._doubts[0][0] if self._doubts else self._mark
-
-    def attempting(self) -> None:
-        self._tried = True
-        self._mark = self.proof.mark() if self.proof is not None else 0
-
-    def settled(self) -> None:
-        """No attempt is in doubt any more."""
-        self._unseen = False
-        self._doubts.clear()
-
-    def raced(self) -> None:
-        """A conflict, which may be our own write's, until the object was read."""
-        self._unseen = True
-
-    def lost_answer(self, version: str | None) -> None:
-        """The answer to an attempt bound to ``version`` was lost."""
-        self._doubts.append((self._mark, version))
-
-    def look(self, now: T | None, version: str | None) -> bool:
-        """Look for the change in what was read after an attempt (failures F1, F2)."""
-        if not self._tried:
-            return False
-        landed = self.proof is not None and self.proof.find(now, [mark for mark, _ in self._doubts])
-        self._unseen = False
-        if landed:
-            self.settled()
-            return True
-        self._doubts = [doubt for doubt in self._doubts if doubt[1] == version]
-        return False
 
 
 class Register(Generic[T]):
@@ -282,11 +202,6 @@ class Register(Generic[T]):
         """The value as last read or written; None when no object was seen yet."""
         return self._value
 
-    @property
-    def exists(self) -> bool:
-        """Whether the object was there when last read or written."""
-        return self._version is not None
-
     def read(self) -> Done[T | None] | Gone:
         """The value as it is now. One conditional GET; an unchanged object is not transferred.
 
@@ -329,11 +244,11 @@ class Register(Generic[T]):
         from_memory: bool,
     ) -> Outcome[T | None]:
         self._fresh = self._fresh and from_memory
-        run: _Run[T] = _Run(decide, proof)
+        run: Attempts[T] = Attempts(proof)
         started, attempts = self._runtime.monotonic(), self.attempts
         try:
             try:
-                value: T | None = self._changing(self._attempt, run)
+                value: T | None = self._changing(self._attempt, decide, run)
                 if proof is None or not run.in_doubt:
                     return Done(value)
                 reason = "nothing more was to be written, but an earlier attempt may still land"
@@ -356,7 +271,7 @@ class Register(Generic[T]):
             return Doubtful(reason, run.first_mark)
         return Raced(self.attempts - attempts, self._runtime.monotonic() - started)
 
-    def _attempt(self, run: _Run[T]) -> T | None:
+    def _attempt(self, decide: Callable[[T | None], T | None], run: Attempts[T]) -> T | None:
         remembered = self._fresh
         if not remembered:
             self._read_once()
@@ -364,7 +279,7 @@ class Register(Generic[T]):
                 return self._value
         before = self._value
         try:
-            after = run.decide(before)
+            after = decide(before)
             if after is not before and after is not None and self._check_write is not None:
                 self._check_write(before, after)
         except Exception:
@@ -375,10 +290,10 @@ class Register(Generic[T]):
             if not remembered:
                 return before
             self._fresh = False
-            return self._attempt(run)
+            return self._attempt(decide, run)
         return self._write(run, after)
 
-    def _write(self, run: _Run[T], after: T) -> T:
+    def _write(self, run: Attempts[T], after: T) -> T:
         left_s = remaining()
         if left_s is not None and left_s <= 0:
             # A store that is given no time answers "unknown" without having sent anything.
@@ -389,13 +304,12 @@ class Register(Generic[T]):
         # holds when put_if raises.
         self._fresh = False
         self.attempts += 1
-        run.attempting()
+        run.begin()
         outcome = self._store.put_if(self._key, self._encode(after), condition)
         match outcome:
             case Applied(written):
                 self._value, self._version, self._fresh = after, written, True
-                # Earlier attempts were bound to the version this one replaced, or to older ones.
-                run.settled()
+                run.landed()
                 return after
             case VersionConflict():
                 self.conflicts += 1

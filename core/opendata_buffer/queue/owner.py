@@ -1,154 +1,53 @@
-"""Which queue a data prefix belongs to, and how far that queue was: the marker below the prefix.
+"""Claiming a data prefix for one queue, and what its marker remembers of the manifest.
 
 The garbage collector deletes what its manifest does not name. Two queues with one data prefix
-would therefore delete each other's batches, even though both manifests are sound. The marker
-``<prefix>/_owner.json`` names the one manifest the prefix belongs to; whoever comes with
-another one is refused before it writes a batch or deletes one (failure F7)::
+would therefore delete each other's batches, even though both manifests are sound. The prefix's
+marker (:mod:`.marker`) names the one manifest it belongs to; whoever comes with another one is
+refused before it writes a batch or deletes one (failure F7).
 
-    {"version": 1, "manifest": "manifest", "id": "01J5...", "next_sequence": 42, "epoch": 3,
-     "acked": 39, "acked_location": "ingest/01J6....batch"}
-
-``manifest`` is relative to the marker, as a link would be: the same queue opened as
-``s3://bucket`` or as ``s3://bucket/root`` is the same owner. ``id`` is a ULID, drawn once:
-positions in a queue are bare sequences, and only the id tells one queue's from another's, or
-from those of a queue that was deleted and made anew (failure F4).
-
-The other four are the watermark, which the manifest has once reached. It lags,
-because it is written seldom (:meth:`Claim.note`), and never runs ahead. A manifest that is gone
-or behind it was lost or restored from an old copy: its unread batches are named by nothing any
-more, and the collector would delete them. Markers without a watermark are read as well; readers
-that do not know it ignore it. See the decision on the watermark.
+The marker also remembers a watermark of the manifest. That lags, because it is written seldom
+(:meth:`Claim.note`), and never runs ahead. A manifest that is gone or behind it was lost or
+restored from an old copy: its unread batches are named by nothing any more, and the collector
+would delete them (failure F4).
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import posixpath
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
 
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import (
-    CorruptData,
-    CorruptManifest,
-    ObjectNotFound,
     OpenDataBufferError,
-    PermanentStorageError,
     PrefixConflict,
     QueueReset,
     TransientStorageError,
 )
 from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
 from opendata_buffer.queue.cas import CasStore, Done, Raced, Register
+from opendata_buffer.queue.continuity import check_reached
+from opendata_buffer.queue.marker import MARKER_NAME, Marker, marker_key
 from opendata_buffer.queue.nesting import refuse_nesting
 from opendata_buffer.queue.verdict import StoreVerdict
-from opendata_buffer.queue.words import shell_words
+from opendata_buffer.queue.watermark import Watermark
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
-from opendata_buffer.stores import Blob, List
+from opendata_buffer.stores import List
 
-__all__ = [
-    "MARKER_NAME",
-    "Claim",
-    "Marker",
-    "Watermark",
-    "check_owner",
-    "claim_for_use",
-    "claim_queue",
-    "marker_key",
-    "read_marker",
-]
+__all__ = ["Claim", "check_owner", "claim_for_use", "claim_queue", "read_marker"]
 
 log = logging.getLogger(__name__)
 
-MARKER_NAME = "_owner.json"
 NOTE_INTERVAL_S = 60.0
 """Seconds between two notes of a watermark by one process, while it writes."""
 
-_VERSION = 1
-_FIELDS = frozenset(
-    {"version", "manifest", "id", "next_sequence", "epoch", "acked", "acked_location"}
-)
 _MAX_BYTES = 64 * 1024
 _NOTE_DEADLINE_MS = 5_000
 
 
 class ClaimStore(CasStore, List, Protocol):
     """What claiming a queue needs of a store."""
-
-
-def marker_key(data_path_prefix: str) -> str:
-    """The key of the marker of a data prefix."""
-    return f"{data_path_prefix}/{MARKER_NAME}"
-
-
-@dataclass(frozen=True, slots=True)
-class Watermark:
-    """What a manifest has reached; later ones are never below it.
-
-    Attributes:
-        next_sequence: What the next appended batch got.
-        epoch: Of the last consumer.
-        acked: The highest sequence that a consumer took out of the manifest; None when none.
-        acked_location: Where that batch was; empty when that is not known.
-    """
-
-    next_sequence: int
-    epoch: int
-    acked: int | None = None
-    acked_location: str = ""
-
-    @classmethod
-    def of(cls, manifest: Manifest, acked_location: str = "") -> Watermark:
-        """The watermark of a manifest."""
-        acked = manifest.first_sequence - 1 if manifest.first_sequence else None
-        return cls(manifest.next_sequence, manifest.epoch, acked, acked_location)
-
-    def covers(self, other: Watermark) -> bool:
-        """Whether it is not below the other in anything."""
-        return all(mine >= its for mine, its in zip(self._levels, other._levels, strict=True))
-
-    def knows(self, other: Watermark) -> bool:
-        """Whether it covers the other, and where the last batch was if the other knows that.
-
-        Whoever only reads the manifest, a collector or a producer, knows how far it is and not
-        where that batch was: its note must not keep the consumer from adding that.
-        """
-        if self.acked == other.acked and other.acked_location and not self.acked_location:
-            return False
-        return self.covers(other)
-
-    def joined(self, other: Watermark) -> Watermark:
-        """The lowest one that covers both."""
-        further = max(self, other, key=lambda each: (each._levels[2], each.acked_location))
-        return Watermark(
-            max(self.next_sequence, other.next_sequence),
-            max(self.epoch, other.epoch),
-            further.acked,
-            further.acked_location,
-        )
-
-    @property
-    def _levels(self) -> tuple[int, int, int]:
-        return self.next_sequence, self.epoch, -1 if self.acked is None else self.acked
-
-
-@dataclass(frozen=True, slots=True)
-class Marker:
-    """The marker of one data prefix.
-
-    Attributes:
-        manifest_path: Key of the manifest that the prefix belongs to.
-        queue_id: The queue's id; empty for a marker that has none.
-        watermark: None when none was noted yet.
-        others: Fields of later versions, kept when the marker is written again.
-    """
-
-    manifest_path: str
-    queue_id: str
-    watermark: Watermark | None
-    others: Mapping[str, Any]
 
 
 class Claim:
@@ -184,33 +83,8 @@ class Claim:
         Raises:
             QueueReset: With what to do about it.
         """
-        seen = self._seen
-        if seen is None:
-            return
-        if (
-            manifest is not None
-            and manifest.next_sequence >= seen.next_sequence
-            and manifest.epoch >= seen.epoch
-        ):
-            return
-        path, url = self._config.manifest_path, self._store.url
-        if manifest is None:
-            what = (
-                f"manifest {path!r} is gone from {url}: it had reached next sequence "
-                f"{seen.next_sequence} and epoch {seen.epoch}"
-            )
-        else:
-            what = (
-                f"manifest {path!r} in {url} went backwards: next sequence {seen.next_sequence} "
-                f"-> {manifest.next_sequence}, epoch {seen.epoch} -> {manifest.epoch}. It was "
-                "deleted and recreated, or restored from an old copy"
-            )
-        raise QueueReset(
-            f"{what}. Batches that wait to be read may be named by nothing now. Stop producers, "
-            "consumers and collectors. Then 'opendata-buffer manifest rebuild "
-            f"{shell_words(url, self._config)}' enqueues them again. To start over "
-            "without them, use --recreate (in Python recreate=True)."
-        )
+        if self._seen is not None:
+            check_reached(self._seen, manifest, self._config, self._store.url)
 
     def note(self, manifest: Manifest, *, now: bool = False, acked_location: str = "") -> None:
         """Let the marker remember how far a manifest is, that was read or written just now.
@@ -286,7 +160,7 @@ def _claim_for_use(store: ClaimStore, config: QueueConfig, runtime: Runtime) -> 
     verdict.keep()
     if claim.watermark is None:
         return claim
-    manifest = _read_manifest(store, config)
+    manifest = _read_manifest(store, config, runtime)
     try:
         claim.check(manifest)
     except QueueReset as error:
@@ -388,28 +262,26 @@ def _register(store: CasStore, config: QueueConfig, runtime: Runtime) -> Registe
     return Register(
         store,
         marker_key(prefix),
-        decode=lambda data: _decode(prefix, data),
-        encode=lambda marker: _encode(prefix, marker),
+        decode=lambda data: Marker.from_json(data, prefix),
+        encode=lambda marker: marker.to_json(prefix),
         runtime=runtime,
         settings=config,
         max_bytes=_MAX_BYTES,
     )
 
 
-def _read_manifest(store: CasStore, config: QueueConfig) -> Manifest | None:
-    key = config.manifest_path
-    try:
-        got = store.get(key, max_bytes=MAX_MANIFEST_BYTES)
-    except ObjectNotFound:
-        return None
-    if not isinstance(got, Blob):
-        raise PermanentStorageError(
-            f"store {store.url} answered 'not modified' to a plain read of {key!r}"
-        )
-    try:
-        return Manifest.parse(got.data)
-    except CorruptManifest as error:
-        raise CorruptManifest(f"{key!r} in {store.url}: {error}") from error
+def _read_manifest(store: CasStore, config: QueueConfig, runtime: Runtime) -> Manifest | None:
+    register = Register(
+        store,
+        config.manifest_path,
+        decode=Manifest.parse,
+        encode=lambda manifest: manifest.raw,
+        runtime=runtime,
+        settings=config,
+        max_bytes=MAX_MANIFEST_BYTES,
+    )
+    found = register.read()
+    return found.value if isinstance(found, Done) else None
 
 
 def _check_manifest_path(marker: Marker, config: QueueConfig) -> None:
@@ -418,48 +290,4 @@ def _check_manifest_path(marker: Marker, config: QueueConfig) -> None:
 
 
 def _new_marker(config: QueueConfig, runtime: Runtime) -> Marker:
-    return Marker(config.manifest_path, runtime.ulid(), None, {})
-
-
-def _encode(data_path_prefix: str, marker: Marker) -> bytes:
-    fields: dict[str, Any] = {
-        "version": _VERSION,
-        "manifest": posixpath.relpath("/" + marker.manifest_path, "/" + data_path_prefix),
-        "id": marker.queue_id,
-    }
-    if marker.watermark is not None:
-        fields["next_sequence"] = marker.watermark.next_sequence
-        fields["epoch"] = marker.watermark.epoch
-        if marker.watermark.acked is not None:
-            fields["acked"] = marker.watermark.acked
-            fields["acked_location"] = marker.watermark.acked_location
-    return json.dumps({**marker.others, **fields}, ensure_ascii=False).encode() + b"\n"
-
-
-def _decode(data_path_prefix: str, data: bytes) -> Marker:
-    try:
-        fields = json.loads(data.decode())
-    except (ValueError, RecursionError):
-        fields = None
-    match fields:
-        case {"version": 1, "manifest": str(relative)} if relative:
-            # No leading slash: '..' beyond the store's root stays visible and never matches.
-            owner = posixpath.normpath(posixpath.join(data_path_prefix, relative))
-            others = {name: value for name, value in fields.items() if name not in _FIELDS}
-            return Marker(owner, str(fields.get("id", "")), _watermark(fields), others)
-    raise CorruptData(
-        f"owner marker holds {data[:100]!r} and not "
-        f'{{"version": {_VERSION}, "manifest": "..."}}: a later version of this library or '
-        "somebody else wrote it. If one queue alone uses this data prefix, delete the object."
-    )
-
-
-def _watermark(fields: Mapping[str, Any]) -> Watermark | None:
-    match fields:
-        case {"next_sequence": int(next_sequence), "epoch": int(epoch)}:
-            acked = fields.get("acked")
-            location = fields.get("acked_location", "")
-            if isinstance(acked, int) and isinstance(location, str):
-                return Watermark(next_sequence, epoch, acked, location)
-            return Watermark(next_sequence, epoch)
-    return None
+    return Marker(config.manifest_path, runtime.ulid())

@@ -10,19 +10,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from opendata_buffer import metrics
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import (
     CommitStateUnknown,
     Conflict,
-    DataLoss,
     Drained,
     Fenced,
     InvalidInput,
     QueueFull,
-    QueueReset,
     TransientStorageError,
 )
 from opendata_buffer.formats.invariants import check_transition
@@ -32,6 +30,7 @@ from opendata_buffer.formats.manifest import (
     Manifest,
     NewEntry,
 )
+from opendata_buffer.queue.append import Append
 from opendata_buffer.queue.cas import (
     CasStore,
     Done,
@@ -40,10 +39,9 @@ from opendata_buffer.queue.cas import (
     Outcome,
     Raced,
     Register,
-    Untraceable,
 )
+from opendata_buffer.queue.continuity import check_follows, check_resume, vanished
 from opendata_buffer.queue.owner import Claim
-from opendata_buffer.queue.words import shell_words
 from opendata_buffer.runtime import Runtime
 
 __all__ = ["Queue"]
@@ -102,7 +100,7 @@ class Queue:
             runtime=runtime,
             settings=config,
             max_bytes=MAX_MANIFEST_BYTES,
-            check_read=self._check_read,
+            check_read=lambda known, now: check_follows(known, now, config, store.url),
             check_write=lambda before, after: check_transition(before or Manifest.empty(), after),
             after_conflict=after_conflict or self._soon,
         )
@@ -156,7 +154,7 @@ class Queue:
         """
         found = self._register.read()
         if isinstance(found, Gone):
-            raise self._vanished()
+            raise vanished(self._config, self._store.url)
         if self._claim is not None:
             self._claim.check(found.value)
         return found.value
@@ -196,7 +194,7 @@ class Queue:
         if not entries:
             raise InvalidInput("append of no entries: give at least one")
         check = self._check_append if not makes_room else lambda before, _: self._check_open(before)
-        append = _Append(entries, check, guard)
+        append = Append(entries, check, guard)
         outcome = self._update(append.decide, append, from_memory=not read_first)
         if isinstance(outcome, Doubtful):
             seen = self._register.last_seen
@@ -228,7 +226,13 @@ class Queue:
         def claim(before: Manifest) -> Manifest:
             self._check_open(before)
             if last_acked_sequence is not None:
-                self._check_resume(before, last_acked_sequence, allow_data_loss)
+                check_resume(
+                    self._register.last_seen,
+                    last_acked_sequence,
+                    self._config,
+                    self._store.url,
+                    allow_data_loss=allow_data_loss,
+                )
             after = before.with_epoch(before.epoch + 1)
             return after if last_acked_sequence is None else after.drop_through(last_acked_sequence)
 
@@ -322,7 +326,7 @@ class Queue:
     def _update(
         self,
         change: Callable[[Manifest], Manifest],
-        append: _Append[T] | None = None,
+        append: Append[T] | None = None,
         *,
         from_memory: bool = False,
     ) -> Outcome[Manifest | None]:
@@ -369,7 +373,7 @@ class Queue:
         if isinstance(outcome, Raced):
             raise Conflict(self._key, outcome.attempts, outcome.waited_s)
         if isinstance(outcome, Gone):
-            raise self._vanished()
+            raise vanished(self._config, self._store.url)
         manifest = outcome.value
         if self._claim is not None and manifest is not None:
             self._claim.note(manifest, acked_location=self._acked_location(manifest))
@@ -385,56 +389,6 @@ class Queue:
             return ""
         return self._dropped[1]
 
-    def _check_read(self, known: Manifest, now: Manifest) -> None:
-        if now.next_sequence < known.next_sequence or now.epoch < known.epoch:
-            raise QueueReset(
-                f"manifest {self._key!r} in {self._store.url} went backwards: next sequence "
-                f"{known.next_sequence} -> {now.next_sequence}, epoch {known.epoch} -> "
-                f"{now.epoch}. It was deleted and recreated, or restored from an old copy. "
-                f"{self._mend()}"
-            )
-
-    def _vanished(self) -> QueueReset:
-        return QueueReset(
-            f"manifest {self._key!r} in {self._store.url} vanished while in use. It is not "
-            "recreated: sequences would start again at 0 and acknowledged positions would hide "
-            f"new batches. {self._mend()} Check lifecycle rules on the bucket."
-        )
-
-    def _mend(self) -> str:
-        return (
-            "Stop producers, consumers and collectors. Restore the latest version (bucket "
-            "versioning), or let 'opendata-buffer manifest rebuild "
-            f"{shell_words(self._store.url, self._config)}' enqueue the batches again that are "
-            "still there."
-        )
-
-    def _check_resume(self, before: Manifest, last_acked: int, allow_data_loss: bool) -> None:
-        if last_acked < 0:
-            raise InvalidInput(
-                f"last_acked_sequence is {last_acked}: use None to start at the oldest entry"
-            )
-        if not self._register.exists:
-            raise QueueReset(
-                f"cannot resume after sequence {last_acked}: manifest {self._key!r} does not "
-                f"exist in {self._store.url}. The queue was deleted or the URL, data_path_prefix "
-                "or manifest_path is another queue's. Start without a position to create it."
-            )
-        if last_acked >= before.next_sequence:
-            raise QueueReset(
-                f"cannot resume after sequence {last_acked}: manifest {self._key!r} ends at "
-                f"{before.next_sequence - 1}. The queue was recreated or the position belongs to "
-                "another queue. Start without a position to read what is queued now."
-            )
-        if last_acked + 1 < before.first_sequence and not allow_data_loss:
-            raise DataLoss(
-                self._key,
-                last_acked + 1,
-                before.first_sequence,
-                "Another consumer read this queue. Resume from its position, or accept the loss "
-                "explicitly.",
-            )
-
     def _check_append(self, before: Manifest, after: Manifest) -> None:
         self._check_open(before)
         limit = self._config.max_manifest_bytes
@@ -446,47 +400,3 @@ class Queue:
             if written_ms is not None:
                 oldest_ms = max(0, self._runtime.now_ms() - written_ms)
         raise QueueFull(self._key, after.size, limit, before.entry_count, oldest_ms)
-
-
-class _Append(Generic[T]):
-    """One group on its way into the manifest; tells the register how to recognise it."""
-
-    def __init__(
-        self,
-        entries: Sequence[NewEntry],
-        check: Callable[[Manifest, Manifest], None],
-        guard: Callable[[Manifest], T | None] | None,
-    ) -> None:
-        self._entries = entries
-        self._check = check
-        self._guard = guard
-        self.sequence = -1
-        self.stopped: T | None = None
-
-    def decide(self, before: Manifest) -> Manifest:
-        self.stopped = None if self._guard is None else self._guard(before)
-        if self.stopped is not None:
-            return before
-        after = before.append(self._entries)
-        self._check(before, after)
-        self.sequence = before.next_sequence
-        return after
-
-    def mark(self) -> int:
-        """The first sequence of the attempt."""
-        return self.sequence
-
-    def find(self, now: Manifest | None, marks: Sequence[int]) -> bool:
-        """Whether the group is in the manifest: idempotent by location."""
-        if now is None:
-            return False
-        # A search of bytes, decoding nothing. It looks for the last entry because the consumer
-        # drops the group from its front.
-        last = now.find(self._entries[-1].location)
-        if last is None:
-            if any(mark < now.first_sequence for mark in marks):
-                raise Untraceable("those sequences were dequeued since")
-            return False
-        self.sequence = last - len(self._entries) + 1
-        self.stopped = None
-        return True

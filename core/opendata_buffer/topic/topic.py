@@ -17,8 +17,9 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.queue.cas import Done, Gone, Outcome, Register
+from opendata_buffer.queue.marker import MARKER_NAME
 from opendata_buffer.queue.nesting import LOOKED_AT, TOPIC_KEY
-from opendata_buffer.queue.owner import MARKER_NAME, check_owner
+from opendata_buffer.queue.owner import check_owner
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores import Get, Store

@@ -18,7 +18,7 @@ from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import FOOTER_SIZE, Manifest, NewEntry
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, FINAL, build_uuid
 from opendata_buffer.producer.producer import Producer
-from opendata_buffer.queue.owner import Watermark
+from opendata_buffer.queue.watermark import Watermark
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores import Absent, Blob, IfVersion, Listing, ObjectInfo, PutOutcome, Unknown
 from opendata_buffer.stores.memory import MemoryStore

@@ -16,12 +16,12 @@ from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.owner import (
     NOTE_INTERVAL_S,
-    Watermark,
     check_owner,
     claim_for_use,
     claim_queue,
 )
 from opendata_buffer.queue.queue import Queue
+from opendata_buffer.queue.watermark import Watermark
 from opendata_buffer.stores import Absent, Blob, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
