@@ -25,7 +25,7 @@ from opendata_buffer import (
     Transaction,
     WriteHandle,
 )
-from opendata_buffer.producer.batcher import Call
+from opendata_buffer.producer.call import Call
 from opendata_buffer.stores.factory import open_store
 from opendata_buffer.topic.topic import is_topic
 

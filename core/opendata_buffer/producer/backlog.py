@@ -17,7 +17,9 @@ from opendata_buffer.commit.upload import Lane, LateUpload, Stage, Upload
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, FlushFailed, OpenDataBufferError, QueueFull
 from opendata_buffer.locks import locked
-from opendata_buffer.producer.batcher import Batch, Batcher, Call
+from opendata_buffer.producer.batch import Batch
+from opendata_buffer.producer.batcher import Batcher
+from opendata_buffer.producer.call import Call
 from opendata_buffer.producer.run import Current, Item, Run, held_at_opening
 from opendata_buffer.runtime import Moment, Runtime
 

@@ -4,24 +4,17 @@ Knows no thread and no store; times are passed in, as seconds of a monotonic clo
 
 The thread that calls ``produce()`` may be interrupted between any two steps (Ctrl-C), so every
 change here is one step that leaves all else valid: a call is accepted by one ``append``, a batch
-is sealed by setting one attribute. What counts calls and bytes is changed before and may then be
-too high, never too low; it is dropped with its batch, and what is uploaded is counted anew. Only
-what comes through an open :class:`~.run.Run` is counted at closing it.
+is sealed by setting one attribute.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from uuid import UUID
 
 from opendata_buffer.commit.durability import Completion, DurabilityWatcher, WriteHandle
-from opendata_buffer.commit.upload import Upload
-from opendata_buffer.formats.batch import Compression, seal_pieces
-from opendata_buffer.formats.keys import Transaction
-from opendata_buffer.formats.manifest import Metadata
-from opendata_buffer.producer.block import BlockBuilder
+from opendata_buffer.producer.batch import Batch
+from opendata_buffer.producer.call import Call
 from opendata_buffer.producer.run import (
     CLOSED,
     RUN_S,
@@ -33,190 +26,12 @@ from opendata_buffer.producer.run import (
     records_in,
 )
 
-__all__ = ["CALL_BYTES", "Batch", "Batcher", "Call"]
+__all__ = ["Batcher"]
 
 MAX_RECORDS = 2**32 - 1
 
 METADATA_FLUSH_BYTES = 4 * 1024 * 1024
 """Metadata beyond which a batch is full: it is one entry of the manifest (failure F35)."""
-
-RANGE_BYTES = 16
-"""What a metadata range takes in the manifest beside its payload."""
-
-CALL_BYTES = 256
-"""What a waiting call takes of the producer's budget beside its bytes: about what its objects
-take of the process's memory."""
-
-
-@dataclass(slots=True, eq=False)
-class Call:
-    """One ``produce()`` call, encoded.
-
-    Attributes:
-        block: Its entries as a piece of a record block.
-        count: How many entries.
-        metadata: The caller's metadata payload.
-        ingestion_time_ms: When the call was made, milliseconds since the Unix epoch.
-        transaction: Whose the call is; it then has a batch of its own.
-        message: Identity of the call as a message; it then has a batch of its own, too.
-    """
-
-    block: bytes | memoryview
-    count: int
-    metadata: bytes
-    ingestion_time_ms: int
-    transaction: Transaction | None = None
-    message: UUID | None = None
-
-    @property
-    def alone(self) -> bool:
-        """Whether it has a batch to itself."""
-        return self.transaction is not None or self.message is not None
-
-    @property
-    def held(self) -> int:
-        """Bytes of the producer's budget that it takes."""
-        return len(self.block) + len(self.metadata) + CALL_BYTES
-
-    @property
-    def size(self) -> int:
-        """Bytes of its records in a block."""
-        return len(self.block)
-
-
-def _continues(part: Call | Run, before: Call | Run) -> bool:
-    """Whether one metadata range can stand for both."""
-    return part.ingestion_time_ms == before.ingestion_time_ms and part.metadata == before.metadata
-
-
-@dataclass(slots=True, eq=False)
-class Batch:
-    """The calls that go into one object.
-
-    Attributes:
-        completion: Shared by the handles of its calls.
-        due_at: When it is sealed at the latest, monotonic seconds.
-        parts: In produce order; none in a separator.
-        run: The last part, while it is not counted.
-        size: Bytes of the record block, at most.
-        metadata_size: Bytes that the ranges take in the manifest, at most.
-        count: Records, at most.
-        calls: Calls, at most.
-        held: Bytes of the producer's budget, at most.
-        held_before: Bytes that the batches took which were ahead of it when it was opened.
-        sealed_at: When it was sealed, monotonic seconds; None while it is open.
-    """
-
-    completion: Completion
-    due_at: float
-    parts: list[Call | Run] = field(default_factory=list)
-    run: Run | None = None
-    size: int = 0
-    metadata_size: int = 0
-    count: int = 0
-    calls: int = 0
-    held: int = 0
-    held_before: int = 0
-    sealed_at: float | None = None
-
-    @property
-    def alone(self) -> Call | None:
-        """The call that has this batch to itself because of its identity."""
-        first = self.parts[0] if self.parts else None
-        return first if isinstance(first, Call) and first.alone else None
-
-    @property
-    def transaction(self) -> Transaction | None:
-        """Identity of the call that has this batch to itself."""
-        return self.alone.transaction if self.alone else None
-
-    @property
-    def message(self) -> UUID | None:
-        """Identity as a message of the call that has this batch to itself."""
-        return self.alone.message if self.alone else None
-
-    def add(self, call: Call) -> None:
-        """Accept a call."""
-        self._count(call, 1)
-        self._make_range(call)
-        self.parts.append(call)
-
-    def open(self, run: Run) -> None:
-        """Accept a run, which goes on to take calls; it is counted by :meth:`fold`."""
-        self._make_range(run)
-        self.run = run
-        self.parts.append(run)
-
-    def fold(self) -> None:
-        """Close the run, if there is one, and count what is in it."""
-        run = self.run
-        if run is not None:
-            run.close()
-            self._count(run, run.calls)
-            self.run = None
-
-    def _count(self, part: Call | Run, calls: int) -> None:
-        self.size += part.size
-        self.count += part.count
-        self.held += part.held
-        self.calls += calls
-
-    def _make_range(self, part: Call | Run) -> None:
-        if not self.parts or not _continues(part, self.parts[-1]):
-            self.metadata_size += RANGE_BYTES + len(part.metadata)
-
-    def upload(self, deadline: float) -> Upload:
-        """The upload of this batch, to be given up at ``deadline`` (monotonic seconds)."""
-        return Upload(
-            completion=self.completion,
-            transaction=self.transaction,
-            message=self.message,
-            # A batch without calls is the separator in front of a first transaction. Messages
-            # are told by their clocks: of one that failed a later one says nothing.
-            ordered=not self.parts or (self.transaction is not None and self.message is None),
-            calls=self.calls,
-            held=self.held,
-            deadline=deadline,
-        )
-
-    def encode(self, compression: Compression, level: int) -> EncodedBatch:
-        """What is stored and queued; counted anew, part by part. Its run is closed."""
-        ranges: list[Metadata] = []
-        block = BlockBuilder()
-        before: Call | Run | None = None
-        for part in self.parts:
-            if before is None or not _continues(part, before):
-                ranges.append(Metadata(block.count, part.ingestion_time_ms, part.metadata))
-            before = part
-            if isinstance(part, Run):
-                block.add_run(part)
-            else:
-                block.add(part.block, part.count)
-        pieces = block.pieces()
-        sealed = seal_pieces(pieces, block.count, compression, level)
-        return EncodedBatch(sealed, tuple(ranges), block.count, sum(map(len, pieces)))
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedBatch:
-    """A batch as it is stored and queued.
-
-    Attributes:
-        pieces: The object's bytes, one piece behind the other.
-        metadata: The ranges of its queue entry.
-        count: Records in it.
-        size: Bytes of its record block, before compression.
-    """
-
-    pieces: list[bytes | memoryview]
-    metadata: tuple[Metadata, ...]
-    count: int
-    size: int
-
-    @property
-    def data(self) -> bytes:
-        """The object's bytes, joined."""
-        return b"".join(self.pieces)
 
 
 class Batcher:

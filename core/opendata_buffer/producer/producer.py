@@ -24,8 +24,8 @@ from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, FlushFailed, InvalidInput
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.messages import parse_uuid
-from opendata_buffer.producer.batcher import Call
 from opendata_buffer.producer.block import encode_entries, encode_list
+from opendata_buffer.producer.call import Call
 from opendata_buffer.producer.pipeline import Pipeline
 from opendata_buffer.producer.run import CLOSED, PIECE_HELD, RECORD_HELD, Current, Item
 from opendata_buffer.runtime import Runtime, SystemRuntime

@@ -7,7 +7,7 @@ from opendata_buffer.commit.upload import Stage, Upload
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import TransientStorageError
 from opendata_buffer.formats.keys import batch_key, tagged_ulid
-from opendata_buffer.producer.batcher import Batch
+from opendata_buffer.producer.batch import Batch
 from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import Moment, Runtime, deadline
 from opendata_buffer.stores import Put, PutPieces

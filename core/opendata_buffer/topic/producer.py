@@ -14,7 +14,7 @@ from opendata_buffer.commit.durability import WriteHandle
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.mapping import Keys, Mapping
-from opendata_buffer.producer.batcher import Call
+from opendata_buffer.producer.call import Call
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores import Store

@@ -36,7 +36,7 @@ from opendata_buffer.errors import (
     OpenDataBufferError,
 )
 from opendata_buffer.messages import OUTSIDE_TXN, Clock, build_uuid, new_producer_id
-from opendata_buffer.producer.batcher import Call
+from opendata_buffer.producer.call import Call
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores import Store

@@ -6,7 +6,7 @@ from opendata_buffer.commit.durability import WriteHandle
 from opendata_buffer.commit.settlement import ROLL_BACK
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.messages import CONTINUE_TXN, build_uuid
-from opendata_buffer.producer.batcher import Call
+from opendata_buffer.producer.call import Call
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.topic.intents import AckIntents

@@ -18,7 +18,7 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.producer.backlog import Backlog, Work
-from opendata_buffer.producer.batcher import CALL_BYTES, Call
+from opendata_buffer.producer.call import CALL_BYTES, Call
 from opendata_buffer.runtime import Moment
 from opendata_buffer.testing.runtime import ManualRuntime
 

@@ -8,14 +8,9 @@ from opendata_buffer.commit.durability import Completion
 from opendata_buffer.formats.batch import Compression, decode_batch
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Metadata
-from opendata_buffer.producer.batcher import (
-    CALL_BYTES,
-    METADATA_FLUSH_BYTES,
-    RANGE_BYTES,
-    Batch,
-    Batcher,
-    Call,
-)
+from opendata_buffer.producer.batch import RANGE_BYTES, Batch
+from opendata_buffer.producer.batcher import METADATA_FLUSH_BYTES, Batcher
+from opendata_buffer.producer.call import CALL_BYTES, Call
 from opendata_buffer.testing.runtime import ManualRuntime
 
 
@@ -126,34 +121,6 @@ def test_f35_metadata_fills_a_batch_too() -> None:
     b.add(call(b"a", payload, at=3), now=0.0)
     (full,) = sealed(b)
     assert (full.calls, full.metadata_size) == (4, 4 * (RANGE_BYTES + len(payload)))
-
-
-def test_f35_a_thousand_single_record_calls_make_a_range_for_each_millisecond() -> None:
-    # What the manifest carries for a batch is written again with each append.
-    b = batcher(flush_size=10**6, max_size=10**6)
-    for n in range(1_000):
-        b.add(call(b"x", b"topic", at=n // 100), now=0.0)
-    batch = take(b)
-    assert batch is not None
-    assert batch.encode(Compression.NONE, 3).metadata == tuple(
-        Metadata(n * 100, n, b"topic") for n in range(10)
-    )
-    assert batch.metadata_size == 10 * (RANGE_BYTES + len(b"topic"))
-
-
-def test_calls_that_differ_in_time_or_payload_keep_a_range_of_their_own() -> None:
-    b = batcher()
-    for payload, at in ((b"a", 1), (b"a", 1), (b"b", 1), (b"a", 1), (b"a", 2), (b"a", 1)):
-        b.add(call(b"", payload, at=at), now=0.0)
-    batch = take(b)
-    assert batch is not None
-    assert batch.encode(Compression.NONE, 3).metadata == (
-        Metadata(0, 1, b"a"),
-        Metadata(2, 1, b"b"),
-        Metadata(3, 1, b"a"),
-        Metadata(4, 2, b"a"),
-        Metadata(5, 1, b"a"),
-    )
 
 
 def test_no_batch_exceeds_what_readers_accept() -> None:

@@ -12,7 +12,8 @@ from opendata_buffer.errors import PermanentStorageError, TransientStorageError
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Metadata
-from opendata_buffer.producer.batcher import Batch, Call
+from opendata_buffer.producer.batch import Batch
+from opendata_buffer.producer.call import Call
 from opendata_buffer.producer.uploader import Uploader
 from opendata_buffer.stores import NotModified
 from opendata_buffer.stores.local import LocalStore

@@ -7,7 +7,7 @@ import pytest
 from opendata_buffer.errors import TransientStorageError
 from opendata_buffer.formats.keys import Transaction, parse_location
 from opendata_buffer.messages import CONTINUE_TXN, MessageId, parse_uuid
-from opendata_buffer.producer.batcher import Call
+from opendata_buffer.producer.call import Call
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
