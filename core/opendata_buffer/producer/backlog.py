@@ -7,7 +7,6 @@ results back. The backlog calls no store, no callback and no other object with a
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,17 +14,18 @@ from dataclasses import dataclass
 from opendata_buffer.commit.durability import Completion, WriteHandle
 from opendata_buffer.commit.upload import Lane, LateUpload, Stage, Upload
 from opendata_buffer.config import ProducerConfig
-from opendata_buffer.errors import Closed, FlushFailed, OpenDataBufferError, QueueFull
+from opendata_buffer.errors import Closed, OpenDataBufferError, QueueFull
 from opendata_buffer.locks import locked
 from opendata_buffer.producer.batch import Batch
 from opendata_buffer.producer.batcher import Batcher
+from opendata_buffer.producer.budget import Budget
 from opendata_buffer.producer.call import Call
+from opendata_buffer.producer.crew import Crew
+from opendata_buffer.producer.failures import Failures
 from opendata_buffer.producer.run import Current, Item, Run, held_at_opening
 from opendata_buffer.runtime import Moment, Runtime
 
 __all__ = ["Backlog", "Work"]
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -69,26 +69,15 @@ class Backlog:
             max_age=config.gc_grace_period_ms / 2000,
             append_limit=append_limit,
         )
+        self._budget = Budget(self._batcher, config.max_buffered_bytes, config.max_buffered_inputs)
+        self._crew = Crew(config.upload_concurrency)
+        self._failures = Failures()
         self._to_upload: deque[Work] = deque()
         self._most: int | None = None  # uploads in the next append; None: all that are ready
-        # Of what has left the batcher.
-        self._held = 0
-        self._calls = 0
-        self._untold: dict[Completion, None] = {}
-
+        self._untold: dict[Completion, None] = {}  # of what has left the batcher
         self._apps: set[str] = set()
-        self._failure: BaseException | None = None
-        self._failed_calls = 0
-        self._transaction_failed = False
         self._closing = False
         self._abandoned: BaseException | None = None
-
-        self.threads = 0
-        """How many threads of the pipeline have not ended."""
-        self._in_store = 0  # threads that wait for an upload or an append
-        self._workers = 0
-        self._idle = 0
-        self._uploading = 0
         self._appender_waits = False
         self._callers_wait = 0
         self._when_room: list[Callable[[], None]] = []
@@ -98,6 +87,11 @@ class Backlog:
     def current(self) -> Current:
         """Where callers put what needs no lock: see :mod:`.run`."""
         return self._batcher.current
+
+    @property
+    def threads(self) -> int:
+        """How many threads of the pipeline have not ended."""
+        return self._crew.threads
 
     # What the calling thread does.
 
@@ -121,7 +115,7 @@ class Backlog:
             when_room: Called once when it is worth to try again, if there was no room.
         """
         self._check_closing()
-        if self._has_room(call.held):
+        if self._budget.has_room(call.held):
             return self._accept(call)
         self._let_look()
         self._when_room.append(when_room)
@@ -147,18 +141,14 @@ class Backlog:
         return self._put(item)
 
     def _put(self, item: Item) -> WriteHandle:
-        room = self._config.max_buffered_bytes - self._held - self._batcher.held
-        if self._config.max_buffered_inputs is not None:
-            room = 0  # each call comes here to be counted
         now = self._runtime.monotonic()
-        handle = self._batcher.put(item, self._runtime.now_ms(), now, room)
+        handle = self._batcher.put(item, self._runtime.now_ms(), now, self._budget.room_for_run)
         self._let_look()
         return handle
 
     def _accept(self, call: Call) -> Completion:
         if call.transaction is not None and call.message is None:
-            if self._transaction_failed:
-                raise FlushFailed(self._failed_calls, f"an earlier batch failed: {self._failure}")
+            self._failures.check_transaction()
             if call.transaction.app not in self._apps:
                 # It may repeat one of an earlier process. Appended directly behind that one, the
                 # reader would take both for one transaction, which is told by being contiguous.
@@ -195,7 +185,7 @@ class Backlog:
                     "trying: flush again"
                 )
             self._wait_as_caller(left)
-        self._raise_failure()
+        self._failures.check()
 
     @locked
     def begin_closing(self) -> list[Callable[[], None]]:
@@ -219,7 +209,7 @@ class Backlog:
     def await_end(self, seconds: float | None) -> bool:
         """Wait until all is told and no thread is left but in the store; whether it is so."""
         until = None if seconds is None else self._runtime.monotonic() + seconds
-        while self.threads > (self._in_store if self._is_done() else 0):
+        while self._crew.threads > (self._crew.in_store if self._is_done() else 0):
             left = None if until is None else until - self._runtime.monotonic()
             if left is not None and left <= 0:
                 return False
@@ -229,17 +219,17 @@ class Backlog:
     @locked
     def check(self) -> None:
         """Raise ``FlushFailed`` when something was given up."""
-        self._raise_failure()
+        self._failures.check()
 
     @locked
     def held_bytes(self) -> int:
         """Bytes of the budget in use."""
-        return self._held + self._batcher.held
+        return self._budget.held
 
     @locked
     def waiting_calls(self) -> int:
         """Accepted calls that are not settled."""
-        return self._calls + self._batcher.calls
+        return self._budget.calls
 
     # What a worker does.
 
@@ -253,11 +243,7 @@ class Backlog:
             settled = self._lane.take_settled()
             work = Work(settled=settled) if settled else self._next_upload()
             if work is not None:
-                self._idle -= 1
-                # Beside those that upload and tell, one keeps the time.
-                if not self._idle and self._workers <= self._config.upload_concurrency:
-                    self._count_worker(1)
-                    work.hire = True
+                work.hire = self._crew.send_off()
                 return work
             if self._is_done():
                 return None
@@ -272,21 +258,19 @@ class Backlog:
             self._lane.stored(upload)
         else:
             self._lane.settle(upload, error)
-        self._uploading -= 1
-        self._in_store -= 1
-        self._idle += 1
+        self._crew.end_upload()
         # What else there is to do, this worker finds by itself.
         self._let_append()
 
     @locked
     def back(self) -> None:
         """The worker has told what was settled."""
-        self._idle += 1
+        self._crew.take_back()
 
     @locked
     def hired(self, count: int = 1) -> None:
         """Workers begin, all idle; a negative count takes back one that did not start."""
-        self._count_worker(count)
+        self._crew.hire(count)
 
     # What the appender does.
 
@@ -307,7 +291,7 @@ class Backlog:
             if again or self._lane.has_settled:
                 self._condition.notify_all()
             if group:
-                self._in_store += 1
+                self._crew.begin_append()
                 return group
             self._appender_waits = True
             self._condition.wait()
@@ -349,19 +333,15 @@ class Backlog:
     @locked
     def answered(self) -> list[Upload]:
         """The append has ended; what was settled, to be told."""
-        self._in_store -= 1
+        self._crew.end_append()
         return self._lane.take_settled()
 
     # What every thread of the pipeline does.
 
     @locked
     def record(self, failed: Sequence[Upload]) -> None:
-        """Before their callers are told: no later transaction may get in."""
-        for upload in failed:
-            assert isinstance(upload.outcome, BaseException)
-            self._failed_calls += upload.calls
-            self._failure = self._failure or upload.outcome
-            self._transaction_failed |= upload.ordered
+        """See :meth:`.Failures.record`."""
+        self._failures.record(failed)
 
     @locked
     def told(self, settled: Sequence[Upload]) -> list[Callable[[], None]]:
@@ -371,8 +351,7 @@ class Backlog:
             What to call now that there is room: see :meth:`accept_now`.
         """
         for upload in settled:
-            self._held -= upload.held
-            self._calls -= upload.calls
+            self._budget.give_back(upload)
             del self._untold[upload.completion]
         if self._callers_wait or self._closing:
             self._condition.notify_all()
@@ -381,19 +360,19 @@ class Backlog:
     @locked
     def begin_thread(self) -> None:
         """One more thread, which is no worker, is about to start."""
-        self.threads += 1
+        self._crew.begin()
 
     @locked
     def end_thread(self) -> None:
         """A thread ends."""
-        self.threads -= 1
+        self._crew.end()
         self._condition.notify_all()
 
     # With the lock held.
 
     def _wait_for_room(self, size: int) -> None:
         self._check_closing()
-        while not self._has_room(size):
+        while not self._budget.has_room(size):
             # An interrupted call may have left a batch that nobody was told of.
             self._let_look()
             self._wait_as_caller(None)
@@ -402,14 +381,6 @@ class Backlog:
     def _check_closing(self) -> None:
         if self._closing:
             raise Closed("the producer was closed: produce() needs an open one")
-
-    def _has_room(self, size: int) -> bool:
-        most_calls = self._config.max_buffered_inputs
-        held = self._held + self._batcher.held
-        # A call larger than the whole budget is let in alone, or it would wait for ever.
-        return (not held or held + size <= self._config.max_buffered_bytes) and (
-            most_calls is None or self._calls + self._batcher.calls < most_calls
-        )
 
     def _take_waiting(self) -> list[Callable[[], None]]:
         waiting, self._when_room = self._when_room, []
@@ -432,10 +403,6 @@ class Backlog:
         if self._appender_waits and self._lane.is_ready:
             self._condition.notify_all()
 
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise FlushFailed(self._failed_calls, str(self._failure)) from self._failure
-
     def _patience(self, pause: float) -> float:
         due = self._lane.next_deadline()
         if due is None:
@@ -448,11 +415,6 @@ class Backlog:
         """Whether every accepted call was told its outcome and no more can come."""
         return self._closing and not self._batcher.batches and not self._untold
 
-    def _count_worker(self, count: int) -> None:
-        self.threads += count
-        self._workers += count
-        self._idle += count
-
     def _collect(self, now: float) -> None:
         """Move what is sealed into the lane, and settle what is past its deadline."""
         if self._abandoned is not None:
@@ -461,8 +423,7 @@ class Backlog:
             assert batch.sealed_at is not None
             upload = batch.upload(batch.sealed_at + self._config.delivery_timeout_ms / 1000)
             self._untold[upload.completion] = None
-            self._held += upload.held
-            self._calls += upload.calls
+            self._budget.take(upload)
             self._lane.enter(upload)
             self._to_upload.append(Work(upload, batch))
         if self._abandoned is not None:
@@ -475,8 +436,7 @@ class Backlog:
             self._to_upload = deque(waits)
 
     def _next_upload(self) -> Work | None:
-        if not self._to_upload or self._uploading >= self._config.upload_concurrency:
+        if not self._to_upload or not self._crew.may_upload:
             return None
-        self._uploading += 1
-        self._in_store += 1
+        self._crew.begin_upload()
         return self._to_upload.popleft()
