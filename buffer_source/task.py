@@ -21,7 +21,8 @@ from buffer_source.value_options import with_time_zone
 from opendata_buffer import metrics
 from opendata_buffer.consumer.descriptors import BatchDescriptor, PooledBatch, Records
 from opendata_buffer.consumer.fetch import FetchHandle
-from opendata_buffer.consumer.read_ahead import Pace, fetch_many
+from opendata_buffer.consumer.pace import Pace
+from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.errors import PoisonBatch
 from opendata_buffer.quarantine import quarantine
 from opendata_buffer.retry import queue_retry
@@ -178,4 +179,4 @@ def _handle(options: SourceOptions) -> FetchHandle:
 @lru_cache(maxsize=32)
 def _pace(options: SourceOptions) -> Pace:
     """What the tasks of a worker process have learnt about the store."""
-    return Pace()
+    return _handle(options).pace()

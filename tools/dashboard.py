@@ -175,7 +175,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Fetching a batch",
-            "Fetching and decoding one batch, retries included.",
+            "Fetching one batch, retries included; with its decoding where one call does both.",
             (
                 Line(quantile(0.5, "buffer_fetch_duration_seconds"), "median {{job}}"),
                 Line(quantile(0.99, "buffer_fetch_duration_seconds"), "99 % {{job}}"),

@@ -186,7 +186,13 @@ TABLE: tuple[Metric, ...] = (
     _row("batches_collected", "counter", "{batch}", (), "Batches fetched and decoded."),
     _row("entries_collected", "counter", "{entry}", (), "Records in the batches fetched."),
     _row("bytes_collected", "counter", "By", (), "Bytes of batch objects fetched."),
-    _row("fetch_duration_seconds", "histogram", "s", (), "Fetching and decoding one batch."),
+    _row(
+        "fetch_duration_seconds",
+        "histogram",
+        "s",
+        (),
+        "Fetching one batch; with its decoding where one call does both.",
+    ),
     _row("descriptors_handed_out", "counter", "{descriptor}", (), "Queue entries handed out."),
     _row("acks", "counter", "{ack}", (), "Batches acknowledged."),
     _row(

@@ -32,7 +32,7 @@ BUDGET = 32 * MIB
 PROBE = """
 import json, re, sys
 import pyarrow as pa
-from opendata_buffer.consumer import read_ahead
+from opendata_buffer.consumer import pace
 from buffer_source.batch_reader import BufferBatchReader
 from buffer_source.options import SourceOptions
 from buffer_source.rows import default_schema
@@ -57,7 +57,10 @@ def read(store):
     return rows, size
 
 if sys.argv[4] == "far":
-    read_ahead.NEAR_S = -1e9  # no read is ever quick: threads read ahead as far as they may
+    class Far(pace.Pace):  # whatever it sees: threads read ahead as far as they may
+        near = property(lambda self: False, lambda self, value: None)
+
+    pace.Pace.of = lambda store: Far()
 read(sys.argv[1])
 before = peak()
 rows, size = read(sys.argv[2])

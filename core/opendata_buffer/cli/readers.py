@@ -9,9 +9,9 @@ from opendata_buffer.admin.observe import Observer
 from opendata_buffer.admin.start import EARLIEST, Start
 from opendata_buffer.cli.pipe import Written
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.descriptors import ArrowBatch, BatchDescriptor
+from opendata_buffer.consumer.descriptors import ArrowBatch, BatchDescriptor, PooledBatch
 from opendata_buffer.consumer.fetch import FetchHandle
-from opendata_buffer.consumer.read_ahead import fetch_many
+from opendata_buffer.consumer.read_ahead import fetch_many, read_ahead
 from opendata_buffer.consumer.read_committed import ReadCommitted
 from opendata_buffer.errors import DataLoss, PoisonBatch, QueueReset
 from opendata_buffer.formats.manifest import Manifest
@@ -24,7 +24,7 @@ from opendata_buffer.topic.fair import in_turn
 __all__ = ["ObservedPartition", "ObservingReader", "ObservingTopic", "OwningReader", "OwningTopic"]
 
 READ_AHEAD_BYTES = 64 * 1024 * 1024
-"""Decoded batches that are held while one is written out."""
+"""Stored batches that are held while one is written out."""
 
 LOOK = 256
 """Entries of a partition that one look takes at most."""
@@ -141,6 +141,7 @@ class ObservedPartition:
         self.ready: deque[BatchDescriptor] = deque()
         self._key = config.manifest_path
         self._observer = observer
+        self.pace = handle.pace()
         self._handle = handle
         self._start = start
         self._rule = ReadCommitted(self.name)
@@ -182,10 +183,17 @@ class ObservedPartition:
         self._next += len(entries)
         return bool(entries)
 
-    def fetch(self, descriptor: BatchDescriptor) -> ArrowBatch:
-        """Fetch one batch; from any thread. Its errors name the partition."""
+    def fetch(self, descriptor: BatchDescriptor) -> PooledBatch:
+        """Fetch one batch as it is stored; from any thread. Its errors name the partition."""
         try:
-            found = self._handle.fetch_arrow(descriptor)
+            return self._handle.fetch_pooled(descriptor)
+        except PoisonBatch as error:
+            raise error.of(self.name) from error
+
+    def decode(self, stored: PooledBatch) -> TopicArrowBatch:
+        """What :meth:`fetch` gave; its errors name the partition, too."""
+        try:
+            found = self._handle.decode_arrow(stored)
         except PoisonBatch as error:
             raise error.of(self.name) from error
         return TopicArrowBatch(
@@ -232,10 +240,13 @@ class ObservingTopic:
         for name, _ in group:
             partitions[name].ready.popleft()
             self._last = name
-        return _fetch(
+        return read_ahead(
             lambda descriptor: owners[id(descriptor)].fetch(descriptor),
             [descriptor for _, descriptor in group],
-            self._runtime,
+            lambda descriptor, stored: owners[id(descriptor)].decode(stored),
+            max_in_flight_bytes=READ_AHEAD_BYTES,
+            runtime=self._runtime,
+            pace=partitions[group[0][0]].pace,  # one store has them all
         )
 
     def acknowledge(self, written: Sequence[Written]) -> None:

@@ -21,6 +21,7 @@ from opendata_buffer.consumer.descriptors import (
     RawBatch,
     Records,
 )
+from opendata_buffer.consumer.pace import Pace
 from opendata_buffer.errors import (
     BatchMissing,
     BatchUnreadable,
@@ -118,6 +119,10 @@ class FetchHandle:
         other = self.clone()
         other._prefix = data_path_prefix
         return other
+
+    def pace(self) -> Pace:
+        """What reading ahead of this store begins with; keep it where there are several reads."""
+        return Pace.of(self._store)
 
     def fetch(self, descriptor: BatchDescriptor) -> ConsumedBatch:
         """Fetch and decode one batch.

@@ -4,6 +4,10 @@ Threads hide the time a fetch waits for its store. Where there is none to hide (
 files are in the page cache) they only cost: switches, a lock that one holds at a time, and memory
 for all that is fetched and not yet taken. There the caller's thread fetches, one after the other.
 How many hide it depends on how long that is: see :attr:`Pace.threads`.
+
+What runs ahead is reading, and not decoding. A batch as it is stored has a size that costs nothing
+to ask for. Its records as objects take several times as much, and sixteen threads that decode at
+once would hold that sixteen times, outside of any budget, to wait for the interpreter's one lock.
 """
 
 from __future__ import annotations
@@ -11,15 +15,18 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from functools import partial
-from math import ceil
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
+from opendata_buffer.consumer.descriptors import PooledBatch
+from opendata_buffer.consumer.fetch import FetchHandle
+from opendata_buffer.consumer.pace import Pace
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.runtime import Runtime, SystemRuntime, Task
 
-__all__ = ["Pace", "fetch_many"]
+__all__ = ["fetch_many", "read_ahead"]
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Item(Protocol):
@@ -33,69 +40,7 @@ class Item(Protocol):
 
 Wanted = TypeVar("Wanted", bound=Item)
 
-LEAST_THREADS, MOST_THREADS = 16, 128
-"""At once, where the caller does not say how many; the latter is what a store keeps connections
-for."""
-
 DEFAULT_MAX_IN_FLIGHT_BYTES = 256 * 1024 * 1024
-
-NEAR_S, NEAR_BYTES_PER_S = 0.001, 1e9
-"""A fetch that waited no longer than this came from a page cache, and not over a network."""
-
-FORGETTING = 1.01
-
-FAR, STRIKES = 4, 2
-"""Hysteresis: only so many times that wait, so often in a row, is not just a busy machine."""
-
-
-class Pace:
-    """Whether fetches hardly wait for their store; may be kept from one read to the next.
-
-    Attributes:
-        near: They do not; None while nothing is known.
-        largest: Bytes of the largest result so far; None while nothing is known.
-    """
-
-    def __init__(self) -> None:
-        self.near: bool | None = None
-        self.largest: int | None = None
-        self._strikes = 0
-        self._shortest: float | None = None
-        self._worked = 0.0
-
-    @property
-    def threads(self) -> int:
-        """How many fetches at once keep one processor busy, as far as known; 16 to 128.
-
-        While one waits, the others work: that takes as many as its wait is longer than its work.
-        The shortest wait counts. Longer ones are also waits for a processor, or for the store's
-        bandwidth, and grow with the number of threads.
-        """
-        if self._shortest is None:
-            return LEAST_THREADS
-        if self._shortest >= self._worked * MOST_THREADS:
-            return MOST_THREADS
-        return max(LEAST_THREADS, 1 + ceil(self._shortest / self._worked))
-
-    def saw(self, size: int, waited: float, worked: float = 0.0) -> None:
-        """A fetch of so many bytes waited and used the processor for so many seconds.
-
-        A busy machine lets a fetch wait about as long as it works, however near its store is.
-        """
-        self.largest = max(self.largest or 0, size)
-        # It grows a little with each fetch, so that a store that gets slower is noticed.
-        shortest = waited if self._shortest is None else self._shortest * FORGETTING
-        self._shortest = min(waited, shortest)
-        self._worked += (worked - self._worked) / (10 if self._worked else 1)
-        limit = max(NEAR_S + size / NEAR_BYTES_PER_S, worked)
-        if waited > FAR * limit:
-            self._strikes += 1
-            if self._strikes >= STRIKES:
-                self.near = False
-            return
-        self._strikes = 0
-        if waited <= limit:
-            self.near = True
 
 
 def fetch_many(
@@ -114,8 +59,12 @@ def fetch_many(
     begins while they are below the limit, and always when there are none: its own size is the
     descriptor's, or where that is unknown the largest result so far. Until a first result, of
     this read or an earlier one of the same ``pace``, says how large results are, a descriptor
-    without a size is fetched alone. Where fetches do not
-    wait for the store, nothing is in flight: see above.
+    without a size is fetched alone. Where fetches do not wait for the store, nothing is in flight:
+    see above.
+
+    Of :meth:`FetchHandle.fetch` and :meth:`FetchHandle.fetch_arrow` only the reading runs ahead.
+    What is in flight is batches as they are stored, and each is decoded by the caller's thread
+    when it is taken. Beside the limit there is the memory of one batch that is decoded.
 
     An error is raised at its place in the order, after everything before it; no fetch begins
     after it. Closing the iterator, or dropping it, ends the threads.
@@ -128,52 +77,135 @@ def fetch_many(
         max_in_flight_bytes: Default 256 MiB.
         runtime: Threads and clock.
         size_of: Bytes of a result. Default: its ``nbytes``, else the descriptor's size.
-        pace: What an earlier call learnt about the store. Default: nothing is known yet.
+        pace: What an earlier call learnt about the store. Default: what the store of a
+            :class:`FetchHandle` says of itself; of another ``fetch`` nothing is known yet.
 
     Raises:
         InvalidInput: ``concurrency`` or ``max_in_flight_bytes`` is not positive.
     """
+    read, decode, declared = _steps(fetch, whole=size_of is not None)
+    return read_ahead(
+        read,
+        descriptors,
+        decode,
+        concurrency=concurrency,
+        max_in_flight_bytes=max_in_flight_bytes,
+        runtime=runtime,
+        size_of=size_of,
+        pace=pace if pace is not None else declared,
+    )
+
+
+def _steps(
+    fetch: Callable[[Wanted], T], *, whole: bool
+) -> tuple[Callable[[Wanted], Any], Callable[[Wanted, Any], T], Pace]:
+    """Reading and decoding of a fetch apart, where that is known, and its store's pace.
+
+    Args:
+        fetch: One fetch.
+        whole: Whether it is to be one step in any case: for a caller's ``size_of``, which knows
+            decoded batches.
+    """
+    handle, function = (getattr(fetch, name, None) for name in ("__self__", "__func__"))
+    if not isinstance(handle, FetchHandle):
+        return fetch, _as_it_is, Pace()
+    # By the function itself: what a subclass makes of it is one step as any other.
+    decoders: dict[Any, Callable[[Any], Any]] = {
+        FetchHandle.fetch: handle.decode,
+        FetchHandle.fetch_arrow: handle.decode_arrow,
+    }
+    step = None if whole else decoders.get(function)
+    if step is None:
+        return fetch, _as_it_is, handle.pace()
+
+    def decode(_: Wanted, stored: PooledBatch) -> Any:
+        return step(stored)
+
+    read: Callable[[Any], PooledBatch] = handle.fetch_pooled
+    return read, decode, handle.pace()
+
+
+def read_ahead(
+    read: Callable[[Wanted], R],
+    items: Iterable[Wanted],
+    decode: Callable[[Wanted, R], T],
+    *,
+    concurrency: int | None = None,
+    max_in_flight_bytes: int = DEFAULT_MAX_IN_FLIGHT_BYTES,
+    runtime: Runtime | None = None,
+    size_of: Callable[[R], int] | None = None,
+    pace: Pace | None = None,
+) -> Generator[T, None, None]:
+    """As :func:`fetch_many`, with reading and decoding given apart.
+
+    Args:
+        read: Run ahead, from several threads.
+        items: What to read.
+        decode: Called by the caller's thread when a result is taken, with its item and what was
+            read.
+        concurrency: As :func:`fetch_many`.
+        max_in_flight_bytes: The same; of what was read and not decoded.
+        runtime: The same.
+        size_of: Bytes of what was read. Default: its ``nbytes``, else the item's size.
+        pace: The same. Default: nothing is known yet.
+
+    Raises:
+        InvalidInput: As :func:`fetch_many`.
+    """
     for name, value in (("concurrency", concurrency), ("max_in_flight_bytes", max_in_flight_bytes)):
         if value is not None and value < 1:
             raise InvalidInput(f"{name} is {value!r}: use a whole number of at least 1")
-    items = tuple(descriptors)
-    if len(items) == 1:
+    wanted = tuple(items)
+    if len(wanted) == 1:
         # A thread to wait for at once would be pure cost, and most micro-batches are this small.
-        return (fetch(each) for each in items)
+        return (decode(each, read(each)) for each in wanted)
     ahead = _ReadAhead(
-        fetch,
-        items,
+        read,
+        wanted,
+        decode,
         concurrency,
         max_in_flight_bytes,
         runtime if runtime is not None else SystemRuntime(),
         size_of,
-        pace,
+        pace if pace is not None else Pace(),
     )
     return ahead.results()
 
 
+def _as_it_is(item: Any, result: Any) -> Any:
+    del item
+    return result
+
+
 @dataclass(slots=True)
-class _Done(Generic[T]):
+class _Done(Generic[R]):
     """The end of one fetch: its result or what it raised."""
 
     cost: int
-    result: T | None = None
+    result: R | None = None
     error: BaseException | None = None
 
+    def taken(self) -> R:
+        """The result, which is kept no longer."""
+        result, self.result = self.result, None
+        return result  # type: ignore[return-value]  # R may include None
 
-class _ReadAhead(Generic[Wanted, T]):
+
+class _ReadAhead(Generic[Wanted, R, T]):
     def __init__(
         self,
-        fetch: Callable[[Wanted], T],
+        read: Callable[[Wanted], R],
         items: tuple[Wanted, ...],
+        decode: Callable[[Wanted, R], T],
         concurrency: int | None,
         limit: int,
         runtime: Runtime,
-        size_of: Callable[[T], int] | None,
-        pace: Pace | None,
+        size_of: Callable[[R], int] | None,
+        pace: Pace,
     ) -> None:
-        self._fetch = fetch
+        self._read = read
         self._items = items
+        self._decode = decode
         self._concurrency = concurrency
         self._limit = limit
         self._runtime = runtime
@@ -182,11 +214,11 @@ class _ReadAhead(Generic[Wanted, T]):
         self._next = 0  # first item nobody fetches yet
         self._open = 0  # items fetched or being fetched, and not taken
         self._bytes = 0  # of those items
-        self._done: dict[int, _Done[T]] = {}
+        self._done: dict[int, _Done[R]] = {}
         self._threads: list[Task] = []
         self._working = 0  # threads that have not ended
         self._idle = 0  # those of them that wait for room
-        self._pace = pace if pace is not None else Pace()
+        self._pace = pace
         # Or each task of a topic, where batches are too few to list, would fetch the first alone.
         self._largest = self._pace.largest
         self._stopped = False
@@ -197,8 +229,12 @@ class _ReadAhead(Generic[Wanted, T]):
                 done = self._take(index)
                 if done.error is not None:
                     raise done.error
-                yield done.result  # type: ignore[misc]  # T may include None
-                del done  # it would hold the result in memory while the caller waits for the next
+                worked = self._runtime.cpu_time()
+                # One expression: what was read is free before the caller has what it became.
+                result = self._decode(self._items[index], done.taken())
+                self._pace.saw_decoding(self._runtime.cpu_time() - worked)
+                yield result
+                del result  # or it stays in memory while the caller waits for the next
         finally:
             with self._changed:
                 self._stopped = True
@@ -206,7 +242,7 @@ class _ReadAhead(Generic[Wanted, T]):
             for thread in self._threads:
                 thread.join()
 
-    def _take(self, index: int) -> _Done[T]:
+    def _take(self, index: int) -> _Done[R]:
         cost = None
         with self._changed:
             while index not in self._done:
@@ -267,11 +303,11 @@ class _ReadAhead(Generic[Wanted, T]):
         self._bytes += cost
         return index, cost
 
-    def _run(self, index: int, cost: int) -> _Done[T]:
+    def _run(self, index: int, cost: int) -> _Done[R]:
         item = self._items[index]
         started, worked = self._runtime.monotonic(), self._runtime.cpu_time()
         try:
-            result = self._fetch(item)
+            result = self._read(item)
             worked = self._runtime.cpu_time() - worked
             waited = self._runtime.monotonic() - started - worked
             if self._size_of is not None:

@@ -23,6 +23,7 @@ __all__ = [
     "IfVersion",
     "List",
     "Listing",
+    "Near",
     "NotModified",
     "ObjectInfo",
     "Paced",
@@ -170,6 +171,19 @@ class GetInto(Protocol):
 
         Raises:
             As :meth:`Get.get`. The memory may have been written to.
+        """
+        ...
+
+
+@runtime_checkable
+class Near(Protocol):
+    """A store that may be on the machine that reads it."""
+
+    @property
+    def is_near(self) -> bool:
+        """Whether reads come from this machine's memory or disks; false where that is not sure.
+
+        Who reads one object after the other there waits for nothing that threads could hide.
         """
         ...
 

@@ -47,6 +47,7 @@ from opendata_buffer.stores.files import (
 from opendata_buffer.stores.local_listing import directory_of, files_below
 from opendata_buffer.stores.local_paths import LocalPaths
 from opendata_buffer.stores.local_temporary import TemporaryFile, TemporaryFiles
+from opendata_buffer.stores.mounts import is_on_this_machine
 from opendata_buffer.stores.ranges import check_limit, check_range, check_size, cut
 
 __all__ = ["LocalStore"]
@@ -85,6 +86,11 @@ class LocalStore:
     def url(self) -> str:
         """``file://`` and the directory."""
         return Path(self._paths.root).as_uri()
+
+    @property
+    def is_near(self) -> bool:
+        """See :attr:`opendata_buffer.stores.Near.is_near`."""
+        return is_on_this_machine(self._paths.root)
 
     def __repr__(self) -> str:
         return f"LocalStore({self._paths.root!r})"

@@ -10,7 +10,8 @@ from contextlib import suppress
 from opendata_buffer.closing import ClosedAtEnd
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.descriptors import ArrowBatch, BatchDescriptor, ConsumedBatch
-from opendata_buffer.consumer.read_ahead import Pace, fetch_many
+from opendata_buffer.consumer.pace import Pace
+from opendata_buffer.consumer.read_ahead import read_ahead
 from opendata_buffer.consumer.read_committed import READ_COMMITTED
 from opendata_buffer.errors import Closed, Drained, InvalidInput, OpenDataBufferError
 from opendata_buffer.runtime import Runtime, SystemRuntime
@@ -103,7 +104,7 @@ class TopicConsumer(ClosedAtEnd):
         self._group: deque[tuple[str, BatchDescriptor]] = deque()
         self._fetching: Generator[ConsumedBatch | ArrowBatch, None, None] | None = None
         self._as_arrow = False
-        self._pace = Pace()
+        self._pace = Pace.of(self._store)
         self._last: str | None = None
         self._errors: deque[OpenDataBufferError] = deque()
         self._pruned_at = self._runtime.monotonic()
@@ -248,10 +249,11 @@ class TopicConsumer(ClosedAtEnd):
             return False
         self._group = deque(group)
         owners = {id(descriptor): self._readers[name] for name, descriptor in group}
-        fetch = PartitionReader.fetch_arrow if self._as_arrow else PartitionReader.fetch
-        self._fetching = fetch_many(
-            lambda descriptor: fetch(owners[id(descriptor)], descriptor),
+        arrow = self._as_arrow
+        self._fetching = read_ahead(
+            lambda descriptor: owners[id(descriptor)].read(descriptor),
             [descriptor for _, descriptor in group],
+            lambda descriptor, stored: owners[id(descriptor)].decode(stored, arrow=arrow),
             runtime=self._runtime,
             pace=self._pace,
         )

@@ -7,7 +7,12 @@ from collections.abc import Iterable
 
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.descriptors import ArrowBatch, BatchDescriptor, ConsumedBatch
+from opendata_buffer.consumer.descriptors import (
+    ArrowBatch,
+    BatchDescriptor,
+    ConsumedBatch,
+    PooledBatch,
+)
 from opendata_buffer.consumer.position import Position
 from opendata_buffer.errors import Drained, PoisonBatch, QueueReset
 from opendata_buffer.runtime import Runtime
@@ -114,17 +119,17 @@ class PartitionReader:
             self._handed.popleft()
         return found
 
-    def fetch(self, descriptor: BatchDescriptor) -> ConsumedBatch:
-        """Fetch one batch; from any thread."""
+    def read(self, descriptor: BatchDescriptor) -> PooledBatch:
+        """Fetch one batch as it is stored; from any thread."""
         try:
-            return self._handle.fetch(descriptor)
+            return self._handle.fetch_pooled(descriptor)
         except PoisonBatch as error:
             raise error.of(self.name) from error
 
-    def fetch_arrow(self, descriptor: BatchDescriptor) -> ArrowBatch:
-        """Fetch one batch to an Arrow array; from any thread."""
+    def decode(self, stored: PooledBatch, *, arrow: bool) -> ConsumedBatch | ArrowBatch:
+        """What :meth:`read` gave as a list of records, or as an Arrow array."""
         try:
-            return self._handle.fetch_arrow(descriptor)
+            return self._handle.decode_arrow(stored) if arrow else self._handle.decode(stored)
         except PoisonBatch as error:
             raise error.of(self.name) from error
 

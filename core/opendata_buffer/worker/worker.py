@@ -29,9 +29,9 @@ from opendata_buffer.broker.network import (
 )
 from opendata_buffer.broker.requests import MAX_REASON_CHARS
 from opendata_buffer.config import WorkerConfig
-from opendata_buffer.consumer.descriptors import BatchDescriptor
+from opendata_buffer.consumer.descriptors import BatchDescriptor, PooledBatch
 from opendata_buffer.consumer.fetch import FetchHandle
-from opendata_buffer.consumer.read_ahead import Pace, fetch_many
+from opendata_buffer.consumer.read_ahead import read_ahead
 from opendata_buffer.errors import (
     ClaimLost,
     Closed,
@@ -159,7 +159,7 @@ class Worker:
             network = WebSocketNetwork(self._runtime, listen_for(self._store))
         self._network = network
         self._fetch = FetchHandle.of(config, store=self._store, runtime=self._runtime)
-        self._pace = Pace()
+        self._pace = self._fetch.pace()
         self._finder = Finder(self._store, config, self._runtime, network.connect)
         self.name = (
             config.name or f"{os.uname().nodename}-{os.getpid()}-{self._runtime.ulid()[-6:]}"
@@ -275,9 +275,10 @@ class Worker:
             with self._condition:
                 self._tokens[each["token"]] = descriptor.sequence
                 self._batches[each["token"]] = batch
-        found = fetch_many(
-            self._fetch_or_why_not,
+        found = read_ahead(
+            self._read_or_why_not,
             [descriptor for _, descriptor in made],
+            self._decode_or_why_not,
             runtime=self._runtime,
             pace=self._pace,
         )
@@ -299,9 +300,19 @@ class Worker:
         self._give_back(lapsed)
         return [batch for batch in fetched if batch not in lapsed]
 
-    def _fetch_or_why_not(self, descriptor: BatchDescriptor) -> Sequence[bytes] | PoisonBatch:
+    def _read_or_why_not(self, descriptor: BatchDescriptor) -> PooledBatch | PoisonBatch:
         try:
-            return self._fetch.fetch(descriptor).entries
+            return self._fetch.fetch_pooled(descriptor)
+        except PoisonBatch as error:
+            return error
+
+    def _decode_or_why_not(
+        self, _: BatchDescriptor, stored: PooledBatch | PoisonBatch
+    ) -> Sequence[bytes] | PoisonBatch:
+        if isinstance(stored, PoisonBatch):
+            return stored
+        try:
+            return self._fetch.decode(stored).entries
         except PoisonBatch as error:
             return error
 

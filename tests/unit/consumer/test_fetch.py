@@ -233,3 +233,13 @@ def test_a_handle_fetches_many() -> None:
     store.delete_many([descriptors[10].location])
     with pytest.raises(PoisonBatch, match="batch 10"):
         list(fetch_many(_handle(store).fetch, descriptors, concurrency=8))
+
+
+def test_the_pace_of_a_handle_is_what_its_store_says() -> None:
+    class Declares(MemoryStore):
+        is_near = True
+
+    assert _handle(Declares()).pace().near is True
+    assert _handle(MemoryStore()).pace().near is None
+    handle = _handle(Declares())
+    assert handle.pace() is not handle.pace(), "each reader learns for itself"

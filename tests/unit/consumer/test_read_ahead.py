@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from opendata_buffer.consumer.descriptors import BatchDescriptor
-from opendata_buffer.consumer.read_ahead import Pace, fetch_many
+from opendata_buffer.consumer.descriptors import (
+    ArrowBatch,
+    BatchDescriptor,
+    ConsumedBatch,
+    PooledBatch,
+    RawBatch,
+)
+from opendata_buffer.consumer.fetch import FetchHandle
+from opendata_buffer.consumer.pace import Pace
+from opendata_buffer.consumer.read_ahead import fetch_many, read_ahead
 from opendata_buffer.errors import BatchMissing, InvalidInput
+from opendata_buffer.formats.batch import Compression, encode_batch
 from opendata_buffer.runtime import SystemRuntime, Task
+from opendata_buffer.stores.memory import MemoryStore
 
 
 def _descriptors(count: int, size: int | None = 1) -> list[BatchDescriptor]:
@@ -176,13 +187,6 @@ def test_an_earlier_read_tells_how_large_results_are() -> None:
     assert len(taken) == 9
 
 
-def test_what_a_read_has_seen_is_known_to_the_next_one() -> None:
-    pace = Pace()
-    for size in (7, 10, 3):
-        pace.saw(size, 0.1)
-    assert pace.largest == 10
-
-
 class Clock(SystemRuntime):
     """Time that passes in fetches only."""
 
@@ -190,71 +194,6 @@ class Clock(SystemRuntime):
 
     def monotonic(self) -> float:
         return self.now
-
-
-@pytest.mark.parametrize(
-    ("size", "waited", "worked", "near"),
-    [
-        (0, 0.001, 0.0, True),
-        (0, 0.0011, 0.0, None),
-        (8_000_000, 0.009, 0.0, True),
-        (8_000_000, 0.010, 0.0, None),
-        (0, 0.030, 0.030, True),
-        (0, 0.031, 0.030, None),
-    ],
-)
-def test_a_fetch_that_hardly_waits_shows_that_the_store_is_near(
-    size: int, waited: float, worked: float, near: bool | None
-) -> None:
-    pace = Pace()
-    pace.saw(size, waited, worked)
-    assert pace.near is near
-
-
-@pytest.mark.parametrize("known", [None, True])
-def test_two_long_waits_in_a_row_show_that_it_is_far(known: bool | None) -> None:
-    pace = Pace()
-    pace.near = known
-    for waited, near in ((0.0041, known), (0.002, known), (0.0041, known), (0.06, False)):
-        pace.saw(0, waited)
-        assert pace.near is near
-    pace.saw(0, 0.002)
-    assert pace.near is False
-    pace.saw(0, 0.001)
-    assert pace.near is True
-
-
-@pytest.mark.parametrize(
-    ("waited", "worked", "threads"),
-    [
-        (0.060, 0.001, 61),
-        (0.060, 0.0, 128),  # also where nothing tells the processor's time
-        (0.060, 0.0002, 128),
-        (0.060, 0.010, 16),
-        (0.0, 0.0, 128),
-        (0.0, 0.001, 16),
-    ],
-)
-def test_as_many_threads_as_a_fetch_waits_longer_than_it_works(
-    waited: float, worked: float, threads: int
-) -> None:
-    pace = Pace()
-    assert pace.threads == 16
-    for _ in range(5):
-        pace.saw(0, waited, worked)
-    assert pace.threads == threads
-
-
-def test_waits_that_grow_with_the_threads_ask_for_no_more_of_them() -> None:
-    pace = Pace()
-    pace.saw(0, 0.020, 0.001)
-    for _ in range(50):
-        pace.saw(0, 0.200, 0.001)  # for the processor, or for bandwidth
-        pace.saw(0, 0.020, 0.001)
-    assert pace.threads == 21
-    for _ in range(200):
-        pace.saw(0, 0.060, 0.001)  # the store has become slower
-    assert pace.threads == 61
 
 
 def test_on_a_slow_store_more_than_sixteen_fetches_are_under_way_without_an_option() -> None:
@@ -432,6 +371,138 @@ def test_one_descriptor_needs_no_thread() -> None:
     assert list(results) == [None]
     assert threads == [threading.current_thread().name]
     assert list(fetch_many(lambda each: each, [])) == []
+
+
+class Handle(FetchHandle):
+    """One of batches that are small as they are stored; notes who decodes, and when."""
+
+    RECORDS = 2_000
+
+    def __init__(self, store: MemoryStore | None = None) -> None:
+        super().__init__(store or MemoryStore(), data_path_prefix="x")
+        self.fetches = Fetches()
+        self.decoded: list[tuple[int, threading.Thread]] = []
+        self._stored = encode_batch([bytes(100)] * self.RECORDS, Compression.ZSTD)
+
+    @property
+    def stored_bytes(self) -> int:
+        return len(self._stored)
+
+    def _get_pooled(self, descriptor: BatchDescriptor) -> PooledBatch:
+        self.fetches(descriptor)
+        return PooledBatch(self._stored, descriptor.sequence, descriptor.location, ())
+
+    def decode(self, raw: RawBatch | PooledBatch) -> ConsumedBatch:
+        self.decoded.append((raw.sequence, threading.current_thread()))
+        return super().decode(raw)
+
+    def decode_arrow(self, raw: RawBatch | PooledBatch) -> ArrowBatch:
+        self.decoded.append((raw.sequence, threading.current_thread()))
+        return super().decode_arrow(raw)
+
+
+@pytest.mark.parametrize("arrow", [False, True])
+def test_what_is_in_flight_of_a_handle_is_stored_batches_and_each_is_decoded_when_taken(
+    arrow: bool,
+) -> None:
+    handle = Handle()
+    handle.fetches.allow(*range(6))
+    results = fetch_many(
+        handle.fetch_arrow if arrow else handle.fetch,
+        _descriptors(6, handle.stored_bytes),
+        concurrency=6,
+        # Of stored ones three fit; decoded, the first would be more than the limit.
+        max_in_flight_bytes=3 * handle.stored_bytes,
+        pace=Far(),
+    )
+    assert handle.stored_bytes * 3 < handle.RECORDS * 100
+    for taken in range(6):
+        batch = next(results)
+        assert batch.sequence == taken
+        assert batch.nbytes >= handle.RECORDS * 100
+        handle.fetches.await_ended(min(6, taken + 4))
+        assert len(handle.fetches.begun) == min(6, taken + 4), "three wait, and none is more"
+        assert handle.decoded == [(n, threading.main_thread()) for n in range(taken + 1)]
+    assert list(results) == []
+
+
+def test_a_batch_that_cannot_be_decoded_is_an_error_at_its_place() -> None:
+    class Second(Handle):
+        def decode(self, raw: RawBatch | PooledBatch) -> ConsumedBatch:
+            if raw.sequence == 1:
+                raise BatchMissing(1, "x1", "unreadable")
+            return super().decode(raw)
+
+    handle = Second()
+    handle.fetches.allow(*range(4))
+    results = fetch_many(handle.fetch, _descriptors(4), concurrency=2, pace=Far())
+    assert next(results).sequence == 0
+    with pytest.raises(BatchMissing, match="batch 1"):
+        next(results)
+    with pytest.raises(StopIteration):
+        next(results)
+
+
+def test_what_a_caller_makes_of_a_fetch_is_one_step_and_so_is_one_whose_size_it_knows() -> None:
+    class Whole(Handle):
+        def fetch(self, descriptor: BatchDescriptor) -> ConsumedBatch:
+            return super().fetch(descriptor)
+
+    def of(handle: Handle, **settings: Any) -> list[int]:
+        handle.fetches.allow(*range(3))
+        found = fetch_many(handle.fetch, _descriptors(3), concurrency=1, pace=Far(), **settings)
+        return [len(each.entries) for each in found]
+
+    for handle, settings in ((Whole(), {}), (Handle(), {"size_of": lambda each: each.nbytes})):
+        assert of(handle, **settings) == [handle.RECORDS] * 3
+        assert threading.main_thread() not in {thread for _, thread in handle.decoded}
+
+
+def test_nobody_asks_for_the_size_of_each_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took a fifth of the time of a read from a directory."""
+
+    class Counted(Exception):
+        pass
+
+    def nbytes(batch: ConsumedBatch) -> int:
+        raise Counted(batch.sequence)
+
+    monkeypatch.setattr(ConsumedBatch, "nbytes", property(nbytes))
+    handle = Handle()
+    handle.fetches.allow(*range(3))
+    near = Pace(declared=True)
+    assert len(list(fetch_many(handle.fetch, _descriptors(3), pace=near))) == 3
+    assert near.largest == handle.stored_bytes
+
+
+def test_a_store_that_says_that_it_is_near_is_read_by_the_caller_however_busy_the_machine_is() -> (
+    None
+):
+    """Waits for a processor passed for a store that is far: 16 threads held 16 batches more."""
+
+    class Declares(MemoryStore):
+        is_near = True
+
+    clock, handle = Clock(), Handle(Declares())
+    held: list[int] = []
+
+    def get(descriptor: BatchDescriptor) -> PooledBatch:
+        assert threading.current_thread() is threading.main_thread()
+        held.append(descriptor.sequence)
+        clock.now += 5.0
+        return PooledBatch(encode_batch([b"a"]), descriptor.sequence, descriptor.location, ())
+
+    handle._get_pooled = get  # type: ignore[method-assign]
+    for number, _ in enumerate(fetch_many(handle.fetch, _descriptors(20), runtime=clock), start=1):
+        assert len(held) == number, "nothing is fetched ahead"
+    assert len(held) == 20
+
+
+def test_one_item_is_read_and_decoded_by_the_caller() -> None:
+    found = read_ahead(
+        lambda each: each.sequence, _descriptors(1), lambda each, read: (each.size, read)
+    )
+    assert list(found) == [(1, 0)]
 
 
 @pytest.mark.parametrize("settings", [{"concurrency": 0}, {"max_in_flight_bytes": 0}])

@@ -25,6 +25,7 @@ from opendata_buffer.stores import (
     Blob,
     GetInto,
     IfVersion,
+    Near,
     PutPieces,
     Unknown,
     Vanished,
@@ -34,6 +35,7 @@ from opendata_buffer.stores.file_lock import FileLock
 from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.local_paths import RESERVED, LocalPaths
 from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.stores.mounts import is_on_this_machine
 from opendata_buffer.testing.runtime import ManualRuntime
 
 
@@ -56,6 +58,15 @@ def fail_with(code: int) -> Any:
 
 def leftovers(root: Path) -> list[str]:
     return os.listdir(root / RESERVED / "tmp")
+
+
+def test_a_directory_is_near_as_soon_as_it_is_there_if_this_machine_has_it(
+    store: LocalStore, root: Path
+) -> None:
+    assert isinstance(store, Near)
+    assert not store.is_near, "nobody knows where it will be made"
+    store.put("a", b"1")
+    assert store.is_near is is_on_this_machine(str(root))
 
 
 def test_an_object_is_a_file_of_the_same_name(store: LocalStore, root: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from opendata_buffer.consumer.descriptors import ArrowBatch, ConsumedBatch
 from opendata_buffer.errors import Drained, InvalidInput, QueueReset
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import batch_key
@@ -63,14 +64,19 @@ def test_a_batch_is_fetched_as_bytes_or_as_an_array() -> None:
     reader = world.reader()
     assert reader.look()
     (descriptor,) = reader.ready
-    assert reader.fetch(descriptor).entries == [b"a", b""]
-    assert reader.fetch_arrow(descriptor).values.to_pylist() == [b"a", b""]
+    stored = reader.read(descriptor)
+    as_bytes, as_array = (reader.decode(stored, arrow=arrow) for arrow in (False, True))
+    assert isinstance(as_bytes, ConsumedBatch)
+    assert isinstance(as_array, ArrowBatch)
+    assert as_bytes.entries == as_array.values.to_pylist() == [b"a", b""]
 
 
 def taken(reader: PartitionReader) -> list[bytes]:
     found: list[bytes] = []
     while reader.ready:
-        found += reader.fetch(reader.ready.popleft()).entries
+        batch = reader.decode(reader.read(reader.ready.popleft()), arrow=False)
+        assert isinstance(batch, ConsumedBatch)
+        found += batch.entries
     return found
 
 
