@@ -217,7 +217,9 @@ def _kind(error: PoisonBatch, stored: int | None) -> Kind:
 
 def _add_lost(report: Report, plan: RebuildPlan, config: ConsumerConfig) -> None:
     """A manifest that does not name what it should: nothing below it can be trusted."""
-    text = f"{plan.fault}. Stop everything and mend it with 'opendata-buffer manifest rebuild'"
+    text = f"{plan.fault}".rstrip(".")
+    if "manifest rebuild" not in text:
+        text += ". Stop everything and mend it with 'opendata-buffer manifest rebuild'"
     report.problems.append(Finding(None, config.manifest_path, text, Kind.MANIFEST, "manifest"))
     for location in plan.found:
         text = "no entry names it, and no consumer of this queue is known to have read it"

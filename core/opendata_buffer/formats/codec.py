@@ -95,7 +95,18 @@ def parse_footer(data: BytesLike) -> BatchFooter:
         )
     kind, record_count, version = FOOTER.unpack_from(data, len(data) - FOOTER_SIZE)
     if version != VERSION:
-        raise CorruptBatch(f"batch has version {version}, this library reads version {VERSION}")
+        block = len(data) - FOOTER_SIZE
+        # What was cut or overwritten ends with any two bytes. Only a footer that is right in all
+        # else can be believed.
+        if kind > max(Compression) or (kind == Compression.NONE and record_count * 4 > block):
+            raise CorruptBatch(
+                f"it was cut or overwritten: its {len(data)} bytes begin with "
+                f"{bytes(data[:16])!r} and do not end as a batch does"
+            )
+        raise CorruptBatch(
+            f"batch has version {version}, this library reads version {VERSION}: a later release "
+            "wrote it. Upgrade here before you go on"
+        )
     try:
         compression = Compression(kind)
     except ValueError:

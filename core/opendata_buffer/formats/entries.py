@@ -36,7 +36,10 @@ FIXED_SIZE = 8 + 2 + 4
 LEAST_SIZE = 4 + FIXED_SIZE
 """Bytes of such an entry."""
 
-LOOK = "Look at it with 'opendata-buffer manifest dump'"
+LOOK = (
+    "Stop producers, consumers and collectors, then mend it with 'opendata-buffer manifest "
+    "rebuild'; 'opendata-buffer manifest dump' shows what is in it"
+)
 """What every error about a manifest ends with."""
 
 _HEAD = struct.Struct("<IQH")  # entry_len, sequence, location_len

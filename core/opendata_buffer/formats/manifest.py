@@ -274,7 +274,8 @@ class Manifest:
         if self.epoch >= _EPOCH_LIMIT - 1:
             raise CorruptManifest(
                 f"manifest has epoch {self.epoch}: no consumer can claim it, epochs end below "
-                f"{_EPOCH_LIMIT}. Consumers count up by one, so this one was forged. {LOOK}"
+                f"{_EPOCH_LIMIT}. Consumers count up by one, so this one was forged. Look at it "
+                "with 'opendata-buffer manifest dump'"
             )
         if not self.epoch < epoch < _EPOCH_LIMIT:
             raise InvalidInput(

@@ -70,7 +70,7 @@ class SavedPlace:
         self._register = Register(
             store,
             f"{self._prefix}/{PLACE_NAME}",
-            decode=_read,
+            decode=self._read,
             encode=Place.to_json,
             runtime=runtime,
             settings=config,
@@ -102,11 +102,11 @@ class SavedPlace:
         if isinstance(outcome, Done):
             self._known = place
 
-
-def _read(raw: bytes) -> Place:
-    """The place; the beginning where there is none, so that the next one can be saved there."""
-    try:
-        return Place.from_json(raw)
-    except CorruptData as error:
-        log.warning("the collector begins at the first object: %s", error)
-        return Place()
+    def _read(self, raw: bytes) -> Place:
+        """The place; the beginning where there is none, so that the next one can be saved."""
+        try:
+            return Place.from_json(raw)
+        except CorruptData as error:
+            key = self._register.key
+            log.warning("the collector begins at the first object: %r: %s", key, error)
+            return Place()

@@ -136,7 +136,12 @@ def test_f20_truncation_at_any_byte_under_a_valid_footer_is_refused() -> None:
 
 @pytest.mark.parametrize("version", [0, 2, 256, 65535])
 def test_other_versions_are_refused(version: int) -> None:
-    refuse(THREE[:-2] + struct.pack("<H", version), f"has version {version}")
+    refuse(THREE[:-2] + struct.pack("<H", version), f"has version {version}, .* Upgrade here")
+
+
+@pytest.mark.parametrize("raw", [b"<html>404</html>", b"garbage", b"\xff" * 100])
+def test_what_was_cut_or_overwritten_is_not_told_as_another_version(raw: bytes) -> None:
+    refuse(raw, f"cut or overwritten: its {len(raw)} bytes begin with")
 
 
 @pytest.mark.parametrize("kind", [2, 255])

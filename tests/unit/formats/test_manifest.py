@@ -459,7 +459,7 @@ def test_locations_that_are_not_utf8_are_refused(location: bytes) -> None:
 
 
 def test_every_message_names_the_tool() -> None:
-    with pytest.raises(CorruptManifest, match="opendata-buffer manifest dump"):
+    with pytest.raises(CorruptManifest, match="manifest rebuild'; 'opendata-buffer manifest dump"):
         Manifest.parse(entry(0) + footer(2, 2))
 
 
