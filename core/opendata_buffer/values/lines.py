@@ -8,16 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from opendata_buffer.values.found import Found
+from opendata_buffer.values.from_texts import from_texts
+from opendata_buffer.values.numbers import decimals, doubles, longs
 from opendata_buffer.values.options import ValueOptions
-from opendata_buffer.values.spans import (
-    Bytes,
-    Found,
-    Spans,
-    decimals,
-    doubles,
-    from_texts,
-    longs,
-)
+from opendata_buffer.values.spans import Bytes, Spans
 
 __all__ = ["Lines"]
 

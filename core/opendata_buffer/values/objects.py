@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from opendata_buffer.values.from_texts import from_texts
+from opendata_buffer.values.numbers import floats
 from opendata_buffer.values.options import ValueOptions
 from opendata_buffer.values.scalars import Unfit, decimal_of, java_string
-from opendata_buffer.values.spans import from_texts, halfway
 
 try:
     import msgspec
@@ -118,7 +119,7 @@ class Objects:
         if self.library == "json":
             values, wrong = _of_type(values, dtype)
         array, also = self._scalars(values, dtype)
-        return array, also if wrong is None else wrong if also is None else wrong | also
+        return array, _either(wrong, also)
 
     def _scalars(self, values: list[Any], dtype: pa.DataType) -> tuple[pa.Array, Mask | None]:
         types = pa.types
@@ -127,15 +128,8 @@ class Objects:
         if types.is_string(dtype):
             return _texts(values)
         if types.is_floating(dtype):
-            wide = pa.array(values, pa.float64())
-            numbers = wide.fill_null(1).to_numpy(zero_copy_only=False)
-            wrong = ((numbers == 0) & np.signbit(numbers)) | ~np.isfinite(numbers)
-            if types.is_float32(dtype):
-                wrong |= halfway(numbers)
-                with np.errstate(over="ignore"):
-                    narrow = numbers.astype(np.float32)
-                wide = pa.array(narrow, mask=np.array(wide.is_null()))
-            return wide, wrong if wrong.any() else None
+            found = floats(pa.array(values, pa.float64()), dtype)
+            return found.array, found.doubtful
         if types.is_decimal(dtype):
             return _decimals(values, dtype)
         texts, wrong = _texts(values)

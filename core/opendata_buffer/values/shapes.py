@@ -4,7 +4,7 @@ What one program writes mostly looks like that. The places of the quotes then te
 value stands, so a whole piece is cut by a few operations over all records. A record is taken only
 if what stands between its values is, byte for byte, what stands there in the record the shape was
 learnt from, and if it has no escape, no control character and nothing that is not UTF-8: its
-values are then all there is to judge, and :mod:`opendata_buffer.values.spans` judges those.
+values are then all there is to judge, and :mod:`opendata_buffer.values.numbers` judges those.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from opendata_buffer.values.from_texts import from_texts
+from opendata_buffer.values.numbers import bare, doubles
 from opendata_buffer.values.options import ValueOptions
 from opendata_buffer.values.records import Records
 from opendata_buffer.values.segments import Segments
-from opendata_buffer.values.spans import Spans, bare, doubles, from_texts
+from opendata_buffer.values.spans import Spans
 
 __all__ = ["Shape", "learn"]
 
