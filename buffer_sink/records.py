@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from opendata_buffer.commit.record import CommitRecord, claimed, record_key
+from opendata_buffer.commit.record import RECORD, CommitRecord, claimed, record_key
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import OpenDataBufferError, TransientStorageError
 from opendata_buffer.queue.cas import CasStore, Done, Register
@@ -15,7 +15,6 @@ __all__ = ["CommitRecords"]
 
 log = logging.getLogger(__name__)
 
-_MAX_RECORD_BYTES = 64 * 1024
 _DEADLINE_MS = 10_000  # of one change of a record; a micro-batch waits for it
 
 
@@ -87,5 +86,5 @@ class CommitRecords:
             encode=CommitRecord.to_json,
             runtime=self._runtime,
             settings=self._config,
-            max_bytes=_MAX_RECORD_BYTES,
+            max_bytes=RECORD.max_bytes,
         )

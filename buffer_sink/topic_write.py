@@ -11,7 +11,7 @@ from opendata_buffer.messages import CONTINUE_TXN, build_uuid, new_producer_id
 from opendata_buffer.queue.nesting import TOPIC_KEY
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Blob, Get
-from opendata_buffer.topic.description import TopicDescription
+from opendata_buffer.topic.description import DESCRIPTION, TopicDescription
 
 __all__ = ["FIRST_CLOCK", "TopicWrite", "find_topic"]
 
@@ -19,7 +19,6 @@ FIRST_CLOCK = 2
 """Of a write's messages; an acknowledgement with the clock before it rolls the write back."""
 
 _TASK_BITS = 32
-_MAX_DESCRIPTION_BYTES = 1024 * 1024
 
 
 def find_topic(store: Get) -> TopicDescription | None:
@@ -30,7 +29,7 @@ def find_topic(store: Get) -> TopicDescription | None:
         TransientStorageError: The store did not answer.
     """
     try:
-        found = store.get(TOPIC_KEY, max_bytes=_MAX_DESCRIPTION_BYTES)
+        found = store.get(TOPIC_KEY, max_bytes=DESCRIPTION.max_bytes)
     except (ObjectNotFound, PermanentStorageError):
         # S3 refuses to say what is not there to somebody who may not list; who may only use one
         # prefix of a bucket may still have a queue there.

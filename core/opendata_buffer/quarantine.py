@@ -25,6 +25,7 @@ from typing import Any, Protocol
 from opendata_buffer.errors import CorruptData, InvalidInput, ObjectNotFound
 from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.formats.keys import is_confined
+from opendata_buffer.formats.sidecar import Fields, Sidecar
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Blob, Get, List, Put
 
@@ -43,8 +44,11 @@ FOLDER = "_quarantine"
 MAX_OBJECT_BYTES = 1 << 30
 """Largest object that is copied: the copy goes through this process's memory."""
 
-_VERSION = 1
-_MAX_REPORT_BYTES = 64 * 1024 * 1024
+_REPORT = Sidecar(
+    "the report of a batch in quarantine",
+    "Move it away; the batch itself lies beside it, under the same name with '.object'.",
+    max_bytes=64 * 1024 * 1024,
+)
 
 
 class Entry(Protocol):
@@ -98,7 +102,7 @@ class QuarantineReport:
 
     def as_json(self) -> dict[str, Any]:
         """All fields; payloads of metadata in base64."""
-        fields: dict[str, Any] = {"version": _VERSION, **vars(self)}
+        fields: dict[str, Any] = {"version": _REPORT.version, **vars(self)}
         fields["metadata"] = [
             {
                 "start_index": each.start_index,
@@ -204,24 +208,12 @@ def read_report(store: Get, data_path_prefix: str, name: str) -> QuarantineRepor
         TransientStorageError, PermanentStorageError: The store did not answer.
     """
     key = _key(data_path_prefix, name, "json")
-    got = store.get(key, max_bytes=_MAX_REPORT_BYTES)
+    got = store.get(key, max_bytes=_REPORT.max_bytes)
     assert isinstance(got, Blob)
     try:
-        fields = json.loads(got.data)
-        if fields.pop("version") != _VERSION:
-            raise ValueError("another version")
-        metadata = tuple(
-            Metadata(
-                each["start_index"], each["ingestion_time_ms"], b64decode(each["payload_base64"])
-            )
-            for each in fields.pop("metadata")
-        )
-        return QuarantineReport(**fields, metadata=metadata)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise CorruptData(
-            f"{key!r} is no report of a batch in quarantine ({type(error).__name__}: {error}): a "
-            "later version of this library or somebody else wrote it"
-        ) from error
+        return _report(_REPORT.decode(got.data))
+    except CorruptData as error:
+        raise CorruptData(f"{key!r}: {error}") from error
 
 
 def write_report(store: Put, data_path_prefix: str, report: QuarantineReport) -> None:
@@ -245,6 +237,31 @@ def read_copy(store: Get, data_path_prefix: str, report: QuarantineReport) -> by
     got = store.get(key, max_bytes=MAX_OBJECT_BYTES)
     assert isinstance(got, Blob)
     return got.data
+
+
+def _report(fields: Fields) -> QuarantineReport:
+    return QuarantineReport(
+        id=fields.text("id"),
+        sequence=fields.number("sequence"),
+        location=fields.text("location"),
+        copied_bytes=fields.number("copied_bytes", None),
+        error=fields.text("error"),
+        query=fields.text("query"),
+        time=fields.text("time"),
+        metadata=tuple(map(_metadata, fields.objects("metadata"))),
+        restored_location=fields.text("restored_location", None),
+        restored_after=fields.number("restored_after", None),
+        restored_sequence=fields.number("restored_sequence", None),
+    )
+
+
+def _metadata(fields: Fields) -> Metadata:
+    try:
+        payload = b64decode(fields.text("payload_base64"), validate=True)
+    except ValueError:
+        raise fields.wrong("payload_base64", "base64") from None
+    taken_in_ms = fields.number("ingestion_time_ms", least=-(2**63), most=2**63 - 1)
+    return Metadata(fields.number("start_index"), taken_in_ms, payload)
 
 
 def _read(store: Get, entry: Entry) -> bytes | None:

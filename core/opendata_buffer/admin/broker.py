@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from opendata_buffer.broker.announcement import Announcement
-from opendata_buffer.broker.claims import MAX_BYTES, claims_key, decode
+from opendata_buffer.broker.claims import CLAIMS, claims_key, decode
 from opendata_buffer.broker.client import ChannelClosed, Connection
 from opendata_buffer.broker.wire import ProtocolError
 from opendata_buffer.config import QueueConfig
@@ -138,7 +138,7 @@ def read_claims(store: Store, config: QueueConfig) -> ClaimsStatus | None:
         TransientStorageError, PermanentStorageError: The store did not answer.
     """
     try:
-        got = store.get(claims_key(config.data_path_prefix), max_bytes=MAX_BYTES)
+        got = store.get(claims_key(config.data_path_prefix), max_bytes=CLAIMS.max_bytes)
     except ObjectNotFound:
         return None
     assert isinstance(got, Blob)  # the other one is only an answer to if_changed

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from opendata_buffer.admin.copy_record import CopyRecord, copy_app, copy_record_key
+from opendata_buffer.admin.copy_record import RECORD, CopyRecord, copy_app, copy_record_key
 from opendata_buffer.admin.observe import Observer
 from opendata_buffer.admin.rebuild import GRACE_MS
 from opendata_buffer.config import ConsumerConfig, QueueConfig
@@ -58,8 +58,6 @@ IN_FLIGHT_BYTES = 256 * 1024 * 1024
 SLOW_S, QUICK_S = 30.0, 5.0
 """Uploads of one append that take longer are halved the next time, and shorter ones doubled. The
 collector of the target would otherwise take them for garbage (failure F5)."""
-
-_MAX_RECORD_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -414,5 +412,5 @@ def _register(target: Side, app: str, runtime: Runtime) -> Register[CopyRecord]:
         encode=CopyRecord.to_json,
         runtime=runtime,
         settings=config,
-        max_bytes=_MAX_RECORD_BYTES,
+        max_bytes=RECORD.max_bytes,
     )

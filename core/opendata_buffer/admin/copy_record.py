@@ -14,17 +14,19 @@ one append; the target's manifest, or else the identity in its batches' names, s
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from opendata_buffer.errors import CorruptData
+from opendata_buffer.formats.sidecar import Sidecar
 
-__all__ = ["CopyRecord", "copy_app", "copy_record_key"]
+__all__ = ["RECORD", "CopyRecord", "copy_app", "copy_record_key"]
 
-_VERSION = 1
-_OWN = frozenset({"version", "source", "run", "next", "transactions"})
+RECORD = Sidecar(
+    "the record of a copy",
+    "Go on with the version that wrote it.",
+    max_bytes=16 * 1024 * 1024,
+)
 
 
 def copy_app(queue_id: str, url: str, manifest_path: str) -> str:
@@ -67,13 +69,12 @@ class CopyRecord:
     def to_json(self) -> bytes:
         """The object's bytes."""
         own = {
-            "version": _VERSION,
             "source": self.source,
             "run": self.run,
             "next": self.next_sequence,
             "transactions": self.transactions,
         }
-        return json.dumps({**self.others, **own}, ensure_ascii=False).encode() + b"\n"
+        return RECORD.encode(own, self.others)
 
     @classmethod
     def from_json(cls, data: bytes) -> CopyRecord:
@@ -82,21 +83,11 @@ class CopyRecord:
         Raises:
             CorruptData: They are no record of this version.
         """
-        try:
-            fields = json.loads(data.decode())
-        except (ValueError, RecursionError):
-            fields = None
-        match fields:
-            case {
-                "version": 1,
-                "source": str(source),
-                "run": str(run),
-                "next": int(next_sequence),
-                "transactions": dict(transactions),
-            } if not isinstance(next_sequence, bool) and next_sequence >= 0:
-                others = {name: value for name, value in fields.items() if name not in _OWN}
-                return cls(source, run, next_sequence, transactions, others)
-        raise CorruptData(
-            f"the record of a copy holds {data[:100]!r} and no version {_VERSION}: a later version "
-            "of this library or somebody else wrote it. Go on with the version that wrote it"
+        fields = RECORD.decode(data)
+        return cls(
+            source=fields.text("source"),
+            run=fields.text("run"),
+            next_sequence=fields.number("next"),
+            transactions=fields.mapping("transactions"),
+            others=fields.others(),
         )

@@ -24,7 +24,7 @@ from opendata_buffer.queue.words import words_of
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Get, List, Store
 from opendata_buffer.together import together
-from opendata_buffer.topic.description import TopicDescription
+from opendata_buffer.topic.description import DESCRIPTION, TopicDescription
 
 __all__ = ["Found", "find", "find_folders"]
 
@@ -32,7 +32,6 @@ PAGE = 1_000
 """Objects of one request of a listing."""
 
 _MANIFEST = "manifest"
-_MAX_TOPIC_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +166,7 @@ def find(store: Store, config: QueueConfig, runtime: Runtime) -> list[Found]:
 def _topic(store: Store, folder: str, config: QueueConfig, runtime: Runtime) -> Found:
     url = f"{store.url}/{folder}".rstrip("/")
     try:
-        got = store.get(f"{folder}/{TOPIC_KEY}".lstrip("/"), max_bytes=_MAX_TOPIC_BYTES)
+        got = store.get(f"{folder}/{TOPIC_KEY}".lstrip("/"), max_bytes=DESCRIPTION.max_bytes)
         names = TopicDescription.from_json(got.data).names  # type: ignore[union-attr]
         waits = []
         for name in names:

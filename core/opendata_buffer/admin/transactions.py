@@ -15,7 +15,7 @@ from typing import Any
 from opendata_buffer.admin.observe import Observer
 from opendata_buffer.admin.rebuild import GRACE_MS
 from opendata_buffer.commit.ledger import Ledger
-from opendata_buffer.commit.record import TOPIC_FOLDER, CommitRecord, record_key
+from opendata_buffer.commit.record import RECORD, TOPIC_FOLDER, CommitRecord, record_key
 from opendata_buffer.commit.settlement import ROLL_BACK, Ending, settle
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, ObjectNotFound
@@ -34,8 +34,6 @@ __all__ = ["PATIENCE_S", "Aborted", "OpenTransaction", "Place", "abort", "list_o
 PATIENCE_S = 900.0
 """Age from which a transaction is told as a problem, and may be ended without force: no write
 takes so long that is still at work and well."""
-
-_MAX_RECORD_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,7 +307,7 @@ def _settle(place: Place, chosen: list[OpenTransaction]) -> None:
 
 def _record(store: Get, app: str) -> CommitRecord | None:
     try:
-        got = store.get(record_key(TOPIC_FOLDER, app), max_bytes=_MAX_RECORD_BYTES)
+        got = store.get(record_key(TOPIC_FOLDER, app), max_bytes=RECORD.max_bytes)
     except ObjectNotFound:
         return None
     assert isinstance(got, Blob)

@@ -13,17 +13,19 @@ from __future__ import annotations
 import hmac
 import json
 from dataclasses import dataclass, replace
-from typing import Any
 
-from opendata_buffer.errors import CorruptData
+from opendata_buffer.formats.sidecar import Sidecar
 
-__all__ = ["FILE_NAME", "Announcement", "announcement_key", "decode", "encode"]
+__all__ = ["ANNOUNCEMENT", "FILE_NAME", "Announcement", "announcement_key", "decode", "encode"]
 
 FILE_NAME = "_broker.json"
-MAX_BYTES = 64 * 1024
 SECRET_BYTES = 32
 
-_VERSION = 1
+ANNOUNCEMENT = Sidecar(
+    "a broker's announcement",
+    "Nothing depends on it: delete the object, and the next broker writes a new one.",
+    confidential=True,
+)
 
 
 def announcement_key(data_path_prefix: str) -> str:
@@ -83,7 +85,7 @@ class Announcement:
 def encode(announcement: Announcement) -> bytes:
     """The object's bytes."""
     document = {
-        "version": _VERSION,
+        "version": ANNOUNCEMENT.version,
         "term": announcement.term,
         "id": announcement.id,
         "address": announcement.address,
@@ -101,41 +103,23 @@ def decode(data: bytes) -> Announcement:
     Raises:
         CorruptData: They are no announcement of this version.
     """
+    fields = ANNOUNCEMENT.decode(data)
+    address, secret = fields.text("address"), fields.text("secret")
     try:
-        document: Any = json.loads(data.decode())
-    except (ValueError, RecursionError):
-        document = None
-    match document:
-        case {
-            "version": 1,
-            "term": int(term),
-            "id": str(name),
-            "address": str(address),
-            "secret": str(secret),
-        } if term >= 0:
-            try:
-                key = bytes.fromhex(secret)
-            except ValueError:
-                key = b""
-            if not address or len(key) == SECRET_BYTES:
-                return Announcement(
-                    term,
-                    name,
-                    address,
-                    key,
-                    certificate=str(document.get("certificate") or ""),
-                    beat=_number(document.get("beat")),
-                    seen_ms=_number(document.get("seen_ms")),
-                )
-    raise CorruptData(
-        f"a broker's announcement holds {len(data)} bytes that are none of version {_VERSION}: a "
-        "later version of this library or somebody else wrote it. Nothing depends on it: delete "
-        "the object, and the next broker writes a new one."
+        key = bytes.fromhex(secret)
+    except ValueError:
+        key = b""
+    if address and len(key) != SECRET_BYTES:
+        raise fields.wrong("secret", f"{SECRET_BYTES} bytes in hexadecimal digits")
+    return Announcement(
+        fields.number("term"),
+        fields.text("id"),
+        address,
+        key,
+        certificate=fields.text("certificate", ""),
+        beat=fields.number("beat", 0),
+        seen_ms=fields.number("seen_ms", 0),
     )
-
-
-def _number(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
 def proof(secret: bytes, *parts: bytes) -> bytes:

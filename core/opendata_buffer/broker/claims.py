@@ -20,23 +20,25 @@ live worker's claim is given away.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from opendata_buffer.errors import CorruptData
+from opendata_buffer.formats.sidecar import Fields, Sidecar, is_number
 
-__all__ = ["FILE_NAME", "Claims", "Holder", "claims_key", "decode", "encode"]
+__all__ = ["CLAIMS", "FILE_NAME", "Claims", "Holder", "claims_key", "decode", "encode"]
 
 FILE_NAME = "_claims.json"
-MAX_BYTES = 16 * 1024 * 1024
+
+CLAIMS = Sidecar(
+    "the claims of workers",
+    "With the object deleted, every batch in the queue is handed out again.",
+    max_bytes=16 * 1024 * 1024,
+)
 
 MAX_OPEN = 50_000
 """Batches beyond the frontier that are claimed, done or were handed out before. While there are
 as many, no further batch is handed out: one that is never finished must not let the object grow
 without end."""
-
-_VERSION = 1
 
 
 def claims_key(data_path_prefix: str) -> str:
@@ -171,7 +173,7 @@ class Claims:
 def encode(claims: Claims) -> bytes:
     """The object's bytes."""
     document = {
-        "version": _VERSION,
+        "version": CLAIMS.version,
         "queue": claims.queue,
         "epoch": claims.epoch,
         "frontier": claims.frontier,
@@ -192,30 +194,56 @@ def decode(data: bytes) -> Claims:
     Raises:
         CorruptData: They are no claims of this version.
     """
-    try:
-        document: Any = json.loads(data.decode())
-        if document["version"] == _VERSION:
-            claims = Claims(
-                epoch=int(document["epoch"]),
-                frontier=int(document["frontier"]),
-                tokens=int(document["tokens"]),
-                held={
-                    int(key): Holder(str(who), int(token), int(timeout_ms))
-                    for key, who, token, timeout_ms in document["held"]
-                },
-                done=frozenset(_numbers(document["done"])),
-                deliveries={int(key): int(count) for key, count in document["deliveries"]},
-                queue=str(document.get("queue", "")),
-            )
-            if claims.frontier >= 0 and len(claims.held) + len(claims.done) <= 2 * MAX_OPEN:
-                return claims
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-        pass
-    raise CorruptData(
-        f"the claims of workers hold {len(data)} bytes that are none of version {_VERSION}: a "
-        "later version of this library or somebody else wrote them. With the object deleted, "
-        "every batch in the queue is handed out again."
+    fields = CLAIMS.decode(data)
+    held, done = _held(fields), frozenset(_done(fields))
+    if len(held) + len(done) > 2 * MAX_OPEN:
+        raise CLAIMS.unreadable(f"it has {len(held) + len(done)} batches, more than were open")
+    return Claims(
+        epoch=fields.number("epoch"),
+        frontier=fields.number("frontier"),
+        tokens=fields.number("tokens"),
+        held=held,
+        done=done,
+        deliveries=_deliveries(fields),
+        queue=fields.text("queue", ""),
     )
+
+
+def _held(fields: Fields) -> dict[int, Holder]:
+    held = {}
+    for row in fields.items("held"):
+        match row:
+            case [sequence, str(worker), token, timeout_ms] if all(
+                map(is_number, (sequence, token, timeout_ms))
+            ):
+                held[sequence] = Holder(worker, token, timeout_ms)
+            case _:
+                raise fields.wrong("held", "[sequence, worker, token, milliseconds] each", row)
+    return held
+
+
+def _done(fields: Fields) -> Iterator[int]:
+    total = 0
+    for row in fields.items("done"):
+        match row:
+            case [first, last] if is_number(first) and is_number(last, least=first):
+                # From the wire: a range must not make us count to the end of the world.
+                total += last - first + 1
+                if total <= MAX_OPEN:
+                    yield from range(first, last + 1)
+                    continue
+        raise fields.wrong("done", f"ranges [first, last] of {MAX_OPEN} batches at most", row)
+
+
+def _deliveries(fields: Fields) -> dict[int, int]:
+    deliveries = {}
+    for row in fields.items("deliveries"):
+        match row:
+            case [sequence, count] if is_number(sequence) and is_number(count):
+                deliveries[sequence] = count
+            case _:
+                raise fields.wrong("deliveries", "[sequence, count] each", row)
+    return deliveries
 
 
 def _ranges(numbers: Iterable[int]) -> list[list[int]]:
@@ -227,13 +255,3 @@ def _ranges(numbers: Iterable[int]) -> list[list[int]]:
         else:
             runs.append([number, number])
     return runs
-
-
-def _numbers(runs: Iterable[Iterable[int]]) -> Iterable[int]:
-    total = 0
-    for first, last in runs:
-        # From the wire: a range must not make us count to the end of the world.
-        total += last - first + 1
-        if last < first or total > MAX_OPEN:
-            raise ValueError("a range of finished batches is out of bounds")
-        yield from range(first, last + 1)

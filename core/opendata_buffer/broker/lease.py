@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from opendata_buffer.broker.announcement import (
-    MAX_BYTES,
+    ANNOUNCEMENT,
     Announcement,
     announcement_key,
     decode,
@@ -112,7 +112,7 @@ class Lease:
             encode=encode,
             runtime=self._runtime,
             settings=self._settings,
-            max_bytes=MAX_BYTES,
+            max_bytes=ANNOUNCEMENT.max_bytes,
         )
 
 

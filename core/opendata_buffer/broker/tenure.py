@@ -6,7 +6,7 @@ consumer, or another foreman, has the queue.
 
 from __future__ import annotations
 
-from opendata_buffer.broker.claims import MAX_BYTES, Claims, claims_key, decode, encode
+from opendata_buffer.broker.claims import CLAIMS, Claims, claims_key, decode, encode
 from opendata_buffer.broker.shared_queue import SharedQueue
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
@@ -125,5 +125,5 @@ def _register(store: Store, config: ConsumerConfig, runtime: Runtime) -> Registe
         encode=encode,
         runtime=runtime,
         settings=config,
-        max_bytes=MAX_BYTES,
+        max_bytes=CLAIMS.max_bytes,
     )

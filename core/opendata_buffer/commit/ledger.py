@@ -29,6 +29,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from opendata_buffer.commit.record import (
+    RECORD,
     TOPIC_FOLDER,
     CommitRecord,
     Verdict,
@@ -60,7 +61,6 @@ __all__ = ["Attempt", "Ledger"]
 
 log = logging.getLogger(__name__)
 
-_MAX_RECORD_BYTES = 1024 * 1024  # the intents of a thousand partitions have 30 KiB
 _DEADLINE_MS = 10_000  # of one change of a record; a micro-batch waits for it
 _ANY_BATCH = 2**63
 
@@ -380,7 +380,7 @@ class Ledger:
             encode=CommitRecord.to_json,
             runtime=self._runtime,
             settings=self._config,
-            max_bytes=_MAX_RECORD_BYTES,
+            max_bytes=RECORD.max_bytes,
         )
 
 

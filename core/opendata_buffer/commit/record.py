@@ -20,9 +20,11 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from opendata_buffer.errors import CorruptData, InvalidInput
+from opendata_buffer.errors import InvalidInput
+from opendata_buffer.formats.sidecar import LARGEST, Sidecar, is_number
 
 __all__ = [
+    "RECORD",
     "TOPIC_FOLDER",
     "CommitRecord",
     "Verdict",
@@ -36,11 +38,14 @@ __all__ = [
 TOPIC_FOLDER = "_topic"
 """Where the records of a topic's writers lie; no partition has such a name."""
 
-_VERSION = 1
-_OWN = frozenset(
-    {"version", "batch", "next_sequence", "query", "run", "producer", "intents"},
+RECORD = Sidecar(
+    "the commit record",
+    "It remembers which batch of a query was written last. Restore its latest version (bucket "
+    "versioning). That of a single queue may also be deleted: the manifest and the reader's filter "
+    "still recognise repeats. That of a topic (below '_topic/') may not while its query has a "
+    "batch to repeat.",
+    max_bytes=1024 * 1024,  # the intents of a thousand partitions have 30 KiB
 )
-_CLOCK_MAX = (1 << 64) - 1
 
 
 class Verdict(Enum):
@@ -80,7 +85,7 @@ class CommitRecord:
 
     def to_json(self) -> bytes:
         """The object's bytes; without the fields that have no value, as version 1 began."""
-        fields: dict[str, Any] = {"version": _VERSION, "batch": self.batch}
+        fields: dict[str, Any] = {"version": RECORD.version, "batch": self.batch}
         fields["next_sequence"] = self.next_sequence
         for name, value in (("query", self.query), ("run", self.run), ("producer", self.producer)):
             if value is not None:
@@ -96,33 +101,15 @@ class CommitRecord:
         Raises:
             CorruptData: They are no commit record of this version.
         """
-        try:
-            fields = json.loads(raw)
-        except (ValueError, RecursionError):
-            fields = None
-        match fields:
-            case {"version": 1, "batch": int(batch), "next_sequence": int(next_sequence)}:
-                others = {name: fields[name] for name in fields if name not in _OWN}
-                texts = [fields.get(name) for name in ("query", "run", "producer")]
-                intents = fields.get("intents", {})
-                numbers = type(batch) is type(next_sequence) is int  # a bool is an int, too
-                if (
-                    numbers
-                    and batch >= -1
-                    and next_sequence >= 0
-                    and all(isinstance(text, str | None) for text in texts)
-                    and _is_producer(texts[2])
-                    and _are_intents(intents)
-                ):
-                    query, run, producer = texts
-                    return cls(batch, next_sequence, query, others, run, producer, intents)
-        raise CorruptData(
-            f"the commit record is not readable: {raw[:100]!r}. It remembers which batch of a "
-            "query was written last. Restore its latest version (bucket versioning). That of a "
-            "single queue may also be deleted: the manifest and the reader's filter still "
-            "recognise repeats. That of a topic (below '_topic/') may not while its query has a "
-            "batch to repeat."
-        )
+        fields = RECORD.decode(raw)
+        batch, next_sequence = fields.number("batch", least=-1), fields.number("next_sequence")
+        query, run, producer = (fields.text(name, None) for name in ("query", "run", "producer"))
+        if producer is not None and not _is_producer(producer):
+            raise fields.wrong("producer", "a producer id of 12 hexadecimal digits")
+        intents = fields.mapping("intents", {})
+        if not all(is_number(clock, least=1) for clock in intents.values()):
+            raise fields.wrong("intents", f"a clock from 1 to {LARGEST} for each partition")
+        return cls(batch, next_sequence, query, fields.others(), run, producer, intents)
 
     def raised(self, batch: int, next_sequence: int, query: str | None) -> CommitRecord:
         """The record after one more batch; unchanged by a late writer of an older one."""
@@ -199,16 +186,8 @@ def verdict(record: CommitRecord | None, batch: int, producer: str) -> Verdict:
     return Verdict.COMMITTED if named else Verdict.REPEATED
 
 
-def _is_producer(text: str | None) -> bool:
-    if text is None:
-        return True
+def _is_producer(text: str) -> bool:
     try:
         return len(bytes.fromhex(text)) == 6 and len(text) == 12
     except ValueError:
         return False
-
-
-def _are_intents(given: Any) -> bool:
-    return isinstance(given, dict) and all(
-        type(clock) is int and 0 < clock <= _CLOCK_MAX for clock in given.values()
-    )

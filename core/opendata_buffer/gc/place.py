@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptData, StorageError
+from opendata_buffer.formats.sidecar import Sidecar
 from opendata_buffer.queue.cas import CasStore, Done, Register
 from opendata_buffer.runtime import Runtime
 
@@ -21,8 +22,10 @@ __all__ = ["PLACE_NAME", "Place", "SavedPlace"]
 log = logging.getLogger(__name__)
 
 PLACE_NAME = "_gc.json"
-_VERSION = 1
-_MAX_BYTES = 64 * 1024
+_PLACE = Sidecar(
+    "the garbage collector's place",
+    "Nothing depends on it: the collector writes another.",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ class Place:
 
     def to_json(self) -> bytes:
         """The object's bytes."""
-        return json.dumps({"version": _VERSION, "after": self.after}).encode()
+        return json.dumps({"version": _PLACE.version, "after": self.after}).encode()
 
     @classmethod
     def from_json(cls, raw: bytes) -> Place:
@@ -46,14 +49,7 @@ class Place:
         Raises:
             CorruptData: They are no place of this version.
         """
-        try:
-            fields = json.loads(raw)
-        except (ValueError, RecursionError):
-            fields = None
-        match fields:
-            case {"version": 1, "after": str(after)}:
-                return cls(after)
-        raise CorruptData(f"{raw[:100]!r} is no place of the garbage collector")
+        return cls(_PLACE.decode(raw).text("after"))
 
 
 class SavedPlace:
@@ -74,7 +70,7 @@ class SavedPlace:
             encode=Place.to_json,
             runtime=runtime,
             settings=config,
-            max_bytes=_MAX_BYTES,
+            max_bytes=_PLACE.max_bytes,
         )
         self._known = Place()
 

@@ -13,7 +13,6 @@ about a consumer that was fenced.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -21,7 +20,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.errors import CorruptData, OpenDataBufferError
+from opendata_buffer.errors import OpenDataBufferError
+from opendata_buffer.formats.sidecar import Sidecar
 from opendata_buffer.queue.cas import CasStore, Done, Register
 from opendata_buffer.runtime import Runtime, deadline
 
@@ -30,12 +30,12 @@ __all__ = ["HOLDER_NAME", "Holder", "note_holder", "note_query", "read_holder"]
 log = logging.getLogger(__name__)
 
 HOLDER_NAME = "_consumer.json"
-_VERSION = 1
-_MAX_BYTES = 64 * 1024
+_NOTE = Sidecar(
+    "the note of the consumer",
+    "Nothing depends on it: delete it, and the next consumer writes it anew.",
+)
 _DEADLINE_MS = 2_000
 """A note is worth a short wait: without it the queue is read as well."""
-
-_OWN = frozenset({"version", "epoch", "host", "process", "program", "query", "since_ms"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,6 @@ class Holder:
     def to_json(self) -> bytes:
         """The object's bytes."""
         own = {
-            "version": _VERSION,
             "epoch": self.epoch,
             "host": self.host,
             "process": self.process,
@@ -71,7 +70,7 @@ class Holder:
             "query": self.query,
             "since_ms": self.since_ms,
         }
-        return json.dumps({**self.others, **own}, ensure_ascii=False).encode() + b"\n"
+        return _NOTE.encode(own, self.others)
 
     @classmethod
     def from_json(cls, data: bytes) -> Holder:
@@ -80,26 +79,15 @@ class Holder:
         Raises:
             CorruptData: They are no note of this version.
         """
-        try:
-            fields = json.loads(data.decode())
-        except (ValueError, RecursionError):
-            fields = None
-        match fields:
-            case {
-                "version": 1,
-                "epoch": int(epoch),
-                "host": str(host),
-                "process": int(process),
-                "program": str(program),
-                "query": str(query),
-                "since_ms": int(since_ms),
-            }:
-                others = {name: value for name, value in fields.items() if name not in _OWN}
-                return cls(epoch, host, process, program, query, since_ms, others)
-        raise CorruptData(
-            f"the note of the consumer holds {data[:100]!r} and no version {_VERSION}: a later "
-            "version of this library or somebody else wrote it. Nothing depends on it: delete it, "
-            "and the next consumer writes it anew."
+        fields = _NOTE.decode(data)
+        return cls(
+            epoch=fields.number("epoch"),
+            host=fields.text("host"),
+            process=fields.number("process"),
+            program=fields.text("program"),
+            query=fields.text("query"),
+            since_ms=fields.number("since_ms"),
+            others=fields.others(),
         )
 
 
@@ -176,5 +164,5 @@ def _register(store: CasStore, config: QueueConfig, runtime: Runtime) -> Registe
         encode=Holder.to_json,
         runtime=runtime,
         settings=config,
-        max_bytes=_MAX_BYTES,
+        max_bytes=_NOTE.max_bytes,
     )

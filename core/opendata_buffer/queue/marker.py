@@ -16,21 +16,19 @@ read as well; readers that do not know it ignore it. See the decision on the wat
 
 from __future__ import annotations
 
-import json
 import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from opendata_buffer.errors import CorruptData
+from opendata_buffer.formats.sidecar import Fields, Sidecar
 from opendata_buffer.queue.watermark import Watermark
 
-__all__ = ["MARKER_NAME", "Marker", "marker_key"]
+__all__ = ["MARKER", "MARKER_NAME", "Marker", "marker_key"]
 
 MARKER_NAME = "_owner.json"
 
-_VERSION = 1
-_OWN = frozenset({"version", "manifest", "id", "next_sequence", "epoch", "acked", "acked_location"})
+MARKER = Sidecar("the owner marker", "If one queue alone uses this data prefix, delete the object.")
 
 
 def marker_key(data_path_prefix: str) -> str:
@@ -57,7 +55,6 @@ class Marker:
     def to_json(self, data_path_prefix: str) -> bytes:
         """The object's bytes, for a marker of this prefix."""
         own: dict[str, Any] = {
-            "version": _VERSION,
             "manifest": posixpath.relpath("/" + self.manifest_path, "/" + data_path_prefix),
             "id": self.queue_id,
         }
@@ -67,7 +64,7 @@ class Marker:
             if self.watermark.acked is not None:
                 own["acked"] = self.watermark.acked
                 own["acked_location"] = self.watermark.acked_location
-        return json.dumps({**self.others, **own}, ensure_ascii=False).encode() + b"\n"
+        return MARKER.encode(own, self.others)
 
     @classmethod
     def from_json(cls, data: bytes, data_path_prefix: str) -> Marker:
@@ -76,30 +73,19 @@ class Marker:
         Raises:
             CorruptData: They are no marker of this version.
         """
-        try:
-            fields = json.loads(data.decode())
-        except (ValueError, RecursionError):
-            fields = None
-        match fields:
-            case {"version": 1, "manifest": str(relative)} if relative:
-                # No leading slash: '..' beyond the store's root stays visible and never matches.
-                manifest_path = posixpath.normpath(posixpath.join(data_path_prefix, relative))
-                queue_id = str(fields.get("id", ""))
-                others = {name: value for name, value in fields.items() if name not in _OWN}
-                return cls(manifest_path, queue_id, _watermark(fields), others)
-        raise CorruptData(
-            f"owner marker holds {data[:100]!r} and not "
-            f'{{"version": {_VERSION}, "manifest": "..."}}: a later version of this library or '
-            "somebody else wrote it. If one queue alone uses this data prefix, delete the object."
-        )
+        fields = MARKER.decode(data)
+        relative = fields.text("manifest")
+        if not relative:
+            raise fields.wrong("manifest", "the path of a manifest")
+        # No leading slash: '..' beyond the store's root stays visible and never matches.
+        manifest_path = posixpath.normpath(posixpath.join(data_path_prefix, relative))
+        queue_id, watermark = fields.text("id", ""), _watermark(fields)
+        return cls(manifest_path, queue_id, watermark, fields.others())
 
 
-def _watermark(fields: Mapping[str, Any]) -> Watermark | None:
-    match fields:
-        case {"next_sequence": int(next_sequence), "epoch": int(epoch)}:
-            acked = fields.get("acked")
-            location = fields.get("acked_location", "")
-            if isinstance(acked, int) and isinstance(location, str):
-                return Watermark(next_sequence, epoch, acked, location)
-            return Watermark(next_sequence, epoch)
-    return None
+def _watermark(fields: Fields) -> Watermark | None:
+    next_sequence, epoch = fields.number("next_sequence", None), fields.number("epoch", None)
+    acked, acked_location = fields.number("acked", None), fields.text("acked_location", "")
+    if next_sequence is None or epoch is None:
+        return None
+    return Watermark(next_sequence, epoch, acked, "" if acked is None else acked_location)

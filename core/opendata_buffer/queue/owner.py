@@ -28,7 +28,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
 from opendata_buffer.queue.cas import CasStore, Done, Raced, Register
 from opendata_buffer.queue.continuity import check_reached
-from opendata_buffer.queue.marker import MARKER_NAME, Marker, marker_key
+from opendata_buffer.queue.marker import MARKER, MARKER_NAME, Marker, marker_key
 from opendata_buffer.queue.nesting import refuse_nesting
 from opendata_buffer.queue.verdict import StoreVerdict
 from opendata_buffer.queue.watermark import Watermark
@@ -42,7 +42,6 @@ log = logging.getLogger(__name__)
 NOTE_INTERVAL_S = 60.0
 """Seconds between two notes of a watermark by one process, while it writes."""
 
-_MAX_BYTES = 64 * 1024
 _NOTE_DEADLINE_MS = 5_000
 
 
@@ -266,7 +265,7 @@ def _register(store: CasStore, config: QueueConfig, runtime: Runtime) -> Registe
         encode=lambda marker: marker.to_json(prefix),
         runtime=runtime,
         settings=config,
-        max_bytes=_MAX_BYTES,
+        max_bytes=MARKER.max_bytes,
     )
 
 

@@ -13,13 +13,13 @@ cannot be read, and one that could not be written cost a probe and nothing else.
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.errors import OpenDataBufferError
+from opendata_buffer.errors import CorruptData, OpenDataBufferError
+from opendata_buffer.formats.sidecar import Sidecar
 from opendata_buffer.queue.cas import CasStore, Done, Register
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Probed
@@ -32,7 +32,7 @@ VERDICT_NAME = "_probe.json"
 KEPT_MS = 7 * 24 * 3_600_000
 """How old a verdict may be."""
 
-_MAX_BYTES = 16 * 1024
+_VERDICT = Sidecar("the verdict of the probe", "It is written anew.", max_bytes=16 * 1024)
 _DEADLINE_MS = 5_000
 
 
@@ -69,7 +69,7 @@ class StoreVerdict:
             encode=_encode,
             runtime=runtime,
             settings=quick,
-            max_bytes=_MAX_BYTES,
+            max_bytes=_VERDICT.max_bytes,
         )
 
     def check(self) -> None:
@@ -116,16 +116,13 @@ class StoreVerdict:
 
 
 def _encode(verdict: _Verdict) -> bytes:
-    fields = {"version": 1, "store": verdict.subject, "probed_ms": verdict.probed_ms}
-    return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
+    return _VERDICT.encode({"store": verdict.subject, "probed_ms": verdict.probed_ms})
 
 
 def _decode(data: bytes) -> _Verdict:
     try:
-        fields = json.loads(data.decode())
-    except (ValueError, RecursionError):
-        fields = None
-    match fields:
-        case {"version": 1, "store": str(subject), "probed_ms": int(probed_ms)}:
-            return _Verdict(subject, probed_ms)
-    return _Verdict("", 0)  # a hint that says nothing, and is written anew
+        fields = _VERDICT.decode(data)
+        return _Verdict(fields.text("store"), fields.number("probed_ms"))
+    except CorruptData as error:
+        log.debug("%s", error)
+        return _Verdict("", 0)  # a hint that says nothing

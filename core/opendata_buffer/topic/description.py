@@ -15,13 +15,13 @@ chosen when a partition is added (:mod:`.topic.names`); what counts is the name 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from opendata_buffer.errors import CorruptData, InvalidInput
+from opendata_buffer.errors import InvalidInput
+from opendata_buffer.formats.sidecar import Fields, Sidecar
 from opendata_buffer.topic.names import (
     free_places,
     is_abbreviated,
@@ -30,7 +30,13 @@ from opendata_buffer.topic.names import (
     number_of,
 )
 
-__all__ = ["DRAIN_S", "MAX_PARTITIONS", "Partition", "State", "TopicDescription"]
+__all__ = ["DESCRIPTION", "DRAIN_S", "MAX_PARTITIONS", "Partition", "State", "TopicDescription"]
+
+DESCRIPTION = Sidecar(
+    "the topic's description",
+    "Restore its latest version (bucket versioning): it alone says which partitions there are.",
+    max_bytes=1024 * 1024,
+)
 
 DRAIN_S = 60.0
 """How long a partition drains at least. Nothing depends on it but that producers, which notice
@@ -39,12 +45,9 @@ within seconds, can finish what they have begun instead of being refused."""
 MAX_PARTITIONS = 1_000
 """Most partitions of a topic: each is a manifest that readers look at with every trigger."""
 
-_VERSION = 1
 _MOST_NUMBERS = 100_000
 MAX_LEFT = 1_000
 """Most partitions that have left and are remembered, because objects of theirs may be there."""
-
-_FIELDS = frozenset({"version", "id", "partitions", "next", "left"})
 
 
 class State(StrEnum):
@@ -230,14 +233,13 @@ class TopicDescription:
     def to_json(self) -> bytes:
         """The object's bytes."""
         fields: dict[str, Any] = {
-            "version": _VERSION,
             "id": self.topic_id,
             "next": self.next_number,
             "partitions": [each.as_json() for each in self.partitions],
         }
         if self.left:
             fields["left"] = list(self.left)
-        return json.dumps({**self.others, **fields}, ensure_ascii=False).encode() + b"\n"
+        return DESCRIPTION.encode(fields, self.others)
 
     @classmethod
     def from_json(cls, raw: bytes) -> TopicDescription:
@@ -246,57 +248,50 @@ class TopicDescription:
         Raises:
             CorruptData: They are no description of this version, or contradict themselves.
         """
-        try:
-            fields = json.loads(raw)
-        except (ValueError, RecursionError):
-            fields = None
-        match fields:
-            case {"version": 1, "id": str(topic_id), "next": int(number), "partitions": [*given]}:
-                others = {name: value for name, value in fields.items() if name not in _FIELDS}
-                left = _left(fields.get("left", []))
-                found = cls(topic_id, tuple(map(_partition, given)), number, left, others)
-                found._check()
-                return found
-        raise CorruptData(
-            f"{raw[:100]!r} describes no topic of version {_VERSION}: a later version of this "
-            "library or somebody else wrote it"
-        )
+        fields = DESCRIPTION.decode(raw)
+        topic_id, number = fields.text("id"), fields.number("next")
+        partitions = tuple(map(_partition, fields.objects("partitions")))
+        found = cls(topic_id, partitions, number, _left(fields), fields.others())
+        problem = found._contradiction()
+        if problem:
+            raise DESCRIPTION.unreadable(problem)
+        return found
 
     def _with(self, partitions: Iterable[Partition]) -> TopicDescription:
         given = tuple(partitions)
         return self if given == self.partitions else replace(self, partitions=given)
 
-    def _check(self) -> None:
+    def _contradiction(self) -> str:
+        """What cannot be of a topic; empty for a sound one."""
         numbers = [number_of(name) or 0 for name in self.names]
         if not self.active:
-            raise CorruptData("the topic has no partition that is written")
+            return "the topic has no partition that is written"
         if len(numbers) > MAX_PARTITIONS:
-            raise CorruptData(f"the topic has {len(numbers)} partitions, and not {MAX_PARTITIONS}")
+            return f"the topic has {len(numbers)} partitions, and not {MAX_PARTITIONS} at most"
         if numbers != sorted(set(numbers)):
-            raise CorruptData(f"the topic's partitions are out of order or twice: {self.names}")
+            return f"the topic's partitions are out of order or twice: {_listed(self.names)}"
         if numbers[-1] >= self.next_number:
-            raise CorruptData(
+            return (
                 f"the topic's next partition is {self.next_number}, and it has {self.names[-1]!r}"
             )
+        return ""
 
 
-def _partition(given: Any) -> Partition:
-    match given:
-        case {"name": str(name), "state": "active" | "draining" as state} if (
-            number_of(name) is not None
-        ):
-            since_ms = given.get("since", 0)
-            if isinstance(since_ms, int):
-                return Partition(name, State(state), since_ms)
-    raise CorruptData(f"{given!r} describes no partition that this version of the library knows")
+def _partition(fields: Fields) -> Partition:
+    name, state = fields.text("name"), fields.text("state")
+    if number_of(name) is None:
+        raise fields.wrong("name", "the name of a partition, such as 'p-00000-04pn'")
+    if state not in tuple(State):
+        raise fields.wrong("state", " or ".join(map(repr, map(str, State))))
+    return Partition(name, State(state), fields.number("since", 0))
 
 
-def _left(given: Any) -> tuple[str, ...]:
-    if isinstance(given, list) and all(
-        isinstance(name, str) and number_of(name) is not None for name in given
-    ):
-        return tuple(given[-MAX_LEFT:])
-    raise CorruptData(f"{str(given)[:100]} is no list of partitions that have left")
+def _left(fields: Fields) -> tuple[str, ...]:
+    names = fields.items("left", [])
+    for name in names:
+        if not isinstance(name, str) or number_of(name) is None:
+            raise fields.wrong("left", "names of partitions", name)
+    return tuple(names[-MAX_LEFT:])
 
 
 def _listed(names: Sequence[str]) -> str:

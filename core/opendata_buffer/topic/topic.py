@@ -24,15 +24,13 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores import Get, Store
 from opendata_buffer.stores.factory import open_store
-from opendata_buffer.topic.description import DRAIN_S, TopicDescription
+from opendata_buffer.topic.description import DESCRIPTION, DRAIN_S, TopicDescription
 
 __all__ = ["Topic", "is_topic"]
 
 log = logging.getLogger(__name__)
 
 Config = TypeVar("Config", bound=QueueConfig)
-
-_MAX_BYTES = 1024 * 1024
 
 
 def is_topic(store: Get) -> bool:
@@ -42,7 +40,7 @@ def is_topic(store: Get) -> bool:
         TransientStorageError, PermanentStorageError: The store did not answer.
     """
     try:
-        store.get(TOPIC_KEY, max_bytes=_MAX_BYTES)
+        store.get(TOPIC_KEY, max_bytes=DESCRIPTION.max_bytes)
     except ObjectNotFound:
         return False
     except CorruptData:
@@ -299,7 +297,7 @@ def _register(store: Store, settings: QueueConfig, runtime: Runtime) -> Register
         encode=TopicDescription.to_json,
         runtime=runtime,
         settings=settings,
-        max_bytes=_MAX_BYTES,
+        max_bytes=DESCRIPTION.max_bytes,
         check_read=lambda known, now: _check_same(known, now, store.url),
     )
 

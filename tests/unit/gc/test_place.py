@@ -70,7 +70,8 @@ def test_an_unreadable_place_is_the_beginning_and_the_next_one_is_saved(
     assert place.load() == ""
     place.save("p/a")
     assert saved(store).load() == "p/a"
-    assert "is no place of the garbage collector" in caplog.text
+    said = "first object: 'p/_gc.json': the garbage collector's place is not readable: "
+    assert said in caplog.text
 
 
 def test_a_place_that_cannot_be_saved_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:

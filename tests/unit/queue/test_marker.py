@@ -48,11 +48,18 @@ def test_fields_of_later_versions_are_kept() -> None:
     assert Marker.from_json(found.to_json("ingest"), "ingest") == found
 
 
-def test_a_watermark_that_makes_no_sense_is_no_watermark_and_the_owner_counts() -> None:
-    for fields in (b'"next_sequence": "7", "epoch": 1', b'"next_sequence": 7'):
-        data = b'{"version": 1, "manifest": "manifest", %s}' % fields
+def test_half_a_watermark_is_none_and_the_owner_counts() -> None:
+    for half in (b'"next_sequence": 7', b'"epoch": 1', b'"acked": 3, "acked_location": "a"'):
+        data = b'{"version": 1, "manifest": "manifest", %s}' % half
         found = Marker.from_json(data, "ingest")
         assert (found.manifest_path, found.watermark) == ("ingest/manifest", None)
+
+
+def test_a_watermark_that_makes_no_sense_is_not_passed_over() -> None:
+    """Without it a manifest that was lost would be taken for a new one."""
+    data = b'{"version": 1, "manifest": "manifest", "next_sequence": "7", "epoch": 1}'
+    with pytest.raises(CorruptData, match="'next_sequence' is '7', and not a whole number"):
+        Marker.from_json(data, "ingest")
 
 
 @pytest.mark.parametrize(
@@ -60,5 +67,7 @@ def test_a_watermark_that_makes_no_sense_is_no_watermark_and_the_owner_counts() 
     [b"", b"\xff", b"[]", b'{"version": 2, "manifest": "m"}', b'{"version": 1, "manifest": ""}'],
 )
 def test_other_bytes_are_refused_saying_what_they_are(data: bytes) -> None:
-    with pytest.raises(CorruptData, match="owner marker holds"):
+    with pytest.raises(
+        CorruptData, match=r"the owner marker is not readable: .*delete the object\.$"
+    ):
         Marker.from_json(data, "ingest")

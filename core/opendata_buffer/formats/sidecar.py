@@ -1,0 +1,202 @@
+"""The small JSON objects beside a manifest: what reading any of them has in common. Pure.
+
+Owner marker, commit record, a broker's announcement, a topic's description and the others are
+each one JSON object with a ``version``. :class:`Sidecar` says what one of them is called and what
+to do about one that cannot be read; :class:`Fields` gives its fields by name, type and range.
+Which fields there are and what they mean is said by whoever owns the object.
+
+A later release may add fields without another version: who reads passes them over, and who writes
+the object again keeps them (:meth:`Fields.others`).
+"""
+
+from __future__ import annotations
+
+import json
+import reprlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar, overload
+
+from opendata_buffer.errors import CorruptData
+
+__all__ = ["LARGEST", "Fields", "Sidecar", "is_number"]
+
+LARGEST = 2**64 - 1
+"""Largest number that is read: sequences, epochs and clocks have 64 bits."""
+
+_SHOWN = 100
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = _SHOWN
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Sidecar:
+    """One kind of small object.
+
+    Attributes:
+        name: What errors call it: ``the owner marker``.
+        remedy: What to do about one that cannot be read, in whole sentences.
+        version: What is written; this one and all before it are read.
+        max_bytes: A larger one is not read.
+        confidential: It holds a secret: errors show none of its bytes.
+    """
+
+    name: str
+    remedy: str
+    version: int = 1
+    max_bytes: int = 64 * 1024
+    confidential: bool = False
+
+    def decode(self, data: bytes) -> Fields:
+        """The fields of an object's bytes.
+
+        Raises:
+            CorruptData: They are too many, no JSON object, or of a later version.
+        """
+        if len(data) > self.max_bytes:
+            raise self.unreadable(
+                f"it has {len(data)} bytes, more than the limit of {self.max_bytes}"
+            )
+        try:
+            values = json.loads(data.decode())
+        except (ValueError, RecursionError):
+            values = None
+        if not isinstance(values, dict):
+            begins = "" if self.confidential else f" and begins with {data[:_SHOWN]!r}"
+            raise self.unreadable(f"it is no JSON object{begins}")
+        fields = Fields(self, values)
+        version = fields.number("version", least=1)
+        if version > self.version:
+            raise self.unreadable(
+                f"it has version {version}, and this release reads versions up to {self.version}: "
+                "a later release of opendata-buffer wrote it. Use that one"
+            )
+        return fields
+
+    def encode(self, own: Mapping[str, Any], others: Mapping[str, Any] | None = None) -> bytes:
+        """The bytes of an object, one line of JSON.
+
+        Args:
+            own: The fields besides ``version``, in order.
+            others: Fields of later releases, which come first.
+        """
+        fields = {**(others or {}), "version": self.version, **own}
+        try:
+            return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
+        except UnicodeEncodeError:
+            # Names that an operating system gives need not be text: those go in escapes.
+            return json.dumps(fields).encode() + b"\n"
+
+    def unreadable(self, problem: str) -> CorruptData:
+        """The error about an object that cannot be read: what is wrong, and what to do."""
+        return CorruptData(f"{self.name} is not readable: {problem}. {self.remedy}")
+
+
+_REQUIRED: Final[Any] = object()
+
+
+class Fields:
+    """The fields of one object, or of an object inside it.
+
+    A field with a default may be missing or null.
+
+    Args:
+        sidecar: Of which kind the object is.
+        values: What it holds.
+        path: Where it lies in the whole object, such as ``partitions[3].``.
+    """
+
+    __slots__ = ("_path", "_read", "_sidecar", "_values")
+
+    def __init__(self, sidecar: Sidecar, values: Mapping[str, Any], path: str = "") -> None:
+        self._sidecar = sidecar
+        self._values = values
+        self._path = path
+        self._read = set[str]()
+
+    @overload
+    def text(self, name: str) -> str: ...
+    @overload
+    def text(self, name: str, default: T) -> str | T: ...
+    def text(self, name: str, default: Any = _REQUIRED) -> Any:
+        """A text.
+
+        Raises:
+            CorruptData: It is none, or missing; so do all the others.
+        """
+        return self._get(name, default, lambda value: isinstance(value, str), "a text")
+
+    @overload
+    def number(self, name: str, *, least: int = 0, most: int = LARGEST) -> int: ...
+    @overload
+    def number(self, name: str, default: T, *, least: int = 0, most: int = LARGEST) -> int | T: ...
+    def number(
+        self, name: str, default: Any = _REQUIRED, *, least: int = 0, most: int = LARGEST
+    ) -> Any:
+        """A whole number in a range; true and false are none."""
+        limit = f"of at least {least}" if most == LARGEST else f"from {least} to {most}"
+        return self._get(
+            name, default, lambda value: is_number(value, least, most), f"a whole number {limit}"
+        )
+
+    @overload
+    def items(self, name: str) -> list[Any]: ...
+    @overload
+    def items(self, name: str, default: T) -> list[Any] | T: ...
+    def items(self, name: str, default: Any = _REQUIRED) -> Any:
+        """A list of anything."""
+        return self._get(name, default, lambda value: isinstance(value, list), "a list")
+
+    @overload
+    def mapping(self, name: str) -> dict[str, Any]: ...
+    @overload
+    def mapping(self, name: str, default: T) -> dict[str, Any] | T: ...
+    def mapping(self, name: str, default: Any = _REQUIRED) -> Any:
+        """A JSON object whose names are not known beforehand."""
+        return self._get(name, default, lambda value: isinstance(value, dict), "a JSON object")
+
+    def objects(self, name: str) -> list[Fields]:
+        """A list of JSON objects, each by its fields."""
+        found = []
+        for index, value in enumerate(self.items(name)):
+            if not isinstance(value, dict):
+                raise self.wrong(f"{name}[{index}]", "a JSON object", value)
+            found.append(Fields(self._sidecar, value, f"{self._path}{name}[{index}]."))
+        return found
+
+    def others(self) -> dict[str, Any]:
+        """The fields that were not asked for: those of later releases, once all own ones were."""
+        return {name: self._values[name] for name in self._values if name not in self._read}
+
+    def wrong(self, name: str, wanted: str, value: Any = _REQUIRED) -> CorruptData:
+        """The error about a field whose value cannot be.
+
+        Args:
+            name: Its name.
+            wanted: What it has to be, such as ``a text``.
+            value: What it is, for one that is no field of its own.
+        """
+        where = f"field {self._path + name!r}"
+        if value is _REQUIRED:
+            if name not in self._values:
+                return self._sidecar.unreadable(f"{where} is missing, {wanted}")
+            value = self._values[name]
+        shown = "" if self._sidecar.confidential else f"{_short.repr(value)}, and "
+        return self._sidecar.unreadable(f"{where} is {shown}not {wanted}")
+
+    def _get(self, name: str, default: Any, fits: Callable[[Any], bool], wanted: str) -> Any:
+        self._read.add(name)
+        value = self._values.get(name)
+        if value is None and default is not _REQUIRED:
+            return default
+        if not fits(value):
+            raise self.wrong(name, wanted)
+        return value
+
+
+def is_number(value: object, least: int = 0, most: int = LARGEST) -> bool:
+    """Whether a value of JSON is a whole number in a range; true and false are none."""
+    return type(value) is int and least <= value <= most

@@ -1,0 +1,184 @@
+"""What reading any of the small JSON objects has in common."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opendata_buffer.errors import CorruptData
+from opendata_buffer.formats.sidecar import LARGEST, Fields, Sidecar, is_number
+
+NOTE = Sidecar("the note", "Delete it.", version=2, max_bytes=100_000)
+SECRET = Sidecar("the secret note", "Delete it.", confidential=True)
+
+
+def fields_of(**values: Any) -> Fields:
+    return NOTE.decode(json.dumps({"version": 1, **values}).encode())
+
+
+def test_fields_are_given_by_name_and_type() -> None:
+    fields = fields_of(a="text", b=7, c=[1, "x"], d={"e": None}, f=[{"g": 1}, {"g": 2}])
+    assert (fields.text("a"), fields.number("b")) == ("text", 7)
+    assert (fields.items("c"), fields.mapping("d")) == ([1, "x"], {"e": None})
+    assert [each.number("g") for each in fields.objects("f")] == [1, 2]
+
+
+def test_a_field_with_a_default_may_be_missing_or_null() -> None:
+    fields = fields_of(null=None)
+    for name in ("null", "missing"):
+        assert (fields.text(name, ""), fields.text(name, None)) == ("", None)
+        assert (fields.number(name, 3, least=5), fields.number(name, None)) == (3, None)
+        assert (fields.items(name, None), fields.mapping(name, {})) == (None, {})
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_versions_up_to_the_written_one_are_read(version: int) -> None:
+    assert NOTE.decode(b'{"version": %d, "a": 1}' % version).number("a") == 1
+
+
+def test_a_later_version_says_who_can_read_it() -> None:
+    with pytest.raises(CorruptData) as caught:
+        NOTE.decode(b'{"version": 3}')
+    assert str(caught.value) == (
+        "the note is not readable: it has version 3, and this release reads versions up to 2: a "
+        "later release of opendata-buffer wrote it. Use that one. Delete it."
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        (b"0", "field 'version' is 0, and not a whole number of at least 1"),
+        (b"true", "field 'version' is True, and not a whole number of at least 1"),
+        (b"1.0", "field 'version' is 1.0, and not a whole number of at least 1"),
+        (b"null", "field 'version' is None, and not a whole number of at least 1"),
+    ],
+)
+def test_what_is_no_version_is_named(version: bytes, said: str) -> None:
+    with pytest.raises(CorruptData) as caught:
+        NOTE.decode(b'{"version": %s}' % version)
+    assert str(caught.value) == f"the note is not readable: {said}. Delete it."
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"null", b"7", b"[1]", b'"text"', b"\xff{}", b"{", b"[" * 99_999, b'{"a":' * 9_999],
+)
+def test_what_is_no_object_shows_how_it_begins(data: bytes) -> None:
+    with pytest.raises(
+        CorruptData, match=r"^the note is not readable: it is no JSON obj"
+    ) as caught:
+        NOTE.decode(data)
+    assert repr(data[:100]) in str(caught.value)
+    assert len(str(caught.value)) < 600
+
+
+def test_more_bytes_than_the_limit_are_not_parsed() -> None:
+    with pytest.raises(CorruptData, match="100001 bytes, more than the limit of 100000"):
+        NOTE.decode(b" " * 100_001)
+
+
+@pytest.mark.parametrize("read", ["text", "number", "items", "mapping", "objects"])
+def test_a_missing_field_is_named_with_what_it_has_to_be(read: str) -> None:
+    with pytest.raises(CorruptData, match=r"field 'x' is missing, a .*\. Delete it\.$"):
+        getattr(fields_of(), read)("x")
+
+
+@pytest.mark.parametrize(
+    ("read", "wrong"),
+    [
+        ("text", [True, 0, [], {}]),
+        ("number", [True, -1, LARGEST + 1, 1.0, "1", [], {}]),
+        ("items", [True, 0, "", {}]),
+        ("mapping", [True, 0, "", []]),
+        ("objects", [True, 0, "", {}]),
+    ],
+)
+def test_a_field_of_another_type_is_named_with_its_value(read: str, wrong: list[Any]) -> None:
+    for value in wrong:
+        with pytest.raises(CorruptData) as caught:
+            getattr(fields_of(x=value), read)("x")
+        assert f"field 'x' is {value!r}, and not a" in str(caught.value)
+
+
+def test_a_number_outside_of_its_range_is_named_with_the_range() -> None:
+    fields = fields_of(x=3)
+    assert fields.number("x", least=3, most=3) == 3
+    with pytest.raises(CorruptData, match="'x' is 3, and not a whole number from 4 to 9"):
+        fields.number("x", least=4, most=9)
+    with pytest.raises(CorruptData, match="'x' is 3, and not a whole number of at least 4"):
+        fields.number("x", None, least=4)
+
+
+def test_a_field_inside_is_named_by_its_path() -> None:
+    fields = fields_of(parts=[{"name": "a"}, {"name": 7}], rows=[{}, 8])
+    parts = fields.objects("parts")
+    with pytest.raises(CorruptData, match=r"field 'parts\[1\]\.name' is 7, and not a text"):
+        parts[1].text("name")
+    with pytest.raises(CorruptData, match=r"field 'rows\[1\]' is 8, and not a JSON object"):
+        fields.objects("rows")
+
+
+def test_the_owner_of_an_object_refuses_a_value_in_the_same_words() -> None:
+    error = fields_of(state="x").wrong("state", "'open' or 'shut'")
+    assert str(error) == (
+        "the note is not readable: field 'state' is 'x', and not 'open' or 'shut'. Delete it."
+    )
+    error = fields_of(rows=[1, 2]).wrong("rows", "pairs", [2])
+    assert "field 'rows' is [2], and not pairs" in str(error)
+
+
+@pytest.mark.parametrize("value", ["x" * 50_000, list(range(10_000)), {"a" * 9_999: 1}, 10**4000])
+def test_a_large_value_is_not_shown_whole(value: Any) -> None:
+    with pytest.raises(CorruptData) as caught:
+        fields_of(x=value).number("x")
+    assert len(str(caught.value)) < 400
+
+
+def test_no_byte_of_a_secret_is_shown() -> None:
+    for data in (b'{"version": 1, "secret": 4711', b'{"version": 1, "secret": 4711}', b"4711"):
+        with pytest.raises(CorruptData) as caught:
+            SECRET.decode(data).text("secret")
+        assert "4711" not in str(caught.value)
+        shown = caught.value.__cause__ or caught.value.__context__
+        assert shown is None or "4711" not in str(vars(shown))
+
+
+def test_fields_that_nobody_asked_for_are_kept_in_front() -> None:
+    fields = fields_of(mine=1, later=[2], missing=None)
+    assert (fields.number("mine"), fields.text("missing", "")) == (1, "")
+    assert fields.others() == {"later": [2]}
+    assert NOTE.encode({"mine": 5}, fields.others()) == b'{"later": [2], "version": 2, "mine": 5}\n'
+
+
+def test_what_others_left_overrules_nothing() -> None:
+    assert json.loads(NOTE.encode({"mine": 5}, {"version": 9, "mine": 6})) == {
+        "version": 2,
+        "mine": 5,
+    }
+
+
+@pytest.mark.parametrize("name", ["é", "worker-\udcff"])
+def test_any_name_is_written_and_read(name: str) -> None:
+    data = NOTE.encode({"name": name})
+    assert NOTE.decode(data).text("name") == name
+    assert (name.encode(errors="replace") in data) == (name == "é")
+
+
+@given(st.binary(max_size=100) | st.from_regex(rb"\{.{0,60}\}", fullmatch=True))
+def test_any_bytes_are_fields_or_corrupt(data: bytes) -> None:
+    try:
+        NOTE.decode(data)
+    except CorruptData:
+        return
+    assert json.loads(data)["version"] in (1, 2)
+
+
+def test_whole_numbers_are_told_from_what_equals_them() -> None:
+    assert is_number(0)
+    assert is_number(-3, least=-3)
+    assert not any(map(is_number, (True, False, 0.0, -1, LARGEST + 1, "0", None)))
