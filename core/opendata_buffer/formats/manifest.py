@@ -39,6 +39,7 @@ __all__ = [
     "Metadata",
     "NewEntry",
     "QueueEntry",
+    "told",
 ]
 
 VERSION = 1
@@ -72,13 +73,22 @@ class Manifest:
         first_sequence: Of the oldest entry; ``next_sequence`` when the queue is empty.
     """
 
-    __slots__ = ("_starts", "entry_count", "epoch", "first_sequence", "next_sequence", "raw")
+    __slots__ = (
+        "_name",
+        "_starts",
+        "entry_count",
+        "epoch",
+        "first_sequence",
+        "next_sequence",
+        "raw",
+    )
 
     raw: bytes
     entry_count: int
     next_sequence: int
     epoch: int
     first_sequence: int
+    _name: tuple[str, str]
     _starts: tuple[int, ...]
 
     def __init__(self) -> None:
@@ -86,7 +96,13 @@ class Manifest:
 
     @classmethod
     def _make(
-        cls, raw: bytes, count: int, next_sequence: int, epoch: int, starts: tuple[int, ...] = ()
+        cls,
+        raw: bytes,
+        count: int,
+        next_sequence: int,
+        epoch: int,
+        starts: tuple[int, ...] = (),
+        name: tuple[str, str] = ("", ""),
     ) -> Manifest:
         self = object.__new__(cls)
         put = object.__setattr__
@@ -98,6 +114,7 @@ class Manifest:
         # Where the entries start, as far as they were walked: a cache, replaced as a whole so
         # that threads may share a manifest.
         put(self, "_starts", starts)
+        put(self, "_name", name)
         return self
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -189,6 +206,17 @@ class Manifest:
                 raise _left_over(body - end, count)
         return self
 
+    def named(self, place: str, words: str) -> Manifest:
+        """The same manifest, which knows what to call itself in errors, as do all made of it.
+
+        Args:
+            place: Key and store, as text.
+            words: What names the queue in a shell.
+        """
+        return self._make(
+            self.raw, self.entry_count, self.next_sequence, self.epoch, self._starts, (place, words)
+        )
+
     def append(self, entries: Sequence[NewEntry]) -> Manifest:
         """A manifest with the entries behind the present ones, in order.
 
@@ -211,7 +239,9 @@ class Manifest:
         for sequence, entry in enumerate(entries, self.next_sequence):
             encode_entry(sequence, entry, pieces)
         pieces.append(_FOOTER.pack(count, next_sequence, self.epoch, VERSION))
-        return self._make(b"".join(pieces), count, next_sequence, self.epoch, self._starts)
+        return self._make(
+            b"".join(pieces), count, next_sequence, self.epoch, self._starts, self._name
+        )
 
     def drop_through(self, sequence: int) -> Manifest:
         """A manifest without the entries up to and including ``sequence``.
@@ -237,7 +267,7 @@ class Manifest:
         cut = starts[dropped] if count else len(self.raw) - FOOTER_SIZE
         footer = _FOOTER.pack(count, self.next_sequence, self.epoch, VERSION)
         raw = b"".join((memoryview(self.raw)[cut:-FOOTER_SIZE], footer))
-        return self._make(raw, count, self.next_sequence, self.epoch)
+        return self._make(raw, count, self.next_sequence, self.epoch, name=self._name)
 
     def replace(self, sequence: int, entry: NewEntry) -> Manifest:
         """A manifest with another entry at a sequence; everything else is copied as bytes.
@@ -259,7 +289,8 @@ class Manifest:
         pieces: list[BytesLike] = [whole[:start]]
         encode_entry(sequence, entry, pieces)
         pieces.append(whole[end:])
-        return self._make(b"".join(pieces), self.entry_count, self.next_sequence, self.epoch)
+        raw = b"".join(pieces)
+        return self._make(raw, self.entry_count, self.next_sequence, self.epoch, name=self._name)
 
     def with_epoch(self, epoch: int) -> Manifest:
         """The same entries under another consumer epoch.
@@ -272,10 +303,12 @@ class Manifest:
         if epoch == self.epoch:
             return self
         if self.epoch >= _EPOCH_LIMIT - 1:
-            raise CorruptManifest(
-                f"manifest has epoch {self.epoch}: no consumer can claim it, epochs end below "
-                f"{_EPOCH_LIMIT}. Consumers count up by one, so this one was forged. Look at it "
-                "with 'opendata-buffer manifest dump'"
+            raise self._told(
+                CorruptManifest(
+                    f"manifest has epoch {self.epoch}: no consumer can claim it, epochs end below "
+                    f"{_EPOCH_LIMIT}. Consumers count up by one, so this one was forged. Look at "
+                    "it with 'opendata-buffer manifest dump'"
+                )
             )
         if not self.epoch < epoch < _EPOCH_LIMIT:
             raise InvalidInput(
@@ -283,7 +316,9 @@ class Manifest:
             )
         footer = _FOOTER.pack(self.entry_count, self.next_sequence, epoch, VERSION)
         raw = b"".join((memoryview(self.raw)[:-FOOTER_SIZE], footer))
-        return self._make(raw, self.entry_count, self.next_sequence, epoch, self._starts)
+        return self._make(
+            raw, self.entry_count, self.next_sequence, epoch, self._starts, self._name
+        )
 
     def entries(self, start: int | None = None, limit: int | None = None) -> tuple[QueueEntry, ...]:
         """Entries from sequence ``start`` on, decoded strictly.
@@ -305,10 +340,13 @@ class Manifest:
             return ()
         starts = self._walk(end)
         body = len(self.raw) - FOOTER_SIZE
-        return tuple(
-            decode_entry(self.raw, starts[index], self.first_sequence + index, body)[0]
-            for index in range(skip, end)
-        )
+        try:
+            return tuple(
+                decode_entry(self.raw, starts[index], self.first_sequence + index, body)[0]
+                for index in range(skip, end)
+            )
+        except CorruptManifest as error:
+            raise self._told(error) from None
 
     def locations(self) -> list[str]:
         """Locations of all entries, in order; several times faster than :meth:`entries`.
@@ -335,7 +373,10 @@ class Manifest:
             pass
         if len(found) < len(starts):  # decoding it strictly says what is wrong with it
             at = len(found)
-            decode_entry(raw, starts[at], self.first_sequence + at, body)
+            try:
+                decode_entry(raw, starts[at], self.first_sequence + at, body)
+            except CorruptManifest as error:
+                raise self._told(error) from None
             raise AssertionError("a location that does not fit its entry was decoded")
         return found
 
@@ -373,9 +414,15 @@ class Manifest:
 
     def _walk(self, wanted: int) -> tuple[int, ...]:
         """Where the first ``wanted`` entries start, checking headers, order and fit."""
+        if len(self._starts) >= wanted:
+            return self._starts
+        try:
+            return self._walked(wanted)
+        except CorruptManifest as error:
+            raise self._told(error) from None
+
+    def _walked(self, wanted: int) -> tuple[int, ...]:
         known = self._starts
-        if len(known) >= wanted:
-            return known
         raw, body, unpack = self.raw, len(self.raw) - FOOTER_SIZE, _HEAD.unpack_from
         starts = list(known)
         add = starts.append
@@ -395,6 +442,17 @@ class Manifest:
         result = tuple(starts)
         object.__setattr__(self, "_starts", result)
         return result
+
+    def _told(self, error: CorruptManifest) -> CorruptManifest:
+        """The error with this manifest's name, if it has one."""
+        place, words = self._name
+        text = told(str(error), words)
+        return CorruptManifest(f"{place}: {text}") if place else error
+
+
+def told(text: str, words: str) -> str:
+    """What an error says, with the queue's name in the command that mends it."""
+    return text.replace("manifest rebuild'", f"manifest rebuild {words}'")
 
 
 def _no_footer(data: bytes) -> CorruptManifest:

@@ -21,6 +21,7 @@ from typing import Protocol
 from opendata_buffer import metrics
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.errors import (
+    CorruptManifest,
     Fenced,
     ObjectNotFound,
     OpenDataBufferError,
@@ -42,6 +43,7 @@ from opendata_buffer.queue.cas import CasStore
 from opendata_buffer.queue.marker import MARKER_NAME
 from opendata_buffer.queue.nesting import exists
 from opendata_buffer.queue.owner import Claim, check_owner, claim_queue
+from opendata_buffer.queue.words import named_manifest
 from opendata_buffer.runtime import Runtime, SystemRuntime, Task
 from opendata_buffer.stores import (
     Delete,
@@ -260,7 +262,12 @@ class GarbageCollector:
             self._manifest = None
             return None
         if not isinstance(got, NotModified):
-            self._manifest = (got.version, Manifest.parse(got.data))
+            try:
+                found = named_manifest(got.data, self._store.url, self._config)
+            except CorruptManifest as error:
+                path = self._config.manifest_path
+                raise CorruptManifest(f"{path!r} in {self._store.url}: {error}") from error
+            self._manifest = (got.version, found)
         assert self._manifest is not None  # "not modified" answers a version that we sent
         return self._manifest[1]
 

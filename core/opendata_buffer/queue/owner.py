@@ -32,6 +32,7 @@ from opendata_buffer.queue.marker import MARKER, MARKER_NAME, Marker, marker_key
 from opendata_buffer.queue.nesting import refuse_nesting
 from opendata_buffer.queue.verdict import StoreVerdict
 from opendata_buffer.queue.watermark import Watermark
+from opendata_buffer.queue.words import named_manifest
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores import List
 
@@ -273,7 +274,7 @@ def _read_manifest(store: CasStore, config: QueueConfig, runtime: Runtime) -> Ma
     register = Register(
         store,
         config.manifest_path,
-        decode=Manifest.parse,
+        decode=lambda data: named_manifest(data, store.url, config),
         encode=lambda manifest: manifest.raw,
         runtime=runtime,
         settings=config,

@@ -42,6 +42,7 @@ from opendata_buffer.queue.cas import (
 )
 from opendata_buffer.queue.continuity import check_follows, check_resume, vanished
 from opendata_buffer.queue.owner import Claim
+from opendata_buffer.queue.words import named_manifest
 from opendata_buffer.runtime import Runtime
 
 __all__ = ["Queue"]
@@ -95,7 +96,7 @@ class Queue:
         self._register = Register(
             store,
             self._key,
-            decode=Manifest.parse,
+            decode=lambda data: named_manifest(data, store.url, config),
             encode=lambda manifest: manifest.raw,
             runtime=runtime,
             settings=config,
