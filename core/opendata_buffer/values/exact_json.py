@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from opendata_buffer.values.chars import BadJson
 from opendata_buffer.values.options import ValueOptions
 from opendata_buffer.values.scalars import (
     Unfit,
@@ -25,7 +26,7 @@ from opendata_buffer.values.scalars import (
     timestamp_reader,
 )
 from opendata_buffer.values.times import MAX_LONG, MIN_LONG
-from opendata_buffer.values.tokens import BadJson, Token, Tokens
+from opendata_buffer.values.tokens import Token, Tokens
 
 __all__ = ["ExactJson", "ExactRow"]
 
@@ -125,7 +126,7 @@ class ExactJson:
                 begin = tokens.begin
                 tokens.skip()
                 if rescued is not None and behind_name and isinstance(error, Unfit):
-                    rescued[name] = tokens.text[begin : tokens.at]
+                    rescued[name] = tokens.since(begin)
                 else:
                     problem = problem or f"field {name!r}: {error}"
         return values, problem
@@ -137,7 +138,7 @@ class ExactJson:
         if found is Token.STRING:
             _ = tokens.value
         tokens.skip()
-        rescued[name] = tokens.text[begin : tokens.at]
+        rescued[name] = tokens.since(begin)
 
     # ---- converters --------------------------------------------------------------------------
 

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from opendata_buffer.values.tokens import BadJson, Token, Tokens
+from opendata_buffer.values.chars import BadJson
+from opendata_buffer.values.tokens import Token, Tokens
 
 
 def all_of(text: str) -> list[Token]:
