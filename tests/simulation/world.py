@@ -13,8 +13,9 @@ from opendata_buffer.formats.batch import Compression
 from opendata_buffer.formats.keys import parse_location
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.faults import FaultPlan, FaultyStore
-from opendata_buffer.testing.model import DeliveryModel, WatchedStore
+from opendata_buffer.testing.model import DeliveryModel
 from opendata_buffer.testing.simulation import SimRuntime, SimTask, Simulation
+from opendata_buffer.testing.watched_store import WatchedStore
 
 T = TypeVar("T")
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import pytest
 
 from opendata_buffer.testing.simulation import SimRuntime, Simulation, SimulationFailed
+from tests.unit.testing.simulated import simulate
 
 
 def race(seed: int) -> tuple[list[str], str]:
@@ -49,114 +49,6 @@ def test_order_of_one_thread_is_kept() -> None:
     assert sorted(seen) == sorted(f"{name}{step}" for name in "abc" for step in range(5))
     for name in "abc":
         assert [each for each in seen if each[0] == name] == [f"{name}{n}" for n in range(5)]
-
-
-def simulate(main: Callable[[Simulation, SimRuntime], None], seed: int = 1) -> Simulation:
-    simulation = Simulation(seed, max_steps=20_000)
-    runtime = simulation.process("p")
-    simulation.run(lambda: main(simulation, runtime))
-    return simulation
-
-
-def test_sleep_takes_virtual_time_only() -> None:
-    def main(simulation: Simulation, runtime: SimRuntime) -> None:
-        before = runtime.now_ms()
-        runtime.sleep(86_400)
-        assert runtime.monotonic() == 86_400
-        assert runtime.now_ms() - before == 86_400_000
-
-    simulate(main)
-
-
-@pytest.mark.parametrize("how", ["sleep", "wait"])
-def test_waiting_for_the_last_moment_ends(how: str) -> None:
-    def main(simulation: Simulation, runtime: SimRuntime) -> None:
-        condition = runtime.condition()
-        runtime.sleep(340.7)
-        due = math.nextafter(runtime.monotonic(), math.inf)
-        while (left := due - runtime.monotonic()) > 0:
-            if how == "sleep":
-                runtime.sleep(left)
-            else:
-                with condition:
-                    condition.wait(left)
-
-    simulate(main)
-
-
-def test_clock_skew_moves_the_wall_clock_only() -> None:
-    def main(simulation: Simulation, runtime: SimRuntime) -> None:
-        slow = simulation.process("slow", clock_skew_ms=-900_000)
-        assert slow.now_ms() == runtime.now_ms() - 900_000
-        assert slow.monotonic() == runtime.monotonic()
-        slow.clock_skew_ms = 1_000
-        assert slow.now_ms() == runtime.now_ms() + 1_000
-
-    simulate(main)
-
-
-def test_wait_ends_by_notification_or_by_time() -> None:
-    def main(simulation: Simulation, runtime: SimRuntime) -> None:
-        condition = runtime.condition()
-        results: list[tuple[bool, float]] = []
-
-        def wait(timeout: float | None) -> Callable[[], None]:
-            def body() -> None:
-                with condition:
-                    results.append((condition.wait(timeout), runtime.monotonic()))
-
-            return body
-
-        tasks = [runtime.spawn(wait(timeout), "w") for timeout in (None, 5.0, 1.0)]
-        runtime.sleep(2.0)
-        with condition:
-            condition.notify_all()
-        for task in tasks:
-            task.join()
-        assert sorted(results) == [(False, 1.0), (True, 2.0), (True, 2.0)]
-
-    simulate(main)
-
-
-def test_lock_is_exclusive_and_reentrant() -> None:
-    def main(simulation: Simulation, runtime: SimRuntime) -> None:
-        condition = runtime.condition()
-        inside: list[int] = []
-
-        def body() -> None:
-            with condition, condition:
-                inside.append(1)
-                assert len(inside) == 1
-                runtime.sleep(0.1)
-                inside.pop()
-
-        for task in [runtime.spawn(body, "t") for _ in range(5)]:
-            task.join()
-        assert runtime.monotonic() == pytest.approx(0.5, abs=1e-3)
-
-    simulate(main)
-
-
-def test_notify_without_the_lock_is_refused() -> None:
-    def main(simulation: Simulation, runtime: SimRuntime) -> None:
-        with pytest.raises(RuntimeError, match="without holding its lock"):
-            runtime.condition().notify_all()
-
-    simulate(main)
-
-
-def test_join_with_timeout_gives_up_and_is_forgotten() -> None:
-    def main(simulation: Simulation, runtime: SimRuntime) -> None:
-        task = runtime.spawn(lambda: runtime.sleep(10), "t")
-        task.join(1)
-        assert task.is_alive()
-        assert runtime.monotonic() == 1
-        # The task ends during this sleep and must not cut it short.
-        runtime.sleep(20)
-        assert runtime.monotonic() == 21
-        assert not task.is_alive()
-
-    simulate(main)
 
 
 def test_killed_process_does_nothing_any_more() -> None:
@@ -237,30 +129,6 @@ def test_an_interrupted_thread_leaves_what_it_waits_for_at_once(how: str) -> Non
         simulation.interrupt(task)
         task.join()
         assert seen == [2, 502]
-
-    simulate(main)
-
-
-def test_an_interrupted_wait_has_its_lock_back_first() -> None:
-    def main(simulation: Simulation, runtime: SimRuntime) -> None:
-        condition = runtime.condition()
-        freed: list[float] = []
-
-        def waits() -> None:
-            with condition:
-                try:
-                    condition.wait()
-                except KeyboardInterrupt:
-                    freed.append(runtime.monotonic())
-                    condition.notify_all()  # refused to whoever does not hold it
-
-        task = runtime.spawn(waits, "waits")
-        runtime.sleep(1)
-        with condition:
-            simulation.interrupt(task)
-            runtime.sleep(5)
-        task.join()
-        assert freed == [6]
 
     simulate(main)
 
