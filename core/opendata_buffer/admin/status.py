@@ -14,9 +14,10 @@ from opendata_buffer.broker.announcement import Announcement
 from opendata_buffer.broker.client import Connection
 from opendata_buffer.broker.lease import Lease
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.errors import CorruptData
+from opendata_buffer.errors import CorruptData, PrefixConflict, QueueReset
 from opendata_buffer.formats.keys import parse_location
 from opendata_buffer.formats.manifest import Manifest, QueueEntry
+from opendata_buffer.queue.owner import check_owner
 from opendata_buffer.stores import Listing
 
 __all__ = ["Status", "read_status", "summarise"]
@@ -47,8 +48,8 @@ class Status:
         claims: What workers hold; None where there never was one.
         undecided: Transactions that are neither committed nor rolled back.
         oldest_undecided_seconds: Since the first batch of the oldest of them was produced.
-        notes: What somebody should look at: a transaction that nobody ends, or an object beside
-            the manifest that cannot be read.
+        notes: What somebody should look at: a marker that has producers and consumers refused, a
+            transaction that nobody ends, or another object beside the manifest that cannot be read.
     """
 
     store: str
@@ -102,7 +103,7 @@ def read_status(
     after = observer.manifest()
     now_ms = observer.runtime.now_ms()
     found = summarise(before, after, listing, store=store.url, config=config, now_ms=now_ms)
-    notes = list(found.notes)
+    notes = [*_refusals(observer, after), *found.notes]
     broker, claims = None, None
     try:
         announced = Lease(store, config, observer.runtime).read()
@@ -167,6 +168,16 @@ def summarise(
         oldest_undecided_seconds=oldest_pending,
         notes=_stuck(pending, store),
     )
+
+
+def _refusals(observer: Observer, manifest: Manifest) -> Iterable[str]:
+    """Why whoever opens the queue to write or to read is refused, however sound it looks."""
+    try:
+        claim = check_owner(observer.store, observer.config, runtime=observer.runtime)
+        if claim is not None:
+            claim.check(manifest)
+    except (CorruptData, PrefixConflict, QueueReset) as error:
+        yield f"producers and consumers are refused: {error}"
 
 
 def _stuck(pending: Sequence[OpenTransaction], store: str) -> tuple[str, ...]:

@@ -92,7 +92,11 @@ def test_a_manifest_of_yesterday(url: str, store: MemoryStore) -> None:
     fill(url, [b"b"], [b"c"])
     store.put("ingest/manifest", yesterday)
     assert "went backwards" in fails("consume", url)
+    (note,) = json.loads(ok("status", url, "--json").stdout)["notes"]
+    assert note.startswith("producers and consumers are refused: manifest 'ingest/manifest'")
+    assert f"manifest rebuild {url}'" in note
     ok("fsck", url, "--repair", "--yes")
+    assert json.loads(ok("status", url, "--json").stdout)["notes"] == []
     # In the order of names: those of one millisecond are in no order.
     assert sorted(records_of(store)) == [b"a", b"b", b"c"]
     assert any(each.key.startswith("ingest/manifest.broken-") for each in store.list("").objects)
@@ -143,6 +147,23 @@ def test_a_lifecycle_rule_that_expired_the_oldest_batches(url: str, store: Memor
     assert (report["sequence"], report["copied_bytes"]) == (1, None)
     assert report["metadata"][0]["ingestion_time_ms"] > 0
     assert ok("consume", url).stdout == "a\nc\n"
+
+
+@pytest.mark.parametrize(
+    ("marker", "says"),
+    [
+        (b'{"hello": [1]}', "'ingest/_owner.json' in memory://"),
+        (b'{"version": 1, "manifest": "other"}', "belongs to the queue with manifest"),
+    ],
+)
+def test_a_marker_that_has_everybody_refused_shows_in_the_status(
+    url: str, store: MemoryStore, marker: bytes, says: str
+) -> None:
+    fill(url, [b"a"])
+    store.put("ingest/_owner.json", marker)
+    (note,) = json.loads(ok("status", url, "--json").stdout)["notes"]
+    assert says in note
+    assert note.removeprefix("producers and consumers are refused: ")[:30] in fails("consume", url)
 
 
 def test_a_lost_marker(url: str, store: MemoryStore) -> None:
