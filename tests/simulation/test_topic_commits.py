@@ -270,11 +270,13 @@ def test_every_micro_batch_is_delivered_whole_and_once(seed: int) -> None:
 
 
 def test_the_torments_happen() -> None:
-    deeds: Counter[str] = Counter()
-    for seed in range(6):
+    # Any change of the program shifts what a seed does: they are tried until all has happened.
+    missing, deeds = {"kill", "pause", "second run", "Superseded"}, Counter[str]()
+    for seed in range(60):
         deeds += run(seed).deeds
-    for deed in ("kill", "pause", "second run", "Superseded"):
-        assert deeds[deed], deeds
+        if missing <= deeds.keys():
+            return
+    raise AssertionError(deeds)
 
 
 def test_the_same_seed_gives_the_same_history() -> None:
