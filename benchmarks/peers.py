@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from benchmarks.kafka import client, fill, running, why_not
@@ -79,12 +79,15 @@ class Turns:
                 if turn >= warm_up:
                     self.rates[name].append(rate)
 
-    def rows(self, what: str, goals: dict[str, tuple[float, tuple[str, ...]]]) -> Iterator[Row]:
-        """A row for each; for ours with what it is of the best of the others, and the goal.
+    def rows(
+        self, what: str, goals: Mapping[str, tuple[float | None, tuple[str, ...]]]
+    ) -> Iterator[Row]:
+        """A row for each; for some with what it is of the best of the others, and the goal.
 
         Args:
             what: Was measured.
-            goals: For each of ours, how many times the best of which others it is to reach.
+            goals: For each of ours, how many times the best of which others it is to reach. For
+                what shows a limit there is no goal (None).
         """
         for name, rates in self.rates.items():
             if name not in goals:
@@ -96,8 +99,8 @@ class Turns:
             yield Row(
                 f"{what}: {name} / the best of {', '.join(others)}",
                 f"{ratio:.2f} x",
-                f">= {times:g} x",
-                ratio >= times,
+                "" if times is None else f">= {times:g} x",
+                None if times is None else ratio >= times,
                 spread(rates),
             )
 

@@ -1,8 +1,9 @@
 """Spark's sources and sinks beside each other: ours, Kafka's, and those of files.
 
 A query reads the same rows in micro-batches of the same size into ``noop``; what counts is the
-``addBatch`` of the second one: the first one starts workers. A sink writes what a source of
-rates makes.
+``addBatch`` of those after the first one, which starts workers. A sink writes what a source of
+rates makes. Records that become columns are those of ``benchmarks.typed_source``, as many in as many
+files and micro-batches.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ from benchmarks.peers import PARTITIONS, Turns
 from benchmarks.queries import started
 from benchmarks.queues import fill as fill_queue
 from benchmarks.queues import records_of
+from benchmarks.spark_sink import NullSink
 from benchmarks.table import Row
+from benchmarks.typed_source import MICRO_BATCHES as TYPED_MICRO_BATCHES
+from benchmarks.typed_source import OBJECTS, SCHEMA, typed_records
 from opendata_buffer.stores.local import LocalStore
 
 if TYPE_CHECKING:
@@ -38,8 +42,7 @@ __all__ = ["spark_rows"]
 
 MIB = 1024 * 1024
 OBJECT_BYTES = 8 * MIB
-OBJECTS = 16  # of a micro-batch, so that its fixed cost is a small part also where it is fast
-MICRO_BATCHES = 2  # the second one counts
+MICRO_BATCHES = 2  # of a query of bytes; the second one counts
 FIRST_WARM_UP, WARM_UP = 2, 1
 """Rounds that do not count: the JVM compiles what all of them run."""
 
@@ -60,7 +63,8 @@ TUNED_SINK = {
     "kafka.buffer.memory": "134217728",
     "kafka.compression.type": "lz4",
 }
-SCHEMA = "ts BIGINT, user STRING, kind STRING, url STRING, ip STRING, agent STRING, session STRING"
+THROWN_AWAY = "a writer in Python that throws the rows away, the limit of any sink in Python"
+NOOP = "noop, the rows made and thrown away in the JVM"
 
 
 class Sources:
@@ -71,11 +75,19 @@ class Sources:
         address: Of the broker.
         home: A directory of their own.
         records: Of one object, or file.
-        form: ``text``, ``json`` and ``parquet`` files are written as well.
+        forms: Of files that are written as well: ``text``, ``json``, ``parquet``.
+        micro_batches: Of a query; the first one does not count.
     """
 
     def __init__(
-        self, spark: SparkSession, address: str, home: Path, records: list[bytes], *, files: bool
+        self,
+        spark: SparkSession,
+        address: str,
+        home: Path,
+        records: list[bytes],
+        *,
+        forms: tuple[str, ...],
+        micro_batches: int = MICRO_BATCHES,
     ) -> None:
         home.mkdir()
         self._spark = spark
@@ -83,21 +95,21 @@ class Sources:
         self._home = home
         self._turn = 0
         self.rows = len(records) * OBJECTS
-        batches = OBJECTS * MICRO_BATCHES
+        self._micro_batches = micro_batches
+        batches = OBJECTS * micro_batches
         self._topic = f"topic-{home.name}"
         self._queued = fill_queue(LocalStore(home / "queue"), records, batches)
         fill(address, self._topic, PARTITIONS, records, batches)
-        if files:
-            lines = b"\n".join(records) + b"\n"
-            table = pa.table({"value": pa.array(records, pa.string())})
-            for form in ("text", "json", "parquet"):
-                (home / form).mkdir()
-                for number in range(batches):
-                    file = home / form / f"{number:05d}"
-                    if form == "parquet":
-                        pq.write_table(table, file.with_suffix(".parquet"))
-                    else:
-                        file.write_bytes(lines)
+        lines = b"\n".join(records) + b"\n"
+        table = pa.table({"value": pa.array(records, pa.string())})
+        for form in forms:
+            (home / form).mkdir()
+            for number in range(batches):
+                file = home / form / f"{number:05d}"
+                if form == "parquet":
+                    pq.write_table(table, file.with_suffix(".parquet"))
+                else:
+                    file.write_bytes(lines)
         os.sync()  # or the disk writes what was made while we measure
 
     def ours(self, **options: str) -> DataFrame:
@@ -138,7 +150,7 @@ class Sources:
             del attempt
             self._turn += 1
             checkpoint = self._home / f"checkpoint-{self._turn}"
-            return _seconds(frame(), "noop", str(checkpoint), {}, MICRO_BATCHES)
+            return _seconds(frame(), "noop", str(checkpoint), {}, self._micro_batches)
 
         return self.rows / started(query) / 1e6
 
@@ -169,7 +181,7 @@ def _bytes_rows(
     records = [record[:size] for record in logs(random.Random(7), max(size, 263))]
     records = (records * 4)[: OBJECT_BYTES // (size + 4)]
     records = records if size <= 263 else records_of_text(size, OBJECT_BYTES // (size + 4))
-    sources = Sources(spark, address, home, records, files=True)
+    sources = Sources(spark, address, home, records, forms=("text", "parquet"))
     turns = Turns(
         {
             "ours": partial(sources.rate, sources.ours),
@@ -186,8 +198,14 @@ def _bytes_rows(
 
 
 def _json_rows(spark: SparkSession, address: str, home: Path) -> Iterator[Row]:
-    records = [record.rstrip() for record in logs(random.Random(7))][: OBJECT_BYTES // 267]
-    sources = Sources(spark, address, home, records, files=True)
+    sources = Sources(
+        spark,
+        address,
+        home,
+        typed_records(),
+        forms=("json",),
+        micro_batches=TYPED_MICRO_BATCHES,
+    )
     kafka = partial(sources.kafka, typed=True)
     turns = Turns(
         {
@@ -216,6 +234,7 @@ def _sink_rows(spark: SparkSession, address: str) -> Iterator[Row]:
         "100-byte values": "rpad(CAST(value AS STRING), 100, 'x') AS value",
         "JSON": f"rpad(replace('{event}', '%', CAST(value AS STRING)), 263, ' ') AS value",
     }
+    spark.dataSource.register(NullSink)
     for what, times in (("100-byte values", 2.5), ("JSON", 1.5)):
         frame = (
             spark.readStream.format("rate-micro-batch")
@@ -231,10 +250,13 @@ def _sink_rows(spark: SparkSession, address: str) -> Iterator[Row]:
                 "ours": partial(_sink_rate, frame, "opendata-buffer", {}),
                 "Kafka": partial(_sink_rate, frame, "kafka", to_kafka),
                 "Kafka, tuned": partial(_sink_rate, frame, "kafka", to_kafka | TUNED_SINK),
+                THROWN_AWAY: partial(_sink_rate, frame, NullSink.name(), {}),
+                NOOP: partial(_sink_rate, frame, "noop", {}),
             }
         )
         turns.run(warm_up=WARM_UP)
-        goals = {"ours": (times, ("Kafka", "Kafka, tuned"))}
+        kafka = ("Kafka", "Kafka, tuned")
+        goals = {"ours": (times, kafka), THROWN_AWAY: (None, kafka), NOOP: (None, kafka)}
         yield from turns.rows(f"Spark sink, {what}", goals)
 
 
@@ -242,7 +264,7 @@ def _sink_rate(frame: DataFrame, sink: str, options: dict[str, str]) -> float:
     def query(attempt: int) -> float:
         del attempt
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
-            there = dict(options) if sink == "kafka" else {"path": f"{home}/store", **options}
+            there = {"path": f"{home}/store"} if sink == "opendata-buffer" else options
             return _seconds(frame, sink, f"{home}/checkpoint", there, MICRO_BATCHES)
 
     return SINK_ROWS / started(query) / 1e6

@@ -26,6 +26,7 @@ from benchmarks.codec import logs
 from benchmarks.queries import started
 from benchmarks.queues import Queued, fill, records_of
 from benchmarks.table import Row
+from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX
 from opendata_buffer.formats.batch import Compression
 from opendata_buffer.stores.factory import open_store
 
@@ -40,6 +41,7 @@ ROUNDS = 7
 MICRO_BATCHES = 4  # of each query; the first does not count
 OBJECTS = 32  # of a micro-batch
 OBJECT_BYTES = 8 * MIB
+DIFFERENT = 64  # batches: more memory than a processor's caches have
 
 
 @dataclass(frozen=True)
@@ -51,14 +53,15 @@ class Load:
         records: Those of one batch object; all of one size.
         compression: Of our batch objects.
         bar: Least share of the yardstick's speed.
-        different: Also measure the yardstick with so many batches in turn; 1 for no.
+        limits: Also measure what the yardstick reaches with other batches in turn, and when it
+            reads as many bytes as it hands over.
     """
 
     name: str
     records: list[bytes]
     compression: Compression
     bar: float
-    different: int = 1
+    limits: bool = False
 
 
 def source_rows(spark: SparkSession, home: Path) -> Iterator[Row]:
@@ -71,7 +74,7 @@ def source_rows(spark: SparkSession, home: Path) -> Iterator[Row]:
                 records_of(size, OBJECT_BYTES // (size + 4)),
                 Compression.NONE,
                 0.85 if size == 100 else 0.9,
-                1 if size == 100 else 64,
+                size != 100,
             )
             for size in (100, 1000)
         ),
@@ -98,8 +101,16 @@ def _speed(spark: SparkSession, home: Path, load: Load) -> Iterator[Row]:
         "ours": _ours(spark, home, OBJECTS),
         "base": _ceiling(spark, size, rows, MICRO_BATCHES),
     }
-    if load.different > 1:
-        frames["different"] = _ceiling(spark, size, rows, MICRO_BATCHES, load.different)
+    if load.limits:
+        read = str(home / "store" / DEFAULT_DATA_PATH_PREFIX)
+        frames |= {
+            name: _ceiling(spark, size, rows, MICRO_BATCHES, **options)
+            for name, options in (
+                ("different", {"different": DIFFERENT}),
+                ("read", {"read": read}),
+                ("copied", {"read": read, "copied": True}),
+            )
+        }
     seconds = _take_turns(frames, home, queued, MICRO_BATCHES, ROUNDS, "addBatch")
     shutil.rmtree(home)  # gigabytes
     ours_s, base_s = seconds["ours"], seconds["base"]
@@ -112,13 +123,18 @@ def _speed(spark: SparkSession, home: Path, load: Load) -> Iterator[Row]:
         f"{rows / ours_s / 1e3:,.0f} k rows/s of {rows / base_s / 1e3:,.0f} k rows/s; "
         f"{rows:,} rows in a micro-batch",
     )
-    if load.different > 1:
+    if not load.limits:
+        return
+    for name, what in (
+        ("different", f"{DIFFERENT} prebuilt Arrow batches in turn"),
+        ("read", "the same bytes read and not decoded, one prebuilt Arrow batch"),
+        ("copied", "the same bytes read and copied once, one prebuilt Arrow batch"),
+    ):
         yield Row(
-            f"{load.different} prebuilt Arrow batches of {size:,}-byte records in turn / one again "
-            "and again",
-            f"{base_s / seconds['different']:.0%}",
-            detail="what a source may reach that has all its rows decoded in memory; ours is at "
-            f"{seconds['different'] / ours_s:.0%} of it",
+            f"{what}, {load.name} / one prebuilt Arrow batch again and again",
+            f"{base_s / seconds[name]:.0%}",
+            detail=f"{rows / seconds[name] / 1e3:,.0f} k rows/s: a limit of sources; ours is at "
+            f"{seconds[name] / ours_s:.0%} of it",
         )
 
 
@@ -150,10 +166,10 @@ def _ours(spark: SparkSession, home: Path, objects: int) -> DataFrame:
 
 
 def _ceiling(
-    spark: SparkSession, size: int, rows: int, micro_batches: int, different: int = 1
+    spark: SparkSession, size: int, rows: int, micro_batches: int, **options: str | int | bool
 ) -> DataFrame:
     source = spark.readStream.format("ceiling").option("size", size).option("rows", rows)
-    return source.option("batches", micro_batches).option("different", different).load()
+    return source.option("batches", micro_batches).options(**options).load()
 
 
 def _take_turns(
