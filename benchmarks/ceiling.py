@@ -106,6 +106,9 @@ class Ceiling(DataSource):
 
 
 class CeilingReader(DataSourceStreamReader):
+    piece_bytes = 4 * 1024 * 1024
+    """Of a piece of ours; without loading it."""
+
     def __init__(
         self,
         schema: StructType,
@@ -144,7 +147,7 @@ class CeilingReader(DataSourceStreamReader):
             return
         left = partition.rows
         # A little more than a piece of ours, so that the first piece made of it is a full one.
-        rows = min(left, 2_200_000 // self._size)
+        rows = min(left, self.piece_bytes * 21 // 20 // self._size)
         batches = [self.piece(rows)]
         if self._different > 1:
             batches = copies(self._schema, self._size, rows, self._different)

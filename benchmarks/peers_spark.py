@@ -2,8 +2,8 @@
 
 A query reads the same rows in micro-batches of the same size into ``noop``; what counts is the
 ``addBatch`` of those after the first one, which starts workers. A sink writes what a source of
-rates makes. Records that become columns are those of ``benchmarks.typed_source``, as many in as many
-files and micro-batches.
+rates makes. Records that become columns are those of ``benchmarks.typed_source``, as many in as
+many files and micro-batches.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ ROUNDS = 7
 MICRO_BATCHES = 4  # of each query; the first does not count
 OBJECTS = 32  # of a micro-batch
 OBJECT_BYTES = 8 * MIB
-DIFFERENT = 64  # batches: more memory than a processor's caches have
+DIFFERENT = 16  # batches: more memory than a processor's caches have
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
 """JSON records into typed columns: here, by ``from_json`` over bytes, and by Spark from files.
 
 The three read the same log events into the same columns, as many rows in a micro-batch, from as
-many files of as many bytes, in as many tasks, into the same sink. So does a fourth, which hands over
-one prebuilt record batch of these columns again and again: what it takes is Spark's, and the limit
-of every decoder in Python. They take turns, one query each, in a random order, after rounds that do
-not count; of each query the micro-batches after the first count, by ``addBatch``.
+many files of as many bytes, in as many tasks, into the same sink. So does a fourth, which hands
+over one prebuilt record batch of these columns again and again: what it takes is Spark's, and the
+limit of every decoder in Python. They take turns, one query each, in a random order, after rounds
+that do not count; of each query the micro-batches after the first count, by ``addBatch``.
 
 ``benchmarks.peers_spark`` reads the same records in the same way, and beside them Kafka's.
 """
@@ -93,6 +93,8 @@ class TypedCeiling(Ceiling):
 
 
 class TypedCeilingReader(CeilingReader):
+    piece_bytes = 2 * MIB
+
     def piece(self, rows: int) -> pa.RecordBatch:
         return prebuilt(self._schema, rows)
 

@@ -17,16 +17,30 @@ from buffer_source.runs import Runs
 from buffer_source.typed_schema import OWN, check_typed_schema, record_schema
 from opendata_buffer.consumer.descriptors import Records
 from opendata_buffer.errors import InvalidInput
+from opendata_buffer.formats import MIB
 from opendata_buffer.values.options import ValueOptions
 
 if TYPE_CHECKING:
     from buffer_source.malformed import Malformed
     from opendata_buffer.values.decoder import Decoder
 
-__all__ = ["PIECE_BYTES", "RowBuilder", "arrow_schema", "check_schema", "default_schema"]
+__all__ = [
+    "ARRAY_BYTES", "PIECE_BYTES", "TYPED_PIECE_BYTES", "RowBuilder", "arrow_schema",
+    "check_schema", "default_schema",
+]  # fmt: skip
 
-PIECE_BYTES = 2 * 1024 * 1024
-"""Bytes of values (and of metadata) in one record batch, unless a single row has more."""
+PIECE_BYTES = 4 * MIB
+"""Bytes of values (and of metadata) in one record batch, unless a single row has more: each costs
+the worker and the JVM some work of its own, which large ones share among more rows."""
+
+TYPED_PIECE_BYTES = 2 * MIB
+"""The same where records are read into columns: what lies between the decoder's steps is then still
+in a processor's cache."""
+
+ARRAY_BYTES = 16 * MIB
+"""Bytes of values that are split into records at once, and then cut into record batches without a
+copy. Arrow reserves memory for as many bytes as are left of a batch, and copies what it has into
+less when it is done: of several arrays each would be copied twice."""
 
 PIECE_ROWS = 256 * 1024
 """Rows in one record batch at most; bounds the columns that are not values."""
@@ -98,7 +112,8 @@ class RowBuilder:
     Args:
         schema: A schema :func:`check_schema` accepts.
         values: How records are read into columns; None: not at all.
-        piece_bytes: Bytes of values or metadata in a piece, unless a single row has more.
+        piece_bytes: Bytes of values or metadata in a piece, unless a single row has more. Default:
+            :data:`PIECE_BYTES`, or :data:`TYPED_PIECE_BYTES`.
         piece_rows: Rows in a piece at most.
     """
 
@@ -107,7 +122,7 @@ class RowBuilder:
         schema: StructType,
         values: ValueOptions | None = None,
         *,
-        piece_bytes: int = PIECE_BYTES,
+        piece_bytes: int | None = None,
         piece_rows: int = PIECE_ROWS,
     ) -> None:
         self.schema = arrow_schema(schema)
@@ -130,6 +145,8 @@ class RowBuilder:
         }
         self._reads_metadata = "metadata" in own.values()
         self._reads_values = values is not None or "value" in own.values()
+        if piece_bytes is None:
+            piece_bytes = PIECE_BYTES if values is None else TYPED_PIECE_BYTES
         self._piece_bytes = piece_bytes
         self._piece_rows = piece_rows
 

@@ -16,7 +16,7 @@ from buffer_source.batches import PartitionBatch
 from buffer_source.offsets import ONLY
 from buffer_source.options import SourceOptions
 from buffer_source.query_note import QueryNotes
-from buffer_source.rows import PIECE_BYTES, RowBuilder
+from buffer_source.rows import ARRAY_BYTES, RowBuilder
 from buffer_source.value_options import with_time_zone
 from opendata_buffer import metrics
 from opendata_buffer.consumer.descriptors import BatchDescriptor, PooledBatch, Records
@@ -44,7 +44,8 @@ def read_batches(
     """The rows of some batches, in order, while later ones are still being downloaded.
 
     Downloads run ahead within their budget; decoding does not: a worker holds that many stored
-    bytes, one batch more, decompressed if it was compressed, and a few pieces of its rows.
+    bytes, one batch more, decompressed if it was compressed, and :data:`~.rows.ARRAY_BYTES` of its
+    records with a few pieces of their rows.
 
     Raises:
         PoisonBatch: A batch is missing, unreadable or outside the data prefix, and the options
@@ -123,7 +124,7 @@ def _readable(
             batch = fetched.descriptor
             try:
                 records = handles[batch.partition].records(
-                    fetched.stored, PIECE_BYTES, check_first=policy.checks_first
+                    fetched.stored, ARRAY_BYTES, check_first=policy.checks_first
                 )
             except PoisonBatch as error:
                 if policy.action(error) is Action.FAIL:
