@@ -13,7 +13,7 @@ from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats import MIB
 from opendata_buffer.formats.batch import Compression
 from opendata_buffer.formats.keys import check_key, check_prefix
-from opendata_buffer.formats.manifest import FOOTER_SIZE, MAX_MANIFEST_BYTES
+from opendata_buffer.formats.manifest_footer import FOOTER_SIZE, MAX_MANIFEST_BYTES
 from opendata_buffer.redaction import check_no_secrets
 
 __all__ = [

@@ -27,11 +27,11 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.entries import salvage_entries
 from opendata_buffer.formats.keys import BatchLocation, Transaction, is_confined, parse_location
 from opendata_buffer.formats.manifest import (
-    MAX_MANIFEST_BYTES,
     Manifest,
     NewEntry,
     QueueEntry,
 )
+from opendata_buffer.formats.manifest_footer import MAX_MANIFEST_BYTES
 from opendata_buffer.messages import ACK_TXN, FINAL, MessageId, parse_uuid
 from opendata_buffer.queue.cas import Done, Raced, Register
 from opendata_buffer.queue.marker import MARKER_NAME

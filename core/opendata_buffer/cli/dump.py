@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import CorruptData, InvalidInput, PermanentStorageError
-from opendata_buffer.formats import batch, manifest
+from opendata_buffer.formats import batch, manifest_footer
 from opendata_buffer.formats.batch import open_batch, split_records
 from opendata_buffer.formats.manifest import Manifest, QueueEntry
 from opendata_buffer.stores import NotModified
@@ -57,7 +57,7 @@ def manifest_document(raw: bytes) -> Document:
     parsed = Manifest.parse(raw)
     parsed.check()
     head = {
-        "version": manifest.VERSION,
+        "version": manifest_footer.VERSION,
         "epoch": parsed.epoch,
         "next_sequence": parsed.next_sequence,
     }

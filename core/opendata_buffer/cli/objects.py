@@ -41,7 +41,7 @@ def manifest_dump(object_: str, **store: Any) -> None:
     """
     from opendata_buffer.cli.dump import manifest_document, read_object
     from opendata_buffer.errors import CorruptData
-    from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES
+    from opendata_buffer.formats.manifest_footer import MAX_MANIFEST_BYTES
 
     try:
         raw = read_object(object_, store_options_of(store), max_bytes=MAX_MANIFEST_BYTES)

@@ -11,6 +11,7 @@ All little-endian; ``entry_len`` counts the bytes after itself (OpenData RFC 000
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from opendata_buffer.errors import CorruptManifest, InvalidInput
@@ -24,10 +25,12 @@ __all__ = [
     "Metadata",
     "NewEntry",
     "QueueEntry",
-    "bad_header",
     "decode_entry",
     "encode_entry",
+    "entry_starts",
+    "find_location",
     "salvage_entries",
+    "whole_locations",
 ]
 
 FIXED_SIZE = 8 + 2 + 4
@@ -43,7 +46,9 @@ LOOK = (
 """What every error about a manifest ends with."""
 
 _HEAD = struct.Struct("<IQH")  # entry_len, sequence, location_len
+_ORDER = struct.Struct("<IQ")  # entry_len, sequence
 _META = struct.Struct("<IqI")
+_U16 = struct.Struct("<H")
 _MOST_QUEUED = 2**48  # no queue gets there; text read as a sequence is larger
 _U32 = struct.Struct("<I")
 _U32_MAX = 2**32 - 1
@@ -91,7 +96,7 @@ class QueueEntry:
         return location_timestamp_ms(self.location)
 
 
-def bad_header(at: int, length: int, sequence: int, expected: int, body: int) -> CorruptManifest:
+def _bad_header(at: int, length: int, sequence: int, expected: int, body: int) -> CorruptManifest:
     """What to raise for an entry whose length or sequence is wrong."""
     if length < FIXED_SIZE or at + 4 + length > body:
         return CorruptManifest(
@@ -118,11 +123,11 @@ def decode_entry(raw: bytes, at: int, expected: int, body: int) -> tuple[QueueEn
         CorruptManifest: The entry breaks the format or has another sequence.
     """
     if body - at < LEAST_SIZE:
-        raise bad_header(at, 0, expected, expected, body)
+        raise _bad_header(at, 0, expected, expected, body)
     length, sequence, location_size = _HEAD.unpack_from(raw, at)
     end = at + 4 + length
     if length < FIXED_SIZE or end > body or sequence != expected:
-        raise bad_header(at, length, sequence, expected, body)
+        raise _bad_header(at, length, sequence, expected, body)
     position = at + _HEAD.size
     if location_size > end - position - 4:
         raise CorruptManifest(
@@ -210,6 +215,69 @@ def encode_entry(sequence: int, entry: NewEntry, pieces: list[BytesLike]) -> Non
     pieces.append(location)
     pieces.append(_U32.pack(len(entry.metadata)))
     pieces.extend(tail)
+
+
+def entry_starts(
+    raw: bytes, known: Sequence[int], first_sequence: int, wanted: int, body: int
+) -> tuple[tuple[int, ...], int]:
+    """Where the first entries start, and where the last of them ends; decodes nothing.
+
+    Args:
+        raw: The manifest.
+        known: Where some of them start, if that was found out before.
+        first_sequence: Of the first entry.
+        wanted: How many entries.
+        body: Where the entries end and the footer begins.
+
+    Raises:
+        CorruptManifest: A header says that its entry does not fit, or has another sequence.
+    """
+    starts = list(known)
+    add, unpack = starts.append, _ORDER.unpack_from
+    position = known[-1] + 4 + _U32.unpack_from(raw, known[-1])[0] if known else 0
+    for expected in range(first_sequence + len(known), first_sequence + wanted):
+        # position <= body, and the footer behind the body is longer than a header: the
+        # unpack cannot run over.
+        length, sequence = unpack(raw, position)
+        end = position + 4 + length
+        if length < FIXED_SIZE or end > body or sequence != expected:
+            raise _bad_header(position, length, sequence, expected, body)
+        add(position)
+        position = end
+    return tuple(starts), position
+
+
+def whole_locations(raw: bytes, starts: Sequence[int], body: int) -> list[str]:
+    """Locations of the entries that start there, up to the first that has none; no metadata."""
+    found: list[str] = []
+    head = _ORDER.size
+    try:
+        for start, end in zip(starts, (*starts[1:], body), strict=False):
+            first = start + head + 2
+            # A u16, little-endian.
+            last = first + raw[start + head] + (raw[start + head + 1] << 8)
+            if last + 4 > end:
+                break
+            found.append(str(raw[first:last], "utf-8"))
+    except UnicodeDecodeError:
+        pass
+    return found
+
+
+def find_location(raw: bytes, location: str, at: int, body: int) -> int | None:
+    """Where the next entry would start that has these bytes, which may also be a payload's.
+
+    Args:
+        raw: The manifest.
+        location: What to look for.
+        at: Where the entry may start at the earliest.
+        body: Where the entries end and the footer begins.
+    """
+    encoded = location.encode()
+    if len(encoded) > MAX_LOCATION_BYTES:
+        return None
+    found = raw.find(_U16.pack(len(encoded)) + encoded, at + _ORDER.size, body)
+    return None if found < 0 else found - _ORDER.size
 
 
 def salvage_entries(raw: bytes) -> list[QueueEntry]:

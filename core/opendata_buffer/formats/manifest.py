@@ -1,40 +1,31 @@
 """The queue manifest, v1: entries back to back and a footer, held as the bytes on storage.
 
-::
-
-    entries, back to back: see opendata_buffer.formats.entries
-    footer  [entry_count u32][next_sequence u64][epoch u64][version u16 = 1]   22 bytes
-
-All little-endian (OpenData RFC 0001, Manifest Format).
-Appending copies the old entries as bytes and never decodes them.
+What the bytes are is said in :mod:`.entries` and :mod:`.manifest_footer` (OpenData RFC 0001,
+Manifest Format). Appending copies the old entries as bytes and never decodes them.
 """
 
 from __future__ import annotations
 
-import struct
 from bisect import bisect_left
 from collections.abc import Sequence
 
 from opendata_buffer.errors import CorruptManifest, InvalidInput
 from opendata_buffer.formats import BytesLike
 from opendata_buffer.formats.entries import (
-    FIXED_SIZE,
-    LEAST_SIZE,
     LOOK,
     Metadata,
     NewEntry,
     QueueEntry,
-    bad_header,
     decode_entry,
     encode_entry,
+    entry_starts,
+    find_location,
+    whole_locations,
 )
-from opendata_buffer.formats.keys import MAX_LOCATION_BYTES
+from opendata_buffer.formats.manifest_footer import FOOTER_SIZE, Footer
 
 __all__ = [
-    "FOOTER_SIZE",
-    "MAX_MANIFEST_BYTES",
     "SEALED_EPOCH",
-    "VERSION",
     "Manifest",
     "Metadata",
     "NewEntry",
@@ -42,15 +33,6 @@ __all__ = [
     "told",
 ]
 
-VERSION = 1
-FOOTER_SIZE = 22
-MAX_MANIFEST_BYTES = 1 << 30
-"""What is larger is not read, and not written: every append would rewrite it."""
-
-_FOOTER = struct.Struct("<IQQH")
-_HEAD = struct.Struct("<IQ")  # entry_len, sequence
-_U16 = struct.Struct("<H")
-_U32 = struct.Struct("<I")
 _U32_MAX = 2**32 - 1
 _U64_MAX = 2**64 - 1
 _EPOCH_LIMIT = 2**63
@@ -98,19 +80,17 @@ class Manifest:
     def _make(
         cls,
         raw: bytes,
-        count: int,
-        next_sequence: int,
-        epoch: int,
+        footer: Footer,
         starts: tuple[int, ...] = (),
         name: tuple[str, str] = ("", ""),
     ) -> Manifest:
         self = object.__new__(cls)
         put = object.__setattr__
         put(self, "raw", raw)
-        put(self, "entry_count", count)
-        put(self, "next_sequence", next_sequence)
-        put(self, "epoch", epoch)
-        put(self, "first_sequence", next_sequence - count)
+        put(self, "entry_count", footer.entry_count)
+        put(self, "next_sequence", footer.next_sequence)
+        put(self, "epoch", footer.epoch)
+        put(self, "first_sequence", footer.next_sequence - footer.entry_count)
         # Where the entries start, as far as they were walked: a cache, replaced as a whole so
         # that threads may share a manifest.
         put(self, "_starts", starts)
@@ -148,7 +128,7 @@ class Manifest:
     @classmethod
     def empty(cls) -> Manifest:
         """The manifest of a queue nobody has written to."""
-        return cls._make(_FOOTER.pack(0, 0, 0, VERSION), 0, 0, 0)
+        return cls.starting_at(0, 0)
 
     @classmethod
     def starting_at(cls, next_sequence: int, epoch: int) -> Manifest:
@@ -162,8 +142,8 @@ class Manifest:
                 f"next sequence {next_sequence} and epoch {epoch} must not be negative, nor above "
                 f"{_U64_MAX} and {_EPOCH_LIMIT - 1}"
             )
-        raw = _FOOTER.pack(0, next_sequence, epoch, VERSION)
-        return cls._make(raw, 0, next_sequence, epoch)
+        footer = Footer(0, next_sequence, epoch)
+        return cls._make(footer.pack(), footer)
 
     @classmethod
     def parse(cls, raw: BytesLike) -> Manifest:
@@ -176,34 +156,12 @@ class Manifest:
             CorruptManifest: The bytes are no v1 manifest.
         """
         data = raw if type(raw) is bytes else bytes(raw)
-        body = len(data) - FOOTER_SIZE
-        if body < 0:
-            raise _no_footer(data)
-        count, next_sequence, epoch, version = _FOOTER.unpack_from(data, body)
-        if version != VERSION:
-            # The version lies behind the entries, so of a damaged manifest it is any two bytes.
-            # Only a footer that is right in all else can be believed.
-            if count * LEAST_SIZE > body or count > next_sequence or (count == 0) != (body == 0):
-                raise _no_footer(data)
-            raise CorruptManifest(
-                f"manifest has version {version}, this library reads version {VERSION}: a later "
-                "release wrote it. Upgrade here before you go on."
-            )
-        # failure F16: bytes without a count would be dropped unread; a count without bytes is
-        # damage.
-        if count * LEAST_SIZE > body or (count == 0 and body):
-            raise CorruptManifest(
-                f"manifest counts {count} entries but they have {body} bytes. {LOOK}"
-            )
-        if count > next_sequence:
-            raise CorruptManifest(
-                f"manifest counts {count} entries but its next sequence is {next_sequence}. {LOOK}"
-            )
-        self = cls._make(data, count, next_sequence, epoch)
-        if count:
+        self = cls._make(data, Footer.parse(data))
+        if self.entry_count:
+            body = self._body
             _, end = decode_entry(data, 0, self.first_sequence, body)
-            if count == 1 and end != body:
-                raise _left_over(body - end, count)
+            if self.entry_count == 1 and end != body:
+                raise _left_over(body - end, 1)
         return self
 
     def named(self, place: str, words: str) -> Manifest:
@@ -213,9 +171,8 @@ class Manifest:
             place: Key and store, as text.
             words: What names the queue in a shell.
         """
-        return self._make(
-            self.raw, self.entry_count, self.next_sequence, self.epoch, self._starts, (place, words)
-        )
+        footer = Footer(self.entry_count, self.next_sequence, self.epoch)
+        return self._make(self.raw, footer, self._starts, (place, words))
 
     def append(self, entries: Sequence[NewEntry]) -> Manifest:
         """A manifest with the entries behind the present ones, in order.
@@ -238,10 +195,7 @@ class Manifest:
         pieces: list[BytesLike] = [memoryview(self.raw)[:-FOOTER_SIZE]]
         for sequence, entry in enumerate(entries, self.next_sequence):
             encode_entry(sequence, entry, pieces)
-        pieces.append(_FOOTER.pack(count, next_sequence, self.epoch, VERSION))
-        return self._make(
-            b"".join(pieces), count, next_sequence, self.epoch, self._starts, self._name
-        )
+        return self._changed(pieces, Footer(count, next_sequence, self.epoch), self._starts)
 
     def drop_through(self, sequence: int) -> Manifest:
         """A manifest without the entries up to and including ``sequence``.
@@ -264,10 +218,9 @@ class Manifest:
             return self
         starts = self._walk(self.entry_count)
         count = self.entry_count - dropped
-        cut = starts[dropped] if count else len(self.raw) - FOOTER_SIZE
-        footer = _FOOTER.pack(count, self.next_sequence, self.epoch, VERSION)
-        raw = b"".join((memoryview(self.raw)[cut:-FOOTER_SIZE], footer))
-        return self._make(raw, count, self.next_sequence, self.epoch, name=self._name)
+        cut = starts[dropped] if count else self._body
+        kept = memoryview(self.raw)[cut:-FOOTER_SIZE]
+        return self._changed([kept], Footer(count, self.next_sequence, self.epoch))
 
     def replace(self, sequence: int, entry: NewEntry) -> Manifest:
         """A manifest with another entry at a sequence; everything else is copied as bytes.
@@ -282,15 +235,12 @@ class Manifest:
                 f"sequence {sequence} is not queued: the queue holds {self.first_sequence} to "
                 f"{self.next_sequence - 1}"
             )
-        starts = self._walk(self.entry_count)
-        start = starts[index]
-        end = start + 4 + _U32.unpack_from(self.raw, start)[0]
+        starts = (*self._walk(self.entry_count), self._body)
         whole = memoryview(self.raw)
-        pieces: list[BytesLike] = [whole[:start]]
+        pieces: list[BytesLike] = [whole[: starts[index]]]
         encode_entry(sequence, entry, pieces)
-        pieces.append(whole[end:])
-        raw = b"".join(pieces)
-        return self._make(raw, self.entry_count, self.next_sequence, self.epoch, name=self._name)
+        pieces.append(whole[starts[index + 1] : -FOOTER_SIZE])
+        return self._changed(pieces, Footer(self.entry_count, self.next_sequence, self.epoch))
 
     def with_epoch(self, epoch: int) -> Manifest:
         """The same entries under another consumer epoch.
@@ -314,11 +264,8 @@ class Manifest:
             raise InvalidInput(
                 f"epoch is {epoch}: use {self.epoch} (the present one) to {_EPOCH_LIMIT - 1}"
             )
-        footer = _FOOTER.pack(self.entry_count, self.next_sequence, epoch, VERSION)
-        raw = b"".join((memoryview(self.raw)[:-FOOTER_SIZE], footer))
-        return self._make(
-            raw, self.entry_count, self.next_sequence, epoch, self._starts, self._name
-        )
+        footer = Footer(self.entry_count, self.next_sequence, epoch)
+        return self._changed([memoryview(self.raw)[:-FOOTER_SIZE]], footer, self._starts)
 
     def entries(self, start: int | None = None, limit: int | None = None) -> tuple[QueueEntry, ...]:
         """Entries from sequence ``start`` on, decoded strictly.
@@ -338,8 +285,7 @@ class Manifest:
         end = self.entry_count if limit is None else min(skip + max(limit, 0), self.entry_count)
         if skip >= end:
             return ()
-        starts = self._walk(end)
-        body = len(self.raw) - FOOTER_SIZE
+        starts, body = self._walk(end), self._body
         try:
             return tuple(
                 decode_entry(self.raw, starts[index], self.first_sequence + index, body)[0]
@@ -356,25 +302,12 @@ class Manifest:
         Raises:
             CorruptManifest: An entry's header or location breaks the format.
         """
-        starts, raw = self._walk(self.entry_count), self.raw
-        body = len(raw) - FOOTER_SIZE
-        ends = (*starts[1:], body) if starts else ()
-        found: list[str] = []
-        head = _HEAD.size
-        try:
-            for start, end in zip(starts, ends, strict=True):
-                first = start + head + 2
-                # A u16, little-endian.
-                last = first + raw[start + head] + (raw[start + head + 1] << 8)
-                if last + 4 > end:
-                    break
-                found.append(str(raw[first:last], "utf-8"))
-        except UnicodeDecodeError:
-            pass
+        starts = self._walk(self.entry_count)
+        found = whole_locations(self.raw, starts, self._body)
         if len(found) < len(starts):  # decoding it strictly says what is wrong with it
             at = len(found)
             try:
-                decode_entry(raw, starts[at], self.first_sequence + at, body)
+                decode_entry(self.raw, starts[at], self.first_sequence + at, self._body)
             except CorruptManifest as error:
                 raise self._told(error) from None
             raise AssertionError("a location that does not fit its entry was decoded")
@@ -398,50 +331,40 @@ class Manifest:
         Raises:
             CorruptManifest: There was a hit and the entries break the format.
         """
-        encoded = location.encode()
-        if len(encoded) > MAX_LOCATION_BYTES:
-            return None
-        needle = _U16.pack(len(encoded)) + encoded
-        body = len(self.raw) - FOOTER_SIZE
-        at = self.raw.find(needle, 0, body)
-        while at >= 0:
+        at = find_location(self.raw, location, 0, self._body)
+        while at is not None:
             starts = self._walk(self.entry_count)
-            index = bisect_left(starts, at - _HEAD.size)
-            if index < len(starts) and starts[index] == at - _HEAD.size:
+            index = bisect_left(starts, at)
+            if index < len(starts) and starts[index] == at:
                 return self.first_sequence + index
-            at = self.raw.find(needle, at + 1, body)
+            at = find_location(self.raw, location, at + 1, self._body)
         return None
+
+    @property
+    def _body(self) -> int:
+        """Bytes of the entries; the footer is behind them."""
+        return len(self.raw) - FOOTER_SIZE
+
+    def _changed(
+        self, body: Sequence[BytesLike], footer: Footer, starts: tuple[int, ...] = ()
+    ) -> Manifest:
+        """What follows this one: other entries, of which the first stand at ``starts``."""
+        return self._make(b"".join((*body, footer.pack())), footer, starts, self._name)
 
     def _walk(self, wanted: int) -> tuple[int, ...]:
         """Where the first ``wanted`` entries start, checking headers, order and fit."""
         if len(self._starts) >= wanted:
             return self._starts
         try:
-            return self._walked(wanted)
+            starts, end = entry_starts(
+                self.raw, self._starts, self.first_sequence, wanted, self._body
+            )
+            if wanted == self.entry_count and end != self._body:
+                raise _left_over(self._body - end, self.entry_count)
         except CorruptManifest as error:
             raise self._told(error) from None
-
-    def _walked(self, wanted: int) -> tuple[int, ...]:
-        known = self._starts
-        raw, body, unpack = self.raw, len(self.raw) - FOOTER_SIZE, _HEAD.unpack_from
-        starts = list(known)
-        add = starts.append
-        position = known[-1] + 4 + _U32.unpack_from(raw, known[-1])[0] if known else 0
-        first = self.first_sequence
-        for expected in range(first + len(known), first + wanted):
-            # position <= body, and the footer behind the body is longer than a header: the
-            # unpack cannot run over.
-            length, sequence = unpack(raw, position)
-            end = position + 4 + length
-            if length < FIXED_SIZE or end > body or sequence != expected:
-                raise bad_header(position, length, sequence, expected, body)
-            add(position)
-            position = end
-        if wanted == self.entry_count and position != body:
-            raise _left_over(body - position, self.entry_count)
-        result = tuple(starts)
-        object.__setattr__(self, "_starts", result)
-        return result
+        object.__setattr__(self, "_starts", starts)
+        return starts
 
     def _told(self, error: CorruptManifest) -> CorruptManifest:
         """The error with this manifest's name, if it has one."""
@@ -453,43 +376,6 @@ class Manifest:
 def told(text: str, words: str) -> str:
     """What an error says, with the queue's name in the command that mends it."""
     return text.replace("manifest rebuild'", f"manifest rebuild {words}'")
-
-
-def _no_footer(data: bytes) -> CorruptManifest:
-    """What happened to bytes that do not end as a manifest."""
-    size = len(data)
-    mend = (
-        "Restore the object's latest version (bucket versioning), or stop producers, consumers "
-        "and collectors and run 'opendata-buffer manifest rebuild'."
-    )
-    if not size:
-        return CorruptManifest(f"manifest is empty: 0 bytes were written over it. {mend}")
-    if _begins_with_entry(data):
-        return CorruptManifest(
-            f"manifest is truncated: its {size} bytes begin with an entry and do not end with the "
-            f"{FOOTER_SIZE}-byte footer. {mend}"
-        )
-    return CorruptManifest(
-        f"manifest was overwritten: its {size} bytes begin with {data[:16]!r} and are no manifest. "
-        f"{mend}"
-    )
-
-
-def _begins_with_entry(data: bytes) -> bool:
-    """Whether the first bytes are an entry's header and location, as far as they are there."""
-    if len(data) < _HEAD.size + _U16.size:
-        return False
-    length, sequence = _HEAD.unpack_from(data, 0)
-    (location_size,) = _U16.unpack_from(data, _HEAD.size)
-    start = _HEAD.size + _U16.size
-    location = data[start : start + location_size]
-    return (
-        FIXED_SIZE + location_size <= length <= MAX_MANIFEST_BYTES
-        and sequence < 2**48  # text would make it larger
-        and bool(location)
-        and location.isascii()
-        and all(32 <= byte < 127 for byte in location)
-    )
 
 
 def _left_over(size: int, count: int) -> CorruptManifest:

@@ -28,7 +28,8 @@ from opendata_buffer.errors import (
     PrefixConflict,
     QueueReset,
 )
-from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
+from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest_footer import MAX_MANIFEST_BYTES
 from opendata_buffer.gc.decision import (
     GcPlan,
     Queued,

@@ -25,7 +25,8 @@ from opendata_buffer.errors import (
     QueueReset,
     TransientStorageError,
 )
-from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
+from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest_footer import MAX_MANIFEST_BYTES
 from opendata_buffer.queue.cas import CasStore, Done, Raced, Register
 from opendata_buffer.queue.continuity import check_reached
 from opendata_buffer.queue.marker import MARKER, MARKER_NAME, Marker, marker_key

@@ -25,11 +25,11 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.invariants import check_transition
 from opendata_buffer.formats.manifest import (
-    MAX_MANIFEST_BYTES,
     SEALED_EPOCH,
     Manifest,
     NewEntry,
 )
+from opendata_buffer.formats.manifest_footer import MAX_MANIFEST_BYTES
 from opendata_buffer.queue.append import Append
 from opendata_buffer.queue.cas import (
     CasStore,

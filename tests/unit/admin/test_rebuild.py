@@ -15,7 +15,8 @@ from opendata_buffer.consumer.read_committed import ReadCommitted
 from opendata_buffer.errors import Conflict, InvalidInput, QueueReset
 from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.formats.keys import Transaction, batch_key
-from opendata_buffer.formats.manifest import FOOTER_SIZE, Manifest, NewEntry
+from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.formats.manifest_footer import FOOTER_SIZE
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, FINAL, build_uuid
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.watermark import Watermark

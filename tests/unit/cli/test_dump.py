@@ -210,10 +210,10 @@ def test_each_dump_names_the_version_of_its_own_format(monkeypatch: pytest.Monke
     raw = Manifest.empty().raw
     empty = encode_batch([])
     monkeypatch.setattr("opendata_buffer.formats.batch.VERSION", 1)
-    monkeypatch.setattr("opendata_buffer.formats.manifest.VERSION", 1)
+    monkeypatch.setattr("opendata_buffer.formats.manifest_footer.VERSION", 1)
     assert manifest_document(raw).head["version"] == 1
     monkeypatch.setattr("opendata_buffer.formats.batch.VERSION", 77)
     assert manifest_document(raw).head["version"] == 1
     monkeypatch.undo()
-    monkeypatch.setattr("opendata_buffer.formats.manifest.VERSION", 77)
+    monkeypatch.setattr("opendata_buffer.formats.manifest_footer.VERSION", 77)
     assert batch_document(empty, limit=None, max_bytes=1).head["version"] == 1

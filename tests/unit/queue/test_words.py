@@ -8,7 +8,8 @@ import pytest
 
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptManifest
-from opendata_buffer.formats.manifest import FOOTER_SIZE, Manifest, NewEntry
+from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.formats.manifest_footer import FOOTER_SIZE
 from opendata_buffer.queue.words import named_manifest, shell_words
 
 
