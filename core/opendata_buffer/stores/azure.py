@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import hashlib
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from email.utils import parsedate_to_datetime
 from itertools import islice
@@ -15,7 +13,6 @@ from opendata_buffer.errors import (
     ObjectNotFound,
     StorageError,
     TransientStorageError,
-    UnsafeStore,
 )
 from opendata_buffer.formats.keys import check_key
 from opendata_buffer.runtime import Runtime, SystemRuntime, remaining
@@ -36,12 +33,15 @@ from opendata_buffer.stores import (
 from opendata_buffer.stores.attempts import repeated
 from opendata_buffer.stores.azure_client import connect
 from opendata_buffer.stores.azure_errors import code_of, status_of, storage_error
+from opendata_buffer.stores.azure_places import Places
 from opendata_buffer.stores.bounded import DeadlinePassed, in_time
+from opendata_buffer.stores.checksums import check_md5
 from opendata_buffer.stores.clients import AZURE_ENVIRONMENT, ProcessClient
 from opendata_buffer.stores.extras import load
 from opendata_buffer.stores.probe import PROBE_DEADLINE_MS, SAFE, probe_conditional_writes
 from opendata_buffer.stores.ranges import check_limit, check_range, check_size, listed
 from opendata_buffer.stores.root import Root
+from opendata_buffer.stores.versions import strong_etag, unversioned, weak_or_none
 
 __all__ = ["AzureStore"]
 
@@ -49,9 +49,6 @@ _PAGE = 5_000
 """Most blobs of one page of a listing."""
 _BULK = 256
 """Most deletions of one request."""
-_PLACES = 16
-"""Listings of which it is remembered where they go on."""
-
 
 T = TypeVar("T")
 
@@ -97,8 +94,7 @@ class AzureStore:
         self._service: ProcessClient[Any] = ProcessClient(
             connect, host, self._options, AZURE_ENVIRONMENT
         )
-        # Where Azure goes on behind a key: it takes its own tokens for that, and no keys.
-        self._places: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._places = Places()
 
     @property
     def url(self) -> str:
@@ -144,7 +140,9 @@ class AzureStore:
                 # An empty range at the end of the object.
                 about, data = blob.get_blob_properties(**self._timeouts()), b""
             if byte_range is None:
-                self._check_sum(about, data, full)
+                told = about.content_settings.content_md5
+                what = f"{full!r} in {self._where()}"
+                check_md5(data, bytes(told) if told else None, what)
             return Blob(data, self._etag(about.etag), _ms(about.last_modified))
 
         return self._repeated(once, "read", full)
@@ -206,7 +204,7 @@ class AzureStore:
         check_limit(limit)
         objects: list[ObjectInfo] = []
         now_ms: int | None = None
-        token = self._places.get((prefix, start_after))
+        token = self._places.behind(prefix, start_after)
         more = True
         while more and (limit is None or len(objects) < limit):
             # Not what the limit leaves, while objects before start_after are passed by.
@@ -222,7 +220,7 @@ class AzureStore:
             more = bool(token)
         listing = listed(objects, now_ms, limit, more=more)
         if token and listing.objects and len(listing.objects) == len(objects):
-            self._remember(prefix, listing.objects[-1].key, token)
+            self._places.remember(prefix, listing.objects[-1].key, token)
         return listing
 
     def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
@@ -232,9 +230,6 @@ class AzureStore:
         while chunk := list(islice(waiting, _BULK)):
             failures += self._delete(chunk)
         return tuple(failures)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_places": OrderedDict()}  # tokens of this process's listings
 
     # ---- keys, errors, repetition
 
@@ -282,13 +277,7 @@ class AzureStore:
             except (self._errors(), OSError) as error:  # requests' errors are OSErrors
                 raise self._error(error, verb, key) from error
 
-        return in_time(
-            self._runtime,
-            mapped,
-            verb=verb,
-            key=key,
-            where=lambda: f"container {self._container!r}",
-        )
+        return in_time(self._runtime, mapped, verb=verb, key=key, where=self._where)
 
     def _repeated(self, once: Callable[[], T], verb: str, key: str) -> T:
         """Send what may be sent again until it succeeds, at most ``max_attempts`` times."""
@@ -300,24 +289,16 @@ class AzureStore:
         Raises:
             UnsafeStore: There is none, or it is weak.
         """
-        if not found or found.startswith("W/"):
-            raise UnsafeStore(
-                f"store {self.url!r} at {self._endpoint()} answers with "
-                f"{f'the weak ETag {found}' if found else 'no ETag'}: nothing tells whether an "
-                "object is still the one that was read, and writers of one manifest would "
-                "overwrite each other. Use Azure Storage itself, or take the proxy before it away."
+        etag = strong_etag(found)
+        if etag is None:
+            raise unversioned(
+                f"{self.url!r} at {self._endpoint()}",
+                f"answers with {weak_or_none(found)}",
+                "Use Azure Storage itself, or take the proxy before it away.",
             )
-        return found
+        return etag
 
     # ---- reading, writing, deleting
-
-    def _check_sum(self, about: Any, data: bytes, full: str) -> None:
-        sum_ = about.content_settings.content_md5
-        if sum_ and bytes(sum_) != hashlib.md5(data, usedforsecurity=False).digest():
-            raise TransientStorageError(
-                f"cannot read {full!r} in container {self._container!r}: the bytes were garbled on "
-                "the way (MD5). Try again."
-            )
 
     def _upload(self, full: str, data: bytes, **how: Any) -> str:
         """Write an object by one request that carries its checksum; returns its ETag."""
@@ -382,11 +363,6 @@ class AzureStore:
             return blobs, pages.continuation_token or None, dates[0] if dates else None
 
         return self._repeated(once, "list", prefix)
-
-    def _remember(self, prefix: str, key: str, token: str) -> None:
-        self._places[prefix, key] = token
-        while len(self._places) > _PLACES:
-            self._places.popitem(last=False)
 
     def _delete(self, keys: builtins.list[str]) -> builtins.list[DeleteFailure]:
         """Delete at most 256 objects by one request."""

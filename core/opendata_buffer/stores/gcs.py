@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
-import uuid
 from collections.abc import Callable, Iterable
-from datetime import datetime
-from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any, TypeVar
 
@@ -22,7 +16,6 @@ from opendata_buffer.errors import (
     PermanentStorageError,
     StorageError,
     TransientStorageError,
-    UnsafeStore,
 )
 from opendata_buffer.formats.keys import check_key
 from opendata_buffer.retry import full_jitter
@@ -41,10 +34,13 @@ from opendata_buffer.stores import (
     Vanished,
     VersionConflict,
 )
+from opendata_buffer.stores import gcs_requests as requests
 from opendata_buffer.stores.attempts import repeated
 from opendata_buffer.stores.bounded import in_time
+from opendata_buffer.stores.checksums import check_md5
 from opendata_buffer.stores.clients import GCS_ENVIRONMENT, ProcessClient
 from opendata_buffer.stores.extras import load
+from opendata_buffer.stores.gcs_answers import created_ms, date_ms, told_md5
 from opendata_buffer.stores.gcs_client import PUBLIC, Answer, GcsClient, connect
 from opendata_buffer.stores.gcs_errors import (
     answer_error,
@@ -56,15 +52,13 @@ from opendata_buffer.stores.pace import Pace
 from opendata_buffer.stores.probe import PROBE_DEADLINE_MS, RACES, SAFE, probe_conditional_writes
 from opendata_buffer.stores.ranges import check_limit, check_range, listed
 from opendata_buffer.stores.root import Root
+from opendata_buffer.stores.versions import unversioned
 from opendata_buffer.together import together
 
 __all__ = ["GcsStore"]
 
 _PAGE = 1_000
 """Most keys of one page of a listing."""
-
-_NO_GENERATION = "1"
-"""No object has it: generations are microseconds since 1970."""
 
 _THROTTLED_MS = 5_000
 """How long a write that was refused for its rate is sent again: one a second is let through."""
@@ -135,12 +129,7 @@ class GcsStore:
         """See :meth:`opendata_buffer.stores.Get.get`."""
         full = self._root.full(key)
         check_range(byte_range)
-        query: dict[str, str | int] = {"alt": "media"}
-        if if_changed is not None and if_changed.isdecimal():
-            query["ifGenerationNotMatch"] = if_changed
-        headers = {}
-        if byte_range is not None:
-            headers["Range"] = f"bytes={byte_range[0]}-{byte_range[1] - 1}"
+        query, headers = requests.download(if_changed, byte_range)
 
         def once() -> Blob | NotModified:
             client = self._client.get()
@@ -164,7 +153,7 @@ class GcsStore:
                     "GET", client.object_url(self._bucket, full), {}, key=key, verb="read"
                 )
                 found = answer.fields()
-                return Blob(b"", self._generation(found.get("generation")), _ms(found))
+                return Blob(b"", self._generation(found.get("generation")), created_ms(found))
             self._expect_found(answer, key, full)
             version = self._generation(answer.headers.get("x-goog-generation"))
             if version == if_changed:  # a server that ignores the condition
@@ -173,15 +162,16 @@ class GcsStore:
             if byte_range is not None and answer.status == 200:  # one that ignores the range
                 data = data[byte_range[0] : byte_range[1]]
             elif byte_range is None:
-                self._check_sum(answer, full)
-            return Blob(data, version, _date_ms(answer.headers.get("last-modified")) or 0)
+                what = f"{full!r} in bucket {self._bucket!r}"
+                check_md5(data, told_md5(answer.headers), what)
+            return Blob(data, version, date_ms(answer.headers.get("last-modified")) or 0)
 
         return self._repeated(once, "read", full)
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         """See :meth:`opendata_buffer.stores.Put.put`."""
         full = self._root.full(key)
-        body, headers = _upload(full, data)
+        body, headers = requests.upload(full, data)
 
         def once() -> None:
             answer = self._send_object({}, body, headers)
@@ -252,11 +242,11 @@ class GcsStore:
             answer = self._list_page(query)
             page = answer.fields()
             if now_ms is None:
-                now_ms = _date_ms(answer.headers.get("date"))
+                now_ms = date_ms(answer.headers.get("date"))
             for item in page.get("items", ()):
                 name = item["name"][len(self._root.prefix) :]
                 if name > start_after:
-                    objects.append(ObjectInfo(name, int(item["size"]), _ms(item)))
+                    objects.append(ObjectInfo(name, int(item["size"]), created_ms(item)))
             query["pageToken"] = page.get("nextPageToken", "")
             more = bool(query["pageToken"])
         return listed(objects, now_ms, limit, more=more)
@@ -357,12 +347,8 @@ class GcsStore:
         )
 
     def _put_if(self, full: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
-        expected = "0"
-        if isinstance(condition, IfVersion):
-            version = condition.version
-            # What is no generation matches no object, and the question is asked all the same.
-            expected = version if version.isdecimal() and version != "0" else _NO_GENERATION
-        body, headers = _upload(full, data)
+        expected = requests.expected_generation(condition)
+        body, headers = requests.upload(full, data)
 
         def once() -> Answer:
             answer = self._send_object({"ifGenerationMatch": expected}, body, headers)
@@ -408,57 +394,13 @@ class GcsStore:
             UnsafeStore: There is none.
         """
         if not found:
-            raise UnsafeStore(
-                f"store {self.url!r} at {self._client.get().endpoint} answers without a "
-                "generation: nothing tells whether an object is still the one that was read, and "
-                "writers of one manifest would overwrite each other. Use Google Cloud Storage "
-                "itself, or take the proxy before it away."
+            raise unversioned(
+                f"{self.url!r} at {self._client.get().endpoint}",
+                "answers without a generation",
+                "Use Google Cloud Storage itself, or take the proxy before it away.",
             )
         return str(found)
-
-    def _check_sum(self, answer: Answer, full: str) -> None:
-        sums = answer.headers.get("x-goog-hash", "")
-        for each in sums.split(","):
-            name, _, value = each.strip().partition("=")
-            if name == "md5" and value != _md5(answer.body):
-                raise TransientStorageError(
-                    f"cannot read {full!r} in bucket {self._bucket!r}: the bytes were garbled on "
-                    "the way (MD5). Try again."
-                )
 
 
 class _SlowDown(Exception):
     """A write was refused for its rate: it was not done, and may be sent again."""
-
-
-def _md5(data: bytes | memoryview) -> str:
-    return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
-
-
-def _upload(full: str, data: bytes | memoryview) -> tuple[bytes, dict[str, str]]:
-    """Body and headers of an upload: the object's description, which has its checksum, and it.
-
-    No cache may keep it: for what anybody may read, GCS otherwise hands out an hour-old manifest.
-    """
-    about = {"name": full, "md5Hash": _md5(data), "cacheControl": "no-store"}
-    mark = f"part-{uuid.uuid4().hex}".encode()
-    body = b"".join(
-        (
-            b"--" + mark + b"\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n",
-            json.dumps(about).encode(),
-            b"\r\n--" + mark + b"\r\nContent-Type: application/octet-stream\r\n\r\n",
-            data,
-            b"\r\n--" + mark + b"--\r\n",
-        )
-    )
-    return body, {"Content-Type": f"multipart/related; boundary={mark.decode()}"}
-
-
-def _ms(found: dict[str, Any]) -> int:
-    """When an object was written. In whole seconds, as reads tell it."""
-    when = found.get("timeCreated")
-    return 0 if not when else int(datetime.fromisoformat(when).timestamp()) * 1000
-
-
-def _date_ms(header: str | None) -> int | None:
-    return None if not header else int(parsedate_to_datetime(header).timestamp()) * 1000

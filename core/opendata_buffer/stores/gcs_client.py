@@ -40,7 +40,7 @@ class Answer:
         """The body as a JSON object; empty where it is none."""
         try:
             found = json.loads(self.body)
-        except ValueError:
+        except (ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
 

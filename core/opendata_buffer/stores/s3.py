@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import builtins
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any, TypeVar
 
 import botocore.exceptions as boto
-import urllib3.exceptions
 
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import (
@@ -22,7 +19,6 @@ from opendata_buffer.errors import (
     UnsafeStore,
 )
 from opendata_buffer.formats.keys import check_key
-from opendata_buffer.retry import full_jitter
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores import (
     Absent,
@@ -39,22 +35,24 @@ from opendata_buffer.stores import (
     VersionConflict,
 )
 from opendata_buffer.stores import s3_answers as answers
+from opendata_buffer.stores import s3_requests as requests
 from opendata_buffer.stores.bounded import in_time
 from opendata_buffer.stores.clients import AWS_ENVIRONMENT, ProcessClient
 from opendata_buffer.stores.probe import PROBE_DEADLINE_MS, SAFE, probe_conditional_writes
 from opendata_buffer.stores.ranges import check_limit, check_range, listed
 from opendata_buffer.stores.root import Root
+from opendata_buffer.stores.s3_attempts import BODY_LOST, BodyLost, Busy, until_whole, while_busy
 from opendata_buffer.stores.s3_client import S3Pair, connect
 from opendata_buffer.stores.s3_delete import chunks, delete_objects
-from opendata_buffer.stores.s3_errors import BUSY, code_of, status_of, storage_error
+from opendata_buffer.stores.s3_errors import BUSY, NETWORK, code_of, status_of, storage_error
 from opendata_buffer.stores.s3_get import DirectGet
+from opendata_buffer.stores.versions import strong_etag, unversioned, weak_or_none
 
 __all__ = ["S3Store"]
 
 _PAGE = 1_000
 """Most keys of one page of a listing."""
 
-_NETWORK = (boto.BotoCoreError, boto.ClientError, urllib3.exceptions.HTTPError, OSError)
 
 T = TypeVar("T")
 
@@ -112,11 +110,7 @@ class S3Store:
         """See :meth:`opendata_buffer.stores.Get.get`."""
         full = self._root.full(key)
         check_range(byte_range)
-        arguments: dict[str, Any] = {"Bucket": self._bucket, "Key": full}
-        if if_changed is not None:
-            arguments["IfNoneMatch"] = if_changed
-        if byte_range is not None:
-            arguments["Range"] = f"bytes={byte_range[0]}-{byte_range[1] - 1}"
+        arguments = requests.download(self._bucket, full, if_changed, byte_range)
 
         def once() -> Blob | NotModified:
             client = self._clients.get().data
@@ -145,21 +139,21 @@ class S3Store:
     def put(self, key: str, data: bytes | memoryview) -> None:
         """See :meth:`opendata_buffer.stores.Put.put`."""
         full = self._root.full(key)
-        arguments = self._upload(full, bytes(data))
+        arguments = requests.upload(self._bucket, full, bytes(data))
 
         def once() -> None:
             try:
                 self._clients.get().data.put_object(**arguments)
             except boto.ClientError as error:
                 if code_of(error) in BUSY:
-                    raise _Busy(error) from error
+                    raise Busy(error) from error
                 raise
 
         try:
-            self._ended(lambda: self._while_busy(once), "write", full)
-        except _Busy as busy:
+            self._ended(lambda: while_busy(self._runtime, once), "write", full)
+        except Busy as busy:
             raise self._error(busy.error, "write", full) from busy.error
-        except _NETWORK as error:
+        except NETWORK as error:
             raise self._error(error, "write", full) from error
 
     def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
@@ -169,7 +163,7 @@ class S3Store:
             return self._ended(lambda: self._put_if(key, full, data, condition), "write", full)
         except TransientStorageError as error:
             return Unknown(str(error))
-        except _NETWORK as error:
+        except NETWORK as error:
             mapped = self._error(error, "write", full)
             if isinstance(mapped, PermanentStorageError):
                 raise mapped from error
@@ -285,33 +279,15 @@ class S3Store:
                 return once()
             except boto.ClientError as error:
                 raise self._error(error, verb, key) from error  # boto3 has repeated it
-            except _BODY as error:
-                raise _BodyLost(self._error(error, verb, key)) from error
-            except _NETWORK as error:
+            except BODY_LOST as error:
+                raise BodyLost(self._error(error, verb, key)) from error
+            except NETWORK as error:
                 raise self._error(error, verb, key) from error
 
-        policy = full_jitter(
-            self._runtime,
-            base_ms=50,
-            max_ms=1_000,
-            deadline_ms=self._options.read_timeout_ms * self._options.max_attempts,
-            retry_on=(_BodyLost,),
-        )
         try:
-            return self._ended(lambda: policy(mapped), verb, key)
-        except _BodyLost as lost:
+            return self._ended(lambda: until_whole(self._runtime, self._options, mapped), verb, key)
+        except BodyLost as lost:
             raise lost.error from lost.__cause__
-
-    def _while_busy(self, once: Callable[[], T]) -> T:
-        """Repeat a write that was answered with 409, which boto3 does not.
-
-        409 means that another operation was under way and this one was not applied: the same
-        put may simply be sent again (failure F3).
-        """
-        policy = full_jitter(
-            self._runtime, base_ms=20, max_ms=200, deadline_ms=2_000, retry_on=(_Busy,)
-        )
-        return policy(once)
 
     def _etag(self, response: Mapping[str, Any], what: str) -> str:
         """The version in an answer.
@@ -319,15 +295,13 @@ class S3Store:
         Raises:
             UnsafeStore: There is none, or it is weak.
         """
-        etag = answers.strong_etag(response)
+        etag = strong_etag(response.get("ETag"))
         if etag is None:
-            found = response.get("ETag")
-            raise UnsafeStore(
-                f"store {self.url!r} at {self._clients.get().endpoint} answers {what} with "
-                f"{f'the weak ETag {found}' if found else 'no ETag'}: nothing tells whether the "
-                "object is still the one that was read, and writers of one manifest would "
-                "overwrite each other. Use a store that has ETags (AWS S3, Cloudflare R2, a "
-                "recent MinIO or Ceph), take the proxy before it away, or use a local directory."
+            raise unversioned(
+                f"{self.url!r} at {self._clients.get().endpoint}",
+                f"answers {what} with {weak_or_none(response.get('ETag'))}",
+                "Use a store that has ETags (AWS S3, Cloudflare R2, a recent MinIO or Ceph), take "
+                "the proxy before it away, or use a local directory.",
             )
         return etag
 
@@ -343,25 +317,10 @@ class S3Store:
             raise
         return Blob(b"", self._etag(response, "a read"), answers.modified_ms(response))
 
-    def _upload(self, full: str, data: bytes) -> dict[str, Any]:
-        # The checksum is a header and not left to boto3, which over https would send a trailer
-        # in aws-chunked encoding; many stores that look like S3 do not know that (failure F36).
-        crc = zlib.crc32(data).to_bytes(4, "big")
-        return {
-            "Bucket": self._bucket,
-            "Key": full,
-            "Body": data,
-            "ChecksumCRC32": base64.b64encode(crc).decode(),
-        }
-
     def _put_if(
         self, key: str, full: str, data: bytes, condition: Absent | IfVersion
     ) -> PutOutcome:
-        arguments = self._upload(full, data)
-        if isinstance(condition, IfVersion):
-            arguments["IfMatch"] = condition.version
-        else:
-            arguments["IfNoneMatch"] = "*"
+        arguments = requests.conditional_upload(self._bucket, full, data, condition)
 
         def once() -> PutOutcome:
             try:
@@ -379,14 +338,14 @@ class S3Store:
                         "Cloudflare R2, a recent MinIO or Ceph) or a local directory."
                     ) from error
                 if status == 409:
-                    raise _Busy(error) from error
+                    raise Busy(error) from error
                 raise
-            etag = answers.strong_etag(response)
+            etag = strong_etag(response.get("ETag"))
             return self._version_of(key, data) if etag is None else Applied(etag)
 
         try:
-            return self._while_busy(once)
-        except _Busy:
+            return while_busy(self._runtime, once)
+        except Busy:
             return VersionConflict()
 
     def _version_of(self, key: str, written: bytes) -> PutOutcome:
@@ -399,31 +358,6 @@ class S3Store:
         if isinstance(found, Blob) and found.data == written:
             return Applied(found.version)
         return Unknown("the store answered without an ETag, and the object has changed since")
-
-
-class _Busy(Exception):
-    """409: not applied, another write was under way."""
-
-    def __init__(self, error: boto.ClientError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-class _BodyLost(Exception):
-    """The answer began and its body broke off."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-_BODY = (
-    boto.FlexibleChecksumError,
-    boto.IncompleteReadError,
-    boto.ResponseStreamingError,
-    boto.ReadTimeoutError,
-    urllib3.exceptions.HTTPError,
-)
 
 
 def _ms(when: Any) -> int:

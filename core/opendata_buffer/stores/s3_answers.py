@@ -7,17 +7,7 @@ from typing import Any
 
 from opendata_buffer.stores.ranges import check_size, cut
 
-__all__ = ["modified_ms", "read_body", "strong_etag"]
-
-
-def strong_etag(response: Mapping[str, Any]) -> str | None:
-    """The ETag of an answer; None when there is none, or when it is weak.
-
-    A weak one (``W/"..."``) says that two contents are as good as each other, not that they are
-    the same bytes. It never matches an ``If-Match``.
-    """
-    etag: str = response.get("ETag") or ""
-    return None if not etag or etag.startswith("W/") else etag
+__all__ = ["modified_ms", "read_body"]
 
 
 def read_body(

@@ -7,11 +7,10 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 import botocore.exceptions as boto
-import urllib3.exceptions
 
 from opendata_buffer.errors import StorageError
 from opendata_buffer.stores import DeleteFailure
-from opendata_buffer.stores.s3_errors import code_of, status_of
+from opendata_buffer.stores.s3_errors import NETWORK, code_of, status_of
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -20,8 +19,6 @@ __all__ = ["chunks", "delete_objects"]
 
 _BULK = 1_000
 """Most keys of one DeleteObjects request."""
-
-_NETWORK = (boto.BotoCoreError, boto.ClientError, urllib3.exceptions.HTTPError, OSError)
 
 
 def chunks(keys: Sequence[str]) -> Iterator[Sequence[str]]:
@@ -56,7 +53,7 @@ def delete_objects(
             Bucket=bucket,
             Delete={"Objects": objects, "Quiet": True},  # type: ignore[typeddict-item]
         )
-    except _NETWORK as error:
+    except NETWORK as error:
         if isinstance(error, boto.ClientError) and _has_no_bulk(error):
             return list(_delete_singly(client, bucket, root, keys, explain))
         reason = str(explain(error, key=f"{len(keys)} objects"))
@@ -81,7 +78,7 @@ def _delete_singly(
     for key in keys:
         try:
             client.delete_object(Bucket=bucket, Key=root + key)
-        except _NETWORK as error:
+        except NETWORK as error:
             if not isinstance(error, boto.ClientError) or code_of(error) != "NoSuchKey":
                 yield DeleteFailure(key, str(explain(error, key=key)))
 

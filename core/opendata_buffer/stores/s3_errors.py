@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import botocore.exceptions as boto
+import urllib3.exceptions
 
 from opendata_buffer.errors import PermanentStorageError, StorageError, TransientStorageError
 from opendata_buffer.redaction import redacted
 
-__all__ = ["BUSY", "code_of", "status_of", "storage_error"]
+__all__ = ["BUSY", "NETWORK", "code_of", "status_of", "storage_error"]
+
+NETWORK = (boto.BotoCoreError, boto.ClientError, urllib3.exceptions.HTTPError, OSError)
+"""All that boto3 and its connections raise."""
 
 BUSY = {"ConditionalRequestConflict", "OperationAborted"}
 """409: another operation on the object or bucket was under way, and this one was not applied."""

@@ -9,20 +9,11 @@ from typing import Any
 import pytest
 
 from opendata_buffer.errors import CorruptData
-from opendata_buffer.stores.s3_answers import modified_ms, read_body, strong_etag
+from opendata_buffer.stores.s3_answers import modified_ms, read_body
 
 
 def answer(**fields: Any) -> dict[str, Any]:
     return {"Body": io.BytesIO(b"0123456789"), **fields}
-
-
-@pytest.mark.parametrize("etag", [None, "", 'W/"abc"'])
-def test_a_missing_or_weak_etag_is_none(etag: str | None) -> None:
-    assert strong_etag({} if etag is None else {"ETag": etag}) is None
-
-
-def test_a_strong_etag_is_kept_with_its_quotes() -> None:
-    assert strong_etag({"ETag": '"abc"'}) == '"abc"'
 
 
 @pytest.mark.parametrize("length", [{"ContentLength": 10}, {}], ids=["length", "chunked"])
