@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.admin.copy import Copier, Side
+from opendata_buffer.admin.copy import Copier
+from opendata_buffer.admin.copy_target import Side
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.read_committed import ReadCommitted

@@ -21,7 +21,8 @@ from opendata_buffer.cli.options import (
 from opendata_buffer.cli.words import plural
 
 if TYPE_CHECKING:
-    from opendata_buffer.admin.copy import Copier, Side
+    from opendata_buffer.admin.copy import Copier
+    from opendata_buffer.admin.copy_target import Side
     from opendata_buffer.cli.places import Place
 
 __all__ = ["copy"]
@@ -135,7 +136,7 @@ def _place_of_target(runtime: Any, to: dict[str, Any]) -> Place:
 
 
 def _pairs(place: Place, there: Place, runtime: Any) -> list[tuple[Side, Side]]:
-    from opendata_buffer.admin.copy import Side
+    from opendata_buffer.admin.copy_target import Side
 
     if place.topic is None:
         if there.topic is not None:

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.admin import copy as copy_module
-from opendata_buffer.admin.copy import Copier, Side
+from opendata_buffer.admin import copy_pace, copy_target
+from opendata_buffer.admin.copy import Copier
+from opendata_buffer.admin.copy_target import Side
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.read_committed import ReadCommitted
@@ -149,7 +150,7 @@ def test_what_a_reader_would_not_be_given_is_not_copied() -> None:
 
 
 def test_a_transaction_is_appended_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copy_module, "MOST_AT_ONCE", 2)
+    monkeypatch.setattr(copy_pace, "MOST_AT_ONCE", 2)
     world, store = World(), MemoryStore()
     for clock in range(2, 9):
         world.add(b"%d" % clock, message=(clock, CONTINUE_TXN))
@@ -221,7 +222,7 @@ def test_a_queue_is_not_copied_onto_itself() -> None:
 def test_a_missing_batch_ends_the_copy_behind_what_came_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(copy_module, "MOST_AT_ONCE", 1)
+    monkeypatch.setattr(copy_pace, "MOST_AT_ONCE", 1)
     world, store = plain(3), MemoryStore()
     world.store.delete_many([world.manifest.entries()[1].location])
     with pytest.raises(BatchMissing, match="batch 1"):
@@ -257,12 +258,12 @@ def test_uploads_that_take_too_long_for_the_collector_are_made_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world, store = plain(4), MemoryStore()
-    slow = itertools.chain([copy_module.GRACE_MS], itertools.repeat(0))
-    monkeypatch.setattr(copy_module.Moment, "age_ms", lambda self, now: next(slow))
+    slow = itertools.chain([copy_target.GRACE_MS], itertools.repeat(0))
+    monkeypatch.setattr(copy_target.Moment, "age_ms", lambda self, now: next(slow))
     copy(world.side(), store)
     assert values_of(store) == [b"0", b"1", b"2", b"3"]
     assert len(store.list("to/app=").objects) == 2 * 4 + 1  # the record, too
-    monkeypatch.setattr(copy_module.Moment, "age_ms", lambda self, now: copy_module.GRACE_MS)
+    monkeypatch.setattr(copy_target.Moment, "age_ms", lambda self, now: copy_target.GRACE_MS)
     world.add(b"4")
     with pytest.raises(Exception, match="could delete them before they are appended"):
         copy(world.side(), store)
@@ -335,8 +336,8 @@ def source_of_everything() -> tuple[World, list[bytes]]:
 def test_killed_at_any_write_and_run_again_each_batch_arrives_once_and_in_order(
     monkeypatch: pytest.MonkeyPatch, group: int, reads: bool
 ) -> None:
-    monkeypatch.setattr(copy_module, "MOST_AT_ONCE", group)
-    monkeypatch.setattr(copy_module, "CONCURRENCY", 1)
+    monkeypatch.setattr(copy_pace, "MOST_AT_ONCE", group)
+    monkeypatch.setattr(copy_target, "CONCURRENCY", 1)
     world, expected = source_of_everything()
     kills = 0
     for point in itertools.count(1):
@@ -362,7 +363,7 @@ def test_killed_at_any_write_and_run_again_each_batch_arrives_once_and_in_order(
 def test_killed_again_and_again_at_random_while_it_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(copy_module, "MOST_AT_ONCE", 2)
+    monkeypatch.setattr(copy_pace, "MOST_AT_ONCE", 2)
     total = 0
     for seed in range(30):
         chance = random.Random(seed)
@@ -396,7 +397,7 @@ class Silent(MemoryStore):
 
 
 def test_f1_a_lost_answer_copies_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copy_module, "MOST_AT_ONCE", 1)
+    monkeypatch.setattr(copy_pace, "MOST_AT_ONCE", 1)
     world, store = plain(4), Silent()
     copy(world.side(), store)
     assert values_of(store) == [b"0", b"1", b"2", b"3"]
