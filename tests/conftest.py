@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -41,6 +42,22 @@ hypothesis.settings.register_profile(
     "ci", deadline=None, max_examples=500, print_blob=True, suppress_health_check=_slow
 )
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Eight thousand tests are 300,000 objects that live until the end.
+
+    Python's garbage collector would walk through all of them again and again: that was half of the
+    time to collect tests, and a tenth of the time to run them.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.spark.jvm import SMALL_JVM, starting
+from tests.spark.jvm import java_options, starting
 from tests.spark.queues import produce
 
 ROOT = Path(__file__).parents[2]
@@ -152,7 +152,7 @@ class Cluster:
             "SPARK_HOME": str(SPARK_HOME),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_WORKER_DIR": str(here / "work"),
-            "SPARK_DAEMON_JAVA_OPTS": SMALL_JVM,
+            "SPARK_DAEMON_JAVA_OPTS": java_options(),
             "PYSPARK_PYTHON": str(python),
         }
         self.url = f"spark://127.0.0.1:{free_port()}"
@@ -183,8 +183,8 @@ class Cluster:
             "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
             "spark.ui.enabled": "false",
             "spark.driver.host": "127.0.0.1",
-            "spark.driver.extraJavaOptions": SMALL_JVM,
-            "spark.executor.extraJavaOptions": SMALL_JVM,
+            "spark.driver.extraJavaOptions": java_options(),
+            "spark.executor.extraJavaOptions": java_options(),
         }
         given = [word for name, value in conf.items() for word in ("--conf", f"{name}={value}")]
         return subprocess.run(
