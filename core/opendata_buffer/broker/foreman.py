@@ -13,20 +13,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
 
 from opendata_buffer import metrics
-from opendata_buffer.broker.claims import Claims
 from opendata_buffer.broker.heartbeats import Heartbeats
 from opendata_buffer.broker.messages import error_body
-from opendata_buffer.broker.requests import Answer, ClaimRequest, FinishRequest
+from opendata_buffer.broker.requests import ClaimRequest, FinishRequest
 from opendata_buffer.broker.shared_queue import SharedQueue
-from opendata_buffer.broker.shelf import MAX_ANSWER_BYTES, Shelf
+from opendata_buffer.broker.shelf import Shelf
 from opendata_buffer.broker.tenure import Tenure, stored_epoch
+from opendata_buffer.broker.turn import Turn
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.errors import (
-    ClaimLost,
     Fenced,
     OpenDataBufferError,
     TransientStorageError,
@@ -52,18 +49,6 @@ QUARREL_S = 3.0
 
 RETRY_S = 1.0
 """After storage did not answer."""
-
-
-@dataclass(slots=True)
-class _Turn:
-    """What one group commit changes, and what is said once it has landed."""
-
-    claims: Claims
-    said: list[tuple[Answer, dict[str, Any]]] = field(default_factory=list)
-    lapses: dict[int, float | None] = field(default_factory=dict)
-    rests: dict[int, float] = field(default_factory=dict)
-    ended: dict[int, str] = field(default_factory=dict)
-    lapsed: int = 0
 
 
 class Foreman:
@@ -214,16 +199,21 @@ class Foreman:
         self, finishing: list[FinishRequest], claiming: list[ClaimRequest], news: bool
     ) -> list[ClaimRequest]:
         tenure = self._in_office()
-        turn = _Turn(tenure.claims)
-        now = self._runtime.monotonic()
-        self._lapse(turn, now)
+        shelf, now = self._shelf, self._runtime.monotonic()
+        turn = Turn(tenure.claims, shelf, self._heartbeats, self._ended, now)
+        turn.lapse()
         for request in finishing:
-            self._finish(turn, request, now)
-        left = self._hand_out(turn, claiming, tenure, now, news)
+            turn.finish(request)
+
+        def look(count: int) -> None:
+            shelf.look_for(count, tenure.consumer, now)
+
+        due = news or now >= shelf.looked_at + POLL_S
+        left = turn.hand_out(claiming, look if due else None)
         tenure.write(turn.claims)
         # Landed: now it may be said, and acted on.
         self._heartbeats.landed(turn.lapses)
-        self._shelf.rests.update(turn.rests)
+        shelf.rests.update(turn.rests)
         self._ended.update(turn.ended)
         while len(self._ended) > MAX_ENDED:
             del self._ended[next(iter(self._ended))]
@@ -256,109 +246,6 @@ class Foreman:
             pass
         log.info("handing out batches from %d on, epoch %d", claims.frontier, claims.epoch)
         return tenure
-
-    def _lapse(self, turn: _Turn, now: float) -> None:
-        for sequence, at in self._heartbeats.lapses.items():
-            holder = turn.claims.held.get(sequence)
-            if at > now or holder is None:
-                continue
-            until = self._heartbeats.until(sequence, holder, now)
-            turn.lapses[sequence] = until
-            if until is None:
-                log.warning("worker %s of batch %d fell silent", holder.worker, sequence)
-                turn.claims = turn.claims.release(sequence)
-                turn.lapsed += 1
-
-    def _finish(self, turn: _Turn, request: FinishRequest, now: float) -> None:
-        if request.how == (turn.ended.get(request.token) or self._ended.get(request.token)):
-            # Asked again, by a worker that heard no answer.
-            turn.said.append((request.answer, {"op": "finished", "n": request.number}))
-            return
-        if not turn.claims.holds(request.sequence, request.token):
-            error = ClaimLost(request.sequence)
-            body = {"op": "failed", "n": request.number, "error": error_body(error)}
-            turn.said.append((request.answer, body))
-            return
-        if request.how == "release":
-            turn.claims = turn.claims.release(request.sequence)
-            turn.rests[request.sequence] = now + request.rest_ms / 1000
-        else:
-            if request.how == "done" or self._shelf.quarantine(request.sequence, request.reason):
-                turn.claims = turn.claims.finish(request.sequence)
-            else:
-                turn.claims = turn.claims.release(request.sequence)
-        turn.lapses[request.sequence] = None
-        turn.ended[request.token] = request.how
-        self._heartbeats.drop(request.token)
-        turn.said.append((request.answer, {"op": "finished", "n": request.number}))
-
-    def _hand_out(
-        self,
-        turn: _Turn,
-        claiming: list[ClaimRequest],
-        tenure: Tenure,
-        now: float,
-        news: bool,
-    ) -> list[ClaimRequest]:
-        """Give what is free to who waits longest; returns who goes on waiting."""
-        shelf = self._shelf
-        resting = {*shelf.resting(now), *(key for key, at in turn.rests.items() if at > now)}
-        wanted = sum(each.most for each in claiming)
-        free = turn.claims.free(shelf.end, resting) if wanted else []
-        if len(free) < wanted and (news or now >= shelf.looked_at + POLL_S):
-            shelf.look_for(wanted - len(free), tenure.consumer, now)
-            free = turn.claims.free(shelf.end, resting)
-        left = []
-        place = 0
-        for request in claiming:
-            given: list[int] = []
-            size = 0
-            while len(given) < request.most and place < len(free):
-                sequence = free[place]
-                size += shelf.size_of(sequence)
-                if given and size > MAX_ANSWER_BYTES:
-                    break
-                place += 1
-                if self._is_worn_out(turn, sequence, request):
-                    continue
-                if shelf.size_of(sequence) > MAX_ANSWER_BYTES:
-                    reason = "its metadata is larger than what a broker and a worker exchange"
-                    if shelf.quarantine(sequence, reason):
-                        turn.claims = turn.claims.finish(sequence)
-                    continue
-                given.append(sequence)
-            if given:
-                self._give(turn, request, given, now)
-            elif now >= request.until:
-                body = {"op": "claimed", "n": request.number, "batches": []}
-                turn.said.append((request.answer, body))
-            else:
-                left.append(request)
-        return left
-
-    def _is_worn_out(self, turn: _Turn, sequence: int, request: ClaimRequest) -> bool:
-        count = turn.claims.deliveries.get(sequence, 0)
-        if not 0 < request.max_deliveries <= count:
-            return False
-        if self._shelf.quarantine(sequence, f"handed out {count} times and never finished"):
-            turn.claims = turn.claims.finish(sequence)
-        return True
-
-    def _give(self, turn: _Turn, request: ClaimRequest, given: list[int], now: float) -> None:
-        turn.claims = turn.claims.claim(given, request.worker, request.timeout_ms)
-        batches = []
-        for sequence in given:
-            turn.lapses[sequence] = now + request.timeout_ms / 1000
-            turn.rests.pop(sequence, None)
-            batches.append(
-                {
-                    **self._shelf.body_of(sequence),
-                    "token": turn.claims.held[sequence].token,
-                    "deliveries": turn.claims.deliveries[sequence],
-                }
-            )
-        body = {"op": "claimed", "n": request.number, "batches": batches}
-        turn.said.append((request.answer, body))
 
     def _acknowledge(self) -> None:
         if self._tenure is None:
