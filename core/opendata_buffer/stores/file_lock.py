@@ -39,7 +39,8 @@ class FileLock:
         path: The lock file; its directory must exist. It is never deleted: a process that
             locks a deleted file and one that locks its successor would both hold the lock.
         runtime: Where waiting comes from.
-        timeout_s: How long to wait before :class:`LockTimeout`; less within a nearer deadline.
+        timeout_s: How long to wait before :class:`LockTimeout`; within a deadline at most half of
+            what is left until then.
         create: Whether to make the file. Otherwise a missing file is no error and no lock.
 
     Raises:
@@ -53,7 +54,8 @@ class FileLock:
         self._path = path
         self._runtime = runtime
         left = remaining()
-        self._timeout_s = timeout_s if left is None else min(timeout_s, max(left, 0.0))
+        # Half of what is left: whoever waits until then must still be told why.
+        self._timeout_s = timeout_s if left is None else min(timeout_s, max(left / 2, 0.0))
         self._flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         self._thread_lock = _thread_locks[
             zlib.crc32(path.encode("utf-8", "surrogateescape")) % _STRIPES

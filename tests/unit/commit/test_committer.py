@@ -12,7 +12,7 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CommitStateUnknown, QueueFull, TransientStorageError
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores import Absent, IfVersion, NotModified, PutOutcome
+from opendata_buffer.stores import Absent, IfVersion, NotModified, PutOutcome, Unknown
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 
@@ -102,6 +102,29 @@ def test_appends_that_come_while_one_is_on_its_way_share_the_next_write() -> Non
             entry(10 * n).location,
             entry(10 * n + 1).location,
         ]
+
+
+def test_f2_nobody_joins_a_write_whose_answer_was_lost() -> None:
+    class Lossy(Held):
+        def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+            if self.writes:
+                return super().put_if(key, data, condition)
+            self.writes = 1
+            self.begun.set()
+            assert self.go_on.wait(WAIT_S)
+            return Unknown("connection reset")
+
+    store = Lossy()
+    callers = Callers(store)
+    callers.append(0)
+    assert store.begun.wait(WAIT_S)
+    callers.append(1)
+    callers.await_waiting(1)
+    store.go_on.set()
+    callers.join()
+    # It may have landed alone: with the other one in it, nobody could tell any more.
+    assert callers.outcomes == {0: 0, 1: 1}
+    assert queued(store) == [entry(0).location, entry(1).location]
 
 
 def test_what_waits_for_its_turn_for_too_long_is_refused_and_never_written() -> None:

@@ -127,6 +127,23 @@ def test_f5_a_slow_cycle_gives_up_its_remaining_deletes() -> None:
     assert queue.collector().run_once().deleted == 1_000, "the next cycle goes on"
 
 
+def test_f5_a_manifest_that_was_long_on_its_way_deletes_nothing() -> None:
+    class Slow(MemoryStore):
+        queue: Fixture
+
+        def get(self, key: str, **options: Any) -> Any:
+            found = super().get(key, **options)
+            if key == "ingest/manifest":
+                self.queue.runtime.advance(151)  # what is appended now is not in it
+            return found
+
+    store = Slow()
+    queue = store.queue = Fixture(store)
+    report = queue.collector().run_once()
+    assert (report.deleted, report.abandoned) == (0, 2)
+    assert queue.names() >= set(queue.orphans)
+
+
 @pytest.mark.parametrize("minutes", [11, -11])
 def test_f6_clocks_far_apart_stop_the_collection(
     minutes: int, caplog: pytest.LogCaptureFixture

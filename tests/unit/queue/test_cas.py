@@ -260,6 +260,26 @@ def test_f2_answers_lost_until_the_deadline_are_in_doubt() -> None:
     assert outcome.reason == "answers were lost: connection reset"
 
 
+def test_a_change_for_which_no_time_is_left_is_not_sent_and_surely_not_written() -> None:
+    class Slow(ScriptedStore):
+        def get(self, key: str, **options: object) -> Blob:
+            runtime.advance(60)
+            blob = super().get(key, **options)
+            assert isinstance(blob, Blob)
+            return blob
+
+    store = Slow()
+    store.put(KEY, b"1")
+    numbers = register(store)
+    runtime = numbers._runtime
+    assert isinstance(runtime, ManualRuntime)
+    add = Add(2)
+    # A store that is given no time could only answer that it does not know.
+    with pytest.raises(TransientStorageError, match="no time was left to write 'numbers'"):
+        numbers.update(add.decide, proof=add)
+    assert store.puts == 0
+
+
 def test_f4_a_vanished_object_is_never_recreated() -> None:
     store = ScriptedStore()
     numbers = register(store)

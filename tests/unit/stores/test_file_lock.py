@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.runtime import SystemRuntime, deadline
 from opendata_buffer.stores.file_lock import FileLock, LockTimeout
 from opendata_buffer.testing.runtime import ManualRuntime
 
@@ -48,6 +48,16 @@ def test_the_lock_can_be_taken_again_and_again(path: str, runtime: ManualRuntime
             pass
     assert runtime.slept == []
     assert os.path.exists(path)
+
+
+def test_within_a_deadline_there_is_time_left_to_tell_who_has_it(
+    path: str, runtime: ManualRuntime
+) -> None:
+    process = holder(path)
+    with deadline(runtime, 8.0), pytest.raises(LockTimeout), FileLock(path, runtime):
+        pass
+    assert 4.0 <= runtime.monotonic() < 5.0
+    process.communicate("")
 
 
 def test_another_process_keeps_it_out_until_it_leaves(path: str, runtime: ManualRuntime) -> None:
