@@ -26,18 +26,11 @@ from typing import TYPE_CHECKING
 
 from opendata_buffer.broker.network import Network
 from opendata_buffer.closing import ClosedAtEnd
-from opendata_buffer.commit.durability import WriteHandle
 from opendata_buffer.commit.ledger import Ledger
 from opendata_buffer.commit.settlement import ROLL_BACK
 from opendata_buffer.config import ProducerConfig
-from opendata_buffer.errors import (
-    Closed,
-    InvalidInput,
-    OpenDataBufferError,
-)
-from opendata_buffer.messages import OUTSIDE_TXN, Clock, build_uuid, new_producer_id
-from opendata_buffer.producer.call import Call
-from opendata_buffer.producer.producer import Producer
+from opendata_buffer.errors import Closed, InvalidInput, OpenDataBufferError
+from opendata_buffer.messages import new_producer_id
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores import Store
 from opendata_buffer.topic.endings import Endings
@@ -45,6 +38,7 @@ from opendata_buffer.topic.handle import TopicHandle
 from opendata_buffer.topic.intents import AckIntents
 from opendata_buffer.topic.named import PublisherName
 from opendata_buffer.topic.one_at_a_time import OneAtATime
+from opendata_buffer.topic.outside import Outside
 from opendata_buffer.topic.producer import TopicProducer
 from opendata_buffer.topic.topic import Topic
 from opendata_buffer.topic.transaction import OpenTransaction
@@ -115,9 +109,7 @@ class Publisher(ClosedAtEnd):
         self._topic = Topic.open(self._config, store=store, runtime=self._runtime)
         self._store = self._topic.store
         self._endings = Endings(self._store, self._config, self._runtime)
-        self._producer_id = new_producer_id(entropy)
-        self._clock = Clock()
-        self._spoken: set[str] = set()  # partitions that messages outside of transactions went to
+        self._outside = Outside(new_producer_id(entropy))
         self._open: OpenTransaction | None = None
         self._broken: BaseException | None = None
         self._closed = False
@@ -162,9 +154,9 @@ class Publisher(ClosedAtEnd):
         """
         with self._turns.taken():
             self._check_usable()
-            self._clock.update(self._runtime.now_ms())
+            self._outside.at(self._runtime.now_ms())
             return self._producer.produce_by(
-                self._accept_committed,
+                self._outside.accept,
                 entries,
                 keys=keys,
                 partitioner=partitioner,
@@ -204,8 +196,7 @@ class Publisher(ClosedAtEnd):
                     "the transaction has its intents: apply() them, or roll_back(), before you "
                     "publish the next one"
                 )
-            before = current.clock
-            try:
+            with current.one_call():
                 return self._producer.produce_by(
                     current.accept,
                     entries,
@@ -214,10 +205,6 @@ class Publisher(ClosedAtEnd):
                     partition=partition,
                     metadata=metadata,
                 )
-            except BaseException as error:
-                if current.clock != before:
-                    current.fail(error)
-                raise
 
     def build_ack_intents(self, timeout: float | None = None) -> AckIntents:
         """Wait until the open transaction is durable, and say what commits it.
@@ -326,15 +313,10 @@ class Publisher(ClosedAtEnd):
         self._open = OpenTransaction(new_producer_id(self._entropy), txn, self._runtime)
         return self._open
 
-    def _accept_committed(self, name: str, producer: Producer, call: Call) -> WriteHandle:
-        call.message = build_uuid(self._producer_id, self._clock.tick(), OUTSIDE_TXN)
-        self._spoken.add(name)
-        return producer.accept(call)
-
     def _intents(self, timeout: float | None) -> AckIntents:
         current = self._open
         if current is None:
-            return AckIntents(self._topic.description.topic_id, self._producer_id)
+            return AckIntents(self._topic.description.topic_id, self._outside.producer)
         if current.intents is not None:
             return current.intents
         failure = current.wait(timeout)
@@ -361,18 +343,22 @@ class Publisher(ClosedAtEnd):
                 "with a publisher of that topic"
             )
         current = self._open
-        own = current is not None and current.intents == intents
+        if current is None or current.intents != intents:
+            self._apply_saved(intents)
+            return
         if self._name is not None:
-            if own and current is not None:
-                self._decide(self._name, intents, current)
-            else:
-                self._name.check_applied(intents)
+            self._decide(self._name, intents, current)
         else:
-            since = current.since if own and current is not None else {}
             with self._deadline():
-                self._endings.settle(intents.producer, intents.clocks, None, since)
-        if own:
-            self._open = None
+                self._endings.settle(intents.producer, intents.clocks, None, current.since)
+        self._open = None
+
+    def _apply_saved(self, intents: AckIntents) -> None:
+        if self._name is not None:
+            self._name.check_applied(intents)
+        else:
+            with self._deadline():
+                self._endings.settle(intents.producer, intents.clocks, None, {})
 
     def _decide(self, name: PublisherName, intents: AckIntents, current: OpenTransaction) -> None:
         try:
@@ -398,8 +384,7 @@ class Publisher(ClosedAtEnd):
     def _say_goodbye(self) -> None:
         try:
             with deadline(self._runtime, CLOSE_S):
-                clock = self._clock.value + 1
-                self._endings.say_goodbye(self._producer_id, clock, self._spoken)
+                self._outside.say_goodbye(self._endings)
         except OpenDataBufferError as error:
             log.info("readers remember this publisher for some weeks: %s", error)
 

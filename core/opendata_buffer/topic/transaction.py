@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from opendata_buffer.commit.durability import WriteHandle
 from opendata_buffer.commit.settlement import ROLL_BACK
 from opendata_buffer.formats.keys import Transaction
@@ -41,11 +44,6 @@ class OpenTransaction:
         self._handles: list[tuple[str, WriteHandle]] = []
         self._failure: BaseException | None = None
 
-    @property
-    def clock(self) -> int:
-        """Of the last batch, in whichever partition."""
-        return self._clock
-
     def accept(self, name: str, producer: Producer, call: Call) -> WriteHandle:
         """Have one part of a call accepted as the next batch of the transaction."""
         self._clock += 1
@@ -57,9 +55,19 @@ class OpenTransaction:
         self._handles.append((name, handle))
         return handle
 
-    def fail(self, error: BaseException) -> None:
-        """A part of a call may be in the queue without a handle: it can only be rolled back."""
-        self._failure = self._failure or error
+    @contextmanager
+    def one_call(self) -> Iterator[None]:
+        """For a call of several parts. Interrupted behind the first one, the transaction failed.
+
+        That part may be in the queue without a handle, so all of it can only be rolled back.
+        """
+        before = self._clock
+        try:
+            yield
+        except BaseException as error:
+            if self._clock != before:
+                self._failure = self._failure or error
+            raise
 
     def wait(self, timeout: float | None) -> BaseException | None:
         """Wait until each batch is durable or given up. Returns why it cannot be committed.

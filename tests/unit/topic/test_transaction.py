@@ -52,12 +52,29 @@ def test_a_partition_that_may_have_got_a_batch_is_one_to_end_it_in() -> None:
     with pytest.raises(KeyboardInterrupt):
         current.accept("p-00000", Refuses(), Call(b"", 0, b"", 0))  # type: ignore[arg-type]
     assert current.clocks == {"p-00000": 2}
-    assert current.clock == 2
+
+
+def fail_a_call(current: OpenTransaction, error: Exception, *, accepted: int) -> None:
+    def call() -> None:
+        with current.one_call():
+            for _ in range(accepted):
+                with pytest.raises(KeyboardInterrupt):
+                    current.accept("p-00000", Refuses(), Call(b"", 0, b"", 0))  # type: ignore[arg-type]
+            raise error
+
+    with pytest.raises(type(error), match=str(error)):
+        call()
 
 
 def test_the_first_failure_is_told() -> None:
     current = OpenTransaction(A, None, SystemRuntime())
     first = TransientStorageError("first")
-    current.fail(first)
-    current.fail(TransientStorageError("second"))
+    fail_a_call(current, first, accepted=1)
+    fail_a_call(current, TransientStorageError("second"), accepted=2)
     assert current.wait(WAIT_S) is first
+
+
+def test_a_call_of_which_nothing_was_accepted_fails_alone() -> None:
+    current = OpenTransaction(A, None, SystemRuntime())
+    fail_a_call(current, TransientStorageError("refused"), accepted=0)
+    assert current.wait(WAIT_S) is None
