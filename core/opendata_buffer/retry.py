@@ -13,7 +13,7 @@ from opendata_buffer.errors import TransientStorageError
 from opendata_buffer.late import late_imports
 from opendata_buffer.runtime import Runtime, remaining
 
-__all__ = ["Retries", "full_jitter", "queue_retry"]
+__all__ = ["Retries", "full_jitter", "load_retries", "queue_retry"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,6 +28,16 @@ class BackoffSettings(Protocol):
     def backoff_max_ms(self) -> int: ...
     @property
     def cas_deadline_ms(self) -> int: ...
+
+
+def load_retries() -> None:
+    """Load now what the first failure needs: for who works on while others wait for it.
+
+    A race that a consumer's acknowledgement wins is such a failure, and a producer that loads
+    this only then lets all records of those 20 ms wait.
+    """
+    with late_imports():
+        import tenacity  # noqa: F401
 
 
 class Retries:

@@ -42,6 +42,11 @@ class Gaps:
         self._idle = 0.0
         self._raced_at = float("-inf")
 
+    @property
+    def write(self) -> float | None:
+        """How long a write takes that loses no race, seconds; None before the first."""
+        return statistics.median(self._took) if self._took else None
+
     def lost(self, now: float) -> None:
         """A race was lost: somebody else writes, too."""
         self._raced_at = now
@@ -57,7 +62,7 @@ class Gaps:
         if self._raced_at < began:
             # A write that lost races says nothing about how long one takes.
             self._took.append(ended - began)
-        write = statistics.median(self._took) if self._took else 0.0
+        write = self.write or 0.0
         gap = min(WRITES * write, LONGEST_S)
         # What it has nothing to write for is a gap as good as any; the moment it takes to put
         # the next write together is none.

@@ -37,7 +37,7 @@ MAX_PAUSE_S = 15.0
 MAX_TAGS = 4_096
 
 FIRST_CYCLE_S = 0.1
-"""Before one was measured."""
+"""Before anything was measured."""
 
 
 class Turns:
@@ -115,4 +115,10 @@ class Turns:
 
     def _cycle(self) -> float:
         # The median: one write that hung says nothing about how long the others take.
-        return statistics.median(self._cycles) if self._cycles else FIRST_CYCLE_S
+        if self._cycles:
+            return statistics.median(self._cycles)
+        # A writer that was alone so far has measured writes and no read: on a disk both take a
+        # millisecond, and its first lost race, to a consumer's acknowledgement, must not hold
+        # what comes meanwhile for fifty.
+        write = self._gaps.write
+        return FIRST_CYCLE_S if write is None else 2 * write

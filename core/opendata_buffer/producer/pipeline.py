@@ -35,6 +35,7 @@ from opendata_buffer.locks import locked
 from opendata_buffer.producer.backlog import Backlog, Work
 from opendata_buffer.producer.uploader import Uploader
 from opendata_buffer.queue.owner import claim_for_use
+from opendata_buffer.retry import load_retries
 from opendata_buffer.runtime import Runtime, Task, deadline
 from opendata_buffer.stores import Store
 
@@ -146,6 +147,7 @@ class Pipeline:
     # Workers.
 
     def _work(self) -> None:
+        load_retries()
         while (work := self.backlog.next_work()) is not None:
             if work.hire:
                 self._hire()

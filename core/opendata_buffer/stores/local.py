@@ -311,6 +311,12 @@ class _AfterRenameError(OSError):
 
 
 def _sync_name(path: str) -> None:
+    # Guards the name. rename() is atomic for who looks at the directory, but durable only once
+    # that was fsynced, as fsync(2) says of entries, and POSIX promises no order between two of
+    # them, nor between a name here and a file there. So that of a batch is durable before a
+    # manifest is written that has it, and that of the manifest before anybody is told that a
+    # record is durable: with the bytes of both, four fsyncs for a batch, of which none
+    # can be left out or made one with another.
     try:
         sync_directory(os.path.dirname(path))
     except OSError as error:

@@ -72,6 +72,11 @@ class TemporaryFiles:
                     write_all(fd, pieces[0])
                 else:
                     write_pieces(fd, pieces)
+                # Guards the bytes, before they have their name: after a power cut a name may be
+                # there whose file was never written out, as an empty one. POSIX's fsync() says
+                # that what it returned for can be read back, of this file and of no other.
+                # fdatasync() would do as well and save nothing: of a new file the length and the
+                # blocks are needed to read it back.
                 os.fsync(fd)
                 yield file
             finally:
