@@ -19,7 +19,7 @@ from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.quarantine import list_quarantine
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores import Blob
+from opendata_buffer.stores import Absent, Blob, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import RUNTIME, eventually
@@ -132,6 +132,31 @@ def test_an_answer_comes_after_the_claim_is_stored() -> None:
     assert desk.finish("done", batch)["op"] == "finished"
     assert stored(store).frontier == 1
     desk.foreman.stop(5)
+
+
+class Watched(MemoryStore):
+    """Counts what had been answered when the claims were written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.desk: Desk | None = None
+        self.answered: list[int] = []
+
+    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        if key == "ingest/_claims.json" and self.desk is not None:
+            self.answered.append(len(self.desk.answers))
+        return super().put_if(key, data, condition)
+
+
+def test_nothing_is_answered_before_what_it_says_is_stored() -> None:
+    store = Watched()
+    filled(store, 1)
+    desk = store.desk = Desk(store)
+    (batch,) = desk.claim()["batches"]
+    assert desk.finish("done", batch)["op"] == "finished"
+    desk.foreman.stop()
+    # Taken over, claimed, and finished once the claim was answered.
+    assert store.answered == [0, 0, 1]
 
 
 def test_who_waits_in_vain_is_told_so_in_time() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -129,3 +130,27 @@ def test_a_newer_foreman_takes_over_whatever_the_older_one_wrote_last() -> None:
     assert not store.armed
     assert second.claims.tokens == 50
     assert world.stored == second.claims
+
+
+class Paused(MemoryStore):
+    """Whoever reads the claims first is paused there, and succeeded."""
+
+    armed = False
+    successor: Tenure | None = None
+
+    def get(self, key: str, **options: Any) -> Any:
+        if self.armed and key == CLAIMS:
+            self.armed = False
+            self.successor = Tenure(self, CONFIG, ManualRuntime(seed=2))
+        return super().get(key, **options)
+
+
+def test_a_foreman_that_was_succeeded_while_it_began_takes_nothing_over() -> None:
+    store = Paused()
+    world = World(store)
+    store.armed = True
+    with pytest.raises(Fenced) as caught:
+        world.take()
+    assert (caught.value.epoch, caught.value.current_epoch) == (1, 2)
+    assert store.successor is not None
+    assert world.stored == store.successor.claims
