@@ -7,42 +7,23 @@ results back. The backlog calls no store, no callback and no other object with a
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from opendata_buffer.commit.durability import Completion, WriteHandle
-from opendata_buffer.commit.upload import Lane, LateUpload, Stage, Upload
+from opendata_buffer.commit.upload import Lane, LateUpload, Upload
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, OpenDataBufferError, QueueFull
 from opendata_buffer.locks import locked
-from opendata_buffer.producer.batch import Batch
 from opendata_buffer.producer.batcher import Batcher
 from opendata_buffer.producer.budget import Budget
 from opendata_buffer.producer.call import Call
 from opendata_buffer.producer.crew import Crew
 from opendata_buffer.producer.failures import Failures
 from opendata_buffer.producer.run import Current, Item, Run, held_at_opening
+from opendata_buffer.producer.work import UploadLine, Work
 from opendata_buffer.runtime import Moment, Runtime
 
-__all__ = ["Backlog", "Work"]
-
-
-@dataclass(slots=True, eq=False)
-class Work:
-    """What a worker does next: upload, or tell what was settled.
-
-    Attributes:
-        upload: To be stored; None when there is something to tell.
-        batch: What the upload is encoded from; None when it has its bytes from before.
-        settled: Uploads whose callers are to be told.
-        hire: Whether to start one more worker first: no other one is idle.
-    """
-
-    upload: Upload | None = None
-    batch: Batch | None = None
-    settled: Sequence[Upload] = ()
-    hire: bool = False
+__all__ = ["Backlog"]
 
 
 class Backlog:
@@ -72,7 +53,7 @@ class Backlog:
         self._budget = Budget(self._batcher, config.max_buffered_bytes, config.max_buffered_inputs)
         self._crew = Crew(config.upload_concurrency)
         self._failures = Failures()
-        self._to_upload: deque[Work] = deque()
+        self._to_upload = UploadLine()
         self._most: int | None = None  # uploads in the next append; None: all that are ready
         self._untold: dict[Completion, None] = {}  # of what has left the batcher
         self._apps: set[str] = set()
@@ -286,8 +267,7 @@ class Backlog:
                 self._condition.wait(wait)
                 continue
             group, again = self._lane.take(Moment.now(self._runtime), self._most)
-            # In front: at the end of a long line they would grow too old again.
-            self._to_upload.extendleft(Work(upload) for upload in reversed(again))
+            self._to_upload.enter_again(again)
             if again or self._lane.has_settled:
                 self._condition.notify_all()
             if group:
@@ -425,18 +405,16 @@ class Backlog:
             self._untold[upload.completion] = None
             self._budget.take(upload)
             self._lane.enter(upload)
-            self._to_upload.append(Work(upload, batch))
+            self._to_upload.enter(upload, batch)
         if self._abandoned is not None:
             self._lane.abandon(self._abandoned)
         else:
             self._lane.expire(now)
         if self._lane.has_settled:
-            # What was given up must not wait here, out of the budget, for an upload to end.
-            waits = (w for w in self._to_upload if w.upload and w.upload.stage != Stage.SETTLED)
-            self._to_upload = deque(waits)
+            self._to_upload.drop_settled()
 
     def _next_upload(self) -> Work | None:
         if not self._to_upload or not self._crew.may_upload:
             return None
         self._crew.begin_upload()
-        return self._to_upload.popleft()
+        return self._to_upload.take()

@@ -32,8 +32,9 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.locks import locked
-from opendata_buffer.producer.backlog import Backlog, Work
+from opendata_buffer.producer.backlog import Backlog
 from opendata_buffer.producer.uploader import Uploader
+from opendata_buffer.producer.work import Work
 from opendata_buffer.queue.owner import claim_for_use
 from opendata_buffer.retry import load_retries
 from opendata_buffer.runtime import Runtime, Task, deadline

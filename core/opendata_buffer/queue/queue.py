@@ -24,22 +24,10 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.invariants import check_transition
-from opendata_buffer.formats.manifest import (
-    SEALED_EPOCH,
-    Manifest,
-    NewEntry,
-)
+from opendata_buffer.formats.manifest import SEALED_EPOCH, Manifest, NewEntry
 from opendata_buffer.formats.manifest_footer import MAX_MANIFEST_BYTES
 from opendata_buffer.queue.append import Append
-from opendata_buffer.queue.cas import (
-    CasStore,
-    Done,
-    Doubtful,
-    Gone,
-    Outcome,
-    Raced,
-    Register,
-)
+from opendata_buffer.queue.cas import CasStore, Done, Doubtful, Gone, Outcome, Raced, Register
 from opendata_buffer.queue.continuity import check_follows, check_resume, vanished
 from opendata_buffer.queue.owner import Claim
 from opendata_buffer.queue.words import named_manifest

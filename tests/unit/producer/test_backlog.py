@@ -17,8 +17,9 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.keys import Transaction
-from opendata_buffer.producer.backlog import Backlog, Work
+from opendata_buffer.producer.backlog import Backlog
 from opendata_buffer.producer.call import CALL_BYTES, Call
+from opendata_buffer.producer.work import Work
 from opendata_buffer.runtime import Moment
 from opendata_buffer.testing.runtime import ManualRuntime
 
