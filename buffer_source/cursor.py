@@ -39,7 +39,7 @@ __all__ = ["EVERYTHING", "Cursor"]
 
 log = logging.getLogger(__name__)
 
-EVERYTHING = 1 << 62
+EVERYTHING = 1 << 64
 """A sequence that no queue reaches."""
 
 Observe = Callable[[int | None], Observer]

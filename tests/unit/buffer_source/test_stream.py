@@ -25,6 +25,7 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.quarantine import quarantine
 from opendata_buffer.stores import Blob, NotModified
 from opendata_buffer.stores.memory import MemoryStore
@@ -72,6 +73,15 @@ def test_a_query_reads_everything_once_and_in_order(world: World) -> None:
     second, read = batch(driver, first)
     assert read == [3, 4]
     assert (second.only.next, second.only.base) == (5, 0)
+
+
+@pytest.mark.parametrize("first", [2**62, 2**63, 2**64 - 3])
+def test_sequences_as_large_as_a_manifest_can_count_are_read(world: World, first: int) -> None:
+    world.store.put("ingest/manifest", Manifest.starting_at(first, 0).raw)
+    world.produce(2)
+    end, read = batch(world.run(), None)
+    assert (read, end.only.next) == ([first, first + 1], first + 2)
+    assert SourceOffset.from_json(end.to_json()) == end
 
 
 def test_an_idle_queue_hands_back_the_start(world: World) -> None:
