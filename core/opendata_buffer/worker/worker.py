@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 from weakref import WeakValueDictionary
 
-from opendata_buffer.broker.client import Connection, Lost, Refused
+from opendata_buffer.broker.client import Refused
 from opendata_buffer.broker.finder import Finder
 from opendata_buffer.broker.host import Host
 from opendata_buffer.broker.messages import parse_metadata
@@ -27,7 +27,6 @@ from opendata_buffer.broker.network import (
     listen_for,
     require_websockets,
 )
-from opendata_buffer.broker.requests import MAX_REASON_CHARS
 from opendata_buffer.config import WorkerConfig
 from opendata_buffer.consumer.descriptors import BatchDescriptor, PooledBatch
 from opendata_buffer.consumer.fetch import FetchHandle
@@ -35,16 +34,16 @@ from opendata_buffer.consumer.read_ahead import read_ahead
 from opendata_buffer.errors import (
     ClaimLost,
     Closed,
-    Fenced,
     InvalidInput,
     OpenDataBufferError,
     PoisonBatch,
-    TransientStorageError,
 )
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.runtime import Moment, Runtime, SystemRuntime
 from opendata_buffer.stores import Store
 from opendata_buffer.stores.factory import open_store
+from opendata_buffer.worker.claim import Claim
+from opendata_buffer.worker.line import LOOK_S, Line
 
 __all__ = ["ClaimedBatch", "Worker"]
 
@@ -52,9 +51,6 @@ log = logging.getLogger(__name__)
 
 WAIT_S = 20.0
 """One claim waits at the broker no longer; a worker that waits longer claims again."""
-
-LOOK_S = 0.25
-"""Between two looks for a broker."""
 
 BEATS_PER_CLAIM = 4
 """Heartbeats within one ``claim_timeout_ms``: three may be lost before the claim is."""
@@ -75,15 +71,11 @@ class ClaimedBatch:
         self,
         worker: Worker,
         descriptor: BatchDescriptor,
-        token: int,
+        claim: Claim,
         delivery_count: int,
-        claimed: Moment,
     ) -> None:
         self._worker = worker
-        self._token = token
-        self._over = False
-        self._asked = False
-        self._beaten = claimed
+        self._claim = claim
         self.sequence = descriptor.sequence
         self.location = descriptor.location
         self.metadata: tuple[Metadata, ...] = descriptor.metadata
@@ -119,10 +111,9 @@ class ClaimedBatch:
         self._finish("reject", reason=reason)
 
     def _finish(self, how: str, *, reason: str = "", rest_ms: int = 0) -> None:
-        if self._over:
-            return
-        self._worker._finish(self, how, reason, rest_ms)
-        self._over = True
+        if not self._claim.over:
+            self._worker._finish(self._claim, how, reason, rest_ms)
+            self._claim.over = True
 
 
 class Worker:
@@ -160,12 +151,14 @@ class Worker:
         self._network = network
         self._fetch = FetchHandle.of(config, store=self._store, runtime=self._runtime)
         self._pace = self._fetch.pace()
-        self._finder = Finder(self._store, config, self._runtime, network.connect)
+        finder = Finder(self._store, config, self._runtime, network.connect)
+        patience_s = config.cas_deadline_ms / 1000
+        self._line = Line(finder, self._runtime, patience_s, self._store.url)
         self.name = (
             config.name or f"{os.uname().nodename}-{os.getpid()}-{self._runtime.ulid()[-6:]}"
         )
         self._condition = self._runtime.condition()
-        self._tokens: dict[int, int] = {}
+        self._claims: dict[int, Claim] = {}
         # Weak: a batch that its user dropped without a word must not be kept by heartbeats for
         # ever. The next one gives it back.
         self._batches: WeakValueDictionary[int, ClaimedBatch] = WeakValueDictionary()
@@ -231,12 +224,12 @@ class Worker:
             if self._closed:
                 return
             self._closed = True
-            tokens = dict(self._tokens)
+            claims = list(self._claims.values())
             self._condition.notify_all()
-        connection = self._finder.close()
+        connection = self._line.close()
         if connection is not None:
-            for token, sequence in tokens.items():
-                connection.tell(_finish_body(sequence, token, "release", "", 0))
+            for claim in claims:
+                connection.tell(claim.end("release"))
             connection.close()
         if self._host is not None:
             self._host.stop(timeout)
@@ -269,12 +262,13 @@ class Worker:
             descriptor = BatchDescriptor(
                 each["sequence"], each["location"], parse_metadata(each["metadata"])
             )
-            batch = ClaimedBatch(self, descriptor, each["token"], each["deliveries"], asked)
+            claim = Claim(descriptor.sequence, each["token"], beaten=asked)
+            batch = ClaimedBatch(self, descriptor, claim, each["deliveries"])
             made.append((batch, descriptor))
             # All of them before the first is fetched: they need heartbeats meanwhile.
             with self._condition:
-                self._tokens[each["token"]] = descriptor.sequence
-                self._batches[each["token"]] = batch
+                self._claims[claim.token] = claim
+                self._batches[claim.token] = batch
         found = read_ahead(
             self._read_or_why_not,
             [descriptor for _, descriptor in made],
@@ -296,7 +290,7 @@ class Worker:
             self._give_back([batch for batch, _ in made])
             raise
         # After a pause of this process somebody else may have them, and have done them.
-        lapsed = [batch for batch in fetched if not self._is_sure_of(batch)]
+        lapsed = [batch for batch in fetched if not self._is_sure_of(batch._claim)]
         self._give_back(lapsed)
         return [batch for batch in fetched if batch not in lapsed]
 
@@ -317,90 +311,38 @@ class Worker:
             return error
 
     def _give_back(self, batches: Sequence[ClaimedBatch]) -> None:
-        connection = self._finder.connection
+        connection = self._line.connection
         for batch in batches:
-            self._drop(batch)
-            if connection is not None and not batch._over:
-                connection.tell(_finish_body(batch.sequence, batch._token, "release", "", 0))
+            claim = batch._claim
+            self._drop(claim)
+            if connection is not None and not claim.over:
+                connection.tell(claim.end("release"))
 
-    def _finish(self, batch: ClaimedBatch, how: str, reason: str, rest_ms: int) -> None:
+    def _finish(self, claim: Claim, how: str, reason: str, rest_ms: int) -> None:
         try:
-            self._ask(_finish_body(batch.sequence, batch._token, how, reason, rest_ms), batch)
+            self._ask(claim.end(how, reason=reason, rest_ms=rest_ms), claim)
         except ClaimLost:
-            self._drop(batch)
-            if not (batch._asked and self._is_sure_of(batch)):
+            self._drop(claim)
+            if not (claim.asked and self._is_sure_of(claim)):
                 raise
             # The claim cannot have lapsed: an earlier attempt to end it has landed.
-        self._drop(batch)
+        self._drop(claim)
 
-    def _is_sure_of(self, batch: ClaimedBatch) -> bool:
-        """Whether too little time has passed since the last heartbeat that a broker answered."""
-        now = Moment.now(self._runtime)
-        age_ms = batch._beaten.age_ms(now)
-        return batch._beaten.precedes(now) and age_ms < self._config.claim_timeout_ms
+    def _is_sure_of(self, claim: Claim) -> bool:
+        return claim.is_sure(Moment.now(self._runtime), self._config.claim_timeout_ms)
 
-    def _drop(self, batch: ClaimedBatch) -> None:
+    def _drop(self, claim: Claim) -> None:
         with self._condition:
-            self._tokens.pop(batch._token, None)
-            self._batches.pop(batch._token, None)
+            self._claims.pop(claim.token, None)
+            self._batches.pop(claim.token, None)
 
-    def _ask(self, body: dict[str, Any], batch: ClaimedBatch | None = None) -> dict[str, Any]:
-        """Ask the broker, or the next one.
-
-        Args:
-            body: The request. It is repeated when its answer is lost: a claim that nobody heard
-                of lapses by itself.
-            batch: Whose claim it is to end; notes that an attempt may have landed.
-        """
+    def _ask(self, body: dict[str, Any], claim: Claim | None = None) -> dict[str, Any]:
         if self._pid != os.getpid():
             raise Closed(
                 f"this worker belongs to process {self._pid}, which forked this one: its "
                 "heartbeats are not here. Make a worker in each process, after the fork."
             )
-        patience_s = self._config.cas_deadline_ms / 1000
-        limit_s = patience_s + body.get("wait_ms", 0) / 1000
-        deadline = self._runtime.monotonic() + limit_s
-        while True:
-            connection = self._find(min(deadline, self._runtime.monotonic() + patience_s))
-            try:
-                reply = connection.ask(body)
-            except (TransientStorageError, Fenced):
-                # Fenced, too: the write may have landed before, and its answer been lost.
-                if batch is not None:
-                    batch._asked = True
-                raise
-            match reply:
-                case Lost():
-                    if batch is not None:
-                        batch._asked = True
-                    self._finder.forget(connection)
-                case Refused(why):
-                    if batch is not None and why != "unsent":
-                        batch._asked = True
-                    if why in ("unsent", "moved"):
-                        self._finder.forget(connection)
-                    if why != "unsent":
-                        self._runtime.sleep(LOOK_S)
-                case _:
-                    return reply
-            if self._runtime.monotonic() >= deadline:
-                raise TransientStorageError(
-                    f"no broker of {self._store.url} answered within {limit_s:g} s. Try again."
-                )
-
-    def _find(self, deadline: float) -> Connection:
-        while True:
-            connection = self._finder.find()
-            if self._closed:
-                raise Closed("the worker was closed: claim() needs an open one")
-            if connection is not None:
-                return connection
-            if self._runtime.monotonic() >= deadline:
-                raise TransientStorageError(
-                    f"no broker of {self._store.url} hands out batches: {self._finder.reason}. "
-                    "Try again."
-                )
-            self._runtime.sleep(LOOK_S)
+        return self._line.ask(body, claim)
 
     def _beat(self) -> None:
         every = self._config.claim_timeout_ms / 1000 / BEATS_PER_CLAIM
@@ -413,48 +355,37 @@ class Worker:
 
     def _beat_once(self) -> None:
         with self._condition:
-            tokens = [each for each in self._tokens if each in self._batches]
-            dropped = {each: at for each, at in self._tokens.items() if each not in tokens}
-            connection = self._finder.connection
-        if not tokens and not dropped:
+            held: list[Claim] = []
+            dropped: list[Claim] = []
+            for claim in self._claims.values():
+                (held if claim.token in self._batches else dropped).append(claim)
+            connection = self._line.connection
+        if not held and not dropped:
             return
         now = Moment.now(self._runtime)
         try:
             if connection is None:
-                connection = self._find(self._runtime.monotonic())
+                connection = self._line.find(self._runtime.monotonic())
             # Asked, not told: a broker that went without a sound would be told for ever.
-            answer = connection.ask({"op": "beat", "tokens": tokens})
-            for token, sequence in dropped.items():
-                connection.tell(_finish_body(sequence, token, "release", "", 0))
+            answer = connection.ask({"op": "beat", "tokens": [each.token for each in held]})
+            for claim in dropped:
+                connection.tell(claim.end("release"))
         except OpenDataBufferError as error:
             log.debug("a heartbeat was not sent: %s", error)
             return
         if isinstance(answer, Refused):
             # The next beat finds the broker that is announced now. It comes at once: claims do
             # not wait for as long as between two of them.
-            self._finder.forget(connection)
+            self._line.forget(connection)
             with self._condition:
                 self._beat_again = not self._beat_again
         elif isinstance(answer, dict):
             with self._condition:
                 self._beat_again = False
-                for token in dropped:
-                    self._tokens.pop(token, None)
-                for token in tokens:
-                    batch = self._batches.get(token)
+                for claim in dropped:
+                    self._claims.pop(claim.token, None)
+                for claim in held:
                     # A broker answers heartbeats of lapsed claims, too: one that comes too late
                     # renews nothing, and must not make the worker sure of its claim again.
-                    if batch is not None and self._is_sure_of(batch):
-                        batch._beaten = now
-
-
-def _finish_body(sequence: int, token: int, how: str, reason: str, rest_ms: int) -> dict[str, Any]:
-    return {
-        "op": "finish",
-        "n": 0,
-        "how": how,
-        "sequence": sequence,
-        "token": token,
-        "reason": reason[:MAX_REASON_CHARS],
-        "rest_ms": rest_ms,
-    }
+                    if claim.token in self._batches and self._is_sure_of(claim):
+                        claim.beaten = now

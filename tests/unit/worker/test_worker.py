@@ -205,8 +205,8 @@ def test_a_worker_sends_heartbeats_by_itself(store: MemoryStore) -> None:
     fill(store, 1)
     with Worker(replace(SETTINGS, claim_timeout_ms=8_000), store=store) as worker:
         (batch,) = worker.claim()
-        beaten = batch._beaten
-        eventually(lambda: batch._beaten != beaten)
+        beaten = batch._claim.beaten
+        eventually(lambda: batch._claim.beaten != beaten)
         batch.done()
 
 
@@ -215,7 +215,7 @@ def test_a_silent_workers_batch_goes_to_another_and_its_end_is_lost(store: Memor
     quick = replace(SETTINGS, claim_timeout_ms=1_000)
     silent = Worker(quick, store=store)
     (batch,) = silent.claim()
-    silent._tokens.clear()  # Its heartbeats name no batch any more.
+    silent._claims.clear()  # Its heartbeats name no batch any more.
     with Worker(SETTINGS, store=store) as other:
         (again,) = other.claim(timeout=60)
         assert (again.sequence, again.delivery_count) == (0, batch.delivery_count + 1)
@@ -426,17 +426,17 @@ def test_a_heartbeat_that_comes_too_late_makes_no_worker_sure_of_its_claim(
     fill(store, 1)
     with Worker(replace(SETTINGS, claim_timeout_ms=600_000), store=store) as worker:
         (batch,) = worker.claim()
-        beaten = batch._beaten
+        beaten = batch._claim.beaten
         worker._beat_once()
-        assert batch._beaten.monotonic > beaten.monotonic
+        assert batch._claim.beaten.monotonic > beaten.monotonic
         # As after a pause: the claim has lapsed, though a broker answers its heartbeats.
         long_ago = replace(beaten, monotonic=beaten.monotonic - 1_000)
-        batch._beaten = long_ago
+        batch._claim.beaten = long_ago
         worker._beat_once()
-        assert batch._beaten == long_ago
+        assert batch._claim.beaten == long_ago
         # Another worker's by now, and an earlier attempt of this one may have got through.
-        batch._token += 1
-        batch._asked = True
+        batch._claim.token += 1
+        batch._claim.asked = True
         with pytest.raises(ClaimLost):
             batch.done()
 
@@ -458,9 +458,9 @@ def test_an_end_that_landed_before_its_broker_was_fenced_is_no_lost_claim(
         monkeypatch.setattr(Tenure, "write", write_and_be_fenced)
         monkeypatch.setattr(Foreman, "_is_by_a_broker_that_must_go", lambda self: True)
         thread = RUNTIME.spawn(batch.done, "done")
-        eventually(lambda: batch._asked)
+        eventually(lambda: batch._claim.asked)
         monkeypatch.setattr(Tenure, "write", write)
-        eventually(lambda: batch._over)
+        eventually(lambda: batch._claim.over)
         thread.join()
     eventually(lambda: queued(store) == [])
 
@@ -471,15 +471,15 @@ def test_a_heartbeat_that_is_refused_goes_to_the_broker_that_is_announced_now(
     fill(store, 1)
     with Worker(SETTINGS, store=store) as worker:
         (batch,) = worker.claim()
-        beaten, before = batch._beaten, worker._finder.connection
+        beaten, before = batch._claim.beaten, worker._line.connection
         assert before is not None
         with monkeypatch.context() as patch:
             patch.setattr(Foreman, "beat", lambda self, tokens: False)
             worker._beat_once()
             eventually(lambda: before.is_over)
-            assert batch._beaten == beaten
-        eventually(lambda: (worker._beat_once(), batch._beaten != beaten)[1])
-        assert worker._finder.connection is not before
+            assert batch._claim.beaten == beaten
+        eventually(lambda: (worker._beat_once(), batch._claim.beaten != beaten)[1])
+        assert worker._line.connection is not before
         batch.done()
 
 
