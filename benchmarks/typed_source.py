@@ -29,7 +29,7 @@ from benchmarks.queues import fill
 from benchmarks.spark_source import micro_batch_seconds
 from benchmarks.table import Row
 from buffer_source.rows import RowBuilder
-from opendata_buffer.consumer.descriptors import Records
+from opendata_buffer.consumer.batches import Records
 from opendata_buffer.formats.arrow import decode_arrow
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import Metadata

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 from pyspark.sql.types import (
@@ -21,10 +21,12 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from buffer_source.runs import Runs
-from opendata_buffer.consumer.descriptors import Records
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.manifest import Metadata
+
+if TYPE_CHECKING:
+    from buffer_source.runs import Runs
+    from opendata_buffer.consumer.batches import Records
 
 __all__ = ["COLUMNS", "MAX_TIME_MS", "MIN_TIME_MS", "Column", "ColumnBuilder", "Piece"]
 

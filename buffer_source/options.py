@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 from buffer_source.bad_batches import Action, BadBatchPolicy
 from buffer_source.value_options import VALUE_OPTIONS, value_options
@@ -26,7 +27,9 @@ from opendata_buffer.option_reader import (
 )
 from opendata_buffer.stores.factory import open_store
 from opendata_buffer.topic.names import is_abbreviated, number_meant
-from opendata_buffer.values.options import ValueOptions
+
+if TYPE_CHECKING:
+    from opendata_buffer.values.options import ValueOptions
 
 __all__ = ["EARLIEST", "LATEST", "SOURCE_OPTIONS", "Offsets", "SourceOptions"]
 

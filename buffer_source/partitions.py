@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from buffer_source.offsets import ONLY, SourceOffset
 from buffer_source.options import SourceOptions
 from buffer_source.partition import PartitionStream
 from opendata_buffer.errors import InvalidInput, OpenDataBufferError, PermanentStorageError
+from opendata_buffer.late import late_imports
 from opendata_buffer.runtime import Runtime, deadline
 from opendata_buffer.stores import Get, Store
-from opendata_buffer.topic.topic import Topic, is_topic
+from opendata_buffer.topic.presence import is_topic
+
+if TYPE_CHECKING:
+    from opendata_buffer.topic.topic import Topic
 
 __all__ = ["Partitions", "reads_topic"]
 
@@ -74,6 +78,9 @@ class Partitions:
         """
         if not self._known:
             if self._patient(reads_topic, self._options, self._store, self._runtime):
+                with late_imports():  # or each query's start over one queue would wait for it
+                    from opendata_buffer.topic.topic import Topic
+
                 self._topic = Topic.open(
                     self._options.queue, store=self._store, runtime=self._runtime
                 )

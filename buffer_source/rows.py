@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from bisect import bisect_right
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -13,16 +12,15 @@ from pyspark.sql.types import StructField, StructType
 
 from buffer_source.columns import COLUMNS, Piece
 from buffer_source.offsets import ONLY
-from buffer_source.runs import Runs
 from buffer_source.typed_schema import OWN, check_typed_schema, record_schema
-from opendata_buffer.consumer.descriptors import Records
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats import MIB
-from opendata_buffer.values.options import ValueOptions
 
 if TYPE_CHECKING:
     from buffer_source.malformed import Malformed
+    from opendata_buffer.consumer.batches import Records
     from opendata_buffer.values.decoder import Decoder
+    from opendata_buffer.values.options import ValueOptions
 
 __all__ = [
     "ARRAY_BYTES", "PIECE_BYTES", "TYPED_PIECE_BYTES", "RowBuilder", "arrow_schema",
@@ -73,6 +71,8 @@ def check_schema(schema: StructType, values: ValueOptions | None = None) -> None
         name = field.name.lower()
         column = COLUMNS.get(name)
         if column is None:
+            import difflib  # only where a name is wrong
+
             near = difflib.get_close_matches(name, COLUMNS, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise InvalidInput(
@@ -165,6 +165,8 @@ class RowBuilder:
             InvalidInput: A STRING column was asked for and a record is not UTF-8.
             MalformedRecord: A record does not fit the schema, and mode is FAILFAST.
         """
+        from buffer_source.runs import Runs  # who plans a query makes no rows
+
         runs = Runs.of(batch.metadata, batch.count)
         wanted = range(batch.count) if rows is None else rows
         first = 0  # row of the batch that the array begins with

@@ -19,7 +19,8 @@ from buffer_source.query_note import QueryNotes
 from buffer_source.rows import ARRAY_BYTES, RowBuilder
 from buffer_source.value_options import with_time_zone
 from opendata_buffer import metrics
-from opendata_buffer.consumer.descriptors import BatchDescriptor, PooledBatch, Records
+from opendata_buffer.consumer.batches import PooledBatch, Records
+from opendata_buffer.consumer.descriptors import BatchDescriptor
 from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.consumer.pace import Pace
 from opendata_buffer.consumer.read_ahead import fetch_many

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import json
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from buffer_source.columns import COLUMNS
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.values.options import ValueOptions
+
+if TYPE_CHECKING:
+    from opendata_buffer.values.options import ValueOptions
 
 __all__ = ["INFERRED", "OWN", "check_not_inferred", "check_typed_schema", "record_schema"]
 
@@ -39,12 +41,8 @@ def check_typed_schema(schema: StructType, options: ValueOptions, arrow: pa.Sche
         own = OWN.get(field.name)
         if own is None:
             _check_nullable(field.name, field.dataType, field.nullable)
-            near = difflib.get_close_matches(field.name, OWN, n=1, cutoff=0.8)
-            if near and field.name.startswith("_") and field.name != options.corrupt_column:
-                raise InvalidInput(
-                    f"schema has the column {field.name!r}: did you mean {near[0]!r}? Our columns "
-                    f"are {', '.join(OWN)}"
-                )
+            if field.name.startswith("_") and field.name != options.corrupt_column:
+                _check_not_own(field.name)
             continue
         column = COLUMNS[own]
         if not isinstance(field.dataType, column.types):
@@ -58,6 +56,18 @@ def check_typed_schema(schema: StructType, options: ValueOptions, arrow: pa.Sche
     from opendata_buffer.values.decoder import Decoder  # 60 ms with all that it reads by
 
     Decoder(record_schema(arrow), options)
+
+
+def _check_not_own(name: str) -> None:
+    """Refuse a field that is nearly called like a column of ours."""
+    import difflib  # only for names that may be wrong
+
+    near = difflib.get_close_matches(name, OWN, n=1, cutoff=0.8)
+    if near:
+        raise InvalidInput(
+            f"schema has the column {name!r}: did you mean {near[0]!r}? Our columns are "
+            f"{', '.join(OWN)}"
+        )
 
 
 def check_not_inferred(schema: StructType) -> None:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.option_reader import OptionReader
-from opendata_buffer.values.options import (
-    BYTES,
-    CSV,
-    FORMATS,
-    JSON,
-    MODES,
-    PERMISSIVE,
-    ValueOptions,
-)
+from opendata_buffer.values.modes import BYTES, CSV, FORMATS, JSON, MODES, PERMISSIVE
+
+if TYPE_CHECKING:
+    from opendata_buffer.values.options import ValueOptions
 
 __all__ = ["VALUE_OPTIONS", "value_options", "with_time_zone"]
 
@@ -61,6 +57,9 @@ def value_options(read: OptionReader) -> ValueOptions | None:
                 f"option {name} is {value!r}: use one character"
                 + ("" if name == "sep" else ", or nothing for none")
             )
+    # Who reads bytes need not wait for it.
+    from opendata_buffer.values.options import ValueOptions
+
     return ValueOptions(
         format=value_format,
         mode=read.choice("mode", MODES, PERMISSIVE),

@@ -27,21 +27,13 @@ from opendata_buffer.config import (
 from opendata_buffer.config import (
     WorkerConfig as WorkerConfig,
 )
+from opendata_buffer.consumer.batches import ArrowBatch as ArrowBatch
+from opendata_buffer.consumer.batches import ConsumedBatch as ConsumedBatch
+from opendata_buffer.consumer.batches import RawBatch as RawBatch
 from opendata_buffer.consumer.consumer import (
     Consumer as Consumer,
 )
-from opendata_buffer.consumer.descriptors import (
-    ArrowBatch as ArrowBatch,
-)
-from opendata_buffer.consumer.descriptors import (
-    BatchDescriptor as BatchDescriptor,
-)
-from opendata_buffer.consumer.descriptors import (
-    ConsumedBatch as ConsumedBatch,
-)
-from opendata_buffer.consumer.descriptors import (
-    RawBatch as RawBatch,
-)
+from opendata_buffer.consumer.descriptors import BatchDescriptor as BatchDescriptor
 from opendata_buffer.consumer.fetch import (
     FetchHandle as FetchHandle,
 )

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats import MIB
-from opendata_buffer.formats.batch import Compression
+
+# Not by way of formats.batch: a query's start waits for what is loaded, and plans need no codec.
+from opendata_buffer.formats.codec import Compression
 from opendata_buffer.formats.keys import check_key, check_prefix
 from opendata_buffer.formats.manifest_footer import FOOTER_SIZE, MAX_MANIFEST_BYTES
 from opendata_buffer.redaction import check_no_secrets

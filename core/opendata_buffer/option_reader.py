@@ -7,7 +7,6 @@ accepted, and an unknown name is answered with the nearest known one.
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
@@ -61,6 +60,8 @@ class OptionReader:
         known = {name.lower(): name for name in names}
         for name in options:
             if name.lower() not in known:
+                import difflib  # only where a name is wrong
+
                 near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
                 hint = f" Did you mean {known[near[0]]!r}?" if near else ""
                 raise InvalidInput(

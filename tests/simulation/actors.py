@@ -14,8 +14,9 @@ from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
 from opendata_buffer.commit.durability import WriteHandle
 from opendata_buffer.config import ConsumerConfig, ProducerConfig
+from opendata_buffer.consumer.batches import ConsumedBatch
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.descriptors import BatchDescriptor, ConsumedBatch
+from opendata_buffer.consumer.descriptors import BatchDescriptor
 from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.consumer.transactions import TransactionFilter

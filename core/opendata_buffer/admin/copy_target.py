@@ -16,7 +16,8 @@ from opendata_buffer.admin.copy_pace import CopyPace
 from opendata_buffer.admin.copy_record import RECORD, CopyRecord, copy_record_key
 from opendata_buffer.admin.rebuild import GRACE_MS
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.descriptors import BatchDescriptor, RawBatch
+from opendata_buffer.consumer.batches import RawBatch
+from opendata_buffer.consumer.descriptors import BatchDescriptor
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.errors import Drained, Superseded, TransientStorageError
 from opendata_buffer.formats.batch import encode_batch

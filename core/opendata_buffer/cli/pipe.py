@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 import pyarrow.compute as pc
 
 from opendata_buffer.cli.rendering import Render
-from opendata_buffer.consumer.descriptors import ArrowBatch
+from opendata_buffer.consumer.batches import ArrowBatch
 from opendata_buffer.framing import FRAMINGS, Framing
 from opendata_buffer.topic.batch import TopicArrowBatch
 

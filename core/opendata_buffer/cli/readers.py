@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from opendata_buffer.admin.observe import Observer
 from opendata_buffer.admin.start import EARLIEST, Start
 from opendata_buffer.cli.pipe import Written
+from opendata_buffer.consumer.batches import ArrowBatch, PooledBatch
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.descriptors import ArrowBatch, BatchDescriptor, PooledBatch
+from opendata_buffer.consumer.descriptors import BatchDescriptor
 from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.consumer.read_ahead import fetch_many, read_ahead
 from opendata_buffer.consumer.read_committed import ReadCommitted

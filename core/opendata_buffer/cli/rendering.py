@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from opendata_buffer.consumer.descriptors import ArrowBatch
+from opendata_buffer.consumer.batches import ArrowBatch
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.topic.batch import TopicArrowBatch

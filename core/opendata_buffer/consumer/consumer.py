@@ -13,17 +13,18 @@ from __future__ import annotations
 import logging
 import weakref
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from opendata_buffer import metrics
 from opendata_buffer.closing import ClosedAtEnd
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.descriptors import BatchDescriptor, ConsumedBatch
-from opendata_buffer.consumer.fetch import FetchHandle
+from opendata_buffer.consumer.descriptors import BatchDescriptor
 from opendata_buffer.consumer.frontier import Frontier
 from opendata_buffer.consumer.position import Position
 from opendata_buffer.errors import Closed, DataLoss, InvalidInput, OpenDataBufferError, QueueReset
 from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.late import late_imports
 from opendata_buffer.queue.cas import LAST_LOOK_S
 from opendata_buffer.queue.holder import note_holder
 from opendata_buffer.queue.marker import marker_key
@@ -34,6 +35,8 @@ from opendata_buffer.stores import Store
 from opendata_buffer.stores.factory import open_store
 
 if TYPE_CHECKING:
+    from opendata_buffer.consumer.batches import ConsumedBatch
+    from opendata_buffer.consumer.fetch import FetchHandle
     from opendata_buffer.gc import GarbageCollector
 
 __all__ = ["Consumer"]
@@ -97,7 +100,11 @@ class Consumer(ClosedAtEnd):
         self._config = config
         self._runtime = runtime if runtime is not None else SystemRuntime()
         opened = store if store is not None else open_store(config.store, config.store_options)
-        self._handle = FetchHandle.of(config, store=store, runtime=self._runtime)
+        # The store's own URL: a relative path means another place once the process has changed
+        # its directory.
+        self._fetched_from = config if store is not None else replace(config, store=opened.url)
+        self._given_store = store
+        self._made_handle: FetchHandle | None = None
         self._allow_data_loss = allow_data_loss
         self._lock = self._runtime.condition()
         self._closed = False
@@ -191,7 +198,7 @@ class Consumer(ClosedAtEnd):
             found = self._peek(1)
             if not found:
                 return None
-            batch = self._handle.fetch(found[0])
+            batch = self._handle().fetch(found[0])
             self._hand_out(found)
             return batch
 
@@ -287,11 +294,23 @@ class Consumer(ClosedAtEnd):
             Closed: The consumer was closed. Nothing is changed by any of these.
         """
         self._check_open()
-        return self._handle.fetch(descriptor)
+        return self._handle().fetch(descriptor)
 
     def fetch_handle(self) -> FetchHandle:
         """What other threads and processes fetch with. It outlives the consumer, and a fence."""
-        return self._handle.clone()
+        return self._handle().clone()
+
+    def _handle(self) -> FetchHandle:
+        """Made when something is fetched: the driver of a query never fetches, and its start waits
+        for each module that is loaded."""
+        if self._made_handle is None:
+            with late_imports():
+                from opendata_buffer.consumer.fetch import FetchHandle
+
+            self._made_handle = FetchHandle.of(
+                self._fetched_from, store=self._given_store, runtime=self._runtime
+            )
+        return self._made_handle
 
     def skip(self, sequence: int) -> BatchDescriptor:
         """Give up one batch for ever: the next one, or one handed out and not acknowledged.

@@ -1,20 +1,16 @@
-"""What a consumer hands out: a queue entry to fetch, and what fetching it returns."""
+"""What a consumer hands out: a queue entry to fetch.
+
+What fetching it returns is in :mod:`opendata_buffer.consumer.batches`; who plans a query needs
+none of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-import pyarrow as pa
+from opendata_buffer.formats.entries import Metadata, QueueEntry
 
-from opendata_buffer.formats.manifest import Metadata, QueueEntry
-
-if TYPE_CHECKING:
-    from opendata_buffer.formats.arrow import ReadBuffer
-    from opendata_buffer.values.options import ValueOptions
-
-__all__ = ["ArrowBatch", "BatchDescriptor", "ConsumedBatch", "PooledBatch", "RawBatch", "Records"]
+__all__ = ["BatchDescriptor"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,120 +33,3 @@ class BatchDescriptor:
     def of(cls, entry: QueueEntry, size: int | None = None) -> BatchDescriptor:
         """The descriptor of a manifest entry."""
         return cls(entry.sequence, entry.location, entry.metadata, size)
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumedBatch:
-    """A decoded batch (OpenData RFC 0001, Consumer).
-
-    Attributes:
-        entries: The records, in ingestion order.
-        sequence: Position in the queue; what ``ack`` takes.
-        location: Key of the batch object.
-        metadata: Ranges of records with their ingestion time and payload. A ``start_index``
-            may lie beyond the last record: the format allows it.
-    """
-
-    entries: list[bytes]
-    sequence: int
-    location: str
-    metadata: tuple[Metadata, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the records."""
-        return sum(map(len, self.entries))
-
-
-@dataclass(frozen=True, slots=True)
-class ArrowBatch:
-    """A decoded batch whose records are one ``pa.binary()`` array; no Python object each."""
-
-    values: pa.BinaryArray
-    sequence: int
-    location: str
-    metadata: tuple[Metadata, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the array's buffers."""
-        return int(self.values.nbytes)
-
-    def to_table(
-        self, schema: pa.Schema | None = None, options: ValueOptions | None = None
-    ) -> pa.Table:
-        """The records as rows with columns: JSON objects, or CSV lines.
-
-        Args:
-            schema: Names and types of the fields to read. Also, where they are named, the columns
-                ``_sequence``, ``_index``, ``_location``, ``_ingestion_time`` and ``_metadata``, and
-                one for the text of malformed records. None: what the first 1,000 records have.
-            options: How to read; JSON by default.
-
-        Returns:
-            One row for each record, in order; without malformed ones if the mode is DROPMALFORMED.
-
-        Raises:
-            InvalidInput: A type that records are not read into, or nothing to infer a schema from.
-            MalformedRecord: A record does not fit the schema, and the mode is FAILFAST.
-        """
-        from opendata_buffer.consumer.table import records_to_table
-        from opendata_buffer.values.options import ValueOptions
-
-        return records_to_table(
-            self.values,
-            self.sequence,
-            self.location,
-            self.metadata,
-            schema,
-            options or ValueOptions(),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class RawBatch:
-    """A batch object as it is stored: fetched and not decoded."""
-
-    data: bytes
-    sequence: int
-    location: str
-    metadata: tuple[Metadata, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the object."""
-        return len(self.data)
-
-
-@dataclass(frozen=True, slots=True)
-class PooledBatch:
-    """An undecoded batch; its bytes may lie in a ReadBuffer, so that decoding copies nothing."""
-
-    data: bytes | ReadBuffer
-    sequence: int
-    location: str
-    metadata: tuple[Metadata, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the object."""
-        return len(self.data)
-
-
-@dataclass(frozen=True, slots=True)
-class Records:
-    """A batch that was opened; its records are decoded as they are asked for, once.
-
-    Attributes:
-        count: Records in the batch.
-        arrays: Arrays of type ``pa.binary()`` with the records in order.
-        sequence: Position in the queue.
-        location: Key of the batch object.
-        metadata: Ranges of records with their ingestion time and payload.
-    """
-
-    count: int
-    arrays: Iterator[pa.BinaryArray]
-    sequence: int
-    location: str
-    metadata: tuple[Metadata, ...]

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from opendata_buffer import metrics
 from opendata_buffer.config import ConsumerConfig, StoreOptions
-from opendata_buffer.consumer.descriptors import (
+from opendata_buffer.consumer.batches import (
     ArrowBatch,
-    BatchDescriptor,
     ConsumedBatch,
     PooledBatch,
     RawBatch,
     Records,
 )
+from opendata_buffer.consumer.descriptors import BatchDescriptor
 from opendata_buffer.consumer.pace import Pace
 from opendata_buffer.errors import (
     BatchMissing,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-from opendata_buffer.consumer.descriptors import PooledBatch
+from opendata_buffer.consumer.batches import PooledBatch
 from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.consumer.pace import Pace
 from opendata_buffer.errors import InvalidInput

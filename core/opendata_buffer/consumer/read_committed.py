@@ -19,14 +19,17 @@ they are decided, after any number of restarts, and are read from there once mor
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any, Final
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, Final
 
 from opendata_buffer.consumer.transactions import HORIZON_DAYS, TransactionFilter
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import parse_location
-from opendata_buffer.messages import ACK_TXN, FINAL, Message, ProducerState, Sequencer, parse_uuid
-from opendata_buffer.messages.uuids import CLOCK_MAX
+from opendata_buffer.late import late_imports
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from opendata_buffer.messages import Message, ProducerState, Sequencer
 
 __all__ = [
     "ISOLATION_LEVELS",
@@ -53,6 +56,9 @@ def is_acknowledgement(location: str, data_path_prefix: str) -> bool:
     parsed = parse_location(location, data_path_prefix)
     if parsed is None or parsed.message is None:
         return False
+    with late_imports():
+        from opendata_buffer.messages import ACK_TXN, FINAL, parse_uuid
+
     return parse_uuid(parsed.message).flags & ~FINAL == ACK_TXN
 
 
@@ -82,7 +88,9 @@ class ReadCommitted:
         self._prefix = data_path_prefix
         self._isolation = isolation
         self._transactions = TransactionFilter(data_path_prefix)
-        self._sequencer = Sequencer(buffer=buffer)
+        # None until there is a message: most queues have none, and each query's start would wait
+        # for all that messages need.
+        self._sequencer: Sequencer | None = None
         self._buffer = buffer
         self._seen: dict[Hashable, int] = {}  # producer: day since the epoch of its newest batch
         self._judged: int | None = None
@@ -110,22 +118,25 @@ class ReadCommitted:
         if parsed is None or parsed.message is None:
             return [sequence] if passes else []
         message, final = _message(sequence, parsed.message)
+        sequencer = self._sequencer = self._sequencer or _sequencer((), self._buffer)
         if message.clock:
             day = parsed.timestamp_ms // _DAY_MS
             self._seen[message.producer] = max(self._seen.get(message.producer, 0), day)
         if self._judged != sequence:
-            self._sequencer.queue_uncommitted(message)
+            sequencer.queue_uncommitted(message)
             self._judged = sequence
-        delivered = self._committed(replay)
+        delivered = self._committed(sequencer, replay)
         self._judged = None
         if final and message.clock:
             self._forget(message.producer)
         return delivered
 
-    def _committed(self, replay: Replay) -> list[int]:
-        if not self._sequencer.has_committed():
+    def _committed(self, sequencer: Sequencer, replay: Replay) -> list[int]:
+        from opendata_buffer.messages import ACK_TXN  # loaded: there was a message
+
+        if not sequencer.has_committed():
             return []
-        begin, end = self._sequencer.replay_range()
+        begin, end = sequencer.replay_range()
         if begin != end:
             # All of it before the first is taken: an error here leaves the state as it was. What
             # has no clock was delivered when it was read.
@@ -136,11 +147,9 @@ class ReadCommitted:
                     message, _ = _message(sequence, parsed.message)
                     if message.clock:
                         again.append(message)
-            self._sequencer.start_replay(again)
+            sequencer.start_replay(again)
         return [
-            message.begin
-            for message in self._sequencer.dequeue_committed()
-            if message.flags != ACK_TXN
+            message.begin for message in sequencer.dequeue_committed() if message.flags != ACK_TXN
         ]
 
     def floor(self, next_sequence: int) -> int:
@@ -149,7 +158,7 @@ class ReadCommitted:
         Args:
             next_sequence: Behind the last entry offered; the answer where nothing is undecided.
         """
-        pending = self._sequencer.pending_from()
+        pending = None if self._sequencer is None else self._sequencer.pending_from()
         return next_sequence if pending is None else min(pending, next_sequence)
 
     def skip(self, sequence: int, location: str) -> None:
@@ -180,7 +189,8 @@ class ReadCommitted:
         if self._isolation == READ_UNCOMMITTED:
             return
         self._transactions.lost(through)
-        self._sequencer.drop_before(through + 1)
+        if self._sequencer is not None:
+            self._sequencer.drop_before(through + 1)
 
     def prune(self, now_ms: int, horizon_days: int = HORIZON_DAYS) -> None:
         """Forget apps and producers whose newest batch is older than the horizon.
@@ -193,7 +203,7 @@ class ReadCommitted:
             horizon_days: Age in days.
         """
         self._transactions.prune(now_ms, horizon_days)
-        if not self._seen:
+        if self._sequencer is None or not self._seen:
             return
         # Whichever is earlier: neither one name nor one clock that is far ahead makes all old.
         today = min(now_ms // _DAY_MS, max(self._seen.values()))
@@ -206,7 +216,7 @@ class ReadCommitted:
         """An independent one in the same state, to try a plan out."""
         other = ReadCommitted(self._prefix, self._isolation, buffer=self._buffer)
         other._transactions = self._transactions.copy()
-        other._sequencer = self._sequencer.copy()
+        other._sequencer = None if self._sequencer is None else self._sequencer.copy()
         other._seen = dict(self._seen)
         return other
 
@@ -218,6 +228,8 @@ class ReadCommitted:
         begins at or -1, day of its newest batch since the Unix epoch]}``.
         """
         state = self._transactions.to_dict()
+        if self._sequencer is None:
+            return state
         producers = {
             _id(each).hex(): [each.last_ack, each.begin, self._seen[_id(each)]]
             for each in self._sequencer.checkpoint()
@@ -248,6 +260,11 @@ class ReadCommitted:
                 pass
             case _:
                 raise _unreadable(state)
+        if not producers:
+            return made
+        with late_imports():
+            from opendata_buffer.messages import ProducerState
+            from opendata_buffer.messages.uuids import CLOCK_MAX
         for name, value in producers.items():
             match value:
                 case [int() as last_ack, int() as begin, int() as day] if (
@@ -260,16 +277,27 @@ class ReadCommitted:
                     made._seen[producer] = day
                 case _:
                     raise _unreadable(state)
-        made._sequencer = Sequencer(states, buffer)
+        made._sequencer = _sequencer(states, buffer)
         return made
 
     def _forget(self, producer: Hashable) -> None:
-        self._sequencer.forget(producer)
+        if self._sequencer is not None:
+            self._sequencer.forget(producer)
         self._seen.pop(producer, None)
+
+
+def _sequencer(states: Iterable[ProducerState], buffer: int) -> Sequencer:
+    with late_imports():
+        from opendata_buffer.messages import Sequencer
+
+    return Sequencer(states, buffer)
 
 
 def _message(sequence: int, identity: UUID) -> tuple[Message, bool]:
     """For the sequencer; and whether it is the last one of its producer."""
+    with late_imports():
+        from opendata_buffer.messages import ACK_TXN, FINAL, Message, parse_uuid
+
     read = parse_uuid(identity)
     flags = read.flags & ~FINAL
     final = flags == ACK_TXN and read.flags != flags

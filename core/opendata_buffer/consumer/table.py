@@ -34,7 +34,7 @@ def records_to_table(
     schema: pa.Schema | None,
     options: ValueOptions,
 ) -> pa.Table:
-    """See :meth:`opendata_buffer.consumer.descriptors.ArrowBatch.to_table`."""
+    """See :meth:`opendata_buffer.consumer.batches.ArrowBatch.to_table`."""
     if schema is None:
         schema = infer((each.as_py() for each in values[:SAMPLE]), options)
         if not schema.names:

@@ -1,7 +1,8 @@
 """The parts of a data batch, v1, that both its decoders share: footer, limits, plain records.
 
 :mod:`opendata_buffer.formats.arrow` and :mod:`opendata_buffer.formats.batch` build on it; outside
-of this package, import from those.
+of this package, import from those; who only plans what is read, and waits for each module that is
+loaded, may import from here.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Hashable
@@ -99,6 +98,8 @@ def _open(url: str, options: StoreOptions) -> Store:
     if scheme == "dbfs":  # refused there, with the fix
         return _open_directory(f"/dbfs/{url[match.end() :].lstrip('/')}")
     if scheme not in _SCHEMES:
+        import difflib  # only where a name is wrong
+
         near = difflib.get_close_matches(scheme, _SCHEMES, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise InvalidInput(f"store {url!r} has the unknown scheme {scheme!r}: {hint}{_USAGE}")

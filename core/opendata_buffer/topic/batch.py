@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from opendata_buffer.consumer.descriptors import ArrowBatch
+from opendata_buffer.consumer.batches import ArrowBatch
 from opendata_buffer.formats.manifest import Metadata
 
 __all__ = ["Delivered", "TopicArrowBatch", "TopicBatch"]

@@ -9,7 +9,8 @@ from contextlib import suppress
 
 from opendata_buffer.closing import ClosedAtEnd
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.descriptors import ArrowBatch, BatchDescriptor, ConsumedBatch
+from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch
+from opendata_buffer.consumer.descriptors import BatchDescriptor
 from opendata_buffer.consumer.pace import Pace
 from opendata_buffer.consumer.read_ahead import read_ahead
 from opendata_buffer.consumer.read_committed import READ_COMMITTED

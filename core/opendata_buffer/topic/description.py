@@ -29,13 +29,14 @@ from opendata_buffer.topic.names import (
     number_meant,
     number_of,
 )
+from opendata_buffer.topic.presence import MAX_BYTES
 
 __all__ = ["DESCRIPTION", "DRAIN_S", "MAX_PARTITIONS", "Partition", "State", "TopicDescription"]
 
 DESCRIPTION = Sidecar(
     "the topic's description",
     "Restore its latest version (bucket versioning): it alone says which partitions there are.",
-    max_bytes=1024 * 1024,
+    max_bytes=MAX_BYTES,
 )
 
 DRAIN_S = 60.0

@@ -6,13 +6,9 @@ from collections import deque
 from collections.abc import Iterable
 
 from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch, PooledBatch
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.descriptors import (
-    ArrowBatch,
-    BatchDescriptor,
-    ConsumedBatch,
-    PooledBatch,
-)
+from opendata_buffer.consumer.descriptors import BatchDescriptor
 from opendata_buffer.consumer.position import Position
 from opendata_buffer.errors import Drained, PoisonBatch, QueueReset
 from opendata_buffer.runtime import Runtime

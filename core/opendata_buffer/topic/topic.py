@@ -9,10 +9,8 @@ from typing import TypeVar
 
 from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, QueueConfig
 from opendata_buffer.errors import (
-    CorruptData,
     Drained,
     InvalidInput,
-    ObjectNotFound,
     QueueReset,
     TransientStorageError,
 )
@@ -22,30 +20,16 @@ from opendata_buffer.queue.nesting import LOOKED_AT, TOPIC_KEY
 from opendata_buffer.queue.owner import check_owner
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
-from opendata_buffer.stores import Get, Store
+from opendata_buffer.stores import Store
 from opendata_buffer.stores.factory import open_store
 from opendata_buffer.topic.description import DESCRIPTION, DRAIN_S, TopicDescription
+from opendata_buffer.topic.presence import is_topic
 
 __all__ = ["Topic", "is_topic"]
 
 log = logging.getLogger(__name__)
 
 Config = TypeVar("Config", bound=QueueConfig)
-
-
-def is_topic(store: Get) -> bool:
-    """Whether a topic lies at the store's root, by one small read.
-
-    Raises:
-        TransientStorageError, PermanentStorageError: The store did not answer.
-    """
-    try:
-        store.get(TOPIC_KEY, max_bytes=DESCRIPTION.max_bytes)
-    except ObjectNotFound:
-        return False
-    except CorruptData:
-        return True  # too large to read, but there; whoever reads it says so
-    return True
 
 
 class Topic:

@@ -8,6 +8,16 @@ from datetime import tzinfo
 import pyarrow as pa
 
 from opendata_buffer.errors import InvalidInput
+from opendata_buffer.values.modes import (
+    BYTES,
+    CSV,
+    DROPMALFORMED,
+    FAILFAST,
+    FORMATS,
+    JSON,
+    MODES,
+    PERMISSIVE,
+)
 from opendata_buffer.values.patterns import Pattern
 from opendata_buffer.values.zones import zone_of
 
@@ -23,11 +33,6 @@ __all__ = [
     "ValueOptions",
     "check_type",
 ]
-
-BYTES, JSON, CSV = "bytes", "json", "csv"
-FORMATS = (BYTES, JSON, CSV)
-PERMISSIVE, DROPMALFORMED, FAILFAST = "PERMISSIVE", "DROPMALFORMED", "FAILFAST"
-MODES = (PERMISSIVE, DROPMALFORMED, FAILFAST)
 
 
 @dataclass(frozen=True, kw_only=True)

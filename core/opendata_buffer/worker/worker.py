@@ -28,7 +28,8 @@ from opendata_buffer.broker.network import (
     require_websockets,
 )
 from opendata_buffer.config import WorkerConfig
-from opendata_buffer.consumer.descriptors import BatchDescriptor, PooledBatch
+from opendata_buffer.consumer.batches import PooledBatch
+from opendata_buffer.consumer.descriptors import BatchDescriptor
 from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.consumer.read_ahead import read_ahead
 from opendata_buffer.errors import (

@@ -7,7 +7,8 @@ import pytest
 from opendata_buffer.admin.copy_pace import CopyPace
 from opendata_buffer.admin.copy_target import CopyTarget, Group, Side
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
-from opendata_buffer.consumer.descriptors import BatchDescriptor, RawBatch
+from opendata_buffer.consumer.batches import RawBatch
+from opendata_buffer.consumer.descriptors import BatchDescriptor
 from opendata_buffer.errors import Drained, Superseded
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.entries import Metadata

@@ -134,5 +134,9 @@ print(*set(sys.modules) - spark)
     loaded = set(done.stdout.split())
     assert "buffer_source.stream" in loaded
     heavy = {"asyncio", "boto3", "msgspec", "pandas", "pyarrow.compute", "tenacity", "ulid"}
-    reading = {"buffer_source.task", "opendata_buffer.values.decoder", "pyarrow.parquet"}
-    assert not loaded & (heavy | reading)
+    reading = {"buffer_source.task", "pyarrow.parquet"}
+    core = ("consumer.fetch", "formats.arrow", "formats.zstd", "values.decoder")
+    # What only some queries need, and load when they do.
+    some = ("consumer.read_ahead", "messages", "quarantine", "topic.topic", "values.options")
+    assert not loaded & (heavy | reading | {f"opendata_buffer.{name}" for name in core + some})
+    assert "difflib" not in loaded

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from opendata_buffer.cli.pipe import Consumed, RecordWriter, Written, copy_out
-from opendata_buffer.consumer.descriptors import ArrowBatch
+from opendata_buffer.consumer.batches import ArrowBatch
 from opendata_buffer.errors import BatchMissing, Fenced
 from opendata_buffer.topic.batch import TopicArrowBatch
 

@@ -6,12 +6,18 @@ import gc
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from opendata_buffer import metrics
-from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, QueueConfig
+from opendata_buffer.config import (
+    ConsumerConfig,
+    GarbageCollectorConfig,
+    ProducerConfig,
+    QueueConfig,
+)
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.position import Position
 from opendata_buffer.consumer.read_ahead import fetch_many
@@ -34,6 +40,7 @@ from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
+from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.owner import claim_queue
 from opendata_buffer.stores import Absent, Blob, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
@@ -735,3 +742,18 @@ def test_f9_a_consumer_dropped_without_close_takes_its_collector_along() -> None
     queue.runtime.advance(300)
     task.join(30)
     assert not task.is_alive()
+
+
+def test_what_was_opened_by_a_relative_path_is_fetched_from_there_in_any_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Producer(ProducerConfig(store="queue")) as producer:
+        producer.produce([b"a"])
+    with Consumer(ConsumerConfig(store="queue", gc=GarbageCollectorConfig(enabled=False))) as read:
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        monkeypatch.chdir(elsewhere)
+        batch = read.next_batch()
+    assert batch is not None
+    assert batch.entries == [b"a"]

@@ -8,13 +8,8 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.consumer.descriptors import (
-    ArrowBatch,
-    BatchDescriptor,
-    ConsumedBatch,
-    PooledBatch,
-    RawBatch,
-)
+from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch, PooledBatch, RawBatch
+from opendata_buffer.consumer.descriptors import BatchDescriptor
 from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.consumer.pace import Pace
 from opendata_buffer.consumer.read_ahead import fetch_many, read_ahead

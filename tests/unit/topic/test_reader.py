@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.consumer.descriptors import ArrowBatch, ConsumedBatch
+from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch
 from opendata_buffer.errors import Drained, InvalidInput, QueueReset
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import batch_key
