@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from hashlib import sha256
 
-from opendata_buffer.errors import CorruptData, ObjectNotFound, PermanentStorageError
+from opendata_buffer.errors import ObjectNotFound, PermanentStorageError
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.messages import CONTINUE_TXN, build_uuid, new_producer_id
 from opendata_buffer.queue.nesting import TOPIC_KEY
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores import Blob, Get
+from opendata_buffer.stores import Get
+from opendata_buffer.stores.sidecars import read_sidecar
 from opendata_buffer.topic.description import DESCRIPTION, TopicDescription
 
 __all__ = ["FIRST_CLOCK", "TopicWrite", "find_topic"]
@@ -29,16 +30,11 @@ def find_topic(store: Get) -> TopicDescription | None:
         TransientStorageError: The store did not answer.
     """
     try:
-        found = store.get(TOPIC_KEY, max_bytes=DESCRIPTION.max_bytes)
+        return read_sidecar(store, TOPIC_KEY, DESCRIPTION, TopicDescription.from_json)
     except (ObjectNotFound, PermanentStorageError):
         # S3 refuses to say what is not there to somebody who may not list; who may only use one
         # prefix of a bucket may still have a queue there.
         return None
-    assert isinstance(found, Blob)
-    try:
-        return TopicDescription.from_json(found.data)
-    except CorruptData as error:
-        raise CorruptData(f"{TOPIC_KEY!r}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from opendata_buffer.formats.keys import is_confined
 from opendata_buffer.formats.sidecar import Fields, Sidecar
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Blob, Get, List, Put
+from opendata_buffer.stores.sidecars import read_sidecar
 
 __all__ = [
     "FOLDER",
@@ -208,12 +209,7 @@ def read_report(store: Get, data_path_prefix: str, name: str) -> QuarantineRepor
         TransientStorageError, PermanentStorageError: The store did not answer.
     """
     key = _key(data_path_prefix, name, "json")
-    got = store.get(key, max_bytes=_REPORT.max_bytes)
-    assert isinstance(got, Blob)
-    try:
-        return _report(_REPORT.decode(got.data))
-    except CorruptData as error:
-        raise CorruptData(f"{key!r}: {error}") from error
+    return read_sidecar(store, key, _REPORT, lambda data: _report(_REPORT.decode(data)))
 
 
 def write_report(store: Put, data_path_prefix: str, report: QuarantineReport) -> None:

@@ -12,7 +12,8 @@ from opendata_buffer.broker.client import ChannelClosed, Connection
 from opendata_buffer.broker.wire import ProtocolError
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import ObjectNotFound
-from opendata_buffer.stores import Blob, Store
+from opendata_buffer.stores import Store
+from opendata_buffer.stores.sidecars import read_sidecar
 
 __all__ = ["BrokerStatus", "ClaimsStatus", "ask_broker", "read_claims"]
 
@@ -138,11 +139,9 @@ def read_claims(store: Store, config: QueueConfig) -> ClaimsStatus | None:
         TransientStorageError, PermanentStorageError: The store did not answer.
     """
     try:
-        got = store.get(claims_key(config.data_path_prefix), max_bytes=CLAIMS.max_bytes)
+        claims = read_sidecar(store, claims_key(config.data_path_prefix), CLAIMS, decode)
     except ObjectNotFound:
         return None
-    assert isinstance(got, Blob)  # the other one is only an answer to if_changed
-    claims = decode(got.data)
     oldest = min(claims.held, default=None)
     return ClaimsStatus(
         frontier=claims.frontier,

@@ -23,6 +23,7 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.words import words_of
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Get, List, Store
+from opendata_buffer.stores.sidecars import read_sidecar
 from opendata_buffer.together import together
 from opendata_buffer.topic.description import DESCRIPTION, TopicDescription
 
@@ -166,8 +167,8 @@ def find(store: Store, config: QueueConfig, runtime: Runtime) -> list[Found]:
 def _topic(store: Store, folder: str, config: QueueConfig, runtime: Runtime) -> Found:
     url = f"{store.url}/{folder}".rstrip("/")
     try:
-        got = store.get(f"{folder}/{TOPIC_KEY}".lstrip("/"), max_bytes=DESCRIPTION.max_bytes)
-        names = TopicDescription.from_json(got.data).names  # type: ignore[union-attr]
+        key = f"{folder}/{TOPIC_KEY}".lstrip("/")
+        names = read_sidecar(store, key, DESCRIPTION, TopicDescription.from_json).names
         waits = []
         for name in names:
             prefix = f"{folder}/{name}".lstrip("/")

@@ -25,7 +25,8 @@ from opendata_buffer.messages import ACK_TXN, FINAL, parse_uuid, undecided
 from opendata_buffer.queue.owner import claim_for_use
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores import Blob, Get, Store
+from opendata_buffer.stores import Get, Store
+from opendata_buffer.stores.sidecars import read_sidecar
 from opendata_buffer.together import together
 from opendata_buffer.topic.topic import Topic, is_topic
 
@@ -307,11 +308,9 @@ def _settle(place: Place, chosen: list[OpenTransaction]) -> None:
 
 def _record(store: Get, app: str) -> CommitRecord | None:
     try:
-        got = store.get(record_key(TOPIC_FOLDER, app), max_bytes=RECORD.max_bytes)
+        return read_sidecar(store, record_key(TOPIC_FOLDER, app), RECORD, CommitRecord.from_json)
     except ObjectNotFound:
         return None
-    assert isinstance(got, Blob)
-    return CommitRecord.from_json(got.data)
 
 
 def _judged(each: OpenTransaction, records: Mapping[str, CommitRecord | None]) -> OpenTransaction:

@@ -30,7 +30,7 @@ __all__ = ["CLAIMS", "FILE_NAME", "Claims", "Holder", "claims_key", "decode", "e
 FILE_NAME = "_claims.json"
 
 CLAIMS = Sidecar(
-    "the claims of workers",
+    "the record of workers' claims",
     "With the object deleted, every batch in the queue is handed out again.",
     max_bytes=16 * 1024 * 1024,
 )

@@ -75,7 +75,7 @@ OBJECTS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
         announcement.encode(announcement.Announcement(3, "01K9", "h:1", b"s" * 32, "ab", 4, 5)),
         announcement.decode,
     ),
-    "the claims of workers": (
+    "the record of workers' claims": (
         claims.encode(
             claims.Claims(1, 2, 3, {3: claims.Holder("w", 4, 5)}, frozenset({7}), {3: 1}, "q")
         ),
