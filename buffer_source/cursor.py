@@ -30,6 +30,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.queue.marker import marker_key
+from opendata_buffer.queue.nesting import lost_topic
 from opendata_buffer.queue.owner import Claim, check_owner, claim_for_use
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
@@ -369,6 +370,8 @@ def _check_exists(store: Store, options: SourceOptions, runtime: Runtime) -> Non
         return
     claim = check_owner(store, config, runtime=runtime)
     if claim is None or claim.watermark is None:
+        if lost := lost_topic(store):
+            raise InvalidInput(lost)
         raise InvalidInput(
             f"there is no queue with manifest {config.manifest_path!r} in {store.url}: check the "
             "path and the options dataPathPrefix and manifestPath. For a query that starts before "

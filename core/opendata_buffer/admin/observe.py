@@ -5,6 +5,7 @@ from __future__ import annotations
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.queue.nesting import lost_topic
 from opendata_buffer.queue.owner import check_owner
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
@@ -54,6 +55,8 @@ class Observer:
         manifest = self.find()
         if manifest is None and is_topic(self.store):
             raise InvalidInput(is_a_topic(self.store.url, self.config.data_path_prefix))
+        if manifest is None and (lost := lost_topic(self.store)):
+            raise InvalidInput(lost)
         if manifest is None:
             raise InvalidInput(
                 f"there is no queue: no manifest {self.config.manifest_path!r} in "

@@ -18,7 +18,7 @@ from typing import Protocol
 from opendata_buffer.errors import InvalidInput, ObjectNotFound, PermanentStorageError
 from opendata_buffer.stores import Blob, Get, List
 
-__all__ = ["PARTITION_NAME", "TOPIC_KEY", "refuse_nesting"]
+__all__ = ["PARTITION_NAME", "TOPIC_KEY", "lost_topic", "refuse_nesting"]
 
 TOPIC_KEY = "_topic.json"
 """The description of a topic, below its root."""
@@ -42,7 +42,7 @@ def refuse_nesting(store: ReadList, data_path_prefix: str, marker_name: str) -> 
 
     Raises:
         InvalidInput: It lies inside another queue's data prefix, or one lies inside it; or it
-            lies at, in or around a topic and is no partition's.
+            lies at, in or around a topic, or beside what is left of one, and is no partition's.
         StorageError: The store did not answer.
     """
     parts = data_path_prefix.split("/")
@@ -50,6 +50,10 @@ def refuse_nesting(store: ReadList, data_path_prefix: str, marker_name: str) -> 
         root, inner = "/".join(parts[:length]), "/".join(parts[length:])
         if _is_no_partition(store, root, inner):
             raise _in_topic(data_path_prefix, root)
+    if PARTITION_NAME.fullmatch(parts[-1]) is None:
+        for length in range(len(parts)):
+            if lost := lost_topic(store, "/".join(parts[:length])):
+                raise InvalidInput(lost)
     for length in range(1, len(parts)):
         outer = "/".join(parts[:length])
         if exists(store, f"{outer}/{marker_name}"):
@@ -64,6 +68,33 @@ def refuse_nesting(store: ReadList, data_path_prefix: str, marker_name: str) -> 
                 f"data prefix {data_path_prefix!r} lies around the topic at {folder!r}: a garbage "
                 f"collector may delete the topic's batches. Use a prefix beside {folder!r}."
             )
+
+
+def lost_topic(store: ReadList, root: str = "") -> str | None:
+    """What to tell who finds no topic at a root where the partitions of one lie; None otherwise.
+
+    A queue made beside them would be read by nobody, once the description is back.
+
+    Args:
+        store: Where to look.
+        root: A folder without a slash at its end; empty for the store's.
+    """
+    try:
+        below = store.list(f"{root}/p-0".lstrip("/"), limit=1)
+    except PermanentStorageError:
+        return None  # who may not look outside of the prefix may still have a queue there
+    for found in below.objects:
+        name = found.key.removeprefix(f"{root}/").split("/")[0]
+        if not _has_letters(name) or exists(store, f"{root}/{TOPIC_KEY}".lstrip("/")):
+            break
+        where = f"{root!r} in this store" if root else "the root of this store"
+        return (
+            f"there is partition {name!r} of a topic at {where}, and the topic's description "
+            f"{TOPIC_KEY!r} is gone: who reads the topic would not see a queue beside it. Put its "
+            "latest version back (bucket versioning). If the topic was given up, delete what is "
+            "left of it, or use another store."
+        )
+    return None
 
 
 def _is_no_partition(store: Get, root: str, inner: str) -> bool:

@@ -889,7 +889,7 @@ def test_progress_counts_the_quarantine_once_after_each_micro_batch(
     assert report is not None
     assert report["quarantined"] == 1
     # Making the queue looked once whether it lies in another's folder.
-    assert listed == ["ingest/", *["ingest/_quarantine/"] * 3]
+    assert listed == ["p-0", "ingest/", *["ingest/_quarantine/"] * 3]
 
 
 # A store that does not answer

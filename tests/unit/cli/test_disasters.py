@@ -149,6 +149,24 @@ def test_a_lifecycle_rule_that_expired_the_oldest_batches(url: str, store: Memor
     assert ok("consume", url).stdout == "a\nc\n"
 
 
+def test_a_lost_description_of_a_topic(url: str, store: MemoryStore) -> None:
+    topic_of(url, 2)
+    fill(url, [b"a"], data_path_prefix="p-00000-04pn")
+    store.delete_many(["_topic.json"])
+    for command in (
+        ("status", url), ("consume", url), ("produce", url), ("owner", url), ("gc", url),
+    ):  # fmt: skip
+        assert "description '_topic.json' is gone" in fails(*command), command
+    assert not store.list("ingest").objects
+    partitions = [{"name": each, "state": "active"} for each in ("p-00000-04pn", "p-00001-05mv")]
+    again = {"version": 1, "id": "written again", "next": 100, "partitions": partitions}
+    store.put("_topic.json", json.dumps(again).encode())
+    fill(url, [b"b"], data_path_prefix="p-00001-05mv")
+    assert sorted(ok("consume", url).stdout.split()) == ["a", "b"]
+    ok("topic", "expand", url, "--partitions", "3")
+    assert "p-00100-" in ok("topic", "describe", url).stdout
+
+
 @pytest.mark.parametrize(
     ("marker", "says"),
     [

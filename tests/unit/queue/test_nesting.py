@@ -67,6 +67,28 @@ def test_an_abbreviation_of_a_partition_s_name_makes_no_queue_beside_it() -> Non
             claim(store, prefix)
 
 
+@pytest.mark.parametrize("root", ["", "lake/"])
+def test_f4_beside_the_partitions_of_a_topic_whose_description_is_gone_no_queue_is_made(
+    root: str,
+) -> None:
+    store = MemoryStore()
+    store.put(f"{root}{TOPIC_KEY}", b'{"partitions": [{"name": "p-00000-04pn"}]}')
+    claim(store, f"{root}p-00000-04pn")
+    store.delete_many([f"{root}{TOPIC_KEY}"])
+    before = {each.key for each in store.list("").objects}
+    with pytest.raises(InvalidInput, match=r"'p-00000-04pn' of a topic at .*'_topic.json' is gone"):
+        claim(store, f"{root}ingest")
+    assert {each.key for each in store.list("").objects} == before
+    claim(store, f"{root}p-00001-05mv")  # that one belongs there
+
+
+def test_a_folder_that_only_begins_like_a_partition_keeps_no_queue_away() -> None:
+    store = MemoryStore()
+    store.put("p-0/x", b"")
+    store.put("p-00000/x", b"")
+    claim(store, "ingest")
+
+
 def test_a_queue_at_or_around_a_topic_is_not_made() -> None:
     store = MemoryStore()
     store.put(f"lake/orders/{TOPIC_KEY}", b"{}")
