@@ -59,7 +59,6 @@ def read_backlog(
         return observer.find() or Manifest.empty() if topic else observer.manifest()
 
     manifests = together(runtime, read, configs)
-    oldest = [each.entries(limit=1)[0].time_ms for each in manifests if each.entry_count]
     now_ms = runtime.now_ms()
-    ages = [max(0, now_ms - time_ms) / 1000 for time_ms in oldest if time_ms is not None]
-    return Backlog(sum(each.entry_count for each in manifests), max(ages, default=0.0))
+    oldest_s = max((each.age_s(now_ms) or 0.0 for each in manifests), default=0.0)
+    return Backlog(sum(each.entry_count for each in manifests), oldest_s)

@@ -176,7 +176,7 @@ def _topic(store: Store, folder: str, config: QueueConfig, runtime: Runtime) -> 
             waits.append(Observer(store, own, runtime).find() or Manifest.empty())
     except (CorruptData, QueueReset) as error:
         return Found(kind="topic", store=url, error=str(error))
-    ages = [age for each in waits if (age := _age(each, runtime)) is not None]
+    ages = [age for each in waits if (age := each.age_s(runtime.now_ms())) is not None]
     return Found(
         kind="topic",
         store=url,
@@ -206,7 +206,7 @@ def _queue(store: Store, folder: str, config: QueueConfig, runtime: Runtime) -> 
         data_path_prefix=prefix,
         manifest_path=own.manifest_path.removeprefix(f"{root}/") if root else own.manifest_path,
         batches=None if manifest is None else manifest.entry_count,
-        oldest_age_seconds=None if manifest is None else _age(manifest, runtime),
+        oldest_age_seconds=None if manifest is None else manifest.age_s(runtime.now_ms()),
         error=error,
     )
 
@@ -224,10 +224,3 @@ def _root_of(folder: str, manifest: Manifest | None, marker: Marker | None) -> t
         if location.startswith(f"{prefix}/"):
             return "/".join(parts[:at]), prefix
     return "/".join(parts[:-1]), parts[-1]
-
-
-def _age(manifest: Manifest, runtime: Runtime) -> float | None:
-    if not manifest.entry_count:
-        return None
-    written_ms = manifest.entries(limit=1)[0].time_ms
-    return None if written_ms is None else max(0, runtime.now_ms() - written_ms) / 1000

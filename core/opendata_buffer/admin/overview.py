@@ -241,8 +241,6 @@ def summarised(name: str, state: str, manifest: Manifest, now_ms: int) -> QueueL
         manifest: The queue's.
         now_ms: Wall clock, for ages.
     """
-    oldest = next(iter(manifest.entries(limit=1)), None)
-    written_ms = None if oldest is None else oldest.time_ms
     writers: dict[str, int] = {}
     for location in manifest.locations()[-WRITERS_OF:]:
         writer = writer_of(location, name)
@@ -251,7 +249,7 @@ def summarised(name: str, state: str, manifest: Manifest, now_ms: int) -> QueueL
         name=name,
         state=state,
         backlog=manifest.entry_count,
-        oldest_age_seconds=None if written_ms is None else max(0, now_ms - written_ms) / 1000,
+        oldest_age_seconds=manifest.age_s(now_ms),
         first_sequence=manifest.first_sequence,
         next_sequence=manifest.next_sequence,
         epoch=0 if manifest.sealed else manifest.epoch,

@@ -87,13 +87,11 @@ def read_topic(topic: Topic, config: QueueConfig, runtime: Runtime) -> TopicStat
 
 
 def _summarised(partition: Partition, manifest: Manifest, now_ms: int) -> PartitionStatus:
-    oldest = next(iter(manifest.entries(limit=1)), None)
-    written_ms = None if oldest is None else oldest.time_ms
     return PartitionStatus(
         name=partition.name,
         state=str(partition.state),
         queue_length=manifest.entry_count,
-        oldest_age_seconds=None if written_ms is None else max(0, now_ms - written_ms) / 1000,
+        oldest_age_seconds=manifest.age_s(now_ms),
         next_sequence=manifest.next_sequence,
         epoch=0 if manifest.sealed else manifest.epoch,
         manifest_bytes=manifest.size,

@@ -294,6 +294,20 @@ class Manifest:
         except CorruptManifest as error:
             raise self._told(error) from None
 
+    def age_s(self, now_ms: int, start: int | None = None) -> float | None:
+        """How long ago an entry was written, by its writer's clock and ours; never negative.
+
+        Args:
+            now_ms: Milliseconds since the Unix epoch.
+            start: The first entry from this sequence on. Default: the oldest.
+
+        Returns:
+            Seconds; None when there is no such entry, or it does not say.
+        """
+        first = next(iter(self.entries(start, 1)), None)
+        written_ms = None if first is None else first.time_ms
+        return None if written_ms is None else max(0, now_ms - written_ms) / 1000
+
     def locations(self) -> list[str]:
         """Locations of all entries, in order; several times faster than :meth:`entries`.
 

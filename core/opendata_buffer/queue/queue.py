@@ -383,9 +383,6 @@ class Queue:
         limit = self._config.max_manifest_bytes
         if after.size <= limit:
             return
-        oldest_ms = None
-        if before.entry_count:
-            written_ms = before.entries(limit=1)[0].time_ms
-            if written_ms is not None:
-                oldest_ms = max(0, self._runtime.now_ms() - written_ms)
+        age_s = before.age_s(self._runtime.now_ms())
+        oldest_ms = None if age_s is None else round(age_s * 1000)
         raise QueueFull(self._key, after.size, limit, before.entry_count, oldest_ms)

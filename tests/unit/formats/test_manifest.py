@@ -504,3 +504,14 @@ def test_a_manifest_may_start_behind_an_older_one() -> None:
     assert (manifest.next_sequence, manifest.epoch) == (101, 4)
     with pytest.raises(InvalidInput):
         Manifest.starting_at(-1, 0)
+
+
+def test_an_entry_is_as_old_as_it_says_and_never_younger_than_now() -> None:
+    timed = (NewEntry("p/a", (Metadata(0, 5_000),)), NewEntry("p/b", (Metadata(0, 9_000),)))
+    manifest = Manifest.empty().append(timed)
+    assert manifest.age_s(10_500) == 5.5
+    assert manifest.age_s(10_500, 1) == 1.5
+    assert manifest.age_s(8_000, 1) == 0.0
+    assert manifest.age_s(8_000, 2) is None
+    assert Manifest.empty().append([NewEntry("p/no time")]).age_s(8_000) is None
+    assert Manifest.empty().age_s(8_000) is None
