@@ -212,6 +212,9 @@ class WebSocketPort:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(listen.certificate, listen.key or None)
+        # No client resumes a session. And a ticket comes after the handshake: OpenSSL then shakes
+        # hands again inside a read, and a client whose other thread writes at that moment hangs.
+        context.num_tickets = 0
         pem = Path(listen.certificate).read_text()
         first = pem[: pem.index("-----END CERTIFICATE-----") + 25] + "\n"
         self.certificate = hashlib.sha256(ssl.PEM_cert_to_DER_cert(first)).hexdigest()
