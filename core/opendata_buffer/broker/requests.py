@@ -120,6 +120,6 @@ def parse_beat(body: Mapping[str, Any]) -> list[int]:
         ProtocolError: They are none.
     """
     match body.get("tokens"):
-        case [*tokens] if all(isinstance(each, int) for each in tokens):
-            return [each for each in tokens if isinstance(each, int)]
+        case [*tokens] if all(type(each) is int for each in tokens):
+            return tokens
     raise ProtocolError("a heartbeat names no tokens")

@@ -18,7 +18,6 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.keys import check_key
-from opendata_buffer.retry import full_jitter
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores import (
     Absent,
@@ -41,6 +40,7 @@ from opendata_buffer.stores.checksums import check_md5
 from opendata_buffer.stores.clients import GCS_ENVIRONMENT, ProcessClient
 from opendata_buffer.stores.extras import load
 from opendata_buffer.stores.gcs_answers import created_ms, date_ms, told_md5
+from opendata_buffer.stores.gcs_attempts import SlowDown, until_let_through
 from opendata_buffer.stores.gcs_client import PUBLIC, Answer, GcsClient, connect
 from opendata_buffer.stores.gcs_errors import (
     answer_error,
@@ -59,9 +59,6 @@ __all__ = ["GcsStore"]
 
 _PAGE = 1_000
 """Most keys of one page of a listing."""
-
-_THROTTLED_MS = 5_000
-"""How long a write that was refused for its rate is sent again: one a second is let through."""
 
 _PACE_S = 1.0
 """Between two writes of one object that Google takes."""
@@ -354,22 +351,12 @@ class GcsStore:
             answer = self._send_object({"ifGenerationMatch": expected}, body, headers)
             if is_throttled(answer):
                 self._pace.refused(full, self._runtime.monotonic())
-                raise _SlowDown
+                raise SlowDown
             return answer
 
-        policy = full_jitter(
-            self._runtime,
-            base_ms=100,
-            max_ms=400,
-            deadline_ms=_THROTTLED_MS,
-            retry_on=(_SlowDown,),
-            # Evenly: the next write is let through within a second, and whoever waits longer
-            # after each refusal, as after other errors, comes seconds too late.
-            pause=lambda _: 0.1 + 0.3 * self._runtime.random(),
-        )
         try:
-            answer = policy(once)
-        except _SlowDown:
+            answer = until_let_through(self._runtime, once)
+        except SlowDown:
             # No conflict: the condition was never looked at.
             return Unknown(f"writes of {full!r} were refused for their rate for too long")
         if answer.status == 412:
@@ -400,7 +387,3 @@ class GcsStore:
                 "Use Google Cloud Storage itself, or take the proxy before it away.",
             )
         return str(found)
-
-
-class _SlowDown(Exception):
-    """A write was refused for its rate: it was not done, and may be sent again."""
