@@ -48,6 +48,9 @@ class World:
     Attributes:
         appends: Seconds of each append of the visitor.
         waits: When each append of a client ended, and how long it took.
+        opened_s: Seconds that a consumer took to take the queue over.
+        acks: Seconds of each of its acknowledgements.
+        taken: Locations that it has read and acknowledged.
     """
 
     def __init__(self, seed: int, *, broker: str = "auto", brokers: int = 1) -> None:
@@ -62,6 +65,9 @@ class World:
         self.appends: list[float] = []
         self.waits: list[tuple[float, float]] = []
         self.landed: list[str] = []
+        self.opened_s = 0.0
+        self.acks: list[float] = []
+        self.taken: list[str] = []
         self.over = False
         self._made = 0
 
@@ -118,6 +124,30 @@ class World:
             self.landed.append(entry.location)
             self.appends.append(self.simulation.now - began)
             runtime.sleep(1)
+
+    def consume(self, runtime: SimRuntime, seconds: float) -> None:
+        """Take the queue over, and acknowledge all there is every second or so."""
+        queue = GuestQueue(
+            self.store(runtime),
+            CONFIG,
+            runtime=runtime,
+            broker=self.broker,
+            network=self.network.of(runtime),
+            role="consumer",
+        )
+        runtime.sleep(runtime.random())
+        began = self.simulation.now
+        epoch = queue.claim_epoch(None).epoch
+        self.opened_s = self.simulation.now - began
+        while self.simulation.now < BEGIN_S + seconds:
+            runtime.sleep(1)
+            manifest = queue.read()
+            assert manifest is not None
+            self.taken += [each.location for each in manifest.entries()]
+            began = self.simulation.now
+            queue.dequeue(manifest.next_sequence - 1, epoch)
+            self.acks.append(self.simulation.now - began)
+        queue.close()
 
     def run(self, direct: Callable[[], None]) -> None:
         """Let clients write all the time while ``direct`` runs, in the director's process."""
@@ -177,6 +207,27 @@ def test_an_append_beside_a_busy_broker_is_made_at_once() -> None:
     # A client waits for what was under way, the guest's read and write, and the broker's.
     waits = [seconds for each in asking for _, seconds in each.waits]
     assert max(waits) < 10 * REQUEST_S
+
+
+def consumed(seed: int, broker: str, seconds: float) -> World:
+    world = World(seed, broker=broker)
+    consumer = world.process("consumer")
+    world.run(lambda: consumer.spawn(lambda: world.consume(consumer, seconds), "consumer").join())
+    assert len(world.waits) > 0.5 * (BEGIN_S / 2 + seconds) / REQUEST_S
+    # Each once, in all.
+    assert sorted(world.landed) == sorted(world.taken + world.queued())
+    return world
+
+
+def test_a_consumer_beside_a_busy_broker_takes_the_queue_over_at_once() -> None:
+    alone = [consumed(number, "off", 1) for number in range(5)]
+    asking = [consumed(number, "auto", 10) for number in range(5)]
+    assert median(each.opened_s for each in alone) > 2
+    assert max(each.opened_s for each in asking) < 8 * REQUEST_S
+    acks = [seconds for each in asking for seconds in each.acks]
+    assert len(acks) > 30
+    assert max(acks) < 5 * REQUEST_S
+    assert max(seconds for each in asking for _, seconds in each.waits) < 10 * REQUEST_S
 
 
 class Frozen(GuestQueue):

@@ -1,37 +1,41 @@
-"""A queue for who appends by himself beside a broker: it asks the broker for the floor.
+"""A queue for who changes it by himself beside a broker: it asks the broker for the floor.
 
 Who reads before he writes loses every race against a broker that writes from memory. So after a
 lost race, the sign that somebody else writes, too, it is looked whether a broker is announced, and
 that one pauses while this process reads and writes (:mod:`.floor`). As long as it is connected it
-is asked before the first attempt of each append. Who never loses a race looks for nothing.
+is asked before the first attempt of each change. Who never loses a race looks for nothing, and
+loads nothing: a query's first plan does not wait for modules that it may never need.
 
 The broker is asked for time and for nothing else. Where there is none, or it does not answer, the
-append goes on as it would without: the compare-and-swap decides in any case.
+change goes on as it would without: the compare-and-swap decides in any case.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any
 
-from opendata_buffer.broker.client import Connection, Lost
-from opendata_buffer.broker.finder import Finder
 from opendata_buffer.broker.floor import FLOOR_S
-from opendata_buffer.broker.network import Network, WebSocketNetwork, websockets_installed
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.late import late_imports
+from opendata_buffer.queue.cas import Outcome
 from opendata_buffer.queue.owner import Claim
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, remaining
 from opendata_buffer.stores import Store
+
+if TYPE_CHECKING:  # loaded at the first lost race
+    from opendata_buffer.broker.client import Connection
+    from opendata_buffer.broker.finder import Finder
+    from opendata_buffer.broker.network import Network
 
 __all__ = ["GuestQueue"]
 
 log = logging.getLogger(__name__)
 
 FIND_S = 1.0
-"""How long an append waits while a broker is looked for; then it goes on alone."""
+"""How long a change waits while a broker is looked for; then it goes on alone."""
 
 ASK_S = 5.0
 """How long it waits for a broker that is alive, and writes or lets others write first. One that
@@ -43,11 +47,9 @@ LOOK_S = 1.0
 PATIENCE_S = 10.0
 """Between two looks where none was found."""
 
-T = TypeVar("T")
-
 
 class GuestQueue(Queue):
-    """A :class:`Queue` whose appends have a broker beside them pause.
+    """A :class:`Queue` whose changes have a broker beside them pause.
 
     Args:
         store: Where it lives.
@@ -56,6 +58,7 @@ class GuestQueue(Queue):
         claim: Of the prefix.
         broker: ``auto``, or ``off``: as if there was none. Without the extra ``broker`` it is off.
         network: How brokers are reached; WebSockets by default.
+        role: See :class:`Queue`.
     """
 
     def __init__(
@@ -67,40 +70,31 @@ class GuestQueue(Queue):
         claim: Claim | None = None,
         broker: str = "auto",
         network: Network | None = None,
+        role: str = "producer",
     ) -> None:
         super().__init__(
             store,
             config,
             runtime=runtime,
-            role="producer",
+            role=role,
             claim=claim,
             after_conflict=self._after_conflict,
         )
+        self._asks = broker != "off"
+        self._found_in = store
+        self._network = network
         self._finder: Finder | None = None
-        if broker != "off" and (network is not None or websockets_installed()):
-            connect = (network or WebSocketNetwork(runtime)).connect
-            self._finder = Finder(store, config, runtime, connect, waits_s=FIND_S)
         self._look_at = float("-inf")
         self._floor: Connection | None = None
         self._floor_until = float("-inf")
 
-    def append(
-        self,
-        entries: Sequence[NewEntry],
-        *,
-        guard: Callable[[Manifest], T | None] | None = None,
-        read_first: bool = False,
-        makes_room: bool = False,
-    ) -> int | T:
-        """See :meth:`Queue.append`."""
+    def _update(self, *args: Any, from_memory: bool = False) -> Outcome[Manifest | None]:
         if self._finder is not None and self._finder.connection is not None:
             # The broker has written since, so what is remembered is out of date.
-            read_first = True
+            from_memory = False
             self._take_floor()
         try:
-            return super().append(
-                entries, guard=guard, read_first=read_first, makes_room=makes_room
-            )
+            return super()._update(*args, from_memory=from_memory)
         finally:
             self._give_floor_back()
 
@@ -124,9 +118,7 @@ class GuestQueue(Queue):
     def _take_floor(self) -> bool:
         """Whether the broker writes nothing from now on, for a while."""
         self._give_floor_back()
-        if self._finder is None:
-            return False
-        connection = self._finder.find(self._is_time, self._plan_next_look)
+        connection = self._find()
         if connection is None:
             return False
         left = remaining()
@@ -135,14 +127,35 @@ class GuestQueue(Queue):
             self._floor = connection
             self._floor_until = self._runtime.monotonic() + FLOOR_S
             return True
+        from opendata_buffer.broker.client import Lost
+
         if connection.is_over or not isinstance(answer, Lost):
             log.warning("the broker does not let this process write: going on alone (%s)", answer)
+            assert self._finder is not None
             self._finder.forget(connection, fell_silent=isinstance(answer, Lost))
             self._look_at = self._runtime.monotonic() + LOOK_S
         else:
             # It lives, and may still give what nobody waits for any more.
             connection.tell({"op": "over"})
         return False
+
+    def _find(self) -> Connection | None:
+        """A connection to the broker, if one is announced and reached."""
+        if not self._asks:
+            return None
+        if self._finder is None:
+            with late_imports():
+                from opendata_buffer.broker.finder import Finder
+                from opendata_buffer.broker.network import WebSocketNetwork, websockets_installed
+            if self._network is None:
+                if not websockets_installed():
+                    self._asks = False
+                    return None
+                self._network = WebSocketNetwork(self._runtime)
+            self._finder = Finder(
+                self._found_in, self._config, self._runtime, self._network.connect, waits_s=FIND_S
+            )
+        return self._finder.find(self._is_time, self._plan_next_look)
 
     def _give_floor_back(self) -> None:
         connection, self._floor = self._floor, None
