@@ -19,6 +19,7 @@ from buffer_source.offsets import Position
 from buffer_source.options import EARLIEST, LATEST, SourceOptions
 from buffer_source.query_note import PROGRAM
 from buffer_source.times import newest_ms
+from opendata_buffer.broker.guest import GuestQueue
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.descriptors import BatchDescriptor
 from opendata_buffer.errors import (
@@ -138,7 +139,8 @@ class Cursor:
                     runtime=runtime,
                     allow_data_loss=not options.fail_on_data_loss,
                     # With the claim that was just made: a second one would ask the store twice.
-                    queue=Queue(
+                    # Beside a busy broker this one is let in.
+                    queue=GuestQueue(
                         store, options.consumer, runtime=runtime, role="consumer", claim=claim
                     ),
                     program=PROGRAM,

@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from opendata_buffer.broker.floor import FLOOR_S
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.late import late_imports
@@ -124,6 +123,8 @@ class GuestQueue(Queue):
         left = remaining()
         answer = connection.ask({"op": "floor"}, ASK_S if left is None else min(ASK_S, left))
         if isinstance(answer, dict):
+            from opendata_buffer.broker.floor import FLOOR_S
+
             self._floor = connection
             self._floor_until = self._runtime.monotonic() + FLOOR_S
             return True

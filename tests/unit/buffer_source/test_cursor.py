@@ -9,7 +9,9 @@ import pytest
 from buffer_source.cursor import Cursor
 from buffer_source.offsets import Position
 from buffer_source.options import SourceOptions
+from opendata_buffer.broker.guest import GuestQueue
 from opendata_buffer.errors import DataLoss, InvalidInput, QueueReset
+from opendata_buffer.stores import VersionConflict
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.buffer_source.world import World
 
@@ -44,6 +46,30 @@ def test_entries_are_handed_out_once_and_stay_until_they_are_acknowledged(world:
     assert world.queued == [2, 3]
     assert not cursor.acknowledge(Position(2, 0), 2)
     assert not cursor.acknowledge(Position(9, 0), 9)
+
+
+def test_a_query_that_loses_a_race_for_its_queue_asks_the_broker_beside_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.produce(1)
+    asked: list[str] = []
+    put_if = world.store.put_if
+
+    def lost(*_: Any) -> VersionConflict:
+        monkeypatch.setattr(world.store, "put_if", put_if)
+        return VersionConflict()
+
+    def take_floor(queue: GuestQueue) -> bool:
+        asked.append(queue.key)
+        return True
+
+    monkeypatch.setattr(GuestQueue, "_take_floor", take_floor)
+    cursor = claim(world)
+    assert asked == [], "nobody was faster"
+    cursor.hand_out(1)
+    monkeypatch.setattr(world.store, "put_if", lost)
+    assert cursor.acknowledge(Position(1, 0), 1)
+    assert asked == ["ingest/manifest"]
 
 
 def test_a_position_of_another_queue_acknowledges_nothing(world: World) -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from opendata_buffer import Consumer, ConsumerConfig, Producer, ProducerConfig, Publisher
+from opendata_buffer.broker.guest import GuestQueue
 from opendata_buffer.cli.commands import cli
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.stores import PutOutcome, VersionConflict
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.cli.shell import (
     LATER,
@@ -36,6 +39,29 @@ def test_consume_writes_and_acknowledges_everything(url: str, store: MemoryStore
     }  # fmt: skip
     manifest = manifest_of(store)
     assert (manifest.entry_count, manifest.next_sequence, manifest.epoch) == (0, 2, 1)
+
+
+def test_consume_that_loses_a_race_for_the_queue_asks_the_broker_beside_it(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(url, [b"a"])
+    asked: list[str] = []
+    put_if = MemoryStore.put_if
+
+    def lost(store: MemoryStore, key: str, *rest: Any) -> PutOutcome:
+        if key != "ingest/manifest":
+            return put_if(store, key, *rest)
+        monkeypatch.setattr(MemoryStore, "put_if", put_if)
+        return VersionConflict()
+
+    def take_floor(queue: GuestQueue) -> bool:
+        asked.append(queue.key)
+        return True
+
+    monkeypatch.setattr(GuestQueue, "_take_floor", take_floor)
+    monkeypatch.setattr(MemoryStore, "put_if", lost)
+    assert ok("consume", url).stdout == "a\n"
+    assert asked == ["ingest/manifest"]
 
 
 def test_consume_no_more_than_asked_for(url: str, store: MemoryStore) -> None:
