@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import logging
-
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.descriptors import BatchDescriptor
 from opendata_buffer.consumer.frontier import Frontier
-from opendata_buffer.errors import DataLoss, QueueReset
+from opendata_buffer.consumer.gap import behind_gap
+from opendata_buffer.errors import QueueReset
 from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.queue.continuity import ends_before
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Store
 
 __all__ = ["Observer"]
-
-log = logging.getLogger(__name__)
 
 
 class Observer:
@@ -55,9 +53,9 @@ class Observer:
             begin = last_acked_sequence + 1
             if begin > manifest.next_sequence:
                 raise QueueReset(
-                    f"cannot resume after sequence {last_acked_sequence}: manifest "
-                    f"{self._queue.key!r} in {store.url} ends at {manifest.next_sequence - 1}. The "
-                    "queue was recreated or the position belongs to another queue."
+                    ends_before(
+                        last_acked_sequence, manifest.next_sequence, self._queue.key, store.url
+                    )
                 )
         self._frontier = self._continued(Frontier.at(begin), manifest)
         self._next_sequence = manifest.next_sequence
@@ -101,20 +99,10 @@ class Observer:
         """There is nothing to let go."""
 
     def _continued(self, frontier: Frontier, manifest: Manifest) -> Frontier:
-        needed, oldest = frontier.next_hand_out, manifest.first_sequence
-        if oldest <= needed:
-            return frontier
-        if not self._allow_data_loss:
-            raise DataLoss(
-                self._queue.key,
-                needed,
-                oldest,
-                "The queue's consumer was faster than this query, which reads beside it.",
-            )
-        log.warning(
-            "data loss allowed: the consumer of %s was faster, sequences %d to %d are gone unread",
+        return behind_gap(
+            frontier,
+            manifest,
             self._queue.key,
-            needed,
-            oldest - 1,
+            allowed=self._allow_data_loss,
+            cause="The queue's consumer was faster than this query, which reads beside it.",
         )
-        return frontier.jump(oldest)

@@ -21,8 +21,9 @@ from opendata_buffer.closing import ClosedAtEnd
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.descriptors import BatchDescriptor
 from opendata_buffer.consumer.frontier import Frontier
+from opendata_buffer.consumer.gap import behind_gap, report_loss
 from opendata_buffer.consumer.position import Position
-from opendata_buffer.errors import Closed, DataLoss, InvalidInput, OpenDataBufferError, QueueReset
+from opendata_buffer.errors import Closed, InvalidInput, OpenDataBufferError, QueueReset
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.late import late_imports
 from opendata_buffer.queue.cas import LAST_LOOK_S
@@ -127,7 +128,7 @@ class Consumer(ClosedAtEnd):
         # first batch handed out is a gap (failure F28).
         self._frontier = Frontier.at(manifest.first_sequence)
         if last_acked is not None and manifest.first_sequence > last_acked + 1:
-            self._report_loss(last_acked + 1, manifest.first_sequence)
+            report_loss(config.manifest_path, last_acked + 1, manifest.first_sequence)
         first = manifest.first_sequence
         log.info("epoch %d owns %s, reads from %d", self._epoch, config.manifest_path, first)
 
@@ -442,30 +443,15 @@ class Consumer(ClosedAtEnd):
         manifest = self._queue.read()
         assert manifest is not None
         self._queue.check_epoch(manifest, self._epoch)
-        wanted = self._frontier.next_hand_out
-        # failure F28: entries that are gone and were never handed out here. Those dequeued behind
-        # the cursor, without a new epoch, are no loss: they were handed out.
-        if manifest.first_sequence > wanted:
-            if not self._allow_data_loss:
-                raise DataLoss(
-                    self._queue.key,
-                    wanted,
-                    manifest.first_sequence,
-                    "A consumer reads this queue without claiming it, or the manifest was edited.",
-                )
-            self._report_loss(wanted, manifest.first_sequence)
-            self._frontier = self._frontier.jump(manifest.first_sequence)
+        self._frontier = behind_gap(
+            self._frontier,
+            manifest,
+            self._queue.key,
+            allowed=self._allow_data_loss,
+            cause="A consumer reads this queue without claiming it, or the manifest was edited.",
+        )
         self._observe(manifest)
         return manifest
-
-    def _report_loss(self, needed: int, oldest: int) -> None:
-        log.warning(
-            "data loss allowed: %s starts at %d, sequences %d to %d are gone unread",
-            self._queue.key,
-            oldest,
-            needed,
-            oldest - 1,
-        )
 
     def _queued(self, manifest: Manifest) -> int:
         return manifest.next_sequence - max(manifest.first_sequence, self._frontier.next_ack)
@@ -488,11 +474,8 @@ class Consumer(ClosedAtEnd):
 
     def _age_s(self, sequence: int) -> float:
         manifest = self._queue.last_seen
-        entries = () if manifest is None else manifest.entries(sequence, 1)
-        written_ms = entries[0].time_ms if entries else None
-        if written_ms is None:
-            return 0.0
-        return max(0, self._runtime.now_ms() - written_ms) / 1000
+        age_s = None if manifest is None else manifest.age_s(self._runtime.now_ms(), sequence)
+        return 0.0 if age_s is None else age_s
 
     def _deadline(self) -> AbstractContextManager[None]:
         """For several requests of one call: together they take no longer than one change may."""
