@@ -13,8 +13,8 @@ from buffer_source.measures import Measures
 from buffer_source.options import EARLIEST, LATEST, SourceOptions
 from buffer_source.partitions import Partitions
 from buffer_source.rows import check_schema
+from buffer_source.starting import first_since
 from buffer_source.task import read_batches
-from buffer_source.times import newest_ms
 from opendata_buffer.consumer.descriptors import BatchDescriptor
 from opendata_buffer.consumer.read_committed import ReadCommitted
 from opendata_buffer.errors import DataLoss, InvalidInput
@@ -135,10 +135,9 @@ def select(manifest: Manifest, options: SourceOptions) -> list[QueueEntry]:
                 f"{options.queue.manifest_path!r} ends at {end - 1}: lower endingOffsets and "
                 "startingOffsets, or set failOnDataLoss to false"
             )
-    since_ms = options.starting_timestamp_ms
+    entries, since_ms = manifest.entries(), options.starting_timestamp_ms
     if since_ms is not None:
-        begin = _first_since(manifest, since_ms)
-    entries = manifest.entries()
+        begin = first_since(map(BatchDescriptor.of, entries), since_ms, end)
 
     def again(start: int, stop: int) -> list[tuple[int, str]]:
         return [(each.sequence, each.location) for each in entries[start - first : stop - first]]
@@ -151,12 +150,3 @@ def select(manifest: Manifest, options: SourceOptions) -> list[QueueEntry]:
         for sequence in rule.offer(entry.sequence, entry.location, again)
         if begin <= sequence <= until
     ]
-
-
-def _first_since(manifest: Manifest, since_ms: int) -> int:
-    """The first batch with a record taken in at that time or later; the end if none has."""
-    for entry in manifest.entries():
-        taken_in_ms = newest_ms(BatchDescriptor.of(entry))
-        if taken_in_ms is None or taken_in_ms >= since_ms:
-            return entry.sequence
-    return manifest.next_sequence

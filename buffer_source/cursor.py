@@ -16,9 +16,9 @@ from typing import Any, Protocol
 from buffer_source.isolation import floor_of
 from buffer_source.observer import Observer
 from buffer_source.offsets import Position
-from buffer_source.options import EARLIEST, LATEST, SourceOptions
+from buffer_source.options import SourceOptions
 from buffer_source.query_note import PROGRAM
-from buffer_source.times import newest_ms
+from buffer_source.starting import first_of_offset, first_since, within
 from opendata_buffer.broker.guest import GuestQueue
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.descriptors import BatchDescriptor
@@ -30,6 +30,7 @@ from opendata_buffer.errors import (
     QueueReset,
     TransientStorageError,
 )
+from opendata_buffer.queue.continuity import ends_before
 from opendata_buffer.queue.marker import marker_key
 from opendata_buffer.queue.nesting import lost_topic
 from opendata_buffer.queue.owner import Claim, check_owner, claim_for_use
@@ -164,11 +165,8 @@ class Cursor:
                 return cursor
             cursor.close()
             # With a transaction open the queue is claimed behind an earlier sequence than this.
-            raise QueueReset(
-                f"cannot resume after sequence {start.next - 1}: manifest "
-                f"{options.consumer.manifest_path!r} in {store.url} ends at {cursor.end - 1}. The "
-                "queue was recreated or the position belongs to another queue."
-            )
+            key = options.consumer.manifest_path
+            raise QueueReset(ends_before(start.next - 1, cursor.end, key, store.url))
         except QueueReset as error:
             if options.fail_on_data_loss:
                 raise
@@ -214,7 +212,7 @@ class Cursor:
         return start.next, start.base
 
     def first(self, target: int | None) -> int:
-        """What ``startingOffsets`` means for a new query.
+        """Where a new query begins.
 
         Args:
             target: Where this run ends, if that is decided.
@@ -222,45 +220,11 @@ class Cursor:
         Raises:
             InvalidInput, DataLoss: The wanted sequence is not queued.
         """
-        first, end = self.handed_out, self.end
-        wanted = self._options.starting_offsets
-        assert not isinstance(wanted, tuple), "of_partition() picks one"
-        since_ms = self._options.starting_timestamp_ms
-        if since_ms is not None:
-            found = self._first_since(since_ms)
-            return found if target is None else max(first, min(found, target))
-        if wanted == EARLIEST:
-            return first
-        if wanted == LATEST:
-            return end if target is None else max(first, min(end, target))
-        position = int(wanted)
-        if position > end:
-            raise InvalidInput(
-                f"option startingOffsets is {position} and manifest "
-                f"{self._manifest_path!r} ends at {end - 1}: use a sequence up to {end}, "
-                "'earliest' or 'latest'"
-            )
-        if position < first:
-            if self._options.fail_on_data_loss:
-                raise DataLoss(
-                    self._manifest_path,
-                    position,
-                    first,
-                    "Start at 'earliest' or at a sequence that is still queued.",
-                )
-            log.warning("data loss allowed: starting at %d, not at %d", first, position)
-            return first
-        return position
-
-    def _first_since(self, since_ms: int) -> int:
-        """The first batch with a record taken in at that time or later; the end if none has."""
+        first, since_ms = self.handed_out, self._options.starting_timestamp_ms
+        if since_ms is None:
+            return first_of_offset(self._options, first, self.end, target)
         self.hand_out(EVERYTHING)
-        for each in self._waiting:
-            taken_in_ms = newest_ms(each)
-            # One of which nobody knows when it came rather comes too often than never.
-            if taken_in_ms is None or taken_in_ms >= since_ms:
-                return each.sequence
-        return self.handed_out
+        return within(first_since(self._waiting, since_ms, self.handed_out), first, target)
 
     def hand_out(self, stop: int) -> None:
         """Have entries below ``stop`` handed out, as far as the queue has them."""
