@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from tests.spark.queues import produce
 ROOT = Path(__file__).parents[2]
 SITE = Path(pytest.__file__).parents[1]
 SPARK_HOME = SITE / "pyspark"
+COMPILED = Path(__file__).parent / "site" / "sitecustomize.py"
 
 PROGRAM = """
 import json, os, sys
@@ -114,6 +116,8 @@ def make_interpreter(here: Path) -> Path:
     (site,) = made.glob("lib/python3*/site-packages")
     # A path in there is looked into, and what its own .pth files name is not.
     (site / "rest.pth").write_text(f"{SITE}\n")
+    # In each process, or it would compile the sources in Spark's zip of pyspark.
+    shutil.copy(COMPILED, site)
     return made / "bin" / "python"
 
 
