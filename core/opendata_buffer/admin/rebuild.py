@@ -116,12 +116,14 @@ def was_read(parsed: BatchLocation, seen: Watermark | None, data_path_prefix: st
 
     A producer does not enqueue a batch that is older than half of the grace period. So a batch
     named that much earlier than one that was read stood before it in the queue. Names of a
-    transaction are made ahead of time and prove nothing.
+    transaction, and of any acknowledgement, are made ahead of time and prove nothing.
     """
     if seen is None or not seen.acked_location:
         return False
     acked = parse_location(seen.acked_location, data_path_prefix)
     if acked is None or acked.txn is not None:
+        return False
+    if acked.message is not None and parse_uuid(acked.message).flags & ~FINAL == ACK_TXN:
         return False
     # The ULID of a run of OpenData's Go producer is older than the run's batches.
     if f"/{acked.ulid}/" in seen.acked_location:

@@ -149,6 +149,13 @@ def test_a_name_made_ahead_of_time_proves_nothing_about_what_was_read() -> None:
     assert plan_of(None, listing(waits := location(0)), seen).found == (waits,)
 
 
+def test_a_publisher_s_acknowledgement_proves_nothing_about_what_was_read() -> None:
+    # It is named ahead of time, also of a publisher without a name.
+    ahead = location(2 * GRACE_MS, None, build_uuid(A, 3, ACK_TXN | FINAL))
+    seen = Watermark(9, 1, acked=3, acked_location=ahead)
+    assert plan_of(None, listing(waits := location(0)), seen).found == (waits,)
+
+
 def test_transactions_stay_in_one_piece_and_in_the_order_of_their_numbers() -> None:
     first, second = Transaction("app", 9), Transaction("app", 10)
     a1, b1, plain, b2, a2 = (

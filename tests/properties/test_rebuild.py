@@ -1,0 +1,144 @@
+"""Whatever was written and read before a manifest is lost or cut: a rebuild loses nothing.
+
+Publishers without a name write transactions, and others plain batches; a reader follows,
+acknowledges what it may, and its marker lags behind. Then the manifest goes, or its end does. What
+must be delivered from the rebuilt one is known from what was written.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from opendata_buffer.admin.rebuild import GRACE_MS, plan_rebuild
+from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.consumer.read_committed import ReadCommitted
+from opendata_buffer.formats.keys import batch_key, parse_location
+from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.formats.manifest_footer import FOOTER_SIZE
+from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, FINAL, build_uuid, undecided
+from opendata_buffer.queue.watermark import Watermark
+from opendata_buffer.stores import Listing, ObjectInfo
+from opendata_buffer.testing.runtime import ManualRuntime
+
+CONFIG = ConsumerConfig(store="memory://unused")
+SEEDS = 60
+
+
+class History:
+    """A queue, its writers and its reader, as chance has it."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.names = ManualRuntime(seed=seed)
+        self.now_ms = self.names.now_ms()
+        self.manifest = Manifest.starting_at(self.random.choice([0, 7]), 1)
+        self.written: dict[int, str] = {}
+        self.committed: set[str] = set()
+        self.open: dict[bytes, list[str]] = {}
+        self.rule = ReadCommitted("ingest")
+        self.next = self.manifest.first_sequence
+        self.delivered: set[str] = set()
+        self.seen = Watermark(self.manifest.next_sequence, 1)
+        for _ in range(self.random.randint(5, 60)):
+            self.now_ms += self.random.choice([1, 50, 1_000, 60_000, 200_000])
+            self.random.choice([self.write, self.write, self.end, self.read])()
+
+    def append(self, message: tuple[bytes, int, int] | None = None, ahead_ms: int = 0) -> str:
+        named = None if message is None else build_uuid(*message)
+        location = batch_key("ingest", self.names.ulid_at(self.now_ms + ahead_ms), None, named)
+        self.written[self.manifest.next_sequence] = location
+        self.manifest = self.manifest.append([NewEntry(location)])
+        return location
+
+    def write(self) -> None:
+        kind = self.random.random()
+        if kind < 0.3:
+            self.committed.add(self.append())
+            return
+        if kind < 0.6 or not self.open:
+            self.open[bytes([1]) + len(self.written).to_bytes(5, "big")] = []
+        producer = self.random.choice(list(self.open))
+        parts = self.open[producer]
+        parts.append(self.append((producer, 2 + len(parts), CONTINUE_TXN)))
+
+    def end(self) -> None:
+        if not self.open:
+            return
+        producer, parts = self.random.choice(list(self.open.items()))
+        del self.open[producer]
+        commits = bool(parts) and self.random.random() < 0.7
+        clock = 2 + len(parts) if commits else 1
+        self.append((producer, clock, ACK_TXN | FINAL), ahead_ms=GRACE_MS)
+        self.committed |= set(parts) if commits else set()
+
+    def read(self) -> None:
+        def again(begin: int, end: int) -> list[tuple[int, str]]:
+            return [(each, self.written[each]) for each in range(begin, end)]
+
+        while self.next < self.manifest.next_sequence and self.random.random() < 0.8:
+            for each in self.rule.offer(self.next, self.written[self.next], again):
+                self.delivered.add(self.written[each])
+            self.next += 1
+        floor = self.rule.floor(self.next)
+        if floor > self.manifest.first_sequence and self.random.random() < 0.8:
+            self.manifest = self.manifest.drop_through(floor - 1)
+            if self.random.random() < 0.5:
+                self.seen = Watermark.of(self.manifest, self.written[floor - 1])
+
+    def left(self) -> Listing:
+        """What a collector may have left: all that is queued, and of the rest what is young."""
+        oldest_ms = self.now_ms - self.random.choice([GRACE_MS, 2 * GRACE_MS, 10**9])
+        queued = set(self.manifest.locations())
+        found = []
+        for location in sorted(self.written.values()):
+            parsed = parse_location(location, "ingest")
+            assert parsed is not None
+            if location in queued or parsed.timestamp_ms >= oldest_ms:
+                found.append(ObjectInfo(location, 7, self.now_ms))
+        return Listing(tuple(found), self.now_ms)
+
+
+def read_all(rule: ReadCommitted, locations: dict[int, str]) -> set[str]:
+    """What a reader that knows nothing yet is given, from beginning to end."""
+
+    def again(begin: int, end: int) -> list[tuple[int, str]]:
+        return [(each, locations[each]) for each in range(begin, end)]
+
+    return {
+        locations[each]
+        for sequence, location in locations.items()
+        for each in rule.offer(sequence, location, again)
+    }
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut", "without its footer"])
+def test_a_rebuild_loses_nothing_delivers_nothing_wrong_and_leaves_nobody_waiting(
+    damage: str,
+) -> None:
+    rebuilt = 0
+    for seed in range(SEEDS):
+        history = History(seed)
+        raw: bytes | None = history.manifest.raw
+        if damage == "gone":
+            raw = None
+        else:
+            whole = len(history.manifest.raw)
+            end = history.random.randrange(whole) if damage == "cut" else whole - FOOTER_SIZE
+            raw = history.manifest.raw[:end]
+        plan = plan_rebuild(raw, history.left(), history.seen, config=CONFIG)
+        assert plan.fault is not None
+        pairs = {each.sequence: each.location for each in plan.manifest.entries()}
+        rule = ReadCommitted("ingest")
+        delivered = read_all(rule, pairs)
+        waited = history.committed.intersection(history.manifest.locations()) - history.delivered
+        assert waited <= delivered, seed
+        assert delivered <= history.committed, seed
+        waiting = undecided(pairs.items(), "ingest")
+        assert set(waiting) <= set(history.open), seed
+        first = min((each.first_sequence for each in waiting.values()), default=None)
+        following = plan.manifest.next_sequence
+        assert rule.floor(following) == (following if first is None else first), seed
+        rebuilt += bool(waited)
+    assert rebuilt > SEEDS // 4
