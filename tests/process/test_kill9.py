@@ -92,7 +92,7 @@ def test_kill9_loses_and_repeats_nothing_on_a_real_s3_server(
     tmp_path: Path, real_server: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", real_server("versitygw"))
-    kills = 6 if KILLS < 50 else 18
+    kills = 4 if KILLS < 50 else 18
     kill_and_count(f"s3://bucket/{tmp_path.name}", tmp_path, 3, kills)
 
 

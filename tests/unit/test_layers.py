@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -67,15 +67,18 @@ WITH_TESTS = sorted(
 )
 
 
-def names_in(source: str) -> Iterator[tuple[str, str | None]]:
+@cache
+def names_in(source: str) -> tuple[tuple[str, str | None], ...]:
     """Module and name of each import, also of those inside functions and for types only."""
+    found: list[tuple[str, str | None]] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, None) for alias in node.names)
+            found += ((alias.name, None) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "a relative import"
             assert node.module is not None
-            yield from ((node.module, alias.name) for alias in node.names)
+            found += ((node.module, alias.name) for alias in node.names)
+    return tuple(found)
 
 
 def imports_of(source: str, known: Iterable[str]) -> set[str]:

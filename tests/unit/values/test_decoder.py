@@ -1,6 +1,7 @@
 # ruff: noqa: E501
 from __future__ import annotations
 
+import os
 import random
 from typing import Any
 
@@ -52,9 +53,13 @@ def assert_equal(records: list[bytes], fast: pa.Table, exact: pa.Table) -> None:
             assert one == other, f"{record!r}: column {name}"
 
 
+GENERATED = 3000 if "OPENDATA_BUFFER_RECORDS" in os.environ else 1000
+"""Of the corpus in ``./run test --nightly``, and by day."""
+
+
 @pytest.mark.parametrize("library", ["msgspec", "json"])
 def test_every_record_of_the_corpus_is_read_as_the_exact_reader_reads_it(library: str) -> None:
-    records = [*corpus.chosen(), *corpus.generated(3000)]
+    records = [*corpus.chosen(), *corpus.generated(GENERATED)]
     assert_equal(records, decoded(records, SCHEMA, library), exactly(records, SCHEMA))
 
 
