@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from opendata_buffer.closing import ClosedAtEnd
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch
-from opendata_buffer.consumer.descriptors import BatchDescriptor
 from opendata_buffer.consumer.pace import Pace
-from opendata_buffer.consumer.read_ahead import read_ahead
 from opendata_buffer.consumer.read_committed import READ_COMMITTED
 from opendata_buffer.errors import Closed, Drained, InvalidInput, OpenDataBufferError
 from opendata_buffer.runtime import Runtime, SystemRuntime
@@ -22,6 +20,7 @@ from opendata_buffer.topic.batch import Delivered, TopicArrowBatch, TopicBatch
 from opendata_buffer.topic.current import CurrentTopic
 from opendata_buffer.topic.description import TopicDescription
 from opendata_buffer.topic.fair import in_turn
+from opendata_buffer.topic.group import Group
 from opendata_buffer.topic.position import PartitionPosition
 from opendata_buffer.topic.reader import PartitionReader
 from opendata_buffer.topic.topic import Topic
@@ -102,8 +101,7 @@ class TopicConsumer(ClosedAtEnd):
         self._current = CurrentTopic(topic, self._runtime, refresh_s)
         self._drained = Topic.open(config, store=topic.store, runtime=self._runtime)
         self._readers: dict[str, PartitionReader] = {}
-        self._group: deque[tuple[str, BatchDescriptor]] = deque()
-        self._fetching: Generator[ConsumedBatch | ArrowBatch, None, None] | None = None
+        self._group: Group | None = None
         self._as_arrow = False
         self._pace = Pace.of(self._store)
         self._last: str | None = None
@@ -234,8 +232,8 @@ class TopicConsumer(ClosedAtEnd):
             self._end_group()
             self._as_arrow = arrow
         while True:
-            if self._fetching is not None:
-                return self._take(self._fetching)
+            if self._group is not None:
+                return self._take(self._group)
             if self._errors:
                 raise self._errors.popleft()
             found = self._look()
@@ -245,43 +243,31 @@ class TopicConsumer(ClosedAtEnd):
     def _begin_group(self) -> bool:
         """Let what is ready be fetched ahead, in turn; whether there is any."""
         waiting = {name: reader.ready for name, reader in self._readers.items()}
-        group = in_turn(waiting, self._last, GROUP)
-        if not group:
+        batches = in_turn(waiting, self._last, GROUP)
+        if not batches:
             return False
-        self._group = deque(group)
-        owners = {id(descriptor): self._readers[name] for name, descriptor in group}
-        arrow = self._as_arrow
-        self._fetching = read_ahead(
-            lambda descriptor: owners[id(descriptor)].read(descriptor),
-            [descriptor for _, descriptor in group],
-            lambda descriptor, stored: owners[id(descriptor)].decode(stored, arrow=arrow),
-            runtime=self._runtime,
-            pace=self._pace,
+        self._group = Group(
+            batches, self._readers, arrow=self._as_arrow, runtime=self._runtime, pace=self._pace
         )
         return True
 
-    def _take(
-        self, fetching: Generator[ConsumedBatch | ArrowBatch, None, None]
-    ) -> tuple[str, ConsumedBatch | ArrowBatch]:
-        name, _ = self._group[0]
+    def _take(self, group: Group) -> tuple[str, ConsumedBatch | ArrowBatch]:
+        name = group.partition
         self._last = name  # also after an error: the others have their turn first
         try:
-            found = next(fetching)
+            found = group.take()
         except BaseException:
             self._end_group()
             raise
-        self._group.popleft()
-        self._readers[name].ready.popleft()
-        if not self._group:
+        if group.is_over:
             self._end_group()
         return name, found
 
     def _end_group(self) -> None:
         """What was fetched and not delivered is fetched again: it is still ready."""
-        if self._fetching is not None:
-            self._fetching.close()
-        self._fetching = None
-        self._group.clear()
+        group, self._group = self._group, None
+        if group is not None:
+            group.close()
 
     # Looking.
 
