@@ -14,6 +14,7 @@ from rich.console import Console
 
 from benchmarks import oncall
 from benchmarks.__main__ import measure
+from benchmarks.ceiling import sizes_read
 from benchmarks.cost import Requests
 from benchmarks.peers import Turns
 from benchmarks.prices import KAFKA, S3, SECONDS_A_MONTH
@@ -100,6 +101,23 @@ def test_competitors_take_turns_and_ours_is_told_by_the_best_of_them() -> None:
     assert (ours.measured, ours.bar, ours.ok) == ("2.00 x", ">= 2.5 x", False)
     assert ours.detail == "5.00 M/s (4.00 to 6.00)"
     assert (plain.measured, plain.ok) == ("1.00 M/s (1.00 to 1.00)", None)
+
+
+def test_what_shows_a_limit_is_told_by_the_best_of_the_others_and_has_no_bar() -> None:
+    turns = Turns({"limit": lambda: 3.0, "plain": lambda: 1.0, "tuned": lambda: 2.0})
+    turns.run(rounds=1, warm_up=0)
+    limit, *_ = turns.rows("writing", {"limit": (None, ("plain", "tuned"))})
+    assert limit.name == "writing: limit / the best of plain, tuned"
+    assert (limit.measured, limit.bar, limit.ok) == ("1.50 x", "", None)
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_yardstick_that_reads_reads_files_of_any_size(tmp_path: Path, copied: bool) -> None:
+    sizes = [10, 30, 0, 20]
+    paths = [tmp_path / str(number) for number in range(len(sizes))]
+    for path, size in zip(paths, sizes, strict=True):
+        path.write_bytes(b"x" * size)
+    assert list(sizes_read([str(path) for path in paths], copied)) == sizes
 
 
 def test_a_table_of_prices_knows_dear_cheap_and_free_requests() -> None:
