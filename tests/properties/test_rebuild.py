@@ -35,6 +35,7 @@ class History:
         self.now_ms = self.names.now_ms()
         self.manifest = Manifest.starting_at(self.random.choice([0, 7]), 1)
         self.written: dict[int, str] = {}
+        self.stored_ms: dict[str, int] = {}
         self.committed: set[str] = set()
         self.open: dict[bytes, list[str]] = {}
         self.rule = ReadCommitted("ingest")
@@ -49,13 +50,15 @@ class History:
         named = None if message is None else build_uuid(*message)
         location = batch_key("ingest", self.names.ulid_at(self.now_ms + ahead_ms), None, named)
         self.written[self.manifest.next_sequence] = location
+        self.stored_ms[location] = self.now_ms
         self.manifest = self.manifest.append([NewEntry(location)])
         return location
 
     def write(self) -> None:
         kind = self.random.random()
         if kind < 0.3:
-            self.committed.add(self.append())
+            # A sink's write is named hours ahead.
+            self.committed.add(self.append(ahead_ms=self.random.choice([0, 0, 10**7])))
             return
         if kind < 0.6 or not self.open:
             self.open[bytes([1]) + len(self.written).to_bytes(5, "big")] = []
@@ -96,7 +99,7 @@ class History:
             parsed = parse_location(location, "ingest")
             assert parsed is not None
             if location in queued or parsed.timestamp_ms >= oldest_ms:
-                found.append(ObjectInfo(location, 7, self.now_ms))
+                found.append(ObjectInfo(location, 7, self.stored_ms[location]))
         return Listing(tuple(found), self.now_ms)
 
 

@@ -4,8 +4,8 @@
 
 * What the damaged or old manifest still tells is kept: entries, their order and their metadata.
 * Every batch object that no entry names comes behind them, in the order of names. One that was
-  surely read is left out: see :func:`was_read`. Messages of a producer whose last word is among
-  the entries come before them.
+  surely read is left out: see :func:`read_before_ms`. Messages of a producer whose last word is
+  among the entries come before them.
 * Sequences and epoch go on far above what the owner marker has seen. The marker lags behind the
   manifest that was lost, and no position that a consumer saved may reach into the new entries.
 """
@@ -41,7 +41,7 @@ from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Blob, Listing, Store
 from opendata_buffer.topic.topic import is_topic
 
-__all__ = ["RebuildPlan", "plan_rebuild", "read_raw", "rebuild", "was_read"]
+__all__ = ["RebuildPlan", "plan_rebuild", "read_before_ms", "read_raw", "rebuild"]
 
 SEQUENCES_AHEAD = 1_000_000
 EPOCHS_AHEAD = 1_000
@@ -91,13 +91,14 @@ def plan_rebuild(
     objects = {info.key for info in listing.objects}
     kept: list[NewEntry] = []
     missing: list[str] = []
-    unread = _unread(entries, seen, prefix)
+    read_ms = read_before_ms(listing, seen, prefix)
+    unread = _unread(entries, seen, read_ms, prefix)
     for entry in unread:
         if entry.location not in objects and is_confined(entry.location, prefix):
             missing.append(entry.location)
         else:
             kept.append(NewEntry(entry.location, entry.metadata))
-    found, read = _unnamed(listing, {entry.location for entry in entries}, seen, prefix)
+    found, read = _unnamed(listing, {entry.location for entry in entries}, read_ms, prefix)
     left_out = {each.location for each in entries} - {each.location for each in unread}
     read += len(left_out & objects)
     over = _final_of(kept, prefix)
@@ -111,24 +112,29 @@ def plan_rebuild(
     return RebuildPlan(fault, manifest, len(kept), locations, tuple(missing), read, newest_ms)
 
 
-def was_read(parsed: BatchLocation, seen: Watermark | None, data_path_prefix: str) -> bool:
-    """Whether a batch surely left the queue before the last one that is known to have left.
+def read_before_ms(listing: Listing, seen: Watermark | None, data_path_prefix: str) -> int:
+    """Batches named before this time surely left the queue, milliseconds; 0 where none did.
 
     A producer does not enqueue a batch that is older than half of the grace period. So a batch
-    named that much earlier than one that was read stood before it in the queue. Names of a
-    transaction, and of any acknowledgement, are made ahead of time and prove nothing.
+    named that much earlier than one that was read was stored stood before it in the queue. Names
+    alone prove nothing: those of the Spark sink and of acknowledgements are made ahead of time,
+    the former by hours, and only the object tells when it was stored.
+
+    Args:
+        listing: The objects below the data prefix.
+        seen: What the owner marker remembers: the last batch that is known to have been read.
+        data_path_prefix: The queue's.
     """
     if seen is None or not seen.acked_location:
-        return False
+        return 0
     acked = parse_location(seen.acked_location, data_path_prefix)
-    if acked is None or acked.txn is not None:
-        return False
-    if acked.message is not None and parse_uuid(acked.message).flags & ~FINAL == ACK_TXN:
-        return False
+    stored = (each for each in listing.objects if each.key == seen.acked_location)
+    info = next(stored, None)
     # The ULID of a run of OpenData's Go producer is older than the run's batches.
-    if f"/{acked.ulid}/" in seen.acked_location:
-        return False
-    return parsed.timestamp_ms < acked.timestamp_ms - GRACE_MS // 2
+    if acked is None or info is None or f"/{acked.ulid}/" in seen.acked_location:
+        return 0
+    # A name ahead of time is bounded by when it was stored, an object restored since by its name.
+    return min(acked.timestamp_ms, info.last_modified_ms) - GRACE_MS // 2
 
 
 def _examine(
@@ -154,7 +160,9 @@ def _examine(
     return fault, entries, reached.joined(Watermark.of(manifest))
 
 
-def _unread(entries: Sequence[QueueEntry], seen: Watermark | None, prefix: str) -> list[QueueEntry]:
+def _unread(
+    entries: Sequence[QueueEntry], seen: Watermark | None, read_ms: int, prefix: str
+) -> list[QueueEntry]:
     """The old manifest's entries without those that were surely read.
 
     A sequence that the marker knows to be read says so only where both are of one history. A client
@@ -167,7 +175,7 @@ def _unread(entries: Sequence[QueueEntry], seen: Watermark | None, prefix: str) 
     unread = []
     for each in entries:
         parsed = parse_location(each.location, prefix)
-        known = shared or (parsed is not None and was_read(parsed, seen, prefix))
+        known = shared or (parsed is not None and parsed.timestamp_ms < read_ms)
         if each.sequence > acked or not known:
             unread.append(each)
     return unread
@@ -191,7 +199,7 @@ def _producer(parsed: BatchLocation) -> bytes | None:
 
 
 def _unnamed(
-    listing: Listing, named: set[str], seen: Watermark | None, prefix: str
+    listing: Listing, named: set[str], read_ms: int, prefix: str
 ) -> tuple[list[tuple[str, BatchLocation]], int]:
     """Batches that no entry names, in the order to enqueue them; and how many were read."""
     nested = tuple(
@@ -205,7 +213,7 @@ def _unnamed(
         parsed = parse_location(info.key, prefix)
         if parsed is None or info.key in named or info.key.startswith(nested):
             continue
-        if was_read(parsed, seen, prefix):
+        if parsed.timestamp_ms < read_ms:
             read += 1
         else:
             unread.append((info.key, parsed))

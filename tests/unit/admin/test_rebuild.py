@@ -36,8 +36,8 @@ def location(at_ms: int, txn: Transaction | None = None, message: UUID | None = 
     return batch_key("ingest", NAMES.ulid_at(NOW + at_ms), txn, message)
 
 
-def listing(*keys: str) -> Listing:
-    return Listing(tuple(ObjectInfo(key, 7, NOW) for key in keys), NOW)
+def listing(*keys: str, stored_ms: int = 0) -> Listing:
+    return Listing(tuple(ObjectInfo(key, 7, NOW + stored_ms) for key in keys), NOW)
 
 
 SEEN = Watermark(5, 1)
@@ -131,29 +131,40 @@ def test_f4_what_was_appended_to_a_manifest_made_anew_is_not_taken_for_read() ->
 def test_of_an_old_copy_what_was_read_long_before_is_dropped() -> None:
     long_ago, acked = location(-GRACE_MS), location(0)
     old = Manifest.empty().append([NewEntry(long_ago)])
-    plan = plan_of(old.raw, listing(long_ago), Watermark(42, 3, acked=39, acked_location=acked))
-    assert (plan.manifest.locations(), plan.read) == ([], 1)
+    seen = Watermark(42, 3, acked=39, acked_location=acked)
+    plan = plan_of(old.raw, listing(long_ago, acked), seen)
+    assert (plan.manifest.locations(), plan.read) == ([acked], 1)
 
 
 def test_a_batch_that_surely_left_the_queue_before_another_is_left_out() -> None:
     old, border, acked, new = (location(at) for at in (-GRACE_MS, -GRACE_MS // 2, 0, 1))
     seen = Watermark(9, 1, acked=3, acked_location=acked)
-    plan = plan_of(None, listing(old, border, new), seen)
+    plan = plan_of(None, listing(old, border, acked, new), seen)
     # The one at the border may have been uploaded for half of the grace period.
-    assert (plan.found, plan.read) == ((border, new), 1)
+    assert (plan.found, plan.read) == ((border, acked, new), 1)
 
 
-def test_a_name_made_ahead_of_time_proves_nothing_about_what_was_read() -> None:
-    ahead = location(10 * GRACE_MS, Transaction("app", 1))
+@pytest.mark.parametrize(
+    ("txn", "flags"), [(None, None), (Transaction("app", 1), None), (None, ACK_TXN | FINAL)]
+)
+def test_a_name_made_ahead_of_time_tells_no_more_than_when_its_object_was_stored(
+    txn: Transaction | None, flags: int | None
+) -> None:
+    # By a sink whose write may take hours, with a transaction or without; by a publisher.
+    message = None if flags is None else build_uuid(A, 3, flags)
+    ahead, waits, old = location(10 * GRACE_MS, txn, message), location(0), location(-GRACE_MS)
     seen = Watermark(9, 1, acked=3, acked_location=ahead)
-    assert plan_of(None, listing(waits := location(0)), seen).found == (waits,)
+    plan = plan_of(None, listing(old, waits, ahead), seen)
+    assert (plan.found[0], plan.read) == (waits, 1)
+    # Without its object nobody knows when that was.
+    assert plan_of(None, listing(old, waits), seen).found == (old, waits)
 
 
-def test_a_publisher_s_acknowledgement_proves_nothing_about_what_was_read() -> None:
-    # It is named ahead of time, also of a publisher without a name.
-    ahead = location(2 * GRACE_MS, None, build_uuid(A, 3, ACK_TXN | FINAL))
-    seen = Watermark(9, 1, acked=3, acked_location=ahead)
-    assert plan_of(None, listing(waits := location(0)), seen).found == (waits,)
+def test_an_object_that_was_restored_since_is_as_old_as_its_name() -> None:
+    waits, acked = location(GRACE_MS), location(0)
+    seen = Watermark(9, 1, acked=3, acked_location=acked)
+    plan = plan_of(None, listing(waits, acked, stored_ms=9 * GRACE_MS), seen)
+    assert waits in plan.found
 
 
 def test_transactions_stay_in_one_piece_and_in_the_order_of_their_numbers() -> None:
