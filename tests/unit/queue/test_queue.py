@@ -638,3 +638,19 @@ def test_f1_f2_a_seal_whose_answer_is_lost_holds(step: Step) -> None:
     store = ScriptedStore(step)
     assert make(store).seal()
     assert stored(store).sealed
+
+
+def test_an_entry_is_replaced_only_while_it_names_the_batch_that_was_looked_at() -> None:
+    store = ScriptedStore()
+    queue = make(store)
+    queue.append([entry(0), entry(1)])
+    after = queue.replace(0, entry(0).location, entry(5))
+    assert (locations(store), after.epoch) == ([entry(5).location, entry(1).location], 1)
+    # Somebody else has replaced it since: that batch is not the one to be passed by.
+    with pytest.raises(InvalidInput, match=r"sequence 0 .* names .*005\.batch' by now"):
+        queue.replace(0, entry(0).location, entry(6))
+    with pytest.raises(InvalidInput, match="sequence 2 is not queued"):
+        queue.replace(2, entry(2).location, entry(6))
+    assert stored(store) == after
+    # Again, because its answer was lost: nothing more is done.
+    assert queue.replace(0, entry(0).location, entry(5)) == after
