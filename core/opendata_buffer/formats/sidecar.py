@@ -72,7 +72,8 @@ class Sidecar:
         if version > self.version:
             raise self.unreadable(
                 f"it has version {version}, and this release reads versions up to {self.version}: "
-                "a later release of opendata-buffer wrote it. Use that one"
+                "a later release of opendata-buffer wrote it. Use that one, and do what follows "
+                "only where none was ever used"
             )
         return fields
 

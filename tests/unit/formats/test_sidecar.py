@@ -45,7 +45,8 @@ def test_a_later_version_says_who_can_read_it() -> None:
         NOTE.decode(b'{"version": 3}')
     assert str(caught.value) == (
         "the note is not readable: it has version 3, and this release reads versions up to 2: a "
-        "later release of opendata-buffer wrote it. Use that one. Delete it."
+        "later release of opendata-buffer wrote it. Use that one, and do what follows only where "
+        "none was ever used. Delete it."
     )
 
 
