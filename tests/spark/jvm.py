@@ -42,6 +42,7 @@ def prepare() -> None:
     before = filter(None, [os.environ.get("PYTHONPATH")])
     os.environ["PYTHONPATH"] = os.pathsep.join([*map(str, PATHS), *before])
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ.setdefault("SPARK_LAUNCHER_OPTS", SMALL_JVM)
     os.environ.setdefault("SPARK_SUBMIT_OPTS", java_options())
 
 
