@@ -29,6 +29,7 @@ from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.locks import locked
 from opendata_buffer.queue.owner import Claim
 from opendata_buffer.queue.queue import Queue
+from opendata_buffer.retry import load_retries
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores import Paced, Store
 
@@ -177,6 +178,10 @@ class GroupCommitter:
                 self._write(group)
             finally:
                 self._end()
+            # Who writes by himself will lose a race; nothing waits now for loading what it takes.
+            # A process whose broker writes for it needs none of it: many that start at once would
+            # all load it while they look for that broker.
+            load_retries()
         outcome = request.outcome
         if isinstance(outcome, BaseException):
             raise outcome

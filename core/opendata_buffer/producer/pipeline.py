@@ -36,7 +36,6 @@ from opendata_buffer.producer.backlog import Backlog
 from opendata_buffer.producer.uploader import Uploader
 from opendata_buffer.producer.work import Work
 from opendata_buffer.queue.owner import claim_for_use
-from opendata_buffer.retry import load_retries
 from opendata_buffer.runtime import Runtime, Task, deadline
 from opendata_buffer.stores import Store
 
@@ -148,7 +147,6 @@ class Pipeline:
     # Workers.
 
     def _work(self) -> None:
-        load_retries()
         while (work := self.backlog.next_work()) is not None:
             if work.hire:
                 self._hire()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 import sys
 import threading
 import time
@@ -452,17 +451,3 @@ def test_f33_each_call_takes_room_however_small_it_is(silent: Silent) -> None:
     with pytest.raises(FlushFailed):
         producer.close(0.01)
     eventually(lambda: producer.buffered_bytes == 0)
-
-
-def test_what_a_lost_race_needs_is_loaded_before_anything_waits_for_it() -> None:
-    """Loaded at the first lost race, it held up all records that came meanwhile for 20 ms."""
-    program = """
-import sys
-from opendata_buffer import Producer, ProducerConfig
-with Producer(ProducerConfig(store="memory://light")) as producer:
-    producer.send(b"a")
-    producer.flush()
-    assert "tenacity" in sys.modules
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
