@@ -312,6 +312,6 @@ def test_topics_that_grow_and_shrink_lose_nothing_and_repeat_nothing(seed: int) 
         history = "\n".join(world.simulation.history[-80:])
         pytest.fail(f"{error}\n\n{history}\n\nOPENDATA_BUFFER_SEED={seed}", pytrace=False)
     assert len(world.durable) > 100, "hardly anything was produced"
-    # How many there are is up to the seed: some have four, most have more than ten.
+    # How many there are is up to the seed: mostly 8 to 12, and 4 in a rare one.
     assert world.changes["expanded"] + world.changes["drained"] >= 1, "the topic never changed"
     assert len({partition for partition, _ in world.target.records}) >= 2
