@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 prepare()
 
+_MANAGER = "FileSystemBasedCheckpointFileManager"
+"""What Spark writes checkpoints in S3 with. The one for local disks starts a process per look."""
+
 _LOG4J = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
@@ -52,6 +55,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.warehouse.dir", str(home / "warehouse"))
+        .config(
+            "spark.sql.streaming.checkpointFileManagerClass",
+            f"org.apache.spark.sql.execution.streaming.checkpointing.{_MANAGER}",
+        )
     )
     with starting():
         session = builder.getOrCreate()

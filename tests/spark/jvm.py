@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 SMALL_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """In a life of a minute the optimising compiler only costs."""
 
+PLAIN_FILES = (
+    "-Dspark.hadoop.fs.file.impl=org.apache.hadoop.fs.RawLocalFileSystem"
+    " -Dspark.hadoop.fs.AbstractFileSystem.file.impl=org.apache.hadoop.fs.local.RawLocalFs"
+)
+"""Without Hadoop's native library each local file costs three processes, ``readlink`` twice and
+``chmod``: 35 of them a micro-batch. So there are no files of checksums beside those of Spark."""
+
 CLASSES = "OPENDATA_BUFFER_CLASSES"
 """Names the archive that ``python -m tests.spark.classes`` made, if any."""
 
@@ -43,7 +50,7 @@ def prepare() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([*map(str, PATHS), *before])
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", SMALL_JVM)
-    os.environ.setdefault("SPARK_SUBMIT_OPTS", java_options())
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", f"{java_options()} {PLAIN_FILES}")
 
 
 def java_options() -> str:

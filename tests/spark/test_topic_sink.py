@@ -103,8 +103,7 @@ class Pipe:
 
     def forget_commit(self, batch: int) -> None:
         """As if the driver died after the sink's commit, before Spark's."""
-        for name in (str(batch), f".{batch}.crc"):
-            (self.checkpoint / "commits" / name).unlink()
+        (self.checkpoint / "commits" / str(batch)).unlink()
 
     @property
     def record(self) -> Path:
