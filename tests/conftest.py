@@ -40,7 +40,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # A machine that is busy with something else is slow at making examples, too.
 _slow = [hypothesis.HealthCheck.too_slow]
 hypothesis.settings.register_profile(
-    "default", deadline=None, max_examples=60, suppress_health_check=_slow
+    "default", deadline=None, max_examples=100, suppress_health_check=_slow
 )
 hypothesis.settings.register_profile(
     "ci", deadline=None, max_examples=500, print_blob=True, suppress_health_check=_slow

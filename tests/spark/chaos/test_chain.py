@@ -12,7 +12,7 @@ from tests.spark.queues import manifest
 
 pytestmark = pytest.mark.slow
 
-LIVES = max(3, KILLS // 5)
+LIVES = max(4, KILLS // 4)
 
 
 def test_every_record_once_at_the_end_of_a_chain(java: str, home: Path) -> None:

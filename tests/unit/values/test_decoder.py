@@ -1,7 +1,6 @@
 # ruff: noqa: E501
 from __future__ import annotations
 
-import os
 import random
 from typing import Any
 
@@ -53,8 +52,8 @@ def assert_equal(records: list[bytes], fast: pa.Table, exact: pa.Table) -> None:
             assert one == other, f"{record!r}: column {name}"
 
 
-GENERATED = 3000 if "OPENDATA_BUFFER_RECORDS" in os.environ else 1000
-"""Of the corpus in ``./run test --nightly``, and by day."""
+GENERATED = 3000
+"""Of the corpus that Spark reads all of, in ``tests/spark/test_values.py``."""
 
 
 @pytest.mark.parametrize("library", ["msgspec", "json"])
