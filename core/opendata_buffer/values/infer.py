@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from opendata_buffer.values.exact_csv import ExactCsv
 from opendata_buffer.values.options import CSV, PERMISSIVE, ValueOptions
-from opendata_buffer.values.scalars import Unfit, date_reader, timestamp_reader
+from opendata_buffer.values.scalars import Unfit, date_reader, java_string, timestamp_reader
 from opendata_buffer.values.times import MAX_LONG, MIN_LONG
 
 __all__ = ["ddl", "infer"]
@@ -98,7 +98,8 @@ def _type_of(value: Any) -> pa.DataType:
     if isinstance(value, float):
         return pa.float64()
     if isinstance(value, dict):
-        return pa.struct([pa.field(name, _type_of(value[name])) for name in sorted(value)])
+        members = {java_string(name): each for name, each in value.items()}
+        return pa.struct([pa.field(name, _type_of(members[name])) for name in sorted(members)])
     if isinstance(value, list):
         inner = _NULL
         for each in value:

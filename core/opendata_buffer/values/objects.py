@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 import numpy as np
@@ -363,10 +364,11 @@ def _of_type(values: list[Any], dtype: pa.DataType) -> tuple[list[Any], Mask | N
     else:
         accepted = (str,)
     kinds = set(map(type, values)) - {type(None)}
-    if kinds <= set(accepted) and (read is None or _Number not in kinds):
-        if types.is_floating(dtype) and int in kinds:
-            values = [None if each is None else float(each) for each in values]
+    if kinds <= set(accepted) and read is None:
         return values, None
+    if kinds <= {float, int} and types.is_floating(dtype):
+        with suppress(OverflowError):  # An integer may be longer than floats are large.
+            return [None if each is None else float(each) for each in values], None
     wrong = np.zeros(len(values), np.bool_)
     kept = list(values)
     for at, each in enumerate(values):

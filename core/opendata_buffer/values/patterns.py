@@ -7,6 +7,7 @@ from datetime import tzinfo
 from functools import lru_cache
 
 from opendata_buffer.errors import InvalidInput
+from opendata_buffer.values.times import MAX_LONG, MIN_LONG
 from opendata_buffer.values.zones import MICROS, civil_days, instant_micros, zone_of
 
 __all__ = ["Pattern"]
@@ -65,13 +66,15 @@ class Pattern:
         if days is None or of_day is None:
             return None
         if zone is None:
-            return days * 86_400 * MICROS + of_day
-        named = fields.get("zone")
-        if named is not None:
-            zone = zone_of("Z" if named in ("z", "Z") else named)
-            if zone is None:
-                return None
-        return instant_micros(days, of_day, zone)
+            found = days * 86_400 * MICROS + of_day
+        else:
+            named = fields.get("zone")
+            if named is not None:
+                zone = zone_of("Z" if named in ("z", "Z") else named)
+                if zone is None:
+                    return None
+            found = instant_micros(days, of_day, zone)
+        return found if MIN_LONG <= found <= MAX_LONG else None
 
     def _fields(self, text: str) -> dict[str, str] | None:
         found = self._regex.fullmatch(text)

@@ -85,8 +85,8 @@ def instant_micros(days: int, micros_of_day: int, zone: tzinfo) -> int:
     # Rules of zones repeat every 400 years beyond what datetime holds.
     ordinal = days + 719_163
     if not 2 <= ordinal <= 3_652_058:
-        within = ordinal % 146_097
-        ordinal = within + (24 * 146_097 if ordinal > 0 else 146_097)
+        # Of the last 400 years that it holds whole: 10000 is the end of the next.
+        ordinal = ordinal % 146_097 + (23 * 146_097 if ordinal > 0 else 146_097)
     at = datetime.fromordinal(ordinal) + timedelta(microseconds=micros_of_day)
     offset = zone.utcoffset(at.replace(tzinfo=zone))
     assert offset is not None

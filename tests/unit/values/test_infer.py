@@ -3,6 +3,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from opendata_buffer.values.decoder import Decoder
 from opendata_buffer.values.infer import ddl, infer
 from opendata_buffer.values.options import ValueOptions
 
@@ -35,6 +36,14 @@ def columns(*records: bytes, **options: object) -> str:
 )
 def test_columns_are_what_the_records_have(records: list[bytes], expected: str) -> None:
     assert columns(*records) == expected
+
+
+def test_half_a_character_in_a_name_is_what_the_readers_take_it_for() -> None:
+    records = [b'{"\\ud800":1,"b":{"\\udc00":true}}']
+    schema = infer(records, ValueOptions())
+    assert ddl(schema) == "`?` BIGINT, b STRUCT<`?`: BOOLEAN>"
+    read = Decoder(schema, ValueOptions()).decode(pa.array(records, pa.binary()))
+    assert [each.to_pylist() for each in read.arrays] == [[1], [{"?": True}]]
 
 
 def test_malformed_records_get_their_column_only_where_they_are_kept() -> None:

@@ -67,3 +67,19 @@ def test_with_a_rescued_column_a_field_that_no_column_takes_makes_its_record_dou
     rows, doubtful = read(library, b'{"a":1,"z":2}', b'{"a":3}', rescued_column="_rescued")
     assert doubtful == [True, False]
     assert rows[1]["a"] == 3
+
+
+@both
+@pytest.mark.parametrize(
+    ("dtype", "text"),
+    [(pa.int8(), "256"), (pa.int8(), "-129"), (pa.int16(), "32768"), (pa.int32(), "2147483648"),
+     (pa.int64(), "9223372036854775808"), (pa.float32(), "1" * 400), (pa.float64(), "-" + "1" * 400)],
+)  # fmt: skip
+def test_a_number_beyond_its_column_is_doubtful_where_nothing_else_is_odd(
+    library: str, dtype: pa.DataType, text: str
+) -> None:
+    objects = Objects([pa.field("a", dtype)], ValueOptions(), library)
+    records = [b'{"a":1}', b'{"a":%s}' % text.encode(), b'{"a":null}']
+    (array,), doubtful = objects.columns(pa.array(records, pa.binary()))
+    assert doubtful.tolist() == [False, True, False]
+    assert array.take([0, 2]).to_pylist() == [1, None]

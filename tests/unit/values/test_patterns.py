@@ -50,6 +50,8 @@ def test_a_pattern_reads_what_fits_it(pattern: str, text: str, expected: str) ->
         ("hh:mm a", "13:00 AM"),
         ("yyyy-DDD", "2019-366"),
         ("yyyy VV", "2020 Nowhere"),
+        ("yyyy-MM-dd", "+294248-01-01"),
+        ("yyyy-MM-dd", "-290309-01-01"),
     ],
 )
 def test_what_does_not_fit_is_none(pattern: str, text: str) -> None:
