@@ -34,6 +34,7 @@ from opendata_buffer.commit.record import (
     CommitRecord,
     Verdict,
     began,
+    claimed,
     decided,
     record_key,
     verdict,
@@ -152,7 +153,11 @@ class Ledger:
         known = self._claims.get(txn.app)
         if known is not None:
             record = known.register.last_seen
-            return record is None or record.batch < txn.batch
+            # Queries of one process share its ledger, and so does one whose checkpoint was
+            # deleted: it counts from 0 again, and each of its batches would pass for a repeat.
+            if claimed(record, txn.app, query) is record:
+                return record is None or record.batch < txn.batch
+            del self._claims[txn.app]
         claim, record = self._claim(txn.app, txn.batch, query)
         self._finish_earlier(claim, txn.app, record, partitions)
         if record.batch >= txn.batch:

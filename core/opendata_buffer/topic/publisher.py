@@ -270,6 +270,8 @@ class Publisher(ClosedAtEnd):
         """Give the open transaction up: nothing of it is ever delivered. No transaction: nothing.
 
         Raises:
+            InvalidInput: There is no name, and :meth:`apply` failed: it may be committed in some
+                partitions. Apply the intents again.
             OpenDataBufferError: It could not be rolled back in all partitions; it is not
                 committed in any. Call it again.
             Closed: The publisher was closed, or failed before.
@@ -349,6 +351,7 @@ class Publisher(ClosedAtEnd):
         if self._name is not None:
             self._decide(self._name, intents, current)
         else:
+            current.applying = True
             with self._deadline():
                 self._endings.settle(intents.producer, intents.clocks, None, current.since)
         self._open = None
@@ -374,6 +377,12 @@ class Publisher(ClosedAtEnd):
         current = self._open
         if current is None:
             return
+        if current.applying:
+            # Some partitions may have their acknowledgement: there it is delivered.
+            raise InvalidInput(
+                "the transaction was applied, and not in all partitions as far as is known, so it "
+                "counts where it was: apply the intents again until that succeeds"
+            )
         # What is under way may land until its handle says so, and would stay undecided.
         current.wait(None)
         clocks = dict.fromkeys(current.clocks, ROLL_BACK)

@@ -31,6 +31,7 @@ class OpenTransaction:
         clocks: Of its last batch in each partition.
         since: Of each partition, the sequence of its first batch that is known to be durable.
         intents: Set by :meth:`build`.
+        applying: Whether acknowledgements that commit it may be in some partitions.
     """
 
     def __init__(self, producer: bytes, txn: Transaction | None, runtime: Runtime) -> None:
@@ -39,6 +40,7 @@ class OpenTransaction:
         self.clocks: dict[str, int] = {}
         self.since: dict[str, int] = {}
         self.intents: AckIntents | None = None
+        self.applying = False
         self._runtime = runtime
         self._clock = ROLL_BACK  # below all of its batches
         self._handles: list[tuple[str, WriteHandle]] = []

@@ -11,7 +11,7 @@ from buffer_sink.topic_write import TopicWrite
 from opendata_buffer.commit.record import CommitRecord, record_key
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.read_committed import ReadCommitted
-from opendata_buffer.errors import Drained, Superseded, TransientStorageError
+from opendata_buffer.errors import Drained, InvalidInput, Superseded, TransientStorageError
 from opendata_buffer.formats.batch import decode_batch, encode_batch
 from opendata_buffer.formats.keys import Transaction, later_ulid
 from opendata_buffer.formats.manifest import Manifest, Metadata
@@ -341,3 +341,15 @@ def test_each_partition_has_a_broker_of_its_own_or_none(broker: str) -> None:
     wanted = [f"{name}/_broker.json" for name in names] if broker == "auto" else []
     assert sorted(looks) == sorted(wanted)
     driver.disconnect()
+
+
+def test_a_deleted_checkpoint_with_the_same_app_id_is_refused_in_the_same_process() -> None:
+    world = World()
+    driver = world.driver()
+    for batch in range(2):
+        assert driver.append(world.group(batch, f"old {batch}", query="one"))
+    # Spark keeps its Python workers, and the new query commits in the one of the old.
+    with pytest.raises(InvalidInput, match=r"belongs to query one.*this is query two"):
+        driver.append(world.group(0, "new", query="two"))
+    assert driver.append(world.group(0, "new", app="q2", query="two"))
+    assert world.read() == ["new", "old 0", "old 1"]

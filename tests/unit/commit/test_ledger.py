@@ -531,3 +531,25 @@ def test_an_app_id_of_another_query_is_refused_before_anything_is_appended() -> 
     with pytest.raises(InvalidInput, match="belongs to query one"):
         Driver(world).write(1, query="two")
     assert [world.manifest(name) for name in PARTITIONS] == before
+
+
+def test_another_query_in_the_same_process_is_refused_as_well() -> None:
+    world = World()
+    driver = Driver(world)
+    assert driver.write(0, query="one")
+    for batch in (0, 1):  # one that would pass for a repeat, and one that would go in between
+        with pytest.raises(InvalidInput, match=r"belongs to query one.*this is query two"):
+            driver.write(batch, query="two")
+    assert driver.write(1, query="one")
+    world.check(2)
+
+
+def test_a_query_takes_an_app_id_over_from_writes_without_one_in_the_same_process() -> None:
+    world = World()
+    driver = Driver(world)
+    assert driver.write(0, query=None)
+    assert driver.write(1, query="one")
+    assert world.record.query == "one"
+    with pytest.raises(InvalidInput, match="belongs to query one"):
+        Driver(world).write(2, query="two")
+    world.check(2)

@@ -197,6 +197,28 @@ def test_a_fault_in_the_middle_of_applying_is_mended_by_applying_again(store: Fa
         assert seen(store) == ENTRIES
 
 
+def test_what_is_applied_in_part_can_only_be_applied_and_not_rolled_back(store: Faulty) -> None:
+    with opened(store) as publisher:
+        all_published(publisher)
+        intents = publisher.build_ack_intents(WAIT_S)
+
+        def fail(operation: str, key: str) -> None:
+            if key == "p-00001-05mv/manifest" and operation == "put_if":
+                raise PermanentStorageError("access denied")
+
+        store.before = fail
+        with pytest.raises(PermanentStorageError):
+            publisher.apply(intents)
+        store.before = lambda operation, key: None
+        assert 0 < len(seen(store)) < len(ENTRIES)
+        with pytest.raises(InvalidInput, match="apply the intents again"):
+            publisher.roll_back()
+        assert still_open(store) == ["p-00001-05mv"]
+        publisher.apply(intents)
+        publisher.roll_back()
+        assert seen(store) == ENTRIES
+
+
 @pytest.mark.parametrize("name", [None, "billing"])
 def test_a_batch_that_fails_rolls_its_transaction_back(store: Faulty, name: str | None) -> None:
     publisher = opened(store, name)
