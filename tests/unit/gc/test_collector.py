@@ -15,6 +15,7 @@ from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.gc import collector as module
 from opendata_buffer.gc.collector import GarbageCollector
+from opendata_buffer.gc.place import PLACE_NAME, Place
 from opendata_buffer.queue.owner import check_owner, claim_queue
 from opendata_buffer.stores import DeleteFailure, Listing
 from opendata_buffer.stores.memory import MemoryStore
@@ -385,6 +386,22 @@ def test_f7_the_marker_of_a_queue_inside_the_prefix_spares_it_on_every_page() ->
         queue.store.put(key, b"")
     claim_queue(queue.store, QueueConfig(store="m", data_path_prefix="ingest/app=a/batch=1"))
     queue.runtime.set_wall_clock(NOW)
+    report = queue.collector().run_once()
+    assert report.deleted == 2
+    assert queue.names() >= set(inner)
+
+
+@pytest.mark.usefixtures("small_pages")
+def test_f7_a_queue_inside_the_prefix_is_spared_up_to_a_place_in_the_middle_of_it() -> None:
+    queue = Fixture()
+    queue.runtime.set_wall_clock(NOW - 60 * MINUTE)
+    inner = [batch_key("ingest/app=a/batch=1", queue.runtime.ulid()) for _ in range(250)]
+    for key in inner:
+        queue.store.put(key, b"")
+    claim_queue(queue.store, QueueConfig(store="m", data_path_prefix="ingest/app=a/batch=1"))
+    queue.runtime.set_wall_clock(NOW)
+    # The round ends at this place, before the marker: '_' comes behind all ULIDs.
+    queue.store.put(f"ingest/{PLACE_NAME}", Place(sorted(inner)[149]).to_json())
     report = queue.collector().run_once()
     assert report.deleted == 2
     assert queue.names() >= set(inner)
