@@ -39,7 +39,13 @@ from opendata_buffer.stores.checksums import check_md5
 from opendata_buffer.stores.clients import AZURE_ENVIRONMENT, ProcessClient
 from opendata_buffer.stores.extras import load
 from opendata_buffer.stores.probe import PROBE_DEADLINE_MS, SAFE, probe_conditional_writes
-from opendata_buffer.stores.ranges import check_limit, check_range, check_size, listed
+from opendata_buffer.stores.ranges import (
+    check_goes_on,
+    check_limit,
+    check_range,
+    check_size,
+    listed,
+)
 from opendata_buffer.stores.root import Root
 from opendata_buffer.stores.versions import strong_etag, unversioned, weak_or_none
 
@@ -209,7 +215,9 @@ class AzureStore:
         while more and (limit is None or len(objects) < limit):
             # Not what the limit leaves, while objects before start_after are passed by.
             size = _PAGE if limit is None or not (token or not start_after) else limit
-            page, token, date = self._page(self._root.prefix + prefix, token, min(size, _PAGE))
+            full, before = self._root.prefix + prefix, token
+            page, token, date = self._page(full, token, min(size, _PAGE))
+            check_goes_on(before, token, full, self.url)
             if now_ms is None and date:
                 now_ms = _ms(parsedate_to_datetime(date))
             for item in page:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -50,7 +50,7 @@ from opendata_buffer.stores.gcs_errors import (
 )
 from opendata_buffer.stores.pace import Pace
 from opendata_buffer.stores.probe import PROBE_DEADLINE_MS, RACES, SAFE, probe_conditional_writes
-from opendata_buffer.stores.ranges import check_limit, check_range, listed
+from opendata_buffer.stores.ranges import check_goes_on, check_limit, check_range, listed
 from opendata_buffer.stores.root import Root
 from opendata_buffer.stores.versions import unversioned
 from opendata_buffer.together import together
@@ -236,23 +236,33 @@ class GcsStore:
         more = True
         while more and (limit is None or len(objects) < limit):
             query["maxResults"] = _PAGE if limit is None else min(limit - len(objects) + 1, _PAGE)
-            answer = self._list_page(query)
-            page = answer.fields()
+            page, headers = self._list_page(query)
             if now_ms is None:
-                now_ms = date_ms(answer.headers.get("date"))
+                now_ms = date_ms(headers.get("date"))
             for item in page.get("items", ()):
                 name = item["name"][len(self._root.prefix) :]
                 if name > start_after:
                     objects.append(ObjectInfo(name, int(item["size"]), created_ms(item)))
-            query["pageToken"] = page.get("nextPageToken", "")
-            more = bool(query["pageToken"])
+            token = page.get("nextPageToken", "")
+            more = bool(token)
+            if more:
+                check_goes_on(query.get("pageToken"), token, str(query["prefix"]), self.url)
+            query["pageToken"] = token
         return listed(objects, now_ms, limit, more=more)
 
-    def _list_page(self, query: dict[str, str | int]) -> Answer:
+    def _list_page(
+        self, query: dict[str, str | int]
+    ) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+        """What the service says of one page, and the answer's headers."""
         prefix = str(query["prefix"])
 
-        def once() -> Answer:
-            return self._sent("GET", f"/storage/v1/b/{self._bucket}/o", query, prefix, "list")
+        def once() -> tuple[Mapping[str, Any], Mapping[str, str]]:
+            answer = self._sent("GET", f"/storage/v1/b/{self._bucket}/o", query, prefix, "list")
+            page = answer.fields()
+            # Taken for an empty page, what is none would hide all the objects that follow.
+            if not page and b"".join(answer.body.split()) != b"{}":
+                raise urllib3.exceptions.ProtocolError("the answer is no page of a listing")
+            return page, answer.headers
 
         return self._repeated(once, "list", prefix)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from opendata_buffer.errors import CorruptData, InvalidInput
+from opendata_buffer.errors import CorruptData, InvalidInput, TransientStorageError
 from opendata_buffer.stores import Listing, ObjectInfo
 
-__all__ = ["check_limit", "check_range", "check_size", "cut", "listed"]
+__all__ = ["check_goes_on", "check_limit", "check_range", "check_size", "cut", "listed"]
 
 
 def check_limit(limit: int | None) -> None:
@@ -18,6 +18,25 @@ def check_limit(limit: int | None) -> None:
     """
     if limit is not None and limit < 1:
         raise InvalidInput(f"limit is {limit!r}: use a whole number of at least 1")
+
+
+def check_goes_on(token: object, following: object, prefix: str, store: str) -> None:
+    """Refuse a listing whose next page would be the same one again, for ever.
+
+    Args:
+        token: Where this page began; empty or None for the first.
+        following: Where the next one begins.
+        prefix: The full prefix.
+        store: The store's URL.
+
+    Raises:
+        TransientStorageError: Both are the same.
+    """
+    if token and token == following:
+        raise TransientStorageError(
+            f"cannot list {prefix!r} in {store}: the listing goes on where it was. Check what "
+            "answers at the endpoint, or try again later."
+        )
 
 
 def check_range(byte_range: tuple[int, int] | None) -> None:

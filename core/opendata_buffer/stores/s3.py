@@ -12,6 +12,7 @@ import botocore.exceptions as boto
 
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import (
+    CorruptData,
     ObjectNotFound,
     PermanentStorageError,
     StorageError,
@@ -39,7 +40,7 @@ from opendata_buffer.stores import s3_requests as requests
 from opendata_buffer.stores.bounded import in_time
 from opendata_buffer.stores.clients import AWS_ENVIRONMENT, ProcessClient
 from opendata_buffer.stores.probe import PROBE_DEADLINE_MS, SAFE, probe_conditional_writes
-from opendata_buffer.stores.ranges import check_limit, check_range, listed
+from opendata_buffer.stores.ranges import check_goes_on, check_limit, check_range, listed
 from opendata_buffer.stores.root import Root
 from opendata_buffer.stores.s3_attempts import BODY_LOST, BodyLost, Busy, until_whole, while_busy
 from opendata_buffer.stores.s3_client import S3Pair, connect
@@ -223,8 +224,11 @@ class S3Store:
                 # A store that ignores StartAfter must not hand out what the caller has had.
                 if name > start_after:
                     objects.append(ObjectInfo(name, item["Size"], _ms(item["LastModified"])))
-            request["ContinuationToken"] = page.get("NextContinuationToken")
-            more = bool(page.get("IsTruncated") and request["ContinuationToken"])
+            token = page.get("NextContinuationToken")
+            more = bool(page.get("IsTruncated") and token)
+            if more:
+                check_goes_on(request.get("ContinuationToken"), token, request["Prefix"], self.url)
+            request["ContinuationToken"] = token
         return listed(objects, now_ms, limit, more=more)
 
     def _list_page(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -354,9 +358,12 @@ class S3Store:
         If the object holds the bytes that were written, its version is a version of them,
         whoever wrote it last.
         """
-        found = self.get(key, max_bytes=len(written))
-        if isinstance(found, Blob) and found.data == written:
-            return Applied(found.version)
+        try:
+            found = self.get(key, max_bytes=len(written))
+            if isinstance(found, Blob) and found.data == written:
+                return Applied(found.version)
+        except (CorruptData, ObjectNotFound):
+            pass  # it was written all the same, and is larger or gone since
         return Unknown("the store answered without an ETag, and the object has changed since")
 
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from opendata_buffer.errors import PermanentStorageError, UnsafeStore
+from opendata_buffer.errors import PermanentStorageError, TransientStorageError, UnsafeStore
 from opendata_buffer.stores import (
     ABSENT,
     Applied,
@@ -107,6 +107,13 @@ def test_a_listing_that_begins_anywhere_passes_by_what_is_before(script: Script)
     listing = store.list("", start_after="b", limit=1)
     assert [info.key for info in listing.objects] == ["c"]
     assert listing.truncated
+    assert len(server.asked) == 2
+
+
+def test_a_listing_that_goes_on_where_it_was_is_transient_and_ends(script: Script) -> None:
+    store, server = script(*[page(more="here")] * 5, azure_error(400, "InvalidInput"))
+    with pytest.raises(TransientStorageError, match="goes on where it was"):
+        store.list("")
     assert len(server.asked) == 2
 
 

@@ -150,6 +150,27 @@ def test_a_listing_follows_its_pages_and_asks_for_no_more_than_it_returns(script
     assert ["pageToken=" in each.path for each in server.asked] == [False, True, True]
 
 
+@pytest.mark.parametrize("body", [b"<html>Sign in to the guest network", b"", b"[]"])
+def test_a_listing_that_is_no_json_object_is_transient_and_not_empty(
+    script: Script, body: bytes
+) -> None:
+    first = {"items": [{"name": "root/a", "size": "1"}], "nextPageToken": "next"}
+    store, server = script(Reply(200, json.dumps(first).encode()), Reply(200, body))
+    with pytest.raises(TransientStorageError, match="cannot list 'root/' in bucket 'bucket'"):
+        store.list("")
+    assert len(server.asked) == 1 + 3, "it was asked again"
+    store, _ = script(Reply(200, b"{}"))
+    assert store.list("").objects == ()
+
+
+def test_a_listing_that_goes_on_where_it_was_is_transient_and_ends(script: Script) -> None:
+    page = Reply(200, b'{"nextPageToken": "here"}')
+    store, server = script(*[page] * 5, Reply(400))
+    with pytest.raises(TransientStorageError, match="goes on where it was"):
+        store.list("")
+    assert len(server.asked) == 2
+
+
 def test_objects_that_cannot_be_deleted_are_returned(script: Script) -> None:
     store, _ = script(Reply(403, b'{"error": {"message": "no"}}'))
     failures = store.delete_many(["a", "b//c"])

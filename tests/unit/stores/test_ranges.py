@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from opendata_buffer.errors import CorruptData, InvalidInput
+from opendata_buffer.errors import CorruptData, InvalidInput, TransientStorageError
 from opendata_buffer.stores import ObjectInfo
-from opendata_buffer.stores.ranges import check_limit, check_range, check_size, cut, listed
+from opendata_buffer.stores.ranges import (
+    check_goes_on,
+    check_limit,
+    check_range,
+    check_size,
+    cut,
+    listed,
+)
 
 
 @pytest.mark.parametrize("byte_range", [None, (0, 1), (7, 8), (0, 2**63)])
@@ -74,3 +81,10 @@ def test_f6_without_the_stores_clock_its_newest_object_is_the_bound() -> None:
     found = [ObjectInfo("a", 1, 20), ObjectInfo("b", 1, 10)]
     assert listed(found, None, 1, more=False).now_ms == 20
     assert listed([], None, None, more=False).now_ms == 0
+
+
+def test_a_page_that_is_followed_by_itself_ends_the_listing() -> None:
+    with pytest.raises(TransientStorageError, match="'p/' in s3://b: the listing goes on where"):
+        check_goes_on("here", "here", "p/", "s3://b")
+    for token, following in [(None, None), ("", ""), (None, "here"), ("here", "there")]:
+        check_goes_on(token, following, "p/", "s3://b")

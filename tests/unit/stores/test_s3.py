@@ -37,6 +37,7 @@ from opendata_buffer.stores import (
 from opendata_buffer.stores.s3 import S3Store
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.testing.s3_server import Answer, Fault, Request, S3Server
+from tests.http_scripts import Reply, ScriptedServer
 from tests.unit.broker.local import eventually
 
 T = TypeVar("T")
@@ -280,15 +281,19 @@ def test_a_store_that_answers_writes_without_an_etag_works(
     assert store.get("m", if_changed=replaced.version) == NotModified()
 
 
+@pytest.mark.parametrize("others", [b"2", b"a longer one", None], ids=["other", "longer", "gone"])
 def test_a_write_without_an_etag_that_was_replaced_meanwhile_is_unknown(
-    s3_server: S3Server, store: S3Store
+    s3_server: S3Server, store: S3Store, others: bytes | None
 ) -> None:
     without(s3_server, "ETag", method="PUT")
     get = store.get
 
     def overtaken(key: str, **options: Any) -> Blob | NotModified:
-        connect(s3_server).put(key, b"another's")
-        return get(key)
+        if others is None:
+            connect(s3_server).delete_many([key])
+        else:
+            connect(s3_server).put(key, others)
+        return get(key, **options)
 
     store.get = overtaken  # type: ignore[method-assign]
     assert isinstance(store.put_if("m", b"1", ABSENT), Unknown)
@@ -426,6 +431,19 @@ def test_a_listing_that_breaks_off_is_repeated_whole(
         store.put(name, b"")
     s3_server.inject(fault, method="GET")
     assert [info.key for info in store.list("").objects] == list("abcde")
+
+
+def test_a_listing_that_goes_on_where_it_was_is_transient_and_ends() -> None:
+    page = (
+        b"<ListBucketResult><IsTruncated>true</IsTruncated>"
+        b"<NextContinuationToken>here</NextContinuationToken></ListBucketResult>"
+    )
+    server = ScriptedServer(*[Reply(200, page)] * 5, Reply(400))
+    with server.running() as url:
+        store = S3Store("bucket", options=StoreOptions(endpoint_url=url), runtime=ManualRuntime())
+        with pytest.raises(TransientStorageError, match="goes on where it was"):
+            store.list("ingest/")
+    assert len(server.asked) == 2
 
 
 def test_a_listing_with_a_limit_asks_for_no_more_than_it_returns(
