@@ -19,6 +19,7 @@ from opendata_buffer.consumer.descriptors import BatchDescriptor
 from opendata_buffer.consumer.read_committed import ReadCommitted
 from opendata_buffer.errors import DataLoss, InvalidInput
 from opendata_buffer.formats.manifest import Manifest, QueueEntry
+from opendata_buffer.queue.owner import check_owner
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import Runtime, SystemRuntime
@@ -62,6 +63,7 @@ class BufferBatchReader(DataSourceReader):
         Raises:
             InvalidInput: There is no queue, or ``endingOffsets`` is beyond its end.
             DataLoss: ``startingOffsets`` is before its start, unless ``failOnDataLoss`` is off.
+            QueueReset: A manifest is gone, unless ``failOnDataLoss`` is off.
         """
         options, runtime = self._options, SystemRuntime()
         store = open_store(options.queue.store, options.queue.store_options)
@@ -89,6 +91,9 @@ def _waiting(
     config = options.consumer
     manifest = Queue(store, config, runtime=runtime, role="reader").read()
     if manifest is None:
+        claim = check_owner(store, config, runtime=runtime)
+        if claim is not None and options.fail_on_data_loss:
+            claim.check(None)  # lost, with all that waits in it (failure F4)
         if options.create_if_missing:  # a partition that nobody has written to yet
             return [], []
         raise InvalidInput(

@@ -11,6 +11,7 @@ from buffer_source.options import SourceOptions
 from buffer_source.partition import PartitionStream
 from opendata_buffer.errors import InvalidInput, OpenDataBufferError, PermanentStorageError
 from opendata_buffer.late import late_imports
+from opendata_buffer.queue.nesting import lost_topic
 from opendata_buffer.runtime import Runtime, deadline
 from opendata_buffer.stores import Get, Store
 from opendata_buffer.topic.presence import is_topic
@@ -119,11 +120,15 @@ class Partitions:
         """Refuse an offset that is about something else than this source reads.
 
         Raises:
-            InvalidInput: It is about a topic and this is a queue, or the other way round.
+            InvalidInput: It is about a topic and this is a queue, or the other way round; or the
+                topic's description is gone.
         """
         if offset is None:
             return
         if self.topic is None:
+            # A checkpoint given up for a lost description would give up what it holds, too.
+            if ONLY not in offset.partitions and (lost := lost_topic(self._store)):
+                raise InvalidInput(lost)
             offset.only  # noqa: B018  # raises
         elif ONLY in offset.partitions:
             raise InvalidInput(

@@ -54,6 +54,7 @@ class StreamDriver:
         self._partitions = Partitions(options, store, runtime, self._patient)
         self._log = CommitLog()
         self._frozen: list[str] | None = None  # What a run with AvailableNow reads.
+        self._left: set[str] = set()  # Partitions of offsets before, closed for good and empty.
         self._idle_at: float | None = None  # When nothing was found, monotonic seconds.
         self._counted: tuple[SourceOffset | None, SourceOffset] | None = None
         self._quarantine_known = False  # Whether no task ran since the quarantine was looked at.
@@ -113,6 +114,7 @@ class StreamDriver:
             if not self._partitions.stream(name).backlog
         }
         self._partitions.close(left)
+        self._left |= left
         return SourceOffset({name: ends[name] for name in names if name not in left})
 
     def plan(
@@ -226,8 +228,10 @@ class StreamDriver:
         return current, looks
 
     def _acknowledge(self, ends: Mapping[str, Position]) -> None:
-        streams = {name: self._partitions.stream(name) for name in ends}
-        due = [name for name in ends if not streams[name].has_acknowledged(ends[name])]
+        # Spark commits the offset before once more when a partition has left it: opened again for
+        # that, it would be claimed, and be shown as a backlog for as long as this run lasts.
+        streams = {name: self._partitions.stream(name) for name in {*ends}.difference(self._left)}
+        due = [name for name in streams if not streams[name].has_acknowledged(ends[name])]
         together(self._runtime, lambda name: streams[name].acknowledge(ends[name]), due)
 
     def _admitted(self, looks: Mapping[str, Look], limits: Limits) -> Mapping[str, int]:

@@ -8,15 +8,17 @@ import pytest
 from pyspark.cloudpickle import dumps
 from pyspark.sql.datasource import DataSourceReader
 
+from buffer_source.batch_partition import BatchPartition
 from buffer_source.batch_reader import BufferBatchReader, select
 from buffer_source.options import SourceOptions
 from buffer_source.rows import default_schema
 from opendata_buffer.config import ProducerConfig
-from opendata_buffer.errors import DataLoss, InvalidInput
+from opendata_buffer.errors import DataLoss, InvalidInput, QueueReset
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.testing.runtime import ManualRuntime
+from opendata_buffer.topic.topic import Topic
 from tests.unit.buffer_source.structs import struct
 
 
@@ -88,6 +90,33 @@ def test_a_queue_that_is_not_there_is_named(tmp_path: Path) -> None:
     reader = BufferBatchReader(SourceOptions.from_spark({"path": str(tmp_path)}), default_schema())
     with pytest.raises(InvalidInput, match=r"no queue with manifest 'ingest/manifest' in file://"):
         reader.partitions()
+
+
+@pytest.mark.parametrize("given", [{}, {"dataPathPrefix": "p-00001-05mv"}])
+def test_f4_a_lost_manifest_is_neither_an_empty_partition_nor_a_wrong_path(
+    tmp_path: Path, given: dict[str, str]
+) -> None:
+    Topic.create(str(tmp_path), 2)
+    for name in ("p-00000-04pn", "p-00001-05mv"):
+        with Producer(ProducerConfig(store=str(tmp_path), data_path_prefix=name)) as producer:
+            producer.produce([b"x"])
+    (tmp_path / "p-00001-05mv" / "manifest").unlink()
+    lost = {"path": str(tmp_path), **given}
+    reader = BufferBatchReader(SourceOptions.from_spark(lost), default_schema())
+    with pytest.raises(QueueReset, match="manifest 'p-00001-05mv/manifest' is gone from"):
+        reader.partitions()
+
+
+def test_what_is_left_of_a_topic_is_read_where_a_loss_is_allowed(tmp_path: Path) -> None:
+    Topic.create(str(tmp_path), 3)
+    for name in ("p-00000-04pn", "p-00001-05mv"):
+        with Producer(ProducerConfig(store=str(tmp_path), data_path_prefix=name)) as producer:
+            producer.produce([b"x"])
+    (tmp_path / "p-00001-05mv" / "manifest").unlink()
+    allowed = SourceOptions.from_spark({"path": str(tmp_path), "failOnDataLoss": "false"})
+    (task,) = BufferBatchReader(allowed, default_schema()).partitions()
+    assert isinstance(task, BatchPartition)
+    assert [each.partition for each in task.descriptors] == ["p-00000-04pn"]
 
 
 def test_a_time_is_where_a_read_starts(runtime: ManualRuntime) -> None:

@@ -80,6 +80,17 @@ def test_a_checkpoint_is_of_a_topic_or_of_a_queue(
         partitions(World(runtime)).check(many)
 
 
+def test_a_checkpoint_of_a_topic_is_not_to_be_given_up_because_the_description_is_lost(
+    topic: TopicWorld,
+) -> None:
+    topic.append("p-00001-05mv", b"waits")
+    many = SourceOffset({"p-00001-05mv": Position(1, 0)})
+    partitions(topic).check(many)
+    topic.store.delete_many(["_topic.json"])
+    with pytest.raises(InvalidInput, match=r"_topic\.json' is gone.*Put its latest version back"):
+        partitions(topic).check(many)
+
+
 def test_a_topic_that_vanishes_is_not_taken_for_a_queue(topic: TopicWorld) -> None:
     found = partitions(topic)
     found.names()

@@ -178,6 +178,28 @@ def test_a_drained_partition_leaves_topic_and_offsets(world: TopicWorld) -> None
     assert batch(world.run(), position)[1] == [b"3"]
 
 
+def test_a_partition_that_left_is_neither_opened_again_nor_shown_as_a_backlog(
+    world: TopicWorld,
+) -> None:
+    world.append(P1, *numbered(P1, 3))
+    driver = world.run()
+    read_all, _ = batch(driver, None)
+    drain(world, P1)
+    world.append(P0, b"1")
+    with_it, _ = batch(driver, read_all)
+    driver.latest(with_it)
+    assert world.topic.read().names == [P0, P2]
+    world.append(P0, b"2")
+    without, read = batch(driver, with_it)  # Spark commits the offset that had it
+    assert read == [b"2"]
+    assert set(nexts(without)) == {P0, P2}
+    assert driver.latest(without) is without
+    report = driver.report()
+    assert report is not None
+    assert set(report["next"]) == {P0, P2}
+    assert (report["backlogBatches"], report["partitionBacklogs"]) == (0, {})
+
+
 def test_a_draining_partition_stays_until_it_was_read(world: TopicWorld) -> None:
     world.append(P1, *numbered(P1, 3))
     drain(world, P1)
