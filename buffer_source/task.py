@@ -60,7 +60,11 @@ def read_batches(
         values = with_time_zone(values, _property("spark.sql.session.timeZone"))
     builder = RowBuilder(schema, values)
     for batch, records in _readable(options, descriptors):
-        yield from builder.pieces(records, batch.partition, batch.rows(records.count))
+        try:
+            yield from builder.pieces(records, batch.partition, batch.rows(records.count))
+        except PoisonBatch as error:
+            options.bad_batches.action(error)  # Most faults show here: the error names the option.
+            raise
         del records  # or its memory is not free while the next one is decoded
 
 

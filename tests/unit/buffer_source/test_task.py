@@ -108,10 +108,11 @@ def test_a_corrupt_batch_that_tasks_share_is_quarantined_by_all_and_counted_once
     assert counted == [1]
 
 
+@pytest.mark.parametrize("bad", [b"x" * 100, corrupt_behind_good_rows()])
 def test_a_corrupt_batch_ends_the_query_by_default_and_names_the_option(
-    tmp_path: Path, store: Store, runtime: ManualRuntime
+    tmp_path: Path, store: Store, runtime: ManualRuntime, bad: bytes
 ) -> None:
-    descriptors = put(store, runtime, encode_batch([b"a"]), b"x" * 100)
+    descriptors = put(store, runtime, encode_batch([b"a"]), bad)
     with pytest.raises(BatchUnreadable, match=r"batch 1 at .* corruptBatches set to quarantine"):
         sequences(options(tmp_path), descriptors)
     assert list_quarantine(store, "ingest") == []
