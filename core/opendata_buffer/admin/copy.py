@@ -101,6 +101,7 @@ class Copier:
         self._next = record.next_sequence
         self._rule = ReadCommitted.from_dict(dict(record.transactions), self._prefix)
         self.total = Copied()
+        self._tell_place()
         self._catch_up(manifest)
 
     @property
@@ -122,6 +123,7 @@ class Copier:
         self._pass_loss(manifest)
         group = self._ready(manifest)
         if group is None:
+            self._tell_place()  # Of what was lost just now, too.
             return False
         if group:
             moved = self._target.append(group, self._handle.fetch_raw)
@@ -204,10 +206,13 @@ class Copier:
             self._rule.lost(first - 1)
             self._next = max(self._next, first)
 
-    def _note_progress(self) -> None:
+    def _tell_place(self) -> None:
         floor = self._rule.floor(self._next)
         self.total.next_sequence = self._next
         self.total.held_from = floor if floor < self._next else None
+
+    def _note_progress(self) -> None:
+        self._tell_place()
         self._rule.prune(self._runtime.now_ms())
         self._target.note(self._next, self._rule.to_dict())
 

@@ -120,7 +120,7 @@ class NdjsonSplitter(_TextSplitter):
         if not text:
             return
         try:
-            json.loads(text)
+            json.loads(text, parse_int=str)  # int() refuses more than 4300 digits.
         except RecursionError:
             raise ValueError("JSON that is nested too deeply") from None
         except UnicodeDecodeError as error:

@@ -124,6 +124,21 @@ def test_a_second_run_copies_only_what_is_new() -> None:
     assert values_of(store) == [b"0", b"1", b"new"]
 
 
+def test_a_run_with_nothing_to_copy_tells_how_far_the_copy_has_got() -> None:
+    world, store = plain(2), MemoryStore()
+    copy(world.side(), store)
+    again = copy(world.side(), store)
+    assert (again.total.batches, again.total.next_sequence) == (0, 2)
+    world.add(b"first", message=(2, CONTINUE_TXN))
+    copy(world.side(), store)
+    again = copy(world.side(), store)
+    assert (again.total.next_sequence, again.total.held_from) == (3, 2)
+    world.manifest = world.manifest.append([NewEntry("x"), NewEntry("y")]).drop_through(4)
+    world.write()
+    behind = copy(world.side(), store, allow_data_loss=True)
+    assert (behind.total.next_sequence, behind.total.held_from) == (5, None)
+
+
 def test_two_sources_go_to_one_target() -> None:
     store = MemoryStore()
     for _ in range(2):

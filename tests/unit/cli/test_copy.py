@@ -32,7 +32,9 @@ def test_copy_says_what_it_copied_and_how_to_let_it_leave(
     }  # fmt: skip
     assert f"'opendata-buffer seek {url} --to 2' lets it leave the source" in result.stderr
     assert records_of(there) == records_of(store) == [b"a", b"b", b"c"]
-    assert json.loads(ok("copy", url, target).stdout)["batches"] == 0
+    again = ok("copy", url, target)
+    assert json.loads(again.stdout)["batches"] == 0
+    assert f"'opendata-buffer seek {url} --to 2' lets it leave the source" in again.stderr
     assert ok("consume", target).stdout == "a\nb\nc\n"
 
 

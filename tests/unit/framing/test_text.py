@@ -21,6 +21,12 @@ def split(splitter: Splitter, stream: bytes, size: int = 5) -> list[bytes]:
     return found + splitter.finish()
 
 
+def test_a_number_of_json_may_have_as_many_digits_as_its_writer_liked() -> None:
+    record = b'{"a":' + b"1" * 5_000 + b"}"
+    assert split(NdjsonSplitter(10_000), record + b"\n", 1_000) == [record]
+    assert join_ndjson([record]) == record + b"\n"
+
+
 def test_json_values_are_records_and_keep_their_bytes() -> None:
     stream = b'{"a": 1}\n\n[1,  2]\r\n"\xc3\xbc"\nnull'
     records = [b'{"a": 1}', b"[1,  2]", b'"\xc3\xbc"', b"null"]
