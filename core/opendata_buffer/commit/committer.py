@@ -21,6 +21,7 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import (
     CommitStateUnknown,
     CorruptManifest,
+    InvalidInput,
     QueueFull,
     TransientStorageError,
 )
@@ -260,11 +261,12 @@ class GroupCommitter:
                 first = self._queue.append(
                     entries, guard=self._look(read_first), read_first=read_first
                 )
-            except QueueFull as error:
+            except (InvalidInput, QueueFull) as error:
                 if len(group) == 1:
                     group[0].outcome = error
                     return
-                # Half of them may fit; all together never would, also into an empty queue.
+                # Half of them may fit; all together never would, also into an empty queue. And an
+                # entry that no manifest can hold is the fault of one caller, not of all.
                 half = len(group) // 2
                 self._write(group[:half])
                 self._write(group[half:])

@@ -9,11 +9,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from opendata_buffer.config import StoreOptions
-from opendata_buffer.errors import (
-    ObjectNotFound,
-    StorageError,
-    TransientStorageError,
-)
+from opendata_buffer.errors import ObjectNotFound, StorageError, TransientStorageError
 from opendata_buffer.formats.keys import check_key
 from opendata_buffer.runtime import Runtime, SystemRuntime, remaining
 from opendata_buffer.stores import (

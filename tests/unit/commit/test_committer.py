@@ -11,7 +11,12 @@ import pytest
 
 from opendata_buffer.commit.committer import GroupCommitter, shared_committer
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.errors import CommitStateUnknown, QueueFull, TransientStorageError
+from opendata_buffer.errors import (
+    CommitStateUnknown,
+    InvalidInput,
+    QueueFull,
+    TransientStorageError,
+)
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores import Absent, IfVersion, NotModified, PutOutcome, Unknown
@@ -22,8 +27,8 @@ CONFIG = QueueConfig(store="memory://unused")
 WAIT_S = 60.0
 
 
-def entry(n: int) -> NewEntry:
-    return NewEntry(f"ingest/01J5T4R3KXBMZ7QV9N2WG8Y{n:03d}.batch")
+def entry(n: int, prefix: str = "ingest") -> NewEntry:
+    return NewEntry(f"{prefix}/01J5T4R3KXBMZ7QV9N2WG8Y{n:03d}.batch")
 
 
 def queued(store: MemoryStore) -> list[str]:
@@ -58,9 +63,9 @@ class Callers:
         self.outcomes: dict[int, int | BaseException] = {}
         self._threads: list[threading.Thread] = []
 
-    def append(self, n: int, count: int = 1, within: float = 1e6) -> None:
+    def append(self, n: int, count: int = 1, within: float = 1e6, prefix: str = "ingest") -> None:
         def call() -> None:
-            entries = [entry(n + i) for i in range(count)]
+            entries = [entry(n + i, prefix) for i in range(count)]
             try:
                 self.outcomes[n] = self.committer.append(
                     entries, begin_by=self.runtime.monotonic() + within
@@ -167,6 +172,24 @@ def test_f35_of_what_does_not_fit_together_each_append_gets_in_that_fits() -> No
     assert queued(store) == [entry(n).location for n in range(6)]
     full = [n for n, outcome in callers.outcomes.items() if isinstance(outcome, QueueFull)]
     assert sorted(full) == [6, 7, 8]
+
+
+def test_an_entry_that_no_manifest_can_hold_fails_its_own_caller_and_no_other() -> None:
+    store = Held()
+    callers = Callers(store)
+    callers.append(0)
+    assert store.begun.wait(WAIT_S)
+    # Half a surrogate pair: what a broker is sent as JSON may have one.
+    callers.append(7, prefix="ingest/\ud800")
+    callers.await_waiting(1)
+    for n in (1, 2, 3):
+        callers.append(n)
+        callers.await_waiting(1 + n)
+    store.go_on.set()
+    callers.join()
+    assert isinstance(callers.outcomes.pop(7), InvalidInput)
+    assert queued(store) == [entry(n).location for n in range(4)]
+    assert callers.outcomes == {n: n for n in range(4)}
 
 
 def test_an_error_of_the_store_reaches_every_caller_and_the_next_append_goes_on() -> None:
