@@ -155,7 +155,7 @@ class Ledger:
             record = known.register.last_seen
             # Queries of one process share its ledger, and so does one whose checkpoint was
             # deleted: it counts from 0 again, and each of its batches would pass for a repeat.
-            if claimed(record, txn.app, query) is record:
+            if claimed(record, txn.app, query) is record and not _overtaken(known, txn.batch):
                 return record is None or record.batch < txn.batch
             del self._claims[txn.app]
         claim, record = self._claim(txn.app, txn.batch, query)
@@ -387,6 +387,20 @@ class Ledger:
             settings=self._config,
             max_bytes=RECORD.max_bytes,
         )
+
+
+def _overtaken(claim: _Claim, batch: int) -> bool:
+    """Whether other runs wrote the batches between the last one of this claim and this one.
+
+    Spark commits in any of its idle Python workers. Where there are several, because several
+    queries commit, each batch of a query may follow one that another process wrote, as a run of
+    its own. Without such a gap nobody did, and nothing is read.
+    """
+    record = claim.register.last_seen
+    if record is None or batch <= record.batch + 1:
+        return False
+    now = claim.register.read()
+    return not isinstance(now, Done) or now.value is None or now.value.run != claim.run
 
 
 def _unknown(txn: Transaction, key: str, reason: str) -> TransientStorageError:

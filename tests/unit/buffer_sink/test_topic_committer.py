@@ -206,13 +206,16 @@ def test_a_run_that_was_overtaken_says_so_and_leaves_nothing_behind() -> None:
     world = World()
     old = world.driver()
     assert old.append(world.group(0, "0"))
-    assert world.driver().append(world.group(1, "a"))
-    late = world.group(2, "x", "y", "z")
-    world.driver().append(world.group(1))
+    world.store.silent = {"p-00001-05mv/manifest"}
+    with pytest.raises(TransientStorageError, match="Nothing of it is visible"):
+        world.driver().append(world.group(1, "a", "b", "c"))  # it has begun, and does not end
+    world.store.silent = set()
     with pytest.raises(Superseded):
-        old.append(late)
-    assert world.read() == ["0", "a"]
+        old.append(world.group(1, "x", "y", "z"))
+    assert world.read() == ["0"]
     assert world.undecided() == 0
+    assert old.append(world.group(1, "x", "y", "z")), "started again, it is a run of its own"
+    assert world.read() == ["0", "x", "y", "z"]
 
 
 def test_a_partition_that_cannot_be_written_leaves_nothing_visible() -> None:
@@ -353,3 +356,14 @@ def test_a_deleted_checkpoint_with_the_same_app_id_is_refused_in_the_same_proces
         driver.append(world.group(0, "new", query="two"))
     assert driver.append(world.group(0, "new", app="q2", query="two"))
     assert world.read() == ["new", "old 0", "old 1"]
+
+
+def test_batches_of_a_query_are_committed_by_several_processes_in_turn() -> None:
+    world = World()
+    # Spark takes the Python worker that has been idle the longest.
+    workers = [world.driver() for _ in range(3)]
+    for batch in range(12):
+        assert workers[batch % 3].append(world.group(batch, f"{batch:02} a", f"{batch:02} b"))
+        assert not workers[batch % 2].append(world.group(batch, f"{batch:02} a", f"{batch:02} b"))
+    assert world.read() == [f"{batch:02} {row}" for batch in range(12) for row in "ab"]
+    assert world.undecided() == 0
