@@ -117,12 +117,16 @@ Reply = dict[str, Any]
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """One request that waits for its answer; ``lost`` is the answer where none will come."""
+    """One request that waits for its answer; ``lost`` is the answer where none will come.
+
+    Of one that was ``posted`` nobody waits for the answer.
+    """
 
     lost: Lost
     heard_at: float = 0.0
     valid_s: float = 0.0
     begin_by: float = float("-inf")
+    posted: bool = False
     answer: Answer | Reply | OpenDataBufferError | None = None
 
 
@@ -226,6 +230,37 @@ class Connection:
         """Say something that is not answered."""
         self._transmit(dict(body))
 
+    def post(self, body: Mapping[str, Any], until: float | None) -> bool:
+        """Ask for something and wait for no answer; only for room, where much is unanswered.
+
+        Args:
+            body: The question.
+            until: How long to wait for room, monotonic seconds.
+
+        Returns:
+            Whether it was sent, as far as is known.
+        """
+        with self._condition:
+            self._await_room(until)
+            if self._over or len(self._calls) >= MAX_OPEN_REQUESTS:
+                return False
+            self._number += 1
+            number = self._number
+            self._calls[number] = _Call(Lost(self._next, self._heard_at), posted=True)
+        return self._transmit({**body, "n": number})
+
+    def await_posted(self, until: float | None) -> None:
+        """Wait until all that was posted is answered, or the connection has ended.
+
+        A connection that is closed while answers come in may take along what was sent on it.
+        """
+        with self._condition:
+            while not self._over and any(each.posted for each in self._calls.values()):
+                left = None if until is None else until - self._runtime.monotonic()
+                if left is not None and left <= 0:
+                    return
+                self._condition.wait(left)
+
     def stats(self, timeout: float) -> dict[str, Any] | None:
         """The broker's counters; None without an answer within ``timeout`` seconds."""
         deadline = self._runtime.monotonic() + timeout
@@ -249,21 +284,25 @@ class Connection:
     ) -> Answer | Reply:
         until = None if timeout is None else self._runtime.monotonic() + timeout
         try:
-            sent = self._transmit(body)
-        except ProtocolError as error:
-            log.warning("the broker is not asked: %s", error)
-            call.answer, sent = Refused("large"), True
-        with self._condition:
-            if not sent:
-                call.answer = Refused("unsent")
-            while call.answer is None:
-                left = None if until is None else until - self._runtime.monotonic()
-                if left is not None and left <= 0:
-                    call.answer = call.lost
-                else:
-                    self._condition.wait(left)
-            del self._calls[number]
-            self._condition.notify_all()
+            try:
+                sent = self._transmit(body)
+            except ProtocolError as error:
+                log.warning("the broker is not asked: %s", error)
+                call.answer, sent = Refused("large"), True
+            with self._condition:
+                if not sent:
+                    call.answer = Refused("unsent")
+                while call.answer is None:
+                    left = None if until is None else until - self._runtime.monotonic()
+                    if left is not None and left <= 0:
+                        call.answer = call.lost
+                    else:
+                        self._condition.wait(left)
+        finally:
+            # Also after an interrupt: what is left behind would take up room for ever.
+            with self._condition:
+                del self._calls[number]
+                self._condition.notify_all()
         if isinstance(call.answer, OpenDataBufferError):
             raise call.answer
         return call.answer
@@ -382,6 +421,8 @@ class Connection:
                 return  # Of something that was told, and not asked.
             case _:
                 raise ProtocolError(f"the broker says {str(body.get('op'))[:50]!r}: unknown")
+        if call is not None and call.posted and call.answer is not None:
+            del self._calls[body["n"]]
         self._condition.notify_all()
 
     def _finish(self) -> None:

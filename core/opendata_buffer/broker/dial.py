@@ -66,8 +66,8 @@ def dial(announcement: Announcement, timeout: float) -> Channel:
         )
     except ConnectionRefusedError as error:
         raise ChannelRefused(f"nobody listens at {announcement.address}") from error
-    except (OSError, WebSocketException) as error:
-        # TimeoutError and ssl.SSLError are OSErrors.
+    except (OSError, ValueError, WebSocketException) as error:
+        # TimeoutError and ssl.SSLError are OSErrors; a ValueError says that the address is none.
         raise ChannelClosed(f"{announcement.address} is not reached: {error}") from error
     if announcement.certificate:
         _check_certificate(socket, announcement.certificate)

@@ -162,7 +162,10 @@ class Foreman:
                     if self._leaving:
                         return
                     finishing, self._finishing = self._finishing, []
-                    claiming, self._claiming = self._claiming, []
+                    # A batch for a worker that is gone would rest until its claim lapsed, and
+                    # count as handed out.
+                    claiming = [each for each in self._claiming if each.waits()]
+                    self._claiming = []
                     news, self._news = self._news, False
                 try:
                     left = self._take_turn(finishing, claiming, news)

@@ -169,6 +169,11 @@ class Host:
                     log.error("broker of %s does not serve: %s", self._store.url, error)
                     self._failure = error
                     wait = SILENT_S
+                except Exception:
+                    # No thread left, or a bug. A host that ended here would never serve, and
+                    # nobody would know.
+                    log.exception("broker of %s does not serve", self._store.url)
+                    wait = SILENT_S
                 self._wait(wait)
         finally:
             self._leave()
@@ -259,7 +264,7 @@ class Host:
         try:
             service.start()
             taken = self._lease.take(wanted, announced)
-        except OpenDataBufferError:
+        except BaseException:
             service.stop()
             raise
         if taken is None:

@@ -127,12 +127,23 @@ def parse_append(body: Mapping[str, Any], data_path_prefix: str) -> AppendReques
 def _entry(row: Any, data_path_prefix: str) -> NewEntry:
     match row:
         case [str(location), [*ranges]] if (
-            location.startswith(f"{data_path_prefix}/") and len(location) <= MAX_LOCATION_CHARS
+            location.startswith(f"{data_path_prefix}/")
+            and len(location) <= MAX_LOCATION_CHARS
+            and _is_unicode(location)
         ):
             return NewEntry(location, parse_metadata(ranges))
     raise ProtocolError(
         f"an entry is no location below {data_path_prefix!r} with its metadata: {str(row)[:200]}"
     )
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it can be stored: in JSON half of a surrogate pair is a character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def parse_metadata(rows: Sequence[Any]) -> tuple[Metadata, ...]:
@@ -176,7 +187,10 @@ def clock_body(now: Moment) -> list[float]:
 def moment_of(clock: Any) -> Moment:
     """A broker's clock as it comes back to it."""
     match clock:
-        case [int() | float() as monotonic, int(wall_ms)]:
+        # Within bounds, or an age could not be computed, in the middle of everybody's write.
+        case [int() | float() as monotonic, int(wall_ms)] if (
+            -(1 << 63) <= monotonic < 1 << 63 and -(1 << 63) <= wall_ms < 1 << 63
+        ):
             return Moment(wall_ms, float(monotonic))
     raise ProtocolError("a message carries no clock of the broker's")
 

@@ -39,6 +39,7 @@ class ClaimRequest:
         timeout_ms: Without a heartbeat for so long, its batches go to somebody else.
         max_deliveries: A batch that was handed out so often goes to the quarantine instead.
         answer: Takes the answer.
+        waits: Whether somebody still waits for it.
     """
 
     number: int
@@ -48,6 +49,7 @@ class ClaimRequest:
     timeout_ms: int
     max_deliveries: int
     answer: Answer
+    waits: Callable[[], bool] = lambda: True
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +75,9 @@ class FinishRequest:
     answer: Answer
 
 
-def parse_claim(body: Mapping[str, Any], now: float, answer: Answer) -> ClaimRequest:
+def parse_claim(
+    body: Mapping[str, Any], now: float, answer: Answer, waits: Callable[[], bool] = lambda: True
+) -> ClaimRequest:
     """A claim out of a message.
 
     Raises:
@@ -89,6 +93,7 @@ def parse_claim(body: Mapping[str, Any], now: float, answer: Answer) -> ClaimReq
                 timeout_ms=max(1, whole(body, "timeout_ms")),
                 max_deliveries=whole(body, "max_deliveries"),
                 answer=answer,
+                waits=waits,
             )
     raise ProtocolError("a claim does not name its worker")
 

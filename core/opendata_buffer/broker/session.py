@@ -11,7 +11,13 @@ from opendata_buffer.broker.messages import (
     parse_renewal,
     whole,
 )
-from opendata_buffer.broker.requests import parse_beat, parse_claim, parse_finish
+from opendata_buffer.broker.requests import (
+    ClaimRequest,
+    FinishRequest,
+    parse_beat,
+    parse_claim,
+    parse_finish,
+)
 from opendata_buffer.broker.service import Body, Service, Waiting
 from opendata_buffer.broker.wire import BrokerEnd, ProtocolError
 from opendata_buffer.runtime import Moment
@@ -73,8 +79,11 @@ class Session:
                         self._say({"op": "refused", "n": whole(body, "n"), "why": "moved"})
                     return
                 now = self._service.now()
-                parse = parse_claim if op == "claim" else parse_finish
-                work = parse(body, now, self.answer)
+                work: ClaimRequest | FinishRequest
+                if op == "claim":
+                    work = parse_claim(body, now, self.answer, lambda: not self._closed)
+                else:
+                    work = parse_finish(body, now, self.answer)
                 self._begin()
                 foreman.submit(work)
             case "floor":

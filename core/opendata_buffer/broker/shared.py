@@ -68,13 +68,17 @@ def open_committer(
             made = _Shared(key, runtime)
             shared = _shared.setdefault(key, made)
             if shared is made:
-                shared.open(
-                    store,
-                    config,
-                    claim,
-                    broker,
-                    network or WebSocketNetwork(runtime, listen_for(store)),
-                )
+                try:
+                    shared.open(
+                        store,
+                        config,
+                        claim,
+                        broker,
+                        network or WebSocketNetwork(runtime, listen_for(store)),
+                    )
+                except BaseException:
+                    shared.give_up()
+                    raise
                 return shared
         if shared.join():
             return shared
@@ -133,14 +137,21 @@ class _Shared:
             self._condition.notify_all()
 
     def join(self) -> bool:
-        """Count one more caller; False when the last one has closed it meanwhile."""
+        """Count one more caller; False when the last one has closed it, or it was given up."""
         with self._condition:
+            while self._callers and not self._opened:
+                self._condition.wait()
             if self._callers == 0:
                 return False
             self._callers += 1
-            while not self._opened:
-                self._condition.wait()
             return True
+
+    def give_up(self) -> None:
+        """It could not be made: who waits for it, or comes later, makes another."""
+        _shared.pop(self._key, None)
+        with self._condition:
+            self._callers = 0
+            self._condition.notify_all()
 
     def close(self) -> None:
         """See :class:`Committer`."""

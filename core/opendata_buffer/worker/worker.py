@@ -229,8 +229,10 @@ class Worker:
             self._condition.notify_all()
         connection = self._line.close()
         if connection is not None:
+            until = None if timeout is None else self._runtime.monotonic() + timeout
             for claim in claims:
-                connection.tell(claim.end("release"))
+                connection.post(claim.end("release"), until)
+            connection.await_posted(until)
             connection.close()
         if self._host is not None:
             self._host.stop(timeout)
@@ -313,11 +315,12 @@ class Worker:
 
     def _give_back(self, batches: Sequence[ClaimedBatch]) -> None:
         connection = self._line.connection
+        until = self._runtime.monotonic() + self._config.cas_deadline_ms / 1000
         for batch in batches:
             claim = batch._claim
             self._drop(claim)
             if connection is not None and not claim.over:
-                connection.tell(claim.end("release"))
+                connection.post(claim.end("release"), until)
 
     def _finish(self, claim: Claim, how: str, reason: str, rest_ms: int) -> None:
         try:
@@ -369,8 +372,10 @@ class Worker:
                 connection = self._line.find(self._runtime.monotonic())
             # Asked, not told: a broker that went without a sound would be told for ever.
             answer = connection.ask({"op": "beat", "tokens": [each.token for each in held]})
-            for claim in dropped:
-                connection.tell(claim.end("release"))
+            # Without waiting for room: heartbeats do not wait for it either. The rest is given back
+            # with the next ones.
+            asap = self._runtime.monotonic()
+            dropped = [each for each in dropped if connection.post(each.end("release"), asap)]
         except OpenDataBufferError as error:
             log.debug("a heartbeat was not sent: %s", error)
             return

@@ -236,3 +236,22 @@ def test_a_broker_whose_store_gave_no_answer_says_so() -> None:
     assert isinstance(answer, Lost)
     assert answer.since == 3
     assert not client.is_over
+
+
+def test_who_is_interrupted_while_he_waits_takes_up_no_room() -> None:
+    channel = Scripted(lambda body: {"op": "done", "n": body["n"], "sequence": 7, "next": 8})
+    client = connection(channel)
+    really_send = channel.send
+
+    def interrupted(message: bytes) -> None:
+        really_send(message)
+        raise KeyboardInterrupt
+
+    channel.send = interrupted  # type: ignore[method-assign]
+    for _ in range(MAX_OPEN_REQUESTS):
+        with pytest.raises(KeyboardInterrupt):
+            client.append(entries("a"), since=None, begin_by=SOON)
+    channel.send = really_send  # type: ignore[method-assign]
+    assert client._calls == {}
+    assert client.append(entries("a"), since=None, begin_by=SOON) == Appended(7)
+    client.close()

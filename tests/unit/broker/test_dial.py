@@ -47,3 +47,9 @@ def test_a_port_that_accepts_and_says_nothing_costs_the_timeout(
 def test_a_name_that_does_not_resolve_is_not_reached() -> None:
     with pytest.raises(ChannelClosed):
         dial(Announcement(1, "id", "no-such-host.invalid:1", b"s" * 32), 1.0)
+
+
+@pytest.mark.parametrize("address", ["broker..svc:7420", "127.0.0.1:99999", "[::1:7420", "host:x"])
+def test_an_address_that_is_none_is_not_reached(address: str) -> None:
+    with pytest.raises(ChannelClosed):
+        dial(Announcement(1, "id", address, b"s" * 32), 1.0)

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from opendata_buffer.broker import host as host_module
-from opendata_buffer.broker.client import Appended
+from opendata_buffer.broker.client import Appended, ChannelRefused
 from opendata_buffer.broker.host import Host
 from opendata_buffer.broker.lease import Lease
+from opendata_buffer.broker.server import Listen, WebSocketPort
 from opendata_buffer.errors import InvalidInput, TransientStorageError
 from opendata_buffer.stores import Store
 from opendata_buffer.stores.memory import MemoryStore
@@ -152,3 +153,27 @@ def test_a_host_that_cannot_listen_says_why() -> None:
     eventually(lambda: ours.failure)
     assert "the port is taken" in str(ours.failure)
     ours.stop(10)
+
+
+def test_a_host_that_has_no_thread_left_for_a_moment_goes_on_and_serves_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(host_module, "SILENT_S", 0.1)
+    store = MemoryStore()
+    lease = Lease(store, CONFIG, RUNTIME)
+    assert lease.take(type_of_announcement()(0, "dead", "127.0.0.1:9", b"d" * 32), None)
+    asked = 0
+
+    def connect(_: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            raise RuntimeError("can't start new thread")
+        raise ChannelRefused("nobody listens")
+
+    ours = Host(store, CONFIG, RUNTIME, lambda: WebSocketPort(Listen(), RUNTIME), connect, bytes)
+    try:
+        eventually(lambda: ours.serving)
+        assert asked > 1
+    finally:
+        ours.stop(10)

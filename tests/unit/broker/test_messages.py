@@ -134,3 +134,17 @@ def test_any_other_error_arrives_as_one_of_the_library_with_its_name() -> None:
 
 def test_a_clock_is_read_back_by_who_told_it() -> None:
     assert moment_of(travelled({"c": clock_body(Moment(5, 0.25))})["c"]) == Moment(5, 0.25)
+
+
+@pytest.mark.parametrize(
+    "clock", [[1e400, 5], [-1e400, 5], [10**400, 5], [1.0, 10**400], [1.0, -(10**400)]]
+)
+def test_a_clock_that_no_broker_has_is_refused(clock: list[Any]) -> None:
+    with pytest.raises(ProtocolError, match="clock"):
+        moment_of(travelled({"c": clock})["c"])
+
+
+def test_a_location_that_no_manifest_can_hold_is_refused() -> None:
+    body = append_body(1, [NewEntry("ingest/\ud800.batch")], CLOCK, 900, None)
+    with pytest.raises(ProtocolError, match="an entry is no location"):
+        parse_append(travelled(body), "ingest")

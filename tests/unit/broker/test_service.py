@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -293,3 +294,18 @@ def test_bytes_that_wait_are_bounded_like_entries() -> None:
     refused = [each for each in client.answered(1) if each.get("why") == "busy"]
     assert 0 < len(refused) < count
     assert service.stats()["waiting"] == count - len(refused)
+
+
+def test_one_clients_nonsense_does_no_harm_to_who_shares_its_write() -> None:
+    store = MemoryStore()
+    service = made(store)
+    hostile, honest = Client(service), Client(service)
+    hostile.number = 1
+    nonsense = append_body(1, [NewEntry("ingest/x")], [0.0, -(10**400)], VALID_MS, None)
+    with suppress(ProtocolError):
+        hostile.send(nonsense)
+    honest.ask("a")
+    service.start()
+    assert honest.answered()[0]["op"] == "done"
+    assert queued(store) == ["ingest/a"]
+    service.stop(5)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from opendata_buffer.broker.foreman import Foreman
+from opendata_buffer.broker.service import Service
 from opendata_buffer.broker.session import MAX_OPEN_REQUESTS
 from opendata_buffer.broker.wire import ProtocolError
+from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
-from tests.unit.broker.local import eventually, queued
+from tests.unit.broker.local import CONFIG, eventually, queued
 from tests.unit.broker.wired import Client, made
 
 
@@ -85,3 +91,31 @@ def test_a_broker_that_leaves_gives_the_floor_to_nobody() -> None:
     third.send({"op": "floor", "n": 1})
     for each in (second, third):
         assert each.answered() == [{"op": "refused", "n": 1, "why": "moved"}]
+
+
+def claim(number: int) -> dict[str, Any]:
+    return {
+        "op": "claim",
+        "n": number,
+        "max": 1,
+        "wait_ms": 60_000,
+        "worker": "worker",
+        "timeout_ms": 600_000,
+        "max_deliveries": 0,
+    }
+
+
+def test_a_batch_is_not_handed_to_a_worker_that_is_gone() -> None:
+    store, runtime = MemoryStore(), SystemRuntime()
+    consumer = ConsumerConfig(store="memory://unused")
+    queue = Queue(store, CONFIG, runtime=runtime, role="broker")
+    service = Service(queue, runtime, "ingest", foreman=Foreman(store, consumer, runtime))
+    service.start()
+    gone, waiting, producer = (Client(service) for _ in range(3))
+    gone.send(claim(1))
+    gone.session.close()
+    waiting.send(claim(1))
+    producer.ask("a")
+    (batch,) = waiting.answered()[0]["batches"]
+    assert batch["deliveries"] == 1
+    service.stop(5)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from opendata_buffer.broker.lease import Lease
 from opendata_buffer.broker.shared import open_committer
-from opendata_buffer.commit.committer import GroupCommitter
+from opendata_buffer.commit.committer import Committer, GroupCommitter
 from opendata_buffer.errors import InvalidInput
+from opendata_buffer.runtime import SystemRuntime, Task
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.broker.local import CONFIG, RUNTIME, entries, eventually, queued, soon
 
@@ -82,3 +85,30 @@ def test_what_has_no_broker_does_not_load_websockets() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+class Exhausted(SystemRuntime):
+    """Has no thread for the first who asks for one."""
+
+    def __init__(self) -> None:
+        self.refused = False
+
+    def spawn(self, target: Callable[[], None], name: str) -> Task:
+        if not self.refused:
+            self.refused = True
+            raise RuntimeError("can't start new thread")
+        return super().spawn(target, name)
+
+
+def test_where_the_first_producer_of_a_process_fails_the_next_one_does_not_wait_for_it() -> None:
+    store, runtime = MemoryStore(), Exhausted()
+    with pytest.raises(RuntimeError, match="new thread"):
+        open_committer(store, CONFIG, runtime, broker="host")
+    made: list[Committer] = []
+
+    def open_next() -> None:
+        made.append(open_committer(store, CONFIG, runtime, broker="host"))
+
+    threading.Thread(target=open_next, daemon=True).start()
+    eventually(lambda: made)
+    made[0].close()

@@ -15,6 +15,7 @@ import pytest
 from opendata_buffer.broker.claims import Claims
 from opendata_buffer.broker.foreman import Foreman
 from opendata_buffer.broker.host import Host
+from opendata_buffer.broker.messages import MAX_OPEN_REQUESTS
 from opendata_buffer.broker.tenure import Tenure
 from opendata_buffer.config import ConsumerConfig, WorkerConfig
 from opendata_buffer.consumer.consumer import Consumer
@@ -255,6 +256,19 @@ def test_a_worker_that_closes_gives_back_what_it_holds(store: MemoryStore) -> No
     with pytest.raises(Closed):
         leaving.claim()
     leaving.close()
+
+
+def test_a_worker_that_closes_gives_back_also_more_than_a_broker_takes_at_once(
+    store: MemoryStore,
+) -> None:
+    count = 3 * MAX_OPEN_REQUESTS
+    fill(store, count)
+    with Worker(replace(SETTINGS, claim_timeout_ms=600_000), store=store) as leaving:
+        held = leaving.claim(count)
+        assert len(held) == count
+    with Worker(SETTINGS, store=store) as other:
+        assert claimed(other, count) == set(range(count))
+    kept.clear()
 
 
 def test_in_a_forked_child_a_worker_neither_claims_nor_gives_back_what_its_parent_holds(
