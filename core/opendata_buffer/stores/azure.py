@@ -325,10 +325,11 @@ class AzureStore:
             # S3's 409 says that nothing was decided. Azure's says that the object exists.
             if code == "BlobAlreadyExists" and not isinstance(condition, IfVersion):
                 return VersionConflict()
-            if status_of(error) == 404 and code != "ContainerNotFound":
+            replaces = isinstance(condition, IfVersion)
+            if status_of(error) == 404 and code != "ContainerNotFound" and replaces:
                 return Vanished()  # failure F4
             if status_of(error) == 412 and not code.startswith("Lease"):
-                gone = isinstance(condition, IfVersion) and self._is_gone(full)
+                gone = replaces and self._is_gone(full)
                 return Vanished() if gone else VersionConflict()
             raise
 

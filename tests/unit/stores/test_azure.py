@@ -14,6 +14,7 @@ from opendata_buffer.stores import (
     IfVersion,
     NotModified,
     Unknown,
+    Vanished,
     VersionConflict,
 )
 from tests.http_scripts import Reply
@@ -48,6 +49,13 @@ def test_409_to_a_creation_is_a_conflict_and_no_other_409_is(script: Script) -> 
         store.put_if("m", b"x", ABSENT)
     store, _ = script(azure_error(409, "ContainerBeingDeleted"))
     assert isinstance(store.put_if("m", b"x", ABSENT), Unknown)
+
+
+def test_nothing_vanishes_that_was_to_be_created(script: Script) -> None:
+    store, _ = script(azure_error(404, "ResourceNotFound"))
+    with pytest.raises(PermanentStorageError, match="Create container 'bucket' or correct the"):
+        store.put_if("m", b"x", ABSENT)
+    assert store.put_if("m", b"x", IfVersion('"5"')) == Vanished()
 
 
 def test_a_lease_is_no_conflict(script: Script) -> None:
