@@ -76,6 +76,7 @@ class Walk:
         self._prefix = options.queue.data_path_prefix
         self._entries = entries
         self._expected = None if start is None else start.next
+        self._gone = set[int]() if start is None else set(start.missing)
 
     def step(self, batch: BatchDescriptor, *, gone: bool = False) -> None:
         """Take one entry.
@@ -88,6 +89,7 @@ class Walk:
             self.rule.lost(batch.sequence - 1)
         self._expected = batch.sequence + 1
         if gone:
+            self._gone.add(batch.sequence)
             self.rule.skip(batch.sequence, batch.location)
             return
         delivered = self.rule.offer(batch.sequence, batch.location, self._again)
@@ -102,4 +104,8 @@ class Walk:
                 self.repeats.append(batch)
 
     def _again(self, begin: int, end: int) -> list[tuple[int, str]]:
-        return [(each.sequence, each.location) for each in self._entries(begin, end)]
+        # Without what is gone: of a message and its repeat the rule takes the one it sees first.
+        entries = self._entries(begin, end)
+        return [
+            (each.sequence, each.location) for each in entries if each.sequence not in self._gone
+        ]

@@ -43,7 +43,8 @@ class Position:
             that was deleted and made anew, means nothing in this one.
         missing: Sequences of the micro-batch that ends here whose objects were found to be gone
             when it was planned, and which it passes by (``failOnDataLoss`` is false). On
-            record, because a replay must not look again and find otherwise.
+            record, because a replay must not look again and find otherwise. Those of earlier ones
+            stay while an open transaction begins in front of them.
     """
 
     next: int

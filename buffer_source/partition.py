@@ -221,7 +221,7 @@ class PartitionStream:
             [PartitionBatch.within(self.name, each) for each in walk.delivered],
             sizes,
             self.measures.total(walk.delivered),
-            len(gone),
+            sum(1 for sequence in gone if sequence >= begin),
             walk.repeats,
         )
 
@@ -306,8 +306,11 @@ class PartitionStream:
         # Apps are forgotten here and not in plan(), which must give the same answer for the same
         # offsets whenever it is asked.
         walk.rule.prune(self._runtime.now_ms())
-        state = walk.rule.to_dict()
-        return Position(next_sequence, look.base, state, cursor.queue_id, tuple(missing))
+        state, floor = walk.rule.to_dict(), walk.rule.floor(next_sequence)
+        # What an open transaction will be read again from is known to be gone there, too.
+        before = () if look.start is None else look.start.missing
+        known = (*(each for each in before if each >= floor), *missing)
+        return Position(next_sequence, look.base, state, cursor.queue_id, known)
 
     def _taken(
         self, cursor: Cursor, look: Look, count: int

@@ -125,6 +125,32 @@ def test_an_abandoned_transaction_does_not_hold_up_the_others(world: TopicWorld)
     assert world.queued_in(P) == []
 
 
+@pytest.mark.parametrize("cuts", [(), (2,), (2, 4)])
+def test_f5_the_repeat_of_a_message_that_was_gone_is_read_wherever_micro_batches_end(
+    world: TopicWorld, cuts: tuple[int, ...]
+) -> None:
+    # The writer's object was collected before its append landed. It knows, and repeats it.
+    reader = stream(world, failOnDataLoss="false")
+    position: Position | None = None
+    read: list[bytes] = []
+    for clock, value in ((2, b"one"), (3, b"gone"), (3, b"again")):
+        write(world, A, clock, value)
+        if value == b"gone":
+            manifest = world.queue(P).read()
+            assert manifest is not None
+            world.store.delete_many([manifest.entries()[-1].location])
+        world.append(P, b"between")
+        if len(world.queued_in(P)) in cuts:
+            position, part = step(reader, position)
+            read += part
+    write(world, A, 4)
+    end, part = step(stream(world, failOnDataLoss="false"), position)
+    assert [each for each in read + part if each != b"between"] == [b"one", b"again"]
+    replayed = stream(world, failOnDataLoss="false").plan(position, end)
+    assert [each.metadata[0].payload for each in replayed.batches] == part
+    assert replayed.missing == (0 if 4 in cuts else 1)
+
+
 def test_plans_are_the_same_in_every_run(world: TopicWorld) -> None:
     write(world, A, 2, b"one")
     world.append(P, b"x")
