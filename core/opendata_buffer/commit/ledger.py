@@ -200,6 +200,10 @@ class Ledger:
         record = self._claims[app].register.last_seen
         return -1 if record is None else record.batch
 
+    def told(self, txn: Transaction, producer: bytes) -> Verdict:
+        """What the record of an app that was begun or recovered says about an attempt."""
+        return verdict(self._claims[txn.app].register.last_seen, txn.batch, producer.hex())
+
     def prepare(self, attempt: Attempt, name: str) -> None:
         """Store the batch of one partition's acknowledgement ahead: :meth:`settle` need not.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from opendata_buffer.commit.ledger import Attempt, Ledger
+from opendata_buffer.commit.record import Verdict
 from opendata_buffer.errors import (
     InvalidInput,
     OpenDataBufferError,
@@ -59,10 +60,14 @@ class PublisherName:
         """
         if intents.txn is None or intents.txn.app != self._app:
             raise InvalidInput("the intents are of another publisher: apply them with that one")
-        if intents.txn.batch > self._ledger.committed(self._app):
+        found = self._ledger.told(intents.txn, intents.producer)
+        # The record knows the last transaction by its producer, so one that was published
+        # instead, under the same number, is told apart from it.
+        is_last = intents.txn.batch == self._ledger.committed(self._app)
+        if found is Verdict.OPEN or (found is Verdict.REPEATED and is_last):
             raise InvalidInput(
-                f"transaction {intents.txn.batch} was rolled back when its publisher was "
-                "opened again, because it was not committed: publish it again"
+                f"transaction {intents.txn.batch} was rolled back, because it was not committed "
+                "before its publisher went on or was opened again: publish it again"
             )
 
     def commit(self, intents: AckIntents, current: OpenTransaction) -> None:

@@ -75,6 +75,18 @@ def test_of_saved_intents_those_that_were_rolled_back_are_told() -> None:
             again.check_applied(AckIntents("topic", A, {P: 3}, txn))
 
 
+def test_saved_intents_are_not_taken_for_those_of_another_transaction_with_their_number() -> None:
+    world = World()
+    lost, _ = world.wrote(world.claimed(), A)
+    again = world.claimed()
+    kept, current = world.wrote(again, B)
+    assert kept.txn == lost.txn
+    again.commit(kept, current)
+    again.check_applied(kept)
+    with pytest.raises(InvalidInput, match="was rolled back"):
+        again.check_applied(lost)
+
+
 def test_who_was_taken_over_commits_nothing() -> None:
     world = World()
     old = world.claimed()
