@@ -286,6 +286,15 @@ def test_a_full_disk_of_the_reader_is_one_line_and_acknowledges_nothing(store: s
     assert ok("consume", store) == b"one\n"
 
 
+def test_help_that_cannot_be_written_is_one_line() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([*COMMAND, "--help"], stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 1
+    assert done.stderr == b"error: standard input or output: No space left on device\n"
+
+
 @pytest.mark.parametrize("command", ["consume", "produce", "status"])
 def test_a_closed_standard_output_is_refused_before_anything_is_taken(
     store: str, command: str

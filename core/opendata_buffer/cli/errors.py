@@ -110,6 +110,10 @@ def main_of(cli: click.Group) -> Callable[[], NoReturn]:
             cli.main(prog_name="opendata-buffer")
         except KeyboardInterrupt:
             sys.exit(INTERRUPTED)
+        except OSError as error:  # Help and version are written before a command is invoked.
+            _give_up_stdout()
+            Failure(f"standard input or output: {error.strerror or error}").show()
+            sys.exit(1)
         sys.exit(0)
 
     return main

@@ -220,7 +220,8 @@ def produce(
         except OpenDataBufferError as error:
             with suppress(OpenDataBufferError):
                 intake.settle()
-            raise Failure(f"{error} Of the input, {intake.durable_part()}.") from error
+            said = str(error).removesuffix(".")
+            raise Failure(f"{said}. Of the input, {intake.durable_part()}.") from error
     click.echo(json.dumps(intake.durable.as_json()))
 
 

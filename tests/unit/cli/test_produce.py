@@ -254,7 +254,9 @@ def test_a_record_without_a_key_ends_the_command_after_those_before_it(
     lines = tmp_path / "keys"
     lines.write_bytes(b"x\ny\n")
     line = fails("produce", url, "--key-from", str(lines), stdin=b"1\n2\n3\n")
-    assert "ends after 2 lines, and record 3 has no key" in line
+    assert (
+        "ends after 2 lines, and record 3 has no key: give it one line for each record. Of" in line
+    )
     assert line.endswith("lines 1 to 2 are durable; of those behind some may be.")
     assert sum(map(len, by_partition(store, names).values())) == 2
     line = fails("produce", url, "--key-from", str(lines), stdin=b"1\n")
