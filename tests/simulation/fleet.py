@@ -251,7 +251,7 @@ class Fleet:
                     holding is not None
                     and holding.member is member
                     and member.troubled_at < holding.since
-                    and not batch._asked
+                    and not batch._claim.asked
                     and ends
                     and not self.fences
                 ):
