@@ -102,7 +102,7 @@ class Copier:
         self._rule = ReadCommitted.from_dict(dict(record.transactions), self._prefix)
         self.total = Copied()
         self._tell_place()
-        self._catch_up(manifest)
+        self._catch_up()
 
     @property
     def partition(self) -> str:
@@ -164,15 +164,19 @@ class Copier:
             BatchDescriptor.of(entry) for each in delivered for entry in manifest.entries(each, 1)
         ]
 
-    def _catch_up(self, manifest: Manifest) -> None:
+    def _catch_up(self) -> None:
         """Pass by what the target shows to be copied and the record does not know yet."""
         copied = self._target.highest()
-        if max(self._next, -1 if copied is None else copied + 1) > manifest.next_sequence:
+        reached = self._next if copied is None else max(self._next, copied + 1)
+        # Looked at after record and target: whoever copied until now went on, with what the source
+        # was given meanwhile, and beside an older look that is a source that has gone back.
+        manifest = self._observer.manifest()
+        if reached > manifest.next_sequence:
             raise QueueReset(
-                f"the copy has got to sequence {self._next if copied is None else copied + 1} of "
-                f"manifest {self._source_key!r}, which ends at {manifest.next_sequence - 1}: it "
-                "was deleted and made again, or restored from an old copy. To copy what is there "
-                f"now, delete {self._target.record_place} first."
+                f"the copy has got to sequence {reached} of manifest {self._source_key!r}, which "
+                f"ends at {manifest.next_sequence - 1}: it was deleted and made again, or restored "
+                "from an old copy. To copy what is there now, delete "
+                f"{self._target.record_place} first."
             )
         if copied is None or copied < self._next:
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from opendata_buffer.admin import copy_pace, copy_target
 from opendata_buffer.admin.copy import Copier
-from opendata_buffer.admin.copy_target import Side
+from opendata_buffer.admin.copy_target import CopyTarget, Side
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.read_committed import ReadCommitted
@@ -267,6 +268,36 @@ def test_of_two_that_copy_at_once_the_first_one_ends() -> None:
     with pytest.raises(Superseded):
         first.step()
     assert values_of(store) == [b"0", b"1"]
+
+
+@pytest.mark.parametrize(
+    ("call", "ends"),
+    [
+        ("take_over", nullcontext()),  # It notes what it copied.
+        ("highest", pytest.raises(Superseded)),  # It appends, and cannot note it any more.
+    ],
+)
+def test_a_source_that_grew_while_the_copy_was_taken_over_has_not_gone_back(
+    call: str, ends: AbstractContextManager[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, store = plain(2), MemoryStore()
+    first = copy(world.side(), store)
+    monkeypatch.setattr(first._target, "_check_run", lambda first: None)
+    real = getattr(CopyTarget, call)
+
+    def beside_the_first_one(target: CopyTarget, *args: Any) -> Any:
+        monkeypatch.setattr(CopyTarget, call, real)
+        world.add(b"2")
+        with ends:
+            first.step()
+        assert values_of(store) == [b"0", b"1", b"2"]
+        return real(target, *args)
+
+    monkeypatch.setattr(CopyTarget, call, beside_the_first_one)
+    second = copy(world.side(), store)
+    assert getattr(CopyTarget, call) is real
+    assert (second.total.batches, second.total.next_sequence) == (0, 3)
+    assert values_of(store) == [b"0", b"1", b"2"]
 
 
 def test_uploads_that_take_too_long_for_the_collector_are_made_again(
