@@ -122,7 +122,8 @@ class Deployment:
         self.url = url
         self.store = open_store(url)
         self.config = ProducerConfig(store=url)
-        self.lease = Lease(self.store, self.config, SystemRuntime())
+        # Brokers give up on a slow store after five seconds and try again; a test waits for it.
+        self.lease = Lease(self.store, self.config, SystemRuntime(), deadline_ms=60_000)
         self.living: list[Member] = []
         self.all: list[Member] = []
 
