@@ -108,6 +108,19 @@ def test_f6_a_collector_whose_clock_is_ahead_makes_nothing_old() -> None:
     assert _plan([], [young], own_ms=NOW + 60 * MINUTE).delete == ()
 
 
+def test_f6_clocks_of_store_and_collector_ahead_alike_are_what_nothing_can_tell() -> None:
+    # The limit that docs/explanation/guarantees.md states, and why the simulated processes are
+    # spared it: there is no third clock to ask. By the true time all of these are 9 minutes old.
+    truth = NOW - 11 * MINUTE
+    young = _object(_key(20 * MINUTE), age_ms=20 * MINUTE)
+    assert clock_fault(NOW, NOW, GRACE) is None
+    assert _keys(_plan([], [young])) == [young.key]
+    # Either one of them alone, and both of them apart by more than is tolerated, is safe.
+    assert _plan([], [young], own_ms=truth).delete == ()
+    assert clock_fault(NOW, truth, GRACE) is not None
+    assert clock_fault(NOW, NOW + 11 * MINUTE, GRACE) is not None
+
+
 def test_f5_a_name_ahead_of_time_keeps_a_long_write_alive() -> None:
     # As the Spark sink names its batches: uploaded an hour ago, not to be deleted for another.
     made = _plan([], [_object(_key(-60 * MINUTE), age_ms=60 * MINUTE)])
