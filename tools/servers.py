@@ -91,7 +91,8 @@ class Server:
         self.folder.mkdir(parents=True)
         environment = {**os.environ, "PATH": search_path(), "GOBIN": str(self.folder)}
         command = self.get(self.folder)
-        command[0] = find(self.tool) or command[0]
+        if command[0] == self.tool:  # it may not be on the PATH, but where pip brought it
+            command[0] = find(self.tool) or self.tool
         # Behind everybody else: this may run beside tests.
         if nice := shutil.which("nice"):
             command = [nice, *command]

@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
 from tools import servers
-from tools.servers import SERVERS, Server
+from tools.servers import SERVERS, VERSITYGW, Server
+
+
+def test_one_is_got_by_its_own_command_and_one_by_a_shell_that_calls_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "CACHE", tmp_path)
+    shell = ["-c", 'echo got >"$1/server"', "sh"]
+    for name, tool, command in (("own", "sh", "sh"), ("called", "true", "sh")):
+        server = replace(
+            VERSITYGW,
+            name=name,
+            tool=tool,
+            get=lambda folder, command=command: [command, *shell, str(folder)],
+        )
+        server.install()
+        assert server.is_there
+        assert (server.folder / "server").read_text() == "got\n", name
 
 
 @pytest.mark.parametrize("server", SERVERS, ids=lambda each: each.name)

@@ -42,7 +42,8 @@ from tests.simulation.recorder import Recorder
 CLAIM_TIMEOUT_MS = 8_000
 STORE = "memory://simulation"
 TORMENTS = ("kill", "kill", "pause", "cut", "deny", "outage", "clock")
-DRAIN_S = 300.0
+STANDSTILL_S = 150.0
+"""Longer than any claim, delivery or takeover lasts: what stands still for it stands still for good."""
 
 
 @dataclass(eq=False)
@@ -390,18 +391,25 @@ class Fleet:
         self.simulation.run(main)
 
     def _await_drained(self) -> None:
-        until = self.simulation.now + DRAIN_S
-        while self.store.manifest.entry_count or not self._is_produced():
-            if self.simulation.now > until:
+        # How long all of it takes depends on how much there is; that it goes on does not.
+        before: tuple[int, int] | None = None
+        until = self.simulation.now
+        while self.store.manifest.entry_count or self._producing():
+            reached = (sum(self.done.values()), self._producing())
+            if reached != before:
+                before = reached
+                until = self.simulation.now + STANDSTILL_S
+            elif self.simulation.now > until:
                 self.simulation.fail(
-                    f"not drained after {DRAIN_S:g} s: {self.store.manifest}, held by "
+                    f"nothing was done for {STANDSTILL_S:g} s: {self.store.manifest}, held by "
                     f"{[(k, v.member.runtime.name) for k, v in self.holding.items()]}"
                 )
             self.director.sleep(1)
 
-    def _is_produced(self) -> bool:
+    def _producing(self) -> int:
+        """How many producers that were left alive have not ended yet."""
         producing = {id(each.runtime) for each in self.members if each.name.startswith("producer")}
-        return not any(task.is_alive() and id(task.process) in producing for task in self.tasks)
+        return sum(task.is_alive() and id(task.process) in producing for task in self.tasks)
 
     def check(self) -> None:
         seen: dict[bytes, int] = {}
