@@ -43,7 +43,7 @@ CLAIM_TIMEOUT_MS = 8_000
 STORE = "memory://simulation"
 TORMENTS = ("kill", "kill", "pause", "cut", "deny", "outage", "clock")
 STANDSTILL_S = 150.0
-"""Longer than any claim, delivery or takeover lasts: what stands still for it stands still for good."""
+"""Longer than any claim, delivery or takeover lasts: who stands still for it never goes on."""
 
 
 @dataclass(eq=False)
