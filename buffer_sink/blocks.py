@@ -224,6 +224,7 @@ class BlockBuilder:
             )
 
     def _check_ranges(self) -> None:
+        """Each range is kept in the manifest (failure F35)."""
         if self._ranges > self._max_ranges:
             raise InvalidInput(
                 f"metadata changes more than {self._max_ranges} times in "

@@ -90,7 +90,7 @@ class WriteCommitter:
             CommitStateUnknown: It may or may not be in the queue. Append it again.
             TransientStorageError: Uploads are so old that the collector may delete them before
                 they are in the queue, or has deleted them; write all of them again.
-            OpenDataBufferError: As :meth:`Queue.append`; nothing was appended.
+            OpenDataBufferError: As :meth:`.Queue.append`; nothing was appended.
         """
         if group is None or not group.uploads:
             return False

@@ -83,7 +83,7 @@ class TopicCommitter:
                 visible, and a repeated write goes to the others.
             TransientStorageError: Uploads are too old or gone, storage failed, or nobody can
                 tell whether the group was committed; the text says which.
-            OpenDataBufferError: As :meth:`Queue.append`; nothing is visible, unless the text
+            OpenDataBufferError: As :meth:`.Queue.append`; nothing is visible, unless the text
                 says that it is committed.
         """
         if group is None or group.topic is None:

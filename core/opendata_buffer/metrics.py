@@ -106,7 +106,7 @@ def queue_label(url: str, manifest_path: str) -> str:
     """The value of the ``queue`` attribute: where the manifest is.
 
     Args:
-        url: Of the store, as :attr:`Store.url` gives it: without credentials.
+        url: Of the store, as :attr:`.Store.url` gives it: without credentials.
         manifest_path: The manifest's key.
     """
     root = url.partition("?")[0]

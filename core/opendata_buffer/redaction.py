@@ -1,4 +1,4 @@
-"""Secrets in URLs: refused where a URL comes in, and never shown.
+"""Secrets in URLs: refused where a URL comes in, and never shown (failure F37).
 
 A URL ends up in error messages, logs, checkpoints and progress reports. Credentials come from the
 cloud's standard chain, and nothing this library asks for goes into a query string.

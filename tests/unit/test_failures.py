@@ -84,6 +84,9 @@ def test_an_entry_names_a_defence_and_a_test_that_exist(code: str) -> None:
     assert modules
     for module in modules:
         assert (ROOT / module).is_file(), module
+        text = prose_of(ROOT / module)
+        cited = {each for match in CITATION.finditer(text) for each in match[1].split()}
+        assert code in {each.strip(",") for each in cited}, f"{module} does not cite failure {code}"
     named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", tests)
     assert any(f"_{code.lower()}_" in test for _, test in named), "no test carries the code"
     for path, test in named:

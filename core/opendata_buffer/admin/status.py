@@ -181,7 +181,7 @@ def _refusals(observer: Observer, manifest: Manifest) -> Iterable[str]:
 
 
 def _stuck(pending: Sequence[OpenTransaction], store: str) -> tuple[str, ...]:
-    """A warning for the transaction that holds up most, if nobody seems to end it."""
+    """A warning for the transaction that holds up most, if nobody seems to end it (failure F40)."""
     for each in pending:
         age_s = each.age_seconds or 0.0
         if age_s >= PATIENCE_S:

@@ -1,4 +1,4 @@
-"""Transactions that are not decided: whose they are, since when, and how to end them.
+"""Undecided transactions: whose they are, since when, and how to end them (failure F40).
 
 A writer that was killed leaves its transaction undecided. Nothing of it is delivered, and nobody
 waits for it but the acknowledgements: a reader takes nothing out of the queue from the first

@@ -186,7 +186,7 @@ class Connection:
             begin_by: No write of it begins after this, monotonic seconds.
 
         Raises:
-            OpenDataBufferError: What the queue raised; see :meth:`Queue.append`.
+            OpenDataBufferError: What the queue raised; see :meth:`.Queue.append`.
         """
         if len(entries) > MAX_ENTRIES:
             return Refused("large")

@@ -2,10 +2,10 @@
 
 Some writes are not the broker's to make: whether Spark's sink appends a micro-batch depends on
 the manifest at that instant, so it writes by itself, and it has to read first. Against a broker
-that writes from memory without a pause it would lose every race (:mod:`.gaps` lets it in once in
-a while). So it asks for the floor, and the broker begins no write until the guest says that it is
-through, its connection ends, or :data:`FLOOR_S` are over. Nothing but time depends on it: both
-write by compare-and-swap, whoever has the floor.
+that writes from memory without a pause it would lose every race (:mod:`.commit.gaps` lets it in
+once in a while). So it asks for the floor, and the broker begins no write until the guest says
+that it is through, its connection ends, or :data:`FLOOR_S` are over. Nothing but time depends on
+it: both write by compare-and-swap, whoever has the floor.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class Landed:
 def look_up(
     key: str, entries: Sequence[NewEntry], since: int
 ) -> Callable[[Manifest], Landed | None]:
-    """A guard for :meth:`Queue.append` that finds an earlier attempt of the same append.
+    """A guard for :meth:`.Queue.append` that finds an earlier attempt of the same append.
 
     Args:
         key: The manifest's key, for the error.

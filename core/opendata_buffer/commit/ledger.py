@@ -13,7 +13,7 @@ the decision out::
 Killed before ``decide`` has landed, the attempt can never be committed: the next run, which
 repeats the batch as another producer, rolls it back. Killed after it, the next run finds the
 batch in the record and carries the decision out. A reader by the rule of read-committed sees
-nothing of it in the one case, and in the end all of it in the other.
+nothing of it in the one case, and in the end all of it in the other (failure F39).
 
 Why nobody rolls back what may still be committed: see :mod:`opendata_buffer.commit.record`. The
 ledger notes what is undecided in a manifest before the record is written, or read again; that

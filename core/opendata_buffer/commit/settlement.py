@@ -4,7 +4,8 @@ What a producer wrote as CONTINUE_TXN messages stays undecided until an ACK_TXN 
 follows: one beyond their clocks commits them, one before them rolls them back. The entry is
 appended only where the very manifest that it goes into shows the producer undecided. Undecided
 entries do not leave a manifest before they are decided, so this tells for sure, and whoever
-ends the same transaction again, after a crash or beside somebody else, does nothing.
+ends the same transaction again, after a crash or beside somebody else, does nothing (failure
+F39).
 """
 
 from __future__ import annotations
@@ -157,6 +158,7 @@ def settle(
             left = open_endings(before, prefix, todo)
             return None if left == todo else left
 
+        # Refused by a full manifest, it would keep it full (failure F35).
         outcome = queue.append(entries, guard=guard, makes_room=True)
         if isinstance(outcome, int):
             return len(todo)

@@ -4,16 +4,17 @@ Two kinds of identity lie in the names of batches, and each has its part of the 
 
 - ``app=<id>/batch=<n>/`` alone: written in one append, and repeated by a writer that could not
   tell whether it landed. :class:`~.transactions.TransactionFilter` drops the repeat.
-- ``message=<uuid>/``: producer, clock and flags. :class:`~..messages.Sequencer` holds back what
-  is undecided, drops duplicates and what was rolled back, and releases a transaction at its
-  acknowledgement. An acknowledgement itself is never delivered.
+- ``message=<uuid>/``: producer, clock and flags. :class:`~.messages.sequencer.Sequencer` holds
+  back what is undecided, drops duplicates and what was rolled back, and releases a transaction at
+  its acknowledgement. An acknowledgement itself is never delivered.
 
 Batches with neither are delivered at once. No producer waits for another: an undecided
 transaction holds up what its own producer wrote, and nothing else.
 
 Because batches of a transaction are delivered late, a reader acknowledges only what lies before
 :meth:`ReadCommitted.floor`. So the entries of open transactions are still in the manifest when
-they are decided, after any number of restarts, and are read from there once more.
+they are decided, after any number of restarts, and are read from there once more (failure
+F38).
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def seal_pieces(
         level: Zstandard level, 1 to 22; readers take any. OpenData RFC 0001 uses 3.
 
     Raises:
-        InvalidInput: The count does not fit a u32 or cannot be the block's.
+        InvalidInput: The count does not fit a u32 (failure F34) or cannot be the block's.
     """
     if not 0 <= record_count <= U32_MAX:
         raise InvalidInput(f"a batch of {record_count} records: at most {U32_MAX}. Split it")

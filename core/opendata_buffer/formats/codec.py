@@ -63,7 +63,7 @@ class BatchFooter:
 
 
 def join_records(values: Sequence[BytesLike]) -> bytes:
-    """:func:`encode_block` in plain Python, of values whose ``len`` is their size in bytes.
+    """:func:`.encode_block` in plain Python, of values whose ``len`` is their size in bytes.
 
     Raises:
         InvalidInput: A record exceeds 2^32 - 1 bytes.

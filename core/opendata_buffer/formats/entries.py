@@ -1,4 +1,4 @@
-"""One entry of the queue manifest: its values, its bytes, and every check between them.
+"""An entry of the queue manifest: values, bytes, and every check between them (failure F15).
 
 ::
 

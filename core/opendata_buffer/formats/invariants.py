@@ -1,6 +1,6 @@
 """What no change of a manifest may break, whoever makes it.
 
-Checked before every write and on every read that follows another (failures F4, F10, F15).
+Checked before every write and on every read that follows another (failures F4, F10, F11, F15).
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class BatchLocation:
             The batch was not written before it; a run's batches may be much younger.
         txn: The transaction in the directory part, if any.
         message: The version 1 UUID in the directory part, if any: producer, clock and flags, as
-            :func:`~opendata_buffer.messages.parse_uuid` reads them. Where there is one, it alone
+            :func:`.parse_uuid` reads them. Where there is one, it alone
             says when the batch counts; ``txn`` then only tells whose it is.
     """
 

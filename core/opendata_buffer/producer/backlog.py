@@ -2,7 +2,8 @@
 
 The calling thread accepts calls and asks: it may be interrupted anywhere, so it changes the state
 in single steps. The threads of the :class:`~.pipeline.Pipeline` take work from here and bring the
-results back. The backlog calls no store, no callback and no other object with a lock.
+results back. The backlog calls no store, no callback and no other object with a lock. What is due
+when is told by the monotonic clock alone (failure F31).
 """
 
 from __future__ import annotations

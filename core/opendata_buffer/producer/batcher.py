@@ -29,6 +29,7 @@ from opendata_buffer.producer.run import (
 __all__ = ["Batcher"]
 
 MAX_RECORDS = 2**32 - 1
+"""What a footer can count (failure F34)."""
 
 METADATA_FLUSH_BYTES = 4 * 1024 * 1024
 """Metadata beyond which a batch is full: it is one entry of the manifest (failure F35)."""

@@ -41,7 +41,7 @@ class Call:
 
     @property
     def held(self) -> int:
-        """Bytes of the producer's budget that it takes."""
+        """Bytes of the producer's budget that it takes (failure F33)."""
         return len(self.block) + len(self.metadata) + CALL_BYTES
 
     @property

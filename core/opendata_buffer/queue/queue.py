@@ -293,7 +293,10 @@ class Queue:
         ).sealed
 
     def check_epoch(self, manifest: Manifest, epoch: int) -> None:
-        """Raise :class:`Fenced` unless ``epoch`` is the manifest's; ``Drained`` if it is sealed."""
+        """Raise :class:`Fenced` unless ``epoch`` is the manifest's, ``Drained`` if that is sealed.
+
+        A consumer that was overtaken finds out here, and changes nothing (failure F8).
+        """
         self._check_open(manifest)
         if manifest.epoch != epoch:
             raise Fenced(self._key, epoch, manifest.epoch)
@@ -380,7 +383,7 @@ class Queue:
 
     def _check_append(self, before: Manifest, after: Manifest) -> None:
         self._check_open(before)
-        limit = self._config.max_manifest_bytes
+        limit = self._config.max_manifest_bytes  # every append rewrites it all (failure F35)
         if after.size <= limit:
             return
         age_s = before.age_s(self._runtime.now_ms())

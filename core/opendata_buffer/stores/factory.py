@@ -49,7 +49,7 @@ def open_store(url: str, options: StoreOptions | None = None) -> Store:
         options: How to reach a cloud. Default: the values of :class:`StoreOptions`.
 
     Raises:
-        InvalidInput: Not a URL of a store, or one that carries credentials.
+        InvalidInput: Not a URL of a store, or one that carries credentials (failure F37).
     """
     options = options if options is not None else StoreOptions()
     if not isinstance(url, str) or not url:

@@ -1,4 +1,4 @@
-"""Objects as files below a directory, safe between processes on one machine."""
+"""Objects as files below a directory, safe between processes on one machine (failure F13)."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class LocalStore:
     in the instant it holds it stops the others until it goes on or dies. Readers take no lock: the
     version is read from the same open file as the bytes, and is made of its modification time,
     inode and size; every conditional write makes the time strictly later, so a version never
-    comes back.
+    comes back (failure F11).
 
     The directory is made by the first write. ``.opendata-buffer`` in it and below is the store's
     own.

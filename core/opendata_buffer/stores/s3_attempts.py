@@ -60,7 +60,8 @@ def while_busy(runtime: Runtime, once: Callable[[], T]) -> T:
 
 
 def until_whole(runtime: Runtime, options: StoreOptions, once: Callable[[], T]) -> T:
-    """Repeat a read that raises :class:`BodyLost`, for as long as all its attempts may take.
+    """Repeat a read that raises :class:`BodyLost`, for as long as all its attempts may take; so is
+    repeated one whose bytes do not have the checksum that the store told (failure F36).
 
     Raises:
         BodyLost: Of the last attempt.

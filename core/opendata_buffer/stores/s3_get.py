@@ -5,7 +5,7 @@ an endpoint by rules, checks and serialises parameters, and parses the answer in
 the same for each object of a bucket. So the first read of a bucket goes through boto3, which
 resolves all that, and the next ones repeat it with another key: botocore's signer signs (and
 renews credentials), botocore's HTTP session sends (with its connections, proxies, certificates
-and timeouts), and the checksum is compared here.
+and timeouts), and the checksum is compared here (failure F36).
 
 Whatever is not answered with the object, or that there is none or no newer one, is left to boto3,
 which asks again: so errors, retries, redirects to another region and their messages are its own.

@@ -70,7 +70,7 @@ class TopicConsumer(ClosedAtEnd):
     Raises:
         InvalidInput: There is no topic, or it has no such partition; a position is none.
         QueueReset: A position is of another queue, or beyond the end.
-        OpenDataBufferError: A partition could not be taken over, as :class:`Consumer`.
+        OpenDataBufferError: A partition could not be taken over, as :class:`.Consumer`.
     """
 
     def __init__(
