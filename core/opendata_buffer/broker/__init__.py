@@ -10,7 +10,11 @@ whatever dies, doubles, pauses or lies, the compare-and-swap decides.
 ``wire``          the two sides of a connection as machines of bytes, pure
 ``service``       what a broker does with what it is sent
 ``server``        the service behind a port
+``calls``         what was asked on a connection and is not answered yet, pure
 ``client``        a connection to a broker
 ``committer``     appends through a broker, or alone where there is none
+``guest``         a queue for who writes by himself and has the broker pause meanwhile
 ``host``          serves when nobody does
+``claims``        which worker holds which batch, pure
+``foreman``       hands the queue's batches to workers (``turn``, ``shelf``, ``tenure``)
 """

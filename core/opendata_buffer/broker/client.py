@@ -4,34 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from opendata_buffer.broker.announcement import Announcement
-from opendata_buffer.broker.messages import (
-    MAX_ENTRIES,
-    MAX_OPEN_REQUESTS,
-    VALID_MS,
-    append_body,
-    error_of,
-)
+from opendata_buffer.broker.calls import Answer, Appended, Call, Lost, OpenCalls, Refused, Reply
+from opendata_buffer.broker.messages import MAX_ENTRIES, append_body
 from opendata_buffer.broker.wire import ClientEnd, ProtocolError
 from opendata_buffer.errors import OpenDataBufferError
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.runtime import Runtime
 
-__all__ = [
-    "Answer",
-    "Appended",
-    "Channel",
-    "ChannelClosed",
-    "ChannelRefused",
-    "Connection",
-    "Dial",
-    "Lost",
-    "Refused",
-    "Reply",
-]
+__all__ = ["Channel", "ChannelClosed", "ChannelRefused", "Connection", "Dial"]
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +25,6 @@ shakes hands with hundreds at once, on a busy machine, needs more than a second 
 SILENCE_S = 0.75
 """Without any message for so long, while an answer is due, the broker is asked for a sign of
 life; without one for as long again, it is taken for dead."""
-
-
-RENEW_S = 0.5
-"""An append whose broker was last heard so long before the last word of it is renewed."""
 
 
 class ChannelClosed(Exception):
@@ -79,57 +58,6 @@ Dial = Callable[[Announcement, float], Channel]
 """Opens a channel within some seconds; raises :class:`ChannelClosed`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Appended:
-    """It is in the queue."""
-
-    sequence: int
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """Surely not appended, nor will be: ``expired``, ``moved``, ``busy``, ``unsent``,
-    ``late`` for its own deadline, or ``large``: no broker takes it."""
-
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """No answer: it may be in the queue.
-
-    Attributes:
-        since: If it is, then at this sequence or later.
-        safe_at: From when on this broker begins no write of it, monotonic seconds.
-    """
-
-    since: int
-    safe_at: float
-
-
-Answer = Appended | Refused | Lost
-
-_ANSWERS = {"done", "refused", "lost", "failed", "claimed", "finished", "beaten", "given"}
-
-Reply = dict[str, Any]
-"""The body of an answer that is not about an append."""
-
-
-@dataclass(slots=True, eq=False)
-class _Call:
-    """One request that waits for its answer; ``lost`` is the answer where none will come.
-
-    Of one that was ``posted`` nobody waits for the answer.
-    """
-
-    lost: Lost
-    heard_at: float = 0.0
-    valid_s: float = 0.0
-    begin_by: float = float("-inf")
-    posted: bool = False
-    answer: Answer | Reply | OpenDataBufferError | None = None
-
-
 class Connection:
     """A connection that has shaken hands. Thread-safe; one thread of its own reads.
 
@@ -152,11 +80,7 @@ class Connection:
         self._runtime = runtime
         self._end = ClientEnd(announcement.secret, announcement.term, nonce)
         self._condition = runtime.condition()
-        self._calls: dict[int, _Call] = {}
-        self._number = 0
-        self._next = 0
-        self._clock: Any = None
-        self._heard_at = 0.0
+        self._calls = OpenCalls()
         self._stats: dict[str, Any] | None = None
         self._sending = False
         self._over = False
@@ -192,17 +116,13 @@ class Connection:
             return Refused("large")
         with self._condition:
             self._await_room(begin_by)
-            valid_s = min(VALID_MS / 1000, begin_by - self._heard_at)
             if self._runtime.monotonic() >= begin_by:
                 return Refused("late")
             if self._over:
                 return Refused("unsent")
-            self._number += 1
-            number = self._number
-            lost = Lost(self._next if since is None else since, self._heard_at + valid_s)
-            call = _Call(lost, self._heard_at, valid_s, begin_by)
-            body = append_body(number, entries, self._clock, int(valid_s * 1000), since)
-            self._calls[number] = call
+            number, call = self._calls.begin_append(since, begin_by)
+            valid_ms = int(call.valid_s * 1000)
+            body = append_body(number, entries, self._calls.clock, valid_ms, since)
         answer = self._complete(number, call, body)
         return answer if isinstance(answer, Appended | Refused | Lost) else Refused("unknown")
 
@@ -220,9 +140,7 @@ class Connection:
             self._await_room(None)
             if self._over:
                 return Refused("unsent")
-            self._number += 1
-            number = self._number
-            call = self._calls[number] = _Call(Lost(self._next, self._heard_at))
+            number, call = self._calls.begin()
         answer = self._complete(number, call, {**body, "n": number}, timeout)
         return Refused("unknown") if isinstance(answer, Appended) else answer
 
@@ -242,11 +160,9 @@ class Connection:
         """
         with self._condition:
             self._await_room(until)
-            if self._over or len(self._calls) >= MAX_OPEN_REQUESTS:
+            if self._over or self._calls.is_full:
                 return False
-            self._number += 1
-            number = self._number
-            self._calls[number] = _Call(Lost(self._next, self._heard_at), posted=True)
+            number, _ = self._calls.begin(posted=True)
         return self._transmit({**body, "n": number})
 
     def await_posted(self, until: float | None) -> None:
@@ -255,7 +171,7 @@ class Connection:
         A connection that is closed while answers come in may take along what was sent on it.
         """
         with self._condition:
-            while not self._over and any(each.posted for each in self._calls.values()):
+            while not self._over and any(each.posted for each in self._calls):
                 left = None if until is None else until - self._runtime.monotonic()
                 if left is not None and left <= 0:
                     return
@@ -280,7 +196,7 @@ class Connection:
             self._finish()
 
     def _complete(
-        self, number: int, call: _Call, body: dict[str, Any], timeout: float | None = None
+        self, number: int, call: Call, body: dict[str, Any], timeout: float | None = None
     ) -> Answer | Reply:
         until = None if timeout is None else self._runtime.monotonic() + timeout
         try:
@@ -301,15 +217,15 @@ class Connection:
         finally:
             # Also after an interrupt: what is left behind would take up room for ever.
             with self._condition:
-                del self._calls[number]
+                self._calls.end(number)
                 self._condition.notify_all()
         if isinstance(call.answer, OpenDataBufferError):
             raise call.answer
         return call.answer
 
     def _await_room(self, until: float | None) -> None:
-        """With the lock: a broker ends the connection of who asks for more at once."""
-        while len(self._calls) >= MAX_OPEN_REQUESTS and not self._over:
+        """With the lock."""
+        while self._calls.is_full and not self._over:
             left = None if until is None else until - self._runtime.monotonic()
             if left is not None and left <= 0:
                 return
@@ -376,61 +292,24 @@ class Connection:
                 self._finish()
 
     def _renew(self) -> None:
-        """Let appends that wait for a slow write hold on, by the clock that was just heard.
-
-        Otherwise what came while a write took longer than a request holds would be refused, be
-        asked for again as the next write begins, and never have its turn.
-        """
-        renewed = []
         with self._condition:
-            clock, heard_at = self._clock, self._heard_at
-            for number, call in self._calls.items():
-                is_old = heard_at - call.heard_at >= RENEW_S
-                if call.answer is None and is_old and heard_at + call.valid_s <= call.begin_by:
-                    # First here: nobody else is asked while the broker may still write it.
-                    call.heard_at = heard_at
-                    call.lost = Lost(call.lost.since, heard_at + call.valid_s)
-                    renewed.append(number)
+            clock, renewed = self._calls.clock, self._calls.renew()
         if renewed:
             self._transmit({"op": "renew", "clock": clock, "n": renewed}, patient=False)
 
     def _take(self, message: bytes) -> None:
+        """With the lock."""
         body = self._end.open(message)
-        # The clock first: an answer that is waited for lets the next append begin at once.
-        self._clock, self._heard_at = body.get("clock"), self._runtime.monotonic()
-        if isinstance(following := body.get("next"), int):
-            self._next = max(self._next, following)
-        call = self._calls.get(body["n"]) if isinstance(body.get("n"), int) else None
-        match body:
-            case {"op": "done", "sequence": int(sequence)} if call is not None:
-                call.answer = Appended(sequence)
-            case {"op": "refused", "why": str(why)} if call is not None:
-                call.answer = Refused(why)
-            case {"op": "lost", "since": int(since)} if call is not None:
-                # The broker has begun its last write of it; what that one did shows later.
-                call.answer = Lost(since, self._heard_at)
-            case {"op": "failed", "error": error} if call is not None:
-                call.answer = error_of(error)
-            case {"op": "stats"}:
-                self._stats = body
-            case {"op": "claimed" | "finished" | "beaten" | "given"} if call is not None:
-                call.answer = body
-            case {"op": "pong"}:
-                return
-            case {"op": str(op)} if call is None and op in _ANSWERS:
-                return  # Of something that was told, and not asked.
-            case _:
-                raise ProtocolError(f"the broker says {str(body.get('op'))[:50]!r}: unknown")
-        if call is not None and call.posted and call.answer is not None:
-            del self._calls[body["n"]]
-        self._condition.notify_all()
+        heard = self._calls.hear(body, self._runtime.monotonic())
+        if body.get("op") == "stats":
+            self._stats = body
+        if heard:
+            self._condition.notify_all()
 
     def _finish(self) -> None:
         if self._over:
             return
         self._over = True
         self._channel.close()
-        for call in self._calls.values():
-            if call.answer is None:
-                call.answer = call.lost
+        self._calls.lose()
         self._condition.notify_all()

@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from opendata_buffer.broker.announcement import Announcement
-from opendata_buffer.broker.client import Appended, Connection, Lost
+from opendata_buffer.broker.calls import Appended, Lost
+from opendata_buffer.broker.client import Connection
 from opendata_buffer.broker.finder import Finder
 from opendata_buffer.broker.lookup import Landed, look_up
 from opendata_buffer.commit.committer import Committer

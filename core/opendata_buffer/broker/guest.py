@@ -128,7 +128,7 @@ class GuestQueue(Queue):
             self._floor = connection
             self._floor_until = self._runtime.monotonic() + FLOOR_S
             return True
-        from opendata_buffer.broker.client import Lost
+        from opendata_buffer.broker.calls import Lost
 
         if connection.is_over or not isinstance(answer, Lost):
             log.warning("the broker does not let this process write: going on alone (%s)", answer)

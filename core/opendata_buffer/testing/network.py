@@ -20,12 +20,7 @@ from collections.abc import Callable
 from itertools import islice
 
 from opendata_buffer.broker.announcement import Announcement
-from opendata_buffer.broker.client import (
-    CONNECT_S,
-    ChannelClosed,
-    ChannelRefused,
-    Connection,
-)
+from opendata_buffer.broker.client import CONNECT_S, ChannelClosed, ChannelRefused, Connection
 from opendata_buffer.broker.service import Service
 from opendata_buffer.broker.session import Session
 from opendata_buffer.broker.wire import NONCE_BYTES, BrokerEnd, ProtocolError

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from opendata_buffer.broker.client import Connection, Lost, Refused
+from opendata_buffer.broker.calls import Lost, Refused
+from opendata_buffer.broker.client import Connection
 from opendata_buffer.broker.finder import Finder
 from opendata_buffer.errors import Closed, Fenced, TransientStorageError
 from opendata_buffer.runtime import Runtime

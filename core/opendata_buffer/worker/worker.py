@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 from weakref import WeakValueDictionary
 
-from opendata_buffer.broker.client import Refused
+from opendata_buffer.broker.calls import Refused
 from opendata_buffer.broker.finder import Finder
 from opendata_buffer.broker.host import Host
 from opendata_buffer.broker.messages import parse_metadata

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from opendata_buffer.admin import broker as admin_broker
-from opendata_buffer.broker import client, committer, dial, messages, server
+from opendata_buffer.broker import calls, client, committer, dial, messages, server
 
 
 @pytest.fixture(autouse=True)
@@ -21,5 +21,5 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin_broker, "STATS_S", 30.0)
     monkeypatch.setattr(committer, "FIND_S", 60.0)
     monkeypatch.setattr(server, "HANDSHAKE_S", 30.0)
-    for module in (client, messages):
+    for module in (calls, messages):
         monkeypatch.setattr(module, "VALID_MS", 60_000)

@@ -7,15 +7,8 @@ import threading
 import pytest
 
 from opendata_buffer.broker.announcement import Announcement
-from opendata_buffer.broker.client import (
-    SILENCE_S,
-    Answer,
-    Appended,
-    ChannelClosed,
-    Connection,
-    Lost,
-    Refused,
-)
+from opendata_buffer.broker.calls import Answer, Appended, Lost, Refused
+from opendata_buffer.broker.client import SILENCE_S, ChannelClosed, Connection
 from opendata_buffer.broker.messages import MAX_ENTRIES, MAX_OPEN_REQUESTS, error_body
 from opendata_buffer.broker.wire import MAX_MESSAGE_BYTES, BrokerEnd
 from opendata_buffer.errors import QueueFull
@@ -88,7 +81,7 @@ class Scripted:
         client = self.client
         if client is None or client._sending:
             return False
-        return any(call.answer is None for call in list(client._calls.values()))
+        return any(call.answer is None for call in list(client._calls))
 
     def _has_news(self) -> bool:
         return bool(self._inbox) or self.closed
@@ -252,6 +245,6 @@ def test_who_is_interrupted_while_he_waits_takes_up_no_room() -> None:
         with pytest.raises(KeyboardInterrupt):
             client.append(entries("a"), since=None, begin_by=SOON)
     channel.send = really_send  # type: ignore[method-assign]
-    assert client._calls == {}
+    assert len(client._calls) == 0
     assert client.append(entries("a"), since=None, begin_by=SOON) == Appended(7)
     client.close()

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from opendata_buffer.broker.announcement import Announcement
-from opendata_buffer.broker.client import ChannelClosed, Connection, Lost, Refused, Reply
+from opendata_buffer.broker.calls import Lost, Refused, Reply
+from opendata_buffer.broker.client import ChannelClosed, Connection
 from opendata_buffer.broker.guest import ASK_S, LOOK_S, PATIENCE_S, GuestQueue
 from opendata_buffer.broker.host import ListeningPort
 from opendata_buffer.broker.lease import Lease

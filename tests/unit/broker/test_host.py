@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from opendata_buffer.broker import host as host_module
-from opendata_buffer.broker.client import Appended, ChannelRefused
+from opendata_buffer.broker.calls import Appended
+from opendata_buffer.broker.client import ChannelRefused
 from opendata_buffer.broker.host import Host
 from opendata_buffer.broker.lease import Lease
 from opendata_buffer.broker.server import Listen, WebSocketPort

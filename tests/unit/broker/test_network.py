@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from opendata_buffer.broker.announcement import Announcement
-from opendata_buffer.broker.client import Appended
+from opendata_buffer.broker.calls import Appended
 from opendata_buffer.broker.network import WebSocketNetwork, listen_for, websockets_installed
 from opendata_buffer.broker.server import Listen, own_address
 from opendata_buffer.broker.service import Service

@@ -17,7 +17,8 @@ import pytest
 
 from opendata_buffer.broker import server
 from opendata_buffer.broker.announcement import Announcement
-from opendata_buffer.broker.client import Appended, ChannelClosed
+from opendata_buffer.broker.calls import Appended
+from opendata_buffer.broker.client import ChannelClosed
 from opendata_buffer.broker.dial import connect, dial
 from opendata_buffer.broker.server import QUEUED_ANSWERS, Listen, WebSocketPort
 from opendata_buffer.broker.wire import MAX_MESSAGE_BYTES, ClientEnd, ProtocolError

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.broker.client import Lost, Refused
+from opendata_buffer.broker.calls import Lost, Refused
 from opendata_buffer.errors import Closed, Fenced, TransientStorageError
 from opendata_buffer.runtime import Moment
 from opendata_buffer.testing.runtime import ManualRuntime
