@@ -21,7 +21,7 @@ from buffer_source.options import SourceOptions
 from buffer_source.planner import Limits
 from buffer_source.times import oldest_ms
 from opendata_buffer.consumer.descriptors import BatchDescriptor
-from opendata_buffer.errors import TransientStorageError
+from opendata_buffer.errors import StorageError, TransientStorageError
 from opendata_buffer.late import late_imports
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
@@ -116,6 +116,7 @@ class PartitionStream:
         self._runtime = runtime
         self._patient = patient
         self._cursor: Cursor | None = None
+        self._may_count = True
         self._base: int | None = None  # What startingOffsets meant, once it is resolved.
         self._target: int | None = None  # Where a run with AvailableNow ends.
         self._next = 0  # Where the last answer ends.
@@ -254,15 +255,20 @@ class PartitionStream:
         return 0 if taken_in_ms is None else max(0, self._runtime.now_ms() - taken_in_ms)
 
     def count_quarantine(self) -> bool:
-        """Look how many batches are in quarantine; whether there was an answer."""
+        """Look how many batches are in quarantine; whether that need not be asked again soon."""
+        if not self._may_count:
+            return True
         with late_imports():  # or each query's start would wait for what few need
             from opendata_buffer.quarantine import count_quarantine
 
         try:
             self.quarantined = count_quarantine(self._store, self._options.queue.data_path_prefix)
-        except TransientStorageError as error:
+        except StorageError as error:
             log.warning("the quarantine was not counted: %s", error)
-            return False
+            # Without the right to list nobody can count. The number is for people, so the query
+            # goes on, and does not ask and warn at each trigger.
+            self._may_count = isinstance(error, TransientStorageError)
+            return not self._may_count
         return True
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptData, StorageError
 from opendata_buffer.formats.sidecar import Sidecar
-from opendata_buffer.queue.cas import CasStore, Done, Register
+from opendata_buffer.queue.cas import CasStore, Done, Gone, Register
 from opendata_buffer.runtime import Runtime
 
 __all__ = ["PLACE_NAME", "Place", "SavedPlace"]
@@ -62,16 +62,11 @@ class SavedPlace:
     """
 
     def __init__(self, store: CasStore, config: QueueConfig, runtime: Runtime) -> None:
+        self._store = store
+        self._config = config
+        self._runtime = runtime
         self._prefix = config.data_path_prefix
-        self._register = Register(
-            store,
-            f"{self._prefix}/{PLACE_NAME}",
-            decode=self._read,
-            encode=Place.to_json,
-            runtime=runtime,
-            settings=config,
-            max_bytes=_PLACE.max_bytes,
-        )
+        self._register = self._opened()
         self._known = Place()
 
     def load(self) -> str:
@@ -81,6 +76,8 @@ class SavedPlace:
         except CorruptData as error:
             log.warning("the collector begins at the first object: %s", error)
             found = Done(None)
+        if isinstance(found, Gone):
+            self._register = self._opened()
         self._known = (found.value if isinstance(found, Done) else None) or Place()
         # Another prefix's key would skip everything.
         return self._known.after if self._known.after.startswith(f"{self._prefix}/") else ""
@@ -97,6 +94,20 @@ class SavedPlace:
             return
         if isinstance(outcome, Done):
             self._known = place
+        elif isinstance(outcome, Gone):
+            # Somebody deleted it. This register never writes it again; the next page's does.
+            self._register = self._opened()
+
+    def _opened(self) -> Register[Place]:
+        return Register(
+            self._store,
+            f"{self._prefix}/{PLACE_NAME}",
+            decode=self._read,
+            encode=Place.to_json,
+            runtime=self._runtime,
+            settings=self._config,
+            max_bytes=_PLACE.max_bytes,
+        )
 
     def _read(self, raw: bytes) -> Place:
         """The place; the beginning where there is none, so that the next one can be saved."""

@@ -236,8 +236,10 @@ def _start_over(
         fresh = replace(fresh, watermark=Watermark.of(manifest))
 
     def renewed(before: Marker | None) -> Marker:
+        if before is None:
+            return fresh
         # Of two that start over at once the first one's id stays.
-        return fresh if before is None or before.queue_id == old_id else before
+        return replace(fresh, others=before.others) if before.queue_id == old_id else before
 
     return Claim(store, config, runtime, _write(store, config, runtime, renewed))
 

@@ -19,6 +19,7 @@ from opendata_buffer.errors import (
     DataLoss,
     Fenced,
     InvalidInput,
+    PermanentStorageError,
     QueueReset,
     TransientStorageError,
     UnsafeStore,
@@ -890,6 +891,29 @@ def test_progress_counts_the_quarantine_once_after_each_micro_batch(
     assert report["quarantined"] == 1
     # Making the queue looked once whether it lies in another's folder.
     assert listed == ["p-0", "ingest/", *["ingest/_quarantine/"] * 3]
+
+
+def test_a_quarantine_that_may_not_be_listed_is_not_counted_and_the_query_goes_on(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    listed = world.store.list
+
+    def refusing(prefix: str, **options: Any) -> Any:
+        if prefix == "ingest/_quarantine/":
+            raise PermanentStorageError("403: no right to list")
+        return listed(prefix, **options)
+
+    monkeypatch.setattr(world.store, "list", refusing)
+    driver = world.run(corruptBatches="quarantine", minPartitions="1")
+    position: SourceOffset | None = None
+    read: list[int] = []
+    for _ in range(3):
+        world.produce(1)
+        position, sequences = batch(driver, position)
+        read += sequences
+    assert read == [0, 1, 2]
+    (warning,) = [each for each in caplog.records if "quarantine" in each.message]
+    assert "the quarantine was not counted: 403: no right to list" in warning.message
 
 
 # A store that does not answer

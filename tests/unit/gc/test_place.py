@@ -74,6 +74,20 @@ def test_an_unreadable_place_is_the_beginning_and_the_next_one_is_saved(
     assert said in caplog.text
 
 
+def test_a_place_that_is_deleted_under_a_collector_is_saved_again() -> None:
+    store = MemoryStore()
+    place = saved(store)
+    place.save("p/a")
+    store.delete_many([KEY])
+    place.save("p/b")  # finds it gone
+    place.save("p/c")
+    assert saved(store).load() == "p/c"
+    store.delete_many([KEY])
+    assert place.load() == ""
+    place.save("p/c")
+    assert saved(store).load() == "p/c"
+
+
 def test_a_place_that_cannot_be_saved_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
     class ReadOnly(MemoryStore):
         def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:

@@ -144,6 +144,16 @@ def test_starting_over_takes_a_word_and_gives_the_queue_a_new_id() -> None:
     assert consume(store) == [b"c", b"d"]
 
 
+def test_starting_over_keeps_the_fields_of_later_versions() -> None:
+    store = MemoryStore()
+    store.put(MARKER, b'{"version": 1, "manifest": "manifest", "id": "01J5", "colour": "red"}\n')
+    produce(store, b"a")
+    lose(store)
+    produce(store, b"b", recreate=True)
+    assert marker(store)["id"] != "01J5"
+    assert marker(store)["colour"] == "red"
+
+
 def test_of_two_that_start_over_the_first_ones_id_stays() -> None:
     store = MemoryStore()
     produce(store, b"a")
