@@ -224,12 +224,19 @@ class Drained(OpenDataBufferError):
 
 
 class Superseded(OpenDataBufferError):
-    """Another run of the same app has begun to write to the topic; this one wrote nothing."""
+    """Another run of the same app has begun to write; this one wrote nothing of the batch.
 
-    def __init__(self, app: str, batch: int) -> None:
+    Args:
+        app: The app id.
+        batch: What is not visible by this run.
+        text: What to tell, of an app that is neither a query's nor a publisher's.
+    """
+
+    def __init__(self, app: str, batch: int, text: str = "") -> None:
         super().__init__(
-            f"another run of app {app!r} has begun to write since this one did: nothing of batch "
-            f"{batch} is visible. If you have just started the query again, or ended its "
+            text
+            or f"another run of app {app!r} has begun to write since this one did: nothing of "
+            f"batch {batch} is visible. If you have just started the query again, or ended its "
             "transactions with 'opendata-buffer transactions abort', this is the old run: let it "
             "end. Otherwise two drivers share one checkpoint or txnAppId, or two publishers one "
             "name: stop one, then start the other again."

@@ -17,7 +17,7 @@ at any point and run again:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from opendata_buffer.admin.copy_pace import CopyPace
@@ -27,12 +27,13 @@ from opendata_buffer.admin.observe import Observer
 from opendata_buffer.consumer.descriptors import BatchDescriptor
 from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.consumer.read_committed import ReadCommitted
-from opendata_buffer.errors import DataLoss, InvalidInput, QueueReset
+from opendata_buffer.errors import DataLoss, InvalidInput, QueueReset, Superseded
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.owner import check_owner
 from opendata_buffer.runtime import Runtime
+from opendata_buffer.together import together
 
-__all__ = ["Copied", "Copier"]
+__all__ = ["Copied", "Copier", "step_all"]
 
 
 @dataclass
@@ -93,16 +94,9 @@ class Copier:
         app = copy_app("" if claim is None else claim.queue_id, source.store.url, key)
         self._pace = CopyPace()
         self._target = CopyTarget(target, app, self._pace, runtime)
-        record = self._target.take_over(
-            f"{source.store.url} {key}",
-            manifest.first_sequence,
-            ReadCommitted(self._prefix).to_dict(),
-        )
-        self._next = record.next_sequence
-        self._rule = ReadCommitted.from_dict(dict(record.transactions), self._prefix)
+        self._source_name = f"{source.store.url} {key}"
         self.total = Copied()
-        self._tell_place()
-        self._catch_up()
+        self._take_over(manifest.first_sequence)
 
     @property
     def partition(self) -> str:
@@ -131,6 +125,19 @@ class Copier:
             self.total.stored_bytes += sum(each.nbytes for each in moved)
         self._note_progress()
         return True
+
+    @property
+    def is_current(self) -> bool:
+        """Whether no other run has taken the copy over."""
+        return self._target.is_current()
+
+    def take_back(self) -> None:
+        """Take the copy over again, from a run that is to end.
+
+        Raises:
+            As for opening it.
+        """
+        self._take_over(self._observer.manifest().first_sequence)
 
     def close(self) -> None:
         """Let the target's marker remember how far it got. Free to repeat."""
@@ -163,6 +170,14 @@ class Copier:
         return [
             BatchDescriptor.of(entry) for each in delivered for entry in manifest.entries(each, 1)
         ]
+
+    def _take_over(self, first: int) -> None:
+        fresh = ReadCommitted(self._prefix).to_dict()
+        record = self._target.take_over(self._source_name, first, fresh)
+        self._next = record.next_sequence
+        self._rule: ReadCommitted = ReadCommitted.from_dict(dict(record.transactions), self._prefix)
+        self._tell_place()
+        self._catch_up()
 
     def _catch_up(self) -> None:
         """Pass by what the target shows to be copied and the record does not know yet."""
@@ -219,6 +234,27 @@ class Copier:
         self._tell_place()
         self._rule.prune(self._runtime.now_ms())
         self._target.note(self._next, self._rule.to_dict())
+
+
+def step_all(copiers: Sequence[Copier], runtime: Runtime) -> bool:
+    """A step of each copier at once; whether there was anything to look at.
+
+    Two runs that begin together may each take some partitions from the other, and both would end.
+    So the run that has the first partition takes the others back.
+
+    Raises:
+        Superseded: Another run has the first partition.
+        Others: As :meth:`Copier.step`.
+    """
+    try:
+        return any(together(runtime, Copier.step, copiers))
+    except Superseded:
+        if not copiers[0].is_current:
+            raise
+        for each in copiers[1:]:
+            if not each.is_current:
+                each.take_back()
+        return True
 
 
 def _refuse_same(source: Side, target: Side) -> None:

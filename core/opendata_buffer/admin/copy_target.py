@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import Any
 
 from opendata_buffer.admin.copy_pace import CopyPace
@@ -60,11 +59,19 @@ class Moved:
     nbytes: int
 
 
-class _Stop(Enum):
-    """Why an append is not made."""
+class _Emptied:
+    """An append was not made: an empty batch must go in front."""
 
-    ELSEWHERE = "another process has appended it"
-    EMPTIED = "an empty batch must go in front"
+
+@dataclass(frozen=True)
+class _There:
+    """An append was not made: the target has some of it already.
+
+    Attributes:
+        highest: The last transaction that it has.
+    """
+
+    highest: int
 
 
 class CopyTarget:
@@ -136,10 +143,15 @@ class CopyTarget:
 
         def noted(found: CopyRecord | None) -> CopyRecord:
             if found is None or found.run != self._run:
-                raise Superseded(self._app, next_sequence)
+                raise self._superseded(next_sequence)
             return replace(found, next_sequence=next_sequence, transactions=state)
 
         self._note(noted)
+
+    def is_current(self) -> bool:
+        """Whether the record still names this run."""
+        found = self._register.read()
+        return isinstance(found, Done) and found.value is not None and found.value.run == self._run
 
     def highest(self) -> int | None:
         """The last transaction of this copy that waits in the target; None when none does.
@@ -155,6 +167,9 @@ class CopyTarget:
     def append(self, group: Group, fetch: Callable[[BatchDescriptor], RawBatch]) -> Sequence[Moved]:
         """Copy some transactions, all of them or none; what was uploaded for them.
 
+        What the target has by now is passed by: a run that this one took the copy over from may
+        have had one append under way.
+
         Args:
             group: At least one.
             fetch: Reads a batch of the source.
@@ -169,31 +184,34 @@ class CopyTarget:
         entries = [each.entry for each in moved]
         append = self._queue.append
         done = append(entries, guard=lambda before: self._stop(before, first), read_first=True)
-        if done is _Stop.EMPTIED:
+        if isinstance(done, _Emptied):
             separator = NewEntry(self._upload(encode_batch([]), None))
             done = append(
                 [separator, *entries],
                 guard=lambda before: self._stop(before, first, separated=True),
                 read_first=True,
             )
-        if isinstance(done, _Stop):
-            raise Superseded(self._app, first)
+        if isinstance(done, _There):
+            left = [each for each in group if each[0] > done.highest]
+            return self.append(left, fetch) if left else []
         return moved
 
     def close(self) -> None:
         """Let the target's marker remember how far it got. Free to repeat."""
         self._queue.close()
 
-    def _stop(self, before: Manifest, first: int, separated: bool = False) -> _Stop | None:
+    def _stop(
+        self, before: Manifest, first: int, separated: bool = False
+    ) -> _There | _Emptied | None:
         """What is to be known of the manifest that an append replaces."""
         highest = self._highest(before)
         if highest is not None and highest >= first:
-            return _Stop.ELSEWHERE
+            return _There(highest)
         # Its reader has taken all there was. The last of it may have been what is appended now,
         # by a run that was killed or by one that has taken over since: right behind itself a
         # repeat looks like the rest of one transaction.
         if before.next_sequence and not before.entry_count and not separated:
-            return _Stop.EMPTIED
+            return _Emptied()
         return None
 
     def _highest(self, manifest: Manifest) -> int | None:
@@ -247,9 +265,23 @@ class CopyTarget:
 
     def _check_run(self, first: int) -> None:
         found = self._register.read()
-        if isinstance(found, Done) and found.value is not None and found.value.run == self._run:
-            return
-        raise Superseded(self._app, first)
+        if not isinstance(found, Done) or found.value is None:
+            raise TransientStorageError(
+                f"{self.record_place} was deleted while the copy ran. Run it again: what waits in "
+                "the target is not copied twice"
+            )
+        if found.value.run != self._run:
+            raise self._superseded(first)
+
+    def _superseded(self, first: int) -> Superseded:
+        return Superseded(
+            self._app,
+            first,
+            "another run of 'opendata-buffer copy' has taken this copy over, by its record "
+            f"{self.record_place}: it goes on from where this one ended, at sequence {first} of "
+            "the source, and copies nothing twice. So let it finish, or stop it and start this one "
+            "again",
+        )
 
     def _note(self, change: Callable[[CopyRecord | None], CopyRecord]) -> CopyRecord:
         # The same change twice is the same record, so a lost answer needs no proof.

@@ -72,10 +72,9 @@ def copy(
     copied, to a topic with as many. The last line of stdout is JSON: the number of "batches", the
     size of their objects as "stored_bytes", and by partition the "next" sequence of the source.
     """
-    from opendata_buffer.admin.copy import Copier
+    from opendata_buffer.admin.copy import Copier, step_all
     from opendata_buffer.cli.places import place_of
     from opendata_buffer.config import ConsumerConfig
-    from opendata_buffer.together import together
 
     to = {name: queue.pop(f"to_{name}") for name in _TO}
     settings = {
@@ -91,7 +90,7 @@ def copy(
     with last_words(lambda: _report(copiers)):
         try:
             while True:
-                if any(together(runtime, Copier.step, copiers)):
+                if step_all(copiers, runtime):
                     continue
                 if not follow:
                     break

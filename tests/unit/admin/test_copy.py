@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from opendata_buffer.admin import copy_pace, copy_target
-from opendata_buffer.admin.copy import Copier
+from opendata_buffer.admin.copy import Copier, step_all
 from opendata_buffer.admin.copy_target import CopyTarget, Side
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
 from opendata_buffer.consumer.consumer import Consumer
@@ -24,6 +24,7 @@ from opendata_buffer.errors import (
     QueueFull,
     QueueReset,
     Superseded,
+    TransientStorageError,
 )
 from opendata_buffer.formats.batch import decode_batch, encode_batch
 from opendata_buffer.formats.entries import Metadata
@@ -268,6 +269,64 @@ def test_of_two_that_copy_at_once_the_first_one_ends() -> None:
     with pytest.raises(Superseded):
         first.step()
     assert values_of(store) == [b"0", b"1"]
+
+
+def test_who_took_a_copy_over_goes_on_behind_what_the_one_before_had_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, store = plain(2), MemoryStore()
+    first = Copier(world.side(), Side(store, TARGET), RUNTIME)
+    second = Copier(world.side(), Side(store, TARGET), RUNTIME)
+    monkeypatch.setattr(first._target, "_check_run", lambda first: None)  # It had looked before.
+    with pytest.raises(Superseded):
+        first.step()
+    assert values_of(store) == [b"0", b"1"]
+    world.add(b"2")
+    while second.step():
+        pass
+    assert (second.total.batches, second.total.next_sequence) == (1, 3)
+    assert values_of(store) == [b"0", b"1", b"2"]
+
+
+def test_of_two_that_each_took_a_partition_from_the_other_one_goes_on() -> None:
+    sources = [plain(2).side() for _ in range(3)]
+    stores = [MemoryStore() for _ in sources]
+
+    def opened(part: int) -> Copier:
+        return Copier(sources[part], Side(stores[part], TARGET), RUNTIME)
+
+    one, other = [opened(0)], [opened(0)]
+    other += [opened(1), opened(2)]
+    one += [opened(1), opened(2)]
+    while step_all(other, RUNTIME):
+        pass
+    assert [values_of(store) for store in stores] == [[b"0", b"1"]] * 3
+    assert [each.total.batches for each in other] == [2, 2, 2]
+    with pytest.raises(Superseded):
+        step_all(one, RUNTIME)
+
+
+def test_who_is_overtaken_is_told_that_the_copy_goes_on_without_it() -> None:
+    world, store = plain(1), MemoryStore()
+    first = Copier(world.side(), Side(store, TARGET), RUNTIME)
+    Copier(world.side(), Side(store, TARGET), RUNTIME)
+    with pytest.raises(Superseded) as caught:
+        first.step()
+    text = str(caught.value)
+    assert "another run of 'opendata-buffer copy' has taken this copy over" in text
+    assert "_copy.json' in memory://" in text
+    assert "let it finish" in text
+    assert "query" not in text
+
+
+def test_who_finds_its_record_deleted_is_told_to_run_again() -> None:
+    world, store = plain(1), MemoryStore()
+    copier = Copier(world.side(), Side(store, TARGET), RUNTIME)
+    store.delete_many([each.key for each in store.list("to/app=").objects])
+    with pytest.raises(TransientStorageError, match=r"_copy\.json' in .* was deleted.* Run"):
+        copier.step()
+    copy(world.side(), store)
+    assert values_of(store) == [b"0"]
 
 
 @pytest.mark.parametrize(

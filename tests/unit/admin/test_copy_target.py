@@ -84,9 +84,10 @@ def test_what_waits_there_is_not_appended_again() -> None:
     store = MemoryStore()
     to = target(store)
     to.append(group(1, 2), fetch)
-    with pytest.raises(Superseded, match="batch 2"):
-        to.append(group(2), fetch)
+    assert list(to.append(group(2), fetch)) == []
     assert numbers(store) == [1, 2]
+    assert len(to.append(group(2, 3), fetch)) == 1
+    assert numbers(store) == [1, 2, 3]
 
 
 def test_behind_what_its_reader_took_goes_an_empty_batch_first() -> None:
