@@ -101,10 +101,16 @@ class Raced:
     attempts: int
     waited_s: float
 
+    def __str__(self) -> str:
+        return f"other writers were faster each of {self.attempts} times in {self.waited_s:.0f} s"
+
 
 @dataclass(frozen=True, slots=True)
 class Gone:
     """Surely not written: the object was deleted while it was in use."""
+
+    def __str__(self) -> str:
+        return "it was deleted meanwhile"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +126,9 @@ class Doubtful:
     reason: str
     mark: int
     cause: OpenDataBufferError | None = None
+
+    def __str__(self) -> str:
+        return self.reason.rstrip(".")
 
 
 Outcome = Done[T] | Raced | Gone | Doubtful

@@ -27,7 +27,7 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.formats.manifest_footer import MAX_MANIFEST_BYTES
-from opendata_buffer.queue.cas import CasStore, Done, Raced, Register
+from opendata_buffer.queue.cas import CasStore, Done, Register
 from opendata_buffer.queue.continuity import check_reached
 from opendata_buffer.queue.marker import MARKER, MARKER_NAME, Marker, marker_key
 from opendata_buffer.queue.nesting import refuse_nesting
@@ -253,10 +253,9 @@ def _write(
     outcome = _register(store, config, runtime).update(decide)
     if isinstance(outcome, Done) and outcome.value is not None:
         return outcome.value
-    why = "other writers were faster" if isinstance(outcome, Raced) else str(outcome)
     raise TransientStorageError(
         f"owner marker {marker_key(config.data_path_prefix)!r} in {store.url} could not be "
-        f"written within {config.cas_deadline_ms / 1000:.0f} s: {why}. Try again."
+        f"written within {config.cas_deadline_ms / 1000:.0f} s: {outcome}. Try again."
     )
 
 

@@ -181,6 +181,7 @@ def test_races_lost_until_the_deadline_wrote_nothing() -> None:
     assert isinstance(outcome, Raced)
     assert outcome.attempts > 1
     assert outcome.waited_s == pytest.approx(1.0)
+    assert str(outcome) == f"other writers were faster each of {outcome.attempts} times in 1 s"
     assert stored(store) == (1,)
 
 
@@ -221,7 +222,7 @@ def test_f1_a_conflict_that_cannot_be_looked_up_is_in_doubt() -> None:
     add = Add(1)
     outcome = register(store).update(add.decide, proof=add)
     assert isinstance(outcome, Doubtful)
-    assert outcome.reason == "no answer"
+    assert outcome.reason == str(outcome) == "no answer"
     store.silent = False
     assert stored(store) == (1,)
 
@@ -286,6 +287,7 @@ def test_f4_a_vanished_object_is_never_recreated() -> None:
     numbers.update(lambda now: (1,))
     store.delete_many([KEY])
     assert numbers.read() == Gone()
+    assert str(numbers.read()) == "it was deleted meanwhile"
     assert numbers.update(lambda now: (2,)) == Gone()
     assert numbers.update(lambda now: (2,), from_memory=True) == Gone()
     assert store.list("").objects == ()
