@@ -15,9 +15,8 @@ repeats the batch as another producer, rolls it back. Killed after it, the next 
 batch in the record and carries the decision out. A reader by the rule of read-committed sees
 nothing of it in the one case, and in the end all of it in the other (failure F39).
 
-Why nobody rolls back what may still be committed: see :mod:`opendata_buffer.commit.record`. The
-ledger notes what is undecided in a manifest before the record is written, or read again; that
-the record still names this run then shows that all it noted is of earlier runs.
+Why nobody rolls back what may still be committed: see :mod:`opendata_buffer.commit.record`; what
+a run notes to be rolled back, :mod:`opendata_buffer.commit.claimed`.
 """
 
 from __future__ import annotations
@@ -26,16 +25,14 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
+from opendata_buffer.commit.claimed import ClaimedRecord
 from opendata_buffer.commit.record import (
     RECORD,
     TOPIC_FOLDER,
     CommitRecord,
     Verdict,
-    began,
-    claimed,
-    decided,
     record_key,
     verdict,
 )
@@ -46,12 +43,11 @@ from opendata_buffer.commit.settlement import (
     acknowledgement,
     open_endings,
     settle,
-    undecided_of,
 )
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import OpenDataBufferError, Superseded, TransientStorageError
 from opendata_buffer.formats.keys import Transaction
-from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.queue.cas import Done, Doubtful, Register
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
@@ -83,20 +79,6 @@ class Attempt:
     query: str | None = None
 
 
-@dataclass(slots=True)
-class _Claim:
-    """A record that this ledger has claimed, and what it saw since."""
-
-    run: str
-    register: Register[CommitRecord]
-    seen: dict[str, int] = field(default_factory=dict)
-    """Per partition, the sequence up to which undecided transactions were looked for."""
-    left: defaultdict[str, dict[bytes, Transaction | None]] = field(
-        default_factory=lambda: defaultdict(dict)
-    )
-    """Per partition, producers of earlier runs that are to be rolled back."""
-
-
 class Ledger:
     """Decides the writes of apps to one topic. Not thread-safe; an app has one at a time.
 
@@ -125,10 +107,10 @@ class Ledger:
         self._queue_of = queue_of
         self._runtime = runtime
         self._ahead_ms = ahead_ms
-        self._claims: dict[str, _Claim] = {}
+        self._claims: dict[str, ClaimedRecord] = {}
         self._stored: defaultdict[str, dict[tuple[bytes, int], NewEntry]] = defaultdict(dict)
         """Per partition, acknowledgements that were prepared and not appended yet."""
-        self._decided: dict[str, _Claim] = {}
+        self._decided: dict[str, ClaimedRecord] = {}
         """Apart from the others: the next batch must not be decided before this one is settled,
         because the record would no longer name it."""
 
@@ -152,16 +134,16 @@ class Ledger:
         """
         known = self._claims.get(txn.app)
         if known is not None:
-            record = known.register.last_seen
+            record = known.record
             # Queries of one process share its ledger, and so does one whose checkpoint was
             # deleted: it counts from 0 again, and each of its batches would pass for a repeat.
-            if claimed(record, txn.app, query) is record and not _overtaken(known, txn.batch):
+            if known.belongs_to(query) and not known.was_overtaken_before(txn.batch):
                 return record is None or record.batch < txn.batch
             del self._claims[txn.app]
         claim, record = self._claim(txn.app, txn.batch, query)
         self._finish_earlier(claim, txn.app, record, partitions)
         if record.batch >= txn.batch:
-            if any(claim.left.values()):
+            if claim.leaves:
                 # The run that committed it died before it had rolled back what others left. It
                 # may also live and be at its next batch, so this takes a claim: then it fails.
                 with suppress(Superseded):  # whoever came in between does the same
@@ -187,22 +169,21 @@ class Ledger:
             return 0
         claim, record = self._claim(app, _ANY_BATCH, query)
         ended = self._finish_earlier(claim, app, record, partitions)
-        if any(claim.left.values()):
-            now = claim.register.read()
-            if not isinstance(now, Done) or now.value is None or now.value.run != claim.run:
+        if claim.leaves:
+            if not claim.is_held():
                 raise Superseded(app, record.batch + 1)
-            ended += self._end(claim, app, {})
+            ended += self._end(claim, {})
         self._claims[app] = claim
         return ended
 
     def committed(self, app: str) -> int:
         """The highest committed batch of an app that was begun or recovered; -1 for none."""
-        record = self._claims[app].register.last_seen
+        record = self._claims[app].record
         return -1 if record is None else record.batch
 
     def told(self, txn: Transaction, producer: bytes) -> Verdict:
         """What the record of an app that was begun or recovered says about an attempt."""
-        return verdict(self._claims[txn.app].register.last_seen, txn.batch, producer.hex())
+        return verdict(self._claims[txn.app].record, txn.batch, producer.hex())
 
     def prepare(self, attempt: Attempt, name: str) -> None:
         """Store the batch of one partition's acknowledgement ahead: :meth:`settle` need not.
@@ -232,17 +213,14 @@ class Ledger:
         app, batch, producer = attempt.txn.app, attempt.txn.batch, attempt.producer.hex()
         claim = self._claims.pop(app)
         for name in attempt.intents:
-            self._note(claim, app, name, self._queue_of(name).last_seen, but=attempt.producer)
+            claim.note(name, self._queue_of(name).last_seen, but=attempt.producer)
         try:
-            outcome = claim.register.update(
-                lambda record: decided(record, claim.run, batch, producer, attempt.intents),
-                from_memory=True,
-            )
+            outcome = claim.decide(batch, producer, attempt.intents)
         except TransientStorageError as error:
-            raise _unknown(attempt.txn, claim.register.key, str(error)) from error
+            raise _unknown(attempt.txn, claim.key, str(error)) from error
         if isinstance(outcome, Doubtful):
-            raise _unknown(attempt.txn, claim.register.key, outcome.reason)
-        record = outcome.value if isinstance(outcome, Done) else claim.register.last_seen
+            raise _unknown(attempt.txn, claim.key, outcome.reason)
+        record = outcome.value if isinstance(outcome, Done) else claim.record
         found = verdict(record, batch, producer)
         if found is Verdict.COMMITTED:
             self._decided[app] = claim
@@ -253,7 +231,7 @@ class Ledger:
         if isinstance(outcome, Done):
             raise Superseded(app, batch)
         raise TransientStorageError(
-            f"{attempt.txn} was not committed: its commit record {claim.register.key!r} could not "
+            f"{attempt.txn} was not committed: its commit record {claim.key!r} could not "
             f"be written ({outcome}). Nothing of it is visible; start the query again."
         )
 
@@ -275,7 +253,7 @@ class Ledger:
             for name, clock in attempt.intents.items()
         }
         try:
-            self._end(claim, app, endings)
+            self._end(claim, endings)
         finally:
             self._unstore(attempt)
         self._claims[app] = claim
@@ -305,20 +283,12 @@ class Ledger:
         for failure in failures:
             log.warning("commit record %s was not deleted: %s", key, failure)
 
-    def _claim(self, app: str, batch: int, query: str | None) -> tuple[_Claim, CommitRecord]:
-        # A run claims once, and a new claim is a new run: what was appended under the old one
-        # cannot be decided any more.
-        claim = _Claim(self._runtime.ulid(), self._register(app))
-        outcome = claim.register.update(lambda record: began(record, app, batch, query, claim.run))
-        if not isinstance(outcome, Done) or outcome.value is None:
-            raise TransientStorageError(
-                f"commit record {claim.register.key!r} could not be written: {outcome}. Nothing "
-                "was appended; start the query again."
-            )
-        return claim, outcome.value
+    def _claim(self, app: str, batch: int, query: str | None) -> tuple[ClaimedRecord, CommitRecord]:
+        claim = ClaimedRecord(app, self._register(app), self._runtime.ulid())
+        return claim, claim.claim(batch, query)
 
     def _finish_earlier(
-        self, claim: _Claim, app: str, record: CommitRecord, partitions: Collection[str]
+        self, claim: ClaimedRecord, app: str, record: CommitRecord, partitions: Collection[str]
     ) -> int:
         """Carry out what the record names; note what else is undecided, to be rolled back."""
         committed = None if record.producer is None else bytes.fromhex(record.producer)
@@ -326,7 +296,7 @@ class Ledger:
         manifests = together(self._runtime, lambda name: self._queue_of(name).read(), names)
         endings: dict[str, list[Ending]] = {}
         for name, manifest in zip(names, manifests, strict=True):
-            self._note(claim, app, name, manifest, but=committed)
+            claim.note(name, manifest, but=committed)
             clock = record.intents.get(name)
             if manifest is None or clock is None or committed is None:
                 continue
@@ -341,26 +311,12 @@ class Ledger:
             )  # fmt: skip
         return self._settle_all(endings)
 
-    def _note(
-        self, claim: _Claim, app: str, name: str, manifest: Manifest | None, but: bytes | None
-    ) -> None:
-        if manifest is None:
-            return
-        found = undecided_of(manifest, name, app, claim.seen.get(name, 0))
-        claim.seen[name] = manifest.next_sequence
-        claim.left[name].update({who: each.txn for who, each in found.items() if who != but})
-
-    def _end(self, claim: _Claim, app: str, endings: Mapping[str, Ending]) -> int:
+    def _end(self, claim: ClaimedRecord, endings: Mapping[str, Ending]) -> int:
         wanted: dict[str, list[Ending]] = {name: [each] for name, each in endings.items()}
-        for name, producers in claim.left.items():
-            for producer, txn in producers.items():
-                log.warning(
-                    "batch %s of app %s was given up in %s before it was committed: rolled back",
-                    "?" if txn is None else txn.batch, app, name,
-                )  # fmt: skip
-                wanted.setdefault(name, []).append(Ending(producer, ROLL_BACK, txn))
+        for name, others in claim.roll_backs().items():
+            wanted.setdefault(name, []).extend(others)
         ended = self._settle_all(wanted)
-        claim.left.clear()
+        claim.rolled_back()
         return ended
 
     def _settle_all(self, endings: Mapping[str, Collection[Ending]]) -> int:
@@ -391,20 +347,6 @@ class Ledger:
             settings=self._config,
             max_bytes=RECORD.max_bytes,
         )
-
-
-def _overtaken(claim: _Claim, batch: int) -> bool:
-    """Whether other runs wrote the batches between the last one of this claim and this one.
-
-    Spark commits in any of its idle Python workers. Where there are several, because several
-    queries commit, each batch of a query may follow one that another process wrote, as a run of
-    its own. Without such a gap nobody did, and nothing is read.
-    """
-    record = claim.register.last_seen
-    if record is None or batch <= record.batch + 1:
-        return False
-    now = claim.register.read()
-    return not isinstance(now, Done) or now.value is None or now.value.run != claim.run
 
 
 def _unknown(txn: Transaction, key: str, reason: str) -> TransientStorageError:
