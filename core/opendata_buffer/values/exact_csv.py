@@ -26,7 +26,7 @@ from opendata_buffer.values.scalars import (
 __all__ = ["ExactCsv"]
 
 _INT = re.compile(r"[+-]?[0-9]{1,40}", re.ASCII)
-_FLOAT = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?", re.ASCII)
+_FLOAT = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?", re.ASCII)
 _JAVA_SPACES = "".join(map(chr, range(0x21)))
 _WORDS = {"NaN": "nan", "Inf": "inf", "-Inf": "-inf"}
 _JAVA_WORDS = {

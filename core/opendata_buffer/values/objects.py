@@ -33,7 +33,8 @@ Mask = npt.NDArray[np.bool_]
 
 _DIGITS = re.compile(rb"[0-9.eE+-]{1000}")
 _NAME = re.compile(rb'"[^"]{50000}')
-_ESCAPED_NAME = re.compile(rb'\\[^"]*"\s*:')
+# From one quote to the next: from each backslash on, a long text would be read again and again.
+_ESCAPED_NAME = re.compile(rb'"[^"\\]*+\\[^"]*+"\s*:')
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _MOST_NESTED = 900
 _LONG = 1000  # Bytes of a record that may go beyond a limit of Spark's parser.
@@ -55,11 +56,15 @@ class Objects:
         self._options = options
         if library is None:
             library = "json" if msgspec is None else "msgspec"
-        self.library = library
         closed = bool(options.rescued_column)
-        self._decode: Callable[[bytes], Any]
+        row = None
         if library == "msgspec":
-            self._decode = msgspec.json.Decoder(_struct("Row", self._fields, closed)).decode
+            with suppress(ValueError):  # It takes no names with characters that JSON escapes.
+                row = _struct("Row", self._fields, closed)
+        self.library = library = "json" if row is None else "msgspec"
+        self._decode: Callable[[bytes], Any]
+        if row is not None:
+            self._decode = msgspec.json.Decoder(row).decode
             self._errors: tuple[type[Exception], ...] = (msgspec.MsgspecError,)
         else:
             names = {each.name for each in self._fields} if closed else None

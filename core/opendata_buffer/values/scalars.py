@@ -6,8 +6,7 @@ import base64
 import binascii
 import re
 from collections.abc import Callable
-from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
-from fractions import Fraction
+from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation, Overflow
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +27,8 @@ __all__ = [
     "timestamp_reader",
 ]
 
-_DECIMAL = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,10})?", re.ASCII)
+# Digits are taken in one way only: with a second one, a long text that is none takes for ever.
+_DECIMAL = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,10})?", re.ASCII)
 _HALF_PAIR = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
 _INT = re.compile(r"[+-]?\d{1,30}", re.ASCII)
 _EXACT = Context(prec=2000, Emax=999_999_999, Emin=-999_999_999)
@@ -48,16 +48,16 @@ def decimal_of(text: str, precision: int, scale: int) -> Decimal:
         Unfit: It is none, or has more digits than the precision.
     """
     if _DECIMAL.fullmatch(text) is None:
-        raise Unfit(f"{text!r} is no decimal number")
+        raise Unfit(f"{text[:40]!r} is no decimal number")
     try:
         number = _EXACT.create_decimal(text)
         if number.adjusted() > 100:
-            raise Unfit(f"{text!r} has more than {precision} digits")
+            raise Unfit(f"{text[:40]!r} has more than {precision} digits")
         rounded = number.quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP, _EXACT)
-    except InvalidOperation as error:
-        raise Unfit(f"{text!r} has too many digits") from error
+    except (InvalidOperation, Overflow) as error:
+        raise Unfit(f"{text[:40]!r} has too many digits") from error
     if rounded and rounded.adjusted() + 1 + scale > precision:
-        raise Unfit(f"{text!r} has more than {precision} digits")
+        raise Unfit(f"{text[:40]!r} has more than {precision} digits")
     return rounded if rounded else abs(rounded)  # There is no negative zero.
 
 
@@ -71,8 +71,7 @@ def float32_of(text: str) -> float:
     # Rounded twice, a number beside the middle of two may go to the wrong one.
     other = np.nextafter(narrow, np.float32(np.inf if wide > float(narrow) else -np.inf))
     if np.isfinite(other) and abs(wide - float(narrow)) == abs(wide - float(other)):
-        exact = Fraction(text)
-        middle = Fraction(wide)
+        exact, middle = Decimal(text), Decimal(wide)  # Fractions have a limit of digits.
         if exact != middle and (exact > middle) == (float(other) > float(narrow)):
             return float(other)
     return float(narrow)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import pyarrow as pa
 import pytest
 
@@ -51,3 +53,10 @@ def test_a_text_stands_for_null() -> None:
     exact = ExactCsv(FIELDS, ValueOptions(format="csv", null_value="-"))
     assert exact.read(b"-,,NaN").values[:2] == [None, None]
     assert exact.read(b'1,"",2').values == [1, "", 2.0]
+
+
+def test_a_long_field_that_is_no_number_is_malformed_at_once() -> None:
+    exact = ExactCsv([pa.field("a", pa.float64())], ValueOptions(format="csv"))
+    began = time.process_time()
+    assert exact.read(b"1" * 100_000 + b"x").problem.startswith("field 'a': a number is expected")
+    assert time.process_time() - began < 10

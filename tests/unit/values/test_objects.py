@@ -1,6 +1,7 @@
 # ruff: noqa: E501
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pyarrow as pa
@@ -83,3 +84,19 @@ def test_a_number_beyond_its_column_is_doubtful_where_nothing_else_is_odd(
     (array,), doubtful = objects.columns(pa.array(records, pa.binary()))
     assert doubtful.tolist() == [False, True, False]
     assert array.take([0, 2]).to_pylist() == [1, None]
+
+
+def test_texts_with_many_escapes_take_no_longer_than_others() -> None:
+    # "k" is watched for a second one, whose name may be escaped.
+    text = b"\\n" * 20_000
+    members = b",".join(b'"x%d":"%s"' % (number, text) for number in range(10))
+    began = time.process_time()
+    rows, doubtful = read("msgspec", b'{"k":"2020-01-01T00:00:00Z",' + members + b"}")
+    assert time.process_time() - began < 2
+    assert doubtful == [False]
+    assert rows[0]["k"] is not None
+
+
+def test_a_name_with_an_escape_that_may_stand_for_a_watched_one_is_doubtful() -> None:
+    for name in (b"\\u006b", b"k\\u0020"):
+        assert read("msgspec", b'{"k":"2020-01-01T00:00:00Z","' + name + b'" :1}')[1] == [True]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import struct
+import time
 from decimal import Decimal
 
 import pyarrow as pa
@@ -32,11 +33,21 @@ def test_decimals_are_rounded_half_up_to_their_scale() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["99999999.995", "1e8", "1e999999999", "x", "", " 1", "1_0", "NaN", "."]
+    "text",
+    ["99999999.995", "1e8", "1e999999999", "1e9999999999", "x", "", " 1", "1_0", "NaN", "."],
 )
 def test_what_is_no_decimal_or_has_too_many_digits_does_not_fit(text: str) -> None:
     with pytest.raises(Unfit):
         decimal_of(text, 10, 2)
+
+
+def test_a_long_text_that_is_no_decimal_is_refused_at_once_and_not_shown_whole() -> None:
+    # With a second way to take its digits, each digit more would take longer than the one before.
+    began = time.process_time()
+    with pytest.raises(Unfit) as refused:
+        decimal_of("1" * 100_000 + "x", 10, 2)
+    assert time.process_time() - began < 10
+    assert len(str(refused.value)) < 100
 
 
 @given(st.floats(width=32, allow_nan=False))
@@ -49,6 +60,12 @@ def test_a_number_beside_the_middle_of_two_is_rounded_once() -> None:
     text = "1.00000005960464477540"
     assert struct.unpack("f", struct.pack("f", float(text)))[0] == 1.0
     assert float32_of(text) == 1.0000001192092896
+
+
+def test_a_number_of_32_bits_may_have_any_number_of_digits() -> None:
+    middle = "1.000000059604644775390625"
+    assert float32_of(middle + "0" * 5000) == 1.0
+    assert float32_of(middle + "0" * 5000 + "1") == 1.0000001192092896
 
 
 @pytest.mark.parametrize(
