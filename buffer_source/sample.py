@@ -6,12 +6,13 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from buffer_source.options import SourceOptions
 from buffer_source.partitions import Partitions
-from buffer_source.typed_schema import INFERRED
+from buffer_source.typed_schema import INFERRED, meant_as_own
 from opendata_buffer.consumer.descriptors import BatchDescriptor
 from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.errors import InvalidInput, PoisonBatch
@@ -49,7 +50,7 @@ def infer_schema(
     for name in names[:BATCHES]:
         own = partitions.options_of(name)
         records += _records(own, store, runtime, max(2, BATCHES // len(names)), patient)
-    schema = infer(records, values)
+    schema = _without_own(infer(records, values), values)
     if not schema.names:
         raise InvalidInput(
             f"valueFormat is {values.format}, there is no schema, and "
@@ -62,6 +63,22 @@ def infer_schema(
     return StructType(
         [_marked(each.jsonValue(), line) for each in from_arrow_schema(schema).fields]
     )
+
+
+def _without_own(schema: pa.Schema, values: ValueOptions) -> pa.Schema:
+    """Without fields whose names stand for our columns, which nobody asked for."""
+    left_out = {
+        each: own
+        for each in schema.names
+        if each != values.corrupt_column and (own := meant_as_own(each)) is not None
+    }
+    if left_out:
+        log.warning(
+            "fields of records are left out of the schema, for their names stand for columns of "
+            "the queue: %s. Read value as it is, and use from_json, to have them",
+            ", ".join(f"{name!r} ({own})" for name, own in left_out.items()),
+        )
+    return pa.schema([each for each in schema if each.name not in left_out])
 
 
 def _marked(field: dict[str, Any], metadata: dict[str, str]) -> Any:

@@ -14,7 +14,9 @@ from opendata_buffer.errors import InvalidInput
 if TYPE_CHECKING:
     from opendata_buffer.values.options import ValueOptions
 
-__all__ = ["INFERRED", "OWN", "check_not_inferred", "check_typed_schema", "record_schema"]
+__all__ = [
+    "INFERRED", "OWN", "check_not_inferred", "check_typed_schema", "meant_as_own", "record_schema",
+]  # fmt: skip
 
 OWN = {
     f"_{name}": name
@@ -41,7 +43,7 @@ def check_typed_schema(schema: StructType, options: ValueOptions, arrow: pa.Sche
         own = OWN.get(field.name)
         if own is None:
             _check_nullable(field.name, field.dataType, field.nullable)
-            if field.name.startswith("_") and field.name != options.corrupt_column:
+            if field.name != options.corrupt_column:
                 _check_not_own(field.name)
             continue
         column = COLUMNS[own]
@@ -58,14 +60,22 @@ def check_typed_schema(schema: StructType, options: ValueOptions, arrow: pa.Sche
     Decoder(record_schema(arrow), options)
 
 
-def _check_not_own(name: str) -> None:
-    """Refuse a field that is nearly called like a column of ours."""
+def meant_as_own(name: str) -> str | None:
+    """The column of ours that a column of this name is taken for; None for a field of records."""
+    if not name.startswith("_"):
+        return None
     import difflib  # only for names that may be wrong
 
     near = difflib.get_close_matches(name, OWN, n=1, cutoff=0.8)
-    if near:
+    return near[0] if near else None
+
+
+def _check_not_own(name: str) -> None:
+    """Refuse a field that is nearly called like a column of ours."""
+    own = meant_as_own(name)
+    if own is not None:
         raise InvalidInput(
-            f"schema has the column {name!r}: did you mean {near[0]!r}? Our columns are "
+            f"schema has the column {name!r}: did you mean {own!r}? Our columns are "
             f"{', '.join(OWN)}"
         )
 

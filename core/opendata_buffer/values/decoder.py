@@ -153,7 +153,7 @@ class Decoder:
         for each in self.schema:
             if each.name == self._options.corrupt_column:
                 arrays.append(_texts(values, malformed, self._options.format == CSV))
-            elif each.name == self._options.rescued_column:
+            elif rescued is not None and each.name == self._options.rescued_column:
                 arrays.append(rescued)
             else:
                 arrays.append(next(taken))

@@ -1,7 +1,8 @@
 """The columns that some records have, by Spark's rules. Pure.
 
 Whole numbers are 64 bits wide, or decimals where that is too little; a field that is a number here
-and something else there is text, a field that is always null is text, too, and names are sorted.
+and something else there is text, a field that is always null is text, too, and names are sorted. A
+field without a name is left out.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ from opendata_buffer.values.times import MAX_LONG, MIN_LONG
 __all__ = ["ddl", "infer"]
 
 _NULL = pa.null()
+_MOST_NESTED = 50
+"""Levels of objects and arrays. What lies deeper is text: Arrow sends Spark no type of more than 64
+levels, and who walks through types does so by calls in calls."""
+
 _NAMES = {
     pa.bool_(): "BOOLEAN",
     pa.int8(): "TINYINT",
@@ -55,8 +60,11 @@ def infer(records: Iterable[bytes], options: ValueOptions) -> pa.Schema:
             found = _both(found, _type_of(value))
         else:
             malformed = True
-    fields = list(_settled(found)) if pa.types.is_struct(found) else []
-    if malformed and options.mode == PERMISSIVE and fields:
+    columns = list(_settled(found)) if pa.types.is_struct(found) else []
+    # A record may have a field of that name; the column is for the text of records all the same.
+    fields = [each for each in columns if each.name != options.corrupt_column]
+    kept = malformed and options.mode == PERMISSIVE
+    if fields and (kept or len(fields) < len(columns)):
         fields.append(pa.field(options.corrupt_column, pa.string()))
     return pa.schema(fields)
 
@@ -85,7 +93,7 @@ def _ddl(dtype: pa.DataType) -> str:
     return _NAMES[dtype]
 
 
-def _type_of(value: Any) -> pa.DataType:
+def _type_of(value: Any, level: int = 0) -> pa.DataType:
     if value is None:
         return _NULL
     if isinstance(value, bool):
@@ -97,13 +105,17 @@ def _type_of(value: Any) -> pa.DataType:
         return pa.decimal128(digits, 0) if digits <= 38 else pa.float64()
     if isinstance(value, float):
         return pa.float64()
+    if level == _MOST_NESTED:
+        return pa.string()
     if isinstance(value, dict):
-        members = {java_string(name): each for name, each in value.items()}
-        return pa.struct([pa.field(name, _type_of(members[name])) for name in sorted(members)])
+        members = {java_string(name): each for name, each in value.items() if name}
+        return pa.struct(
+            [pa.field(name, _type_of(members[name], level + 1)) for name in sorted(members)]
+        )
     if isinstance(value, list):
         inner = _NULL
         for each in value:
-            inner = _both(inner, _type_of(each))
+            inner = _both(inner, _type_of(each, level + 1))
         return pa.list_(inner)
     return pa.string()
 

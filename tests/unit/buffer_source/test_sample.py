@@ -30,6 +30,15 @@ def test_the_oldest_and_the_newest_batches_say_which_columns_there_are(
     )
 
 
+def test_fields_that_are_called_like_our_columns_are_left_out_and_named(
+    runtime: ManualRuntime, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(runtime)
+    world.produce(records=[b'{"_index":"logs-7","_id":"x","_locations":[1],"took":3}', b"broken"])
+    assert inferred(world) == "struct<_id:string,took:bigint,_corrupt_record:string>"
+    assert "'_index' (_index), '_locations' (_location)" in caplog.text
+
+
 def test_a_topic_is_looked_at_in_all_its_partitions(runtime: ManualRuntime) -> None:
     world = TopicWorld(runtime, 2)
     first, second = world.topic.read().names

@@ -1,6 +1,7 @@
 # ruff: noqa: E501
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -153,3 +154,12 @@ def test_a_schema_that_cannot_be_read_is_refused(
 ) -> None:
     with pytest.raises(InvalidInput, match=message):
         Decoder(schema, ValueOptions(**options))
+
+
+@pytest.mark.parametrize("name", ["", 'a"b', "a\\b", "a\tb", "a\x00b"])
+def test_a_column_may_have_any_name(name: str) -> None:
+    schema = pa.schema([(name, pa.int64()), ("s", pa.struct([(name, pa.list_(pa.int64()))]))])
+    record = json.dumps({name: 1, "s": {name: [2, 3]}}).encode()
+    read = Decoder(schema, ValueOptions()).decode(pa.array([record], pa.binary()))
+    assert [each.to_pylist() for each in read.arrays] == [[1], [{name: [2, 3]}]]
+    assert not read.malformed

@@ -30,6 +30,7 @@ def columns(*records: bytes, **options: object) -> str:
         ([b'{"a":{}, "b":1}'], "b BIGINT"),
         ([b'{"a":1}', b"no"], "a BIGINT, _corrupt_record STRING"),
         ([b'{"a b":1,"`":2}'], "```` BIGINT, `a b` BIGINT"),
+        ([b'{"":1,"a":{"":2,"b":3}}', b'{"c":{"":4}}'], "a STRUCT<b: BIGINT>"),
         ([], ""),
         ([b"no", b""], ""),
     ],
@@ -44,6 +45,32 @@ def test_half_a_character_in_a_name_is_what_the_readers_take_it_for() -> None:
     assert ddl(schema) == "`?` BIGINT, b STRUCT<`?`: BOOLEAN>"
     read = Decoder(schema, ValueOptions()).decode(pa.array(records, pa.binary()))
     assert [each.to_pylist() for each in read.arrays] == [[1], [{"?": True}]]
+
+
+@pytest.mark.parametrize("levels", [50, 100, 400, 900, 5000])
+@pytest.mark.parametrize(("begin", "end"), [(b'{"a":', b"}"), (b"[", b"]")])
+def test_one_deep_record_hides_no_column_and_is_text_from_some_level_on(
+    levels: int, begin: bytes, end: bytes
+) -> None:
+    deep = b'{"deep":' + begin * levels + b"1" + end * levels + b"}"
+    schema = infer([b'{"id":1}', deep, deep], ValueOptions())
+    if levels == 5000:  # More than a parser takes.
+        assert ddl(schema) == "id BIGINT, _corrupt_record STRING"
+        return
+    assert schema.field("id").type == pa.int64()
+    dtype, found = schema.field("deep").type, 0
+    while pa.types.is_nested(dtype):
+        dtype, found = dtype.field(0).type, found + 1
+    assert (dtype, found) == (pa.string(), 49)
+    read = Decoder(schema, ValueOptions()).decode(pa.array([deep], pa.binary()))
+    assert not read.malformed
+    assert b"1" in str(read.arrays[0].to_pylist()).encode()
+
+
+def test_a_field_called_like_the_column_of_malformed_records_makes_no_second_one() -> None:
+    assert columns(b'{"_corrupt_record":1,"a":2}', b"no") == "a BIGINT, _corrupt_record STRING"
+    assert columns(b'{"_corrupt_record":1,"a":2}') == "a BIGINT, _corrupt_record STRING"
+    assert columns(b'{"_corrupt_record":1}', b"no") == ""
 
 
 def test_malformed_records_get_their_column_only_where_they_are_kept() -> None:
