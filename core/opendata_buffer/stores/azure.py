@@ -34,6 +34,7 @@ from opendata_buffer.stores.bounded import DeadlinePassed, in_time
 from opendata_buffer.stores.checksums import check_md5
 from opendata_buffer.stores.clients import AZURE_ENVIRONMENT, ProcessClient
 from opendata_buffer.stores.extras import load
+from opendata_buffer.stores.landed import looked_up
 from opendata_buffer.stores.probe import PROBE_DEADLINE_MS, SAFE, probe_conditional_writes
 from opendata_buffer.stores.ranges import (
     check_goes_on,
@@ -159,7 +160,7 @@ class AzureStore:
         """See :meth:`opendata_buffer.stores.ConditionalPut.put_if`."""
         full = self._root.full(key)
         try:
-            return self._ended(lambda: self._put_if(full, data, condition), "write", full)
+            return self._ended(lambda: self._put_if(key, data, condition), "write", full)
         except TransientStorageError as error:
             return Unknown(str(error))
 
@@ -304,13 +305,14 @@ class AzureStore:
 
     # ---- reading, writing, deleting
 
-    def _upload(self, full: str, data: bytes, **how: Any) -> str:
-        """Write an object by one request that carries its checksum; returns its ETag."""
+    def _upload(self, full: str, data: bytes, **how: Any) -> str | None:
+        """Write an object by one request that carries its checksum; returns its strong ETag."""
         how |= {"validate_content": True, **self._timeouts()}
         answer = self._blob(full).upload_blob(data, **how)
-        return self._etag(answer.get("etag"))
+        return strong_etag(answer.get("etag"))
 
-    def _put_if(self, full: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+    def _put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        full = self._root.full(key)
         how: dict[str, Any] = {"overwrite": False}  # If-None-Match: *
         if isinstance(condition, IfVersion):
             how = {
@@ -319,13 +321,13 @@ class AzureStore:
                 "match_condition": self._match("IfNotModified"),
             }
         try:
-            return Applied(self._upload(full, data, **how))
+            etag = self._upload(full, data, **how)
+            return looked_up(self, key, data) if etag is None else Applied(etag)
         except self._errors() as error:
-            code = code_of(error)
+            code, replaces = code_of(error), isinstance(condition, IfVersion)
             # S3's 409 says that nothing was decided. Azure's says that the object exists.
-            if code == "BlobAlreadyExists" and not isinstance(condition, IfVersion):
+            if code == "BlobAlreadyExists" and not replaces:
                 return VersionConflict()
-            replaces = isinstance(condition, IfVersion)
             if status_of(error) == 404 and code != "ContainerNotFound" and replaces:
                 return Vanished()  # failure F4
             if status_of(error) == 412 and not code.startswith("Lease"):

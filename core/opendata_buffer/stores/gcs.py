@@ -48,6 +48,7 @@ from opendata_buffer.stores.gcs_errors import (
     is_throttled,
     network_error,
 )
+from opendata_buffer.stores.landed import looked_up
 from opendata_buffer.stores.pace import Pace
 from opendata_buffer.stores.probe import PROBE_DEADLINE_MS, RACES, SAFE, probe_conditional_writes
 from opendata_buffer.stores.ranges import check_goes_on, check_limit, check_range, listed
@@ -181,7 +182,7 @@ class GcsStore:
         """See :meth:`opendata_buffer.stores.ConditionalPut.put_if`."""
         full = self._root.full(key)
         try:
-            return self._ended(lambda: self._put_if(full, data, condition), "write", full)
+            return self._ended(lambda: self._put_if(key, data, condition), "write", full)
         except TransientStorageError as error:
             return Unknown(str(error))
 
@@ -353,7 +354,8 @@ class GcsStore:
             body=body,
         )
 
-    def _put_if(self, full: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+    def _put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        full = self._root.full(key)
         expected = requests.expected_generation(condition)
         body, headers = requests.upload(full, data)
 
@@ -375,7 +377,8 @@ class GcsStore:
         if answer.status >= 300:
             raise self._error(answer, "write", full)
         self._pace.taken(full, self._runtime.monotonic())
-        return Applied(self._generation(answer.fields().get("generation")))
+        generation = answer.fields().get("generation")
+        return Applied(str(generation)) if generation else looked_up(self, key, data)
 
     def _is_gone(self, full: str) -> bool:
         """Whether a condition failed because there is no object: GCS answers 412 to both."""

@@ -8,9 +8,10 @@ then.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import Protocol
 
-from opendata_buffer.errors import TransientStorageError, UnsafeStore
+from opendata_buffer.errors import ObjectNotFound, TransientStorageError, UnsafeStore
 from opendata_buffer.formats.keys import MAX_KEY_BYTES
 from opendata_buffer.retry import full_jitter
 from opendata_buffer.runtime import Runtime, deadline
@@ -130,6 +131,9 @@ def _ask(store: _Probed, key: str, name: str, made: list[str]) -> None:
         if key not in made:
             made.append(key)  # a put that raised wrote nothing
         if isinstance(outcome, Unknown):
+            # Of a store whose answers have no versions the read says so, and ends the probe.
+            with suppress(ObjectNotFound, TransientStorageError):
+                store.get(key)
             raise TransientStorageError(outcome.reason)
         if not isinstance(outcome, right):
             raise UnsafeStore(

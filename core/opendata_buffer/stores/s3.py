@@ -12,7 +12,6 @@ import botocore.exceptions as boto
 
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import (
-    CorruptData,
     ObjectNotFound,
     PermanentStorageError,
     StorageError,
@@ -39,6 +38,7 @@ from opendata_buffer.stores import s3_answers as answers
 from opendata_buffer.stores import s3_requests as requests
 from opendata_buffer.stores.bounded import in_time
 from opendata_buffer.stores.clients import AWS_ENVIRONMENT, ProcessClient
+from opendata_buffer.stores.landed import looked_up
 from opendata_buffer.stores.probe import PROBE_DEADLINE_MS, SAFE, probe_conditional_writes
 from opendata_buffer.stores.ranges import check_goes_on, check_limit, check_range, listed
 from opendata_buffer.stores.root import Root
@@ -345,26 +345,12 @@ class S3Store:
                     raise Busy(error) from error
                 raise
             etag = strong_etag(response.get("ETag"))
-            return self._version_of(key, data) if etag is None else Applied(etag)
+            return looked_up(self, key, data) if etag is None else Applied(etag)
 
         try:
             return while_busy(self._runtime, once)
         except Busy:
             return VersionConflict()
-
-    def _version_of(self, key: str, written: bytes) -> PutOutcome:
-        """The outcome of a write whose answer carries no ETag, as that of some proxies.
-
-        If the object holds the bytes that were written, its version is a version of them,
-        whoever wrote it last.
-        """
-        try:
-            found = self.get(key, max_bytes=len(written))
-            if isinstance(found, Blob) and found.data == written:
-                return Applied(found.version)
-        except (CorruptData, ObjectNotFound):
-            pass  # it was written all the same, and is larger or gone since
-        return Unknown("the store answered without an ETag, and the object has changed since")
 
 
 def _ms(when: Any) -> int:

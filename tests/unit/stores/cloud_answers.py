@@ -37,6 +37,7 @@ class Cloud:
         version: What a conditional write may name, before ``written``.
         written: To a write; the version is ``new_version``.
         new_version: Of that answer and of ``found``.
+        unversioned: To a write, by a proxy that leaves the version out.
         found: To a read: ``bytes``, written at ``found_ms``.
         found_ms: Milliseconds since 1970.
         garbled: To a read, with the checksum of other bytes.
@@ -58,6 +59,7 @@ class Cloud:
     version: str
     written: Reply
     new_version: str
+    unversioned: Reply
     found: Reply
     found_ms: int
     garbled: Reply
@@ -88,6 +90,7 @@ GCS = Cloud(
     version="5",
     written=Reply(200, b'{"generation": "7"}'),
     new_version="7",
+    unversioned=Reply(200),
     found=Reply(200, b"bytes", {"x-goog-generation": "7"}),
     found_ms=0,
     garbled=Reply(
@@ -126,6 +129,7 @@ AZURE = Cloud(
     version='"5"',
     written=Reply(201, b"", {"etag": '"7"', "last-modified": AZURE_DATE}),
     new_version='"7"',
+    unversioned=Reply(201, b"", {"last-modified": AZURE_DATE}),
     found=Reply(206, b"bytes", _FOUND),
     found_ms=1_767_225_610_000,
     garbled=Reply(206, b"bites", {**_FOUND, "x-ms-blob-content-md5": "SzpiGLs+OnMD6KFxpg/Pkg=="}),

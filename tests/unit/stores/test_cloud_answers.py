@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 
@@ -19,7 +20,16 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.runtime import SystemRuntime, deadline
-from opendata_buffer.stores import ABSENT, Blob, IfVersion, Unknown, Vanished, VersionConflict
+from opendata_buffer.stores import (
+    ABSENT,
+    Applied,
+    Blob,
+    IfVersion,
+    Unknown,
+    Vanished,
+    VersionConflict,
+)
+from tests.http_scripts import Reply
 from tests.unit.stores.cloud_answers import CLOUDS, LOST, Cloud, Script, scripted
 
 
@@ -44,6 +54,24 @@ def test_f1_a_lost_answer_to_a_conditional_write_is_unknown_after_one_request(
         store, server = script(answer)
         assert isinstance(store.put_if("m", b"x", condition), Unknown)
         assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("creates", [True, False])
+def test_f1_a_write_that_is_answered_without_its_version_is_looked_up(
+    cloud: Cloud, script: Script, creates: bool
+) -> None:
+    condition = ABSENT if creates else IfVersion(cloud.version)
+    store, server = script(cloud.unversioned, cloud.found)
+    assert store.put_if("m", b"bytes", condition) == Applied(cloud.new_version)
+    assert len(server.asked) == 2
+    kept = cloud.found.headers.items() - {("etag", '"7"'), ("x-goog-generation", "7")}
+    unversioned = replace(cloud.found, headers=dict(kept))
+    # It may have been written whatever the look says, so nothing of this is an error.
+    for found in (cloud.found, cloud.gone, Reply(403), unversioned, LOST):
+        store, _ = script(cloud.unversioned, found)
+        outcome = store.put_if("m", b"other bytes", condition)
+        assert isinstance(outcome, Unknown)
+        assert "without its version" in outcome.reason
 
 
 @pytest.mark.parametrize("is_gone", [True, False])

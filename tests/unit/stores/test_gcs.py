@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
 
@@ -33,16 +32,6 @@ WRITTEN, FOUND = GCS.written, GCS.found
 def script() -> Iterator[Script]:
     with ExitStack() as running:
         yield scripted(GCS, running)
-
-
-@pytest.mark.parametrize("condition", [ABSENT, IfVersion("5")])
-def test_a_write_that_is_answered_without_a_generation_is_refused_after_one_request(
-    script: Script, condition: Any
-) -> None:
-    store, server = script(Reply(200))
-    with pytest.raises(UnsafeStore, match="without a generation"):
-        store.put_if("m", b"x", condition)
-    assert len(server.asked) == 1
 
 
 def test_what_is_refused_for_its_rate_is_repeated_and_told_with_what_helps(script: Script) -> None:

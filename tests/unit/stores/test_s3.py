@@ -299,6 +299,20 @@ def test_a_write_without_an_etag_that_was_replaced_meanwhile_is_unknown(
     assert isinstance(store.put_if("m", b"1", ABSENT), Unknown)
 
 
+def test_a_write_without_an_etag_that_cannot_be_looked_up_is_unknown(
+    s3_server: S3Server, store: S3Store
+) -> None:
+    without(s3_server, "ETag", method="PUT")
+    s3_server.inject(Fault(403, applied=False, code="AccessDenied"), method="GET")
+    denied = store.put_if("a", b"1", ABSENT)
+    without(s3_server, "ETag", method="GET")
+    unversioned = store.put_if("b", b"1", ABSENT)
+    assert s3_server.objects() == {"a": b"1", "b": b"1"}, "an error would say that it is not there"
+    for outcome, why in ((denied, "AccessDenied"), (unversioned, "no ETag")):
+        assert isinstance(outcome, Unknown)
+        assert why in outcome.reason
+
+
 @pytest.mark.parametrize(
     ("header", "found"), [("ETag", "no ETag"), ("weak", r'the weak ETag W/"[0-9a-f]+"')]
 )
