@@ -219,10 +219,10 @@ class ConditionalPut(Protocol):
     def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
         """Write an object if the condition holds, in one attempt.
 
-        Every answer of the store is a value. Only what is surely not applied and will not
-        help to repeat raises.
+        Every answer of the store is a value. Only what is surely not applied raises.
 
         Raises:
+            TransientStorageError: It was not begun; try again later.
             PermanentStorageError: Refused: credentials, permissions, missing bucket.
         """
         ...

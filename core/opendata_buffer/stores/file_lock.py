@@ -94,11 +94,13 @@ class FileLock:
             return
         fd, self._fd = self._fd, None
         try:
-            # Unlocked before close(): a child forked meanwhile has the descriptor, too, and would
-            # keep the lock until it ends.
-            fcntl.flock(fd, fcntl.LOCK_UN)
+            try:
+                # Unlocked before close(): a child forked meanwhile has the descriptor, too, and
+                # would keep the lock until it ends.
+                fcntl.flock(fd, fcntl.LOCK_UN)
+            finally:
+                os.close(fd)
         finally:
-            os.close(fd)
             self._thread_lock.release()
 
     def _lock_file(self, fd: int, deadline: float) -> None:

@@ -171,6 +171,7 @@ class LocalStore:
     def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
         """See :meth:`opendata_buffer.stores.ConditionalPut.put_if`."""
         path = self._paths.object(key)
+        begun, version = False, ""
         try:
             if isinstance(condition, IfVersion) and not os.path.isdir(os.path.dirname(path)):
                 return Vanished()
@@ -186,17 +187,19 @@ class LocalStore:
                 with FileLock(lock_path, self._runtime) as lock:
                     if (refused := _refusal(path, condition)) is not None:
                         return refused
+                    begun = True
                     version = self._rename(temporary, path, lock)
                 _sync_name(path)
             return Applied(version)
         except LockTimeout:
-            return Unknown(_stuck_lock(self._paths.lock(key)))
-        except _AfterRenameError as error:
-            return Unknown(f"file {path!r} was replaced but not made durable: {error}")
+            raise TransientStorageError(_stuck_lock(self._paths.lock(key))) from None
         except OSError as error:
             mapped = storage_error("write", path, error)
-            if isinstance(mapped, TransientStorageError):
-                return Unknown(str(mapped))
+            if version:
+                return Unknown(f"file {path!r} was replaced, and it failed after that: {mapped}")
+            # Of a rename across a network the answer may be lost.
+            if begun and (isinstance(mapped, TransientStorageError) or error.errno == errno.EIO):
+                return Unknown(f"file {path!r} may have been replaced: {mapped}")
             raise mapped from error
 
     def check_conditional_writes(self, near: str) -> None:
@@ -306,10 +309,6 @@ class LocalStore:
             parent = os.path.dirname(parent)
 
 
-class _AfterRenameError(OSError):
-    """The new bytes are visible but may not survive a power cut."""
-
-
 def _sync_name(path: str) -> None:
     # Guards the name. rename() is atomic for who looks at the directory, but durable only once
     # that was fsynced, as fsync(2) says of entries, and POSIX promises no order between two of
@@ -317,10 +316,7 @@ def _sync_name(path: str) -> None:
     # manifest is written that has it, and that of the manifest before anybody is told that a
     # record is durable: with the bytes of both, four fsyncs for a batch, of which none
     # can be left out or made one with another.
-    try:
-        sync_directory(os.path.dirname(path))
-    except OSError as error:
-        raise _AfterRenameError(error.errno, error.strerror) from error
+    sync_directory(os.path.dirname(path))
 
 
 def _refusal(path: str, condition: Absent | IfVersion) -> Vanished | VersionConflict | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 import threading
@@ -242,15 +243,14 @@ def test_readers_need_no_lock(store: LocalStore, root: Path, runtime: ManualRunt
         assert blob.data == b"1"
 
 
-def test_a_lock_that_stays_held_is_an_unknown_outcome(
+def test_who_never_got_the_lock_surely_wrote_nothing(
     store: LocalStore, root: Path, runtime: ManualRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = store.put_if("m", b"1", ABSENT)
     assert isinstance(first, Applied)
     monkeypatch.setattr(FileLock, "_lock_file", lambda *_: _raise_timeout())
-    outcome = store.put_if("m", b"2", IfVersion(first.version))
-    assert isinstance(outcome, Unknown)
-    assert "another process holds the lock" in outcome.reason
+    with pytest.raises(TransientStorageError, match="another process holds the lock"):
+        store.put_if("m", b"2", IfVersion(first.version))
     with pytest.raises(TransientStorageError, match="another process holds the lock"):
         store.put("m", b"2")
     (failure,) = store.delete_many(["m"])
@@ -280,14 +280,15 @@ def test_a_full_disk_names_path_and_fix_and_leaves_the_old_bytes(
     assert (blob.data, blob.version) == (b"old", outcome.version)
 
 
-def test_too_many_open_files_is_an_unknown_outcome(
+def test_too_many_open_files_are_told_as_surely_nothing_written(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = store.put_if("m", b"old", ABSENT)
     assert isinstance(first, Applied)
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", fail_with(errno.EMFILE))
-        assert isinstance(store.put_if("m", b"new", IfVersion(first.version)), Unknown)
+        with pytest.raises(TransientStorageError, match="Too many open files"):
+            store.put_if("m", b"new", IfVersion(first.version))
         with pytest.raises(TransientStorageError):
             store.get("m")
 
@@ -307,6 +308,52 @@ def test_f2_a_failure_after_the_rename_is_an_unknown_outcome(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fails_on_directories)
         assert isinstance(store.put_if("m", b"new", IfVersion(outcome.version)), Unknown)
+    blob = store.get("m")
+    assert isinstance(blob, Blob)
+    assert blob.data == b"new"
+
+
+@pytest.mark.parametrize("name", ["flock", "close"])
+def test_f2_a_lock_that_cannot_be_given_back_after_the_rename_is_an_unknown_outcome(
+    store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    first = store.put_if("m", b"old", ABSENT)
+    assert isinstance(first, Applied)
+    lock_inode = os.stat(LocalPaths(root).lock("m")).st_ino
+    module: Any = fcntl if name == "flock" else os
+    real = getattr(module, name)
+
+    def fails_on_the_lock(fd: int, *how: int) -> None:
+        its_own = os.fstat(fd).st_ino == lock_inode
+        real(fd, *how)
+        if its_own and how in ((), (fcntl.LOCK_UN,)):
+            raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, fails_on_the_lock)
+        outcome = store.put_if("m", b"new", IfVersion(first.version))
+    assert isinstance(outcome, Unknown)
+    assert "was replaced" in outcome.reason
+    blob = store.get("m")
+    assert isinstance(blob, Blob)
+    assert blob.data == b"new"
+    again = store.put_if("m", b"newer", IfVersion(blob.version))
+    assert isinstance(again, Applied), "the lock is free for the next one"
+
+
+@pytest.mark.parametrize("number", [errno.ETIMEDOUT, errno.EIO])
+def test_f2_a_rename_whose_answer_was_lost_is_an_unknown_outcome(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    real = os.replace
+
+    def lost(source: str, target: str) -> None:
+        real(source, target)
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", lost)
+        assert isinstance(store.put_if("m", b"new", ABSENT), Unknown)
     blob = store.get("m")
     assert isinstance(blob, Blob)
     assert blob.data == b"new"
