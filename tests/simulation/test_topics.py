@@ -8,7 +8,7 @@ and a partition that has left holds nothing.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -25,11 +25,13 @@ from opendata_buffer.errors import (
     StorageError,
 )
 from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.mapping import modulo
 from opendata_buffer.stores import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.faults import FaultPlan, FaultyStore
 from opendata_buffer.testing.simulation import SimRuntime, Simulation, SimulationFailed
 from opendata_buffer.topic.consumer import TopicConsumer
+from opendata_buffer.topic.handle import TopicHandle
 from opendata_buffer.topic.producer import TopicProducer
 from opendata_buffer.topic.topic import Topic
 from tests.simulation.publishing import Way, faults
@@ -124,19 +126,49 @@ class TopicWorld:
         producer = self.patiently(
             process, lambda: TopicProducer(PRODUCING, store=store, runtime=process)
         )
+        threads = [
+            process.spawn(lambda n=number: self.call(process, producer, n), "caller")  # type: ignore[misc]
+            for number in range(1 + self.draw(3))
+        ]
+        for thread in threads:
+            thread.join()
+        with suppress(FlushFailed):
+            producer.close(60)
+
+    def call(self, process: SimRuntime, producer: TopicProducer, caller: int) -> None:
+        """One thread of a producer, with keys of its own."""
+
+        def slowly(keys: Any, partitions: Sequence[str]) -> Any:
+            # As where a large table is divided: the topic may change meanwhile.
+            if self.chance(0.5):
+                process.sleep(self.uniform(0, 2))
+            return modulo(keys, partitions)
+
+        pending: list[tuple[TopicHandle, list[bytes]]] = []
         number = 0
-        for _ in range(10 + self.draw(30)):
+        for _ in range(10 + self.draw(20)):
             keys, records = [], []
             for _ in range(1 + self.draw(12)):
                 key = self.draw(KEYS)
                 keys.append(b"key %d" % key)
-                records.append(b"%s/%d:%d" % (process.name.encode(), key, number))
+                who = b"%s/%d/%d" % (process.name.encode(), caller, key)
+                records.append(b"%s:%d" % (who, number))
                 number += 1
             try:
-                handle = producer.produce(records, keys=keys)
+                handle = producer.produce(records, keys=keys, partitioner=slowly)
             except TROUBLE as error:
                 self.simulation.log(f"{process.name}: {error}")
                 continue
+            pending.append((handle, records))
+            if self.chance(0.5):
+                self.await_all(process, pending)
+            process.sleep(self.uniform(0, 5))
+        self.await_all(process, pending)
+
+    def await_all(
+        self, process: SimRuntime, pending: list[tuple[TopicHandle, list[bytes]]]
+    ) -> None:
+        for handle, records in pending:
             try:
                 handle.watcher.await_durable(60)
                 self.durable += records
@@ -144,9 +176,7 @@ class TopicWorld:
                 self.refused += len(records)
             except (*TROUBLE, TimeoutError) as error:
                 self.simulation.log(f"{process.name}: {error}")
-            process.sleep(self.uniform(0, 8))
-        with suppress(FlushFailed):
-            producer.close(60)
+        pending.clear()
 
     def supervise_producer(self, name: str) -> None:
         director = self.simulation.process(f"supervisor of {name}")

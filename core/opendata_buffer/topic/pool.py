@@ -21,7 +21,8 @@ class ProducerPool:
     """The open producers of a topic, by partition. Thread-safe.
 
     A producer is not closed while somebody uses it: a partition that drains gets what was under
-    way, and nothing after that.
+    way, and nothing after that. Nor is another one opened before it is closed, for a caller who
+    knows an older list of partitions: it could be faster, and its records come first.
 
     Args:
         open_producer: Opens the producer of one partition.
@@ -35,7 +36,9 @@ class ProducerPool:
         self._open: dict[str, Producer] = {}
         self._opening: set[str] = set()
         self._used: dict[str, int] = {}
-        self._leaving: list[Producer] = []
+        self._leaving: set[str] = set()
+        """Those of the open ones that are to be closed once nobody uses them."""
+        self._closing: dict[str, Producer] = {}
         self._lost_calls = 0
         self._lost = ""
         self._closed = False
@@ -72,9 +75,9 @@ class ProducerPool:
 
     def keep(self, active: Sequence[str]) -> None:
         """Close, in the background, the producers of partitions that are written no more."""
-        for name, producer in self._take_leaving(active):
+        for name in self._begin_leaving(active):
             self._runtime.spawn(
-                lambda name=name, producer=producer: self._leave(name, producer),  # type: ignore[misc]
+                lambda name=name: self._leave(name),  # type: ignore[misc]
                 "opendata-buffer-drain",
             )
 
@@ -132,20 +135,21 @@ class ProducerPool:
             self._opened(name, producer)
         return producer
 
-    def _leave(self, name: str, producer: Producer) -> None:
+    def _leave(self, name: str) -> None:
+        producer = self._await_unused(name)
+        if producer is None:
+            return
         try:
-            self._await_unused(name)
             producer.close()
         except FlushFailed as error:
             self._note_loss(error)
         finally:
-            self._left(producer)
+            self._left(name)
         log.info("partition %s drains: its producer has ended", name)
 
     @locked
     def _hold(self, names: Sequence[str]) -> None:
-        if self._closed:
-            raise Closed("the producer of the topic is closed: make a new one")
+        self._check_open()
         for name in names:
             self._used[name] = self._used.get(name, 0) + 1
 
@@ -162,8 +166,9 @@ class ProducerPool:
     @locked
     def _begin_opening(self, name: str) -> Producer | None:
         """The producer that another caller has opened meanwhile; None: this one opens it."""
-        while name in self._opening:
+        while name in self._opening or name in self._closing:
             self._condition.wait()
+        self._check_open()  # or it would be opened behind close(), and nobody would close it
         if name not in self._open:
             self._opening.add(name)
         return self._open.get(name)
@@ -176,21 +181,31 @@ class ProducerPool:
         self._condition.notify_all()
 
     @locked
-    def _take_leaving(self, active: Sequence[str]) -> list[tuple[str, Producer]]:
-        gone = [(name, each) for name, each in self._open.items() if name not in active]
-        for name, producer in gone:
-            self._leaving.append(producer)
-            del self._open[name]
+    def _begin_leaving(self, active: Sequence[str]) -> list[str]:
+        kept = set(active)
+        if not self._leaving.isdisjoint(kept):
+            # Somebody who knows an older list has sent a new partition away.
+            self._leaving -= kept
+            self._condition.notify_all()
+        gone = [name for name in self._open if name not in kept and name not in self._leaving]
+        self._leaving.update(gone)
         return gone
 
     @locked
-    def _await_unused(self, name: str) -> None:
-        while self._used.get(name, 0):
+    def _await_unused(self, name: str) -> Producer | None:
+        """The producer, which nobody gets any more; None: it shall stay after all."""
+        while name in self._leaving and self._used.get(name, 0):
             self._condition.wait()
+        if name not in self._leaving:
+            return None
+        self._leaving.discard(name)
+        producer = self._closing[name] = self._open.pop(name)
+        return producer
 
     @locked
-    def _left(self, producer: Producer) -> None:
-        self._leaving.remove(producer)
+    def _left(self, name: str) -> None:
+        del self._closing[name]
+        self._condition.notify_all()
 
     @locked
     def _begin_closing(self) -> None:
@@ -200,7 +215,7 @@ class ProducerPool:
 
     @locked
     def _everyone(self) -> list[Producer]:
-        return [*self._open.values(), *self._leaving]
+        return [*self._open.values(), *self._closing.values()]
 
     @locked
     def _note_loss(self, error: FlushFailed) -> None:
@@ -210,3 +225,7 @@ class ProducerPool:
     @locked
     def _lost_so_far(self) -> tuple[int, str]:
         return self._lost_calls, self._lost
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("the producer of the topic is closed: make a new one")

@@ -16,7 +16,9 @@ from tests.unit.topic.world import WAIT_S
 class FakeProducer:
     def __init__(self, name: str) -> None:
         self.name = name
+        self.closing = threading.Event()
         self.closed = threading.Event()
+        self.gate: threading.Event | None = None
         self.flushed = 0
         self.lost = 0
         self.slow = False
@@ -30,6 +32,9 @@ class FakeProducer:
             raise TimeoutError("not durable")
 
     def close(self, timeout: float | None = None) -> None:
+        self.closing.set()
+        if self.gate is not None:
+            assert self.gate.wait(WAIT_S)
         self.closed.set()
         if self.lost:
             raise FlushFailed(self.lost, f"{self.name} is down")
@@ -161,3 +166,69 @@ def test_a_closed_pool_opens_nothing(pool: ProducerPool, factory: Factory) -> No
     assert factory.of("a").closed.is_set()
     with pytest.raises(Closed), pool.using(["a"]):
         raise AssertionError("not reached")
+
+
+def test_a_caller_with_an_old_list_gets_the_producer_that_is_about_to_leave(
+    pool: ProducerPool, factory: Factory
+) -> None:
+    with pool.using(["b"]):
+        pool.keep(["a"])
+        with pool.using(["b"]) as found:
+            assert found == {"b": factory.of("b")}
+        assert not factory.of("b").closed.is_set()
+    assert factory.of("b").closed.wait(WAIT_S)
+
+
+def test_no_other_producer_of_a_partition_is_opened_while_one_is_closing(
+    pool: ProducerPool, factory: Factory
+) -> None:
+    with pool.using(["b"]):
+        factory.of("b").gate = gate = threading.Event()
+    pool.keep(["a"])
+    assert factory.of("b").closing.wait(WAIT_S)
+    opened = threading.Thread(target=pool.open_all, args=[["b"]])
+    opened.start()
+    opened.join(0.1)
+    assert len(factory.made) == 1, "its records could overtake those of the first one"
+    gate.set()
+    opened.join(WAIT_S)
+    assert [each.name for each in factory.made] == ["b", "b"]
+
+
+def test_a_producer_that_an_old_list_sent_away_stays_where_a_newer_list_has_it(
+    pool: ProducerPool, factory: Factory
+) -> None:
+    with pool.using(["a", "b"]):
+        pool.keep(["a"])
+        pool.keep(["a", "b"])
+    assert not factory.of("b").closed.wait(0.05)
+    with pool.using(["b"]) as found:
+        assert found == {"b": factory.of("b")}
+    pool.keep(["a"])
+    assert factory.of("b").closed.wait(WAIT_S)
+
+
+def test_nothing_is_opened_behind_the_end_by_who_waited_for_it(
+    pool: ProducerPool, factory: Factory
+) -> None:
+    with pool.using(["b"]):
+        factory.of("b").gate = gate = threading.Event()
+    pool.keep(["a"])
+    assert factory.of("b").closing.wait(WAIT_S)
+    refused = threading.Event()
+
+    def use() -> None:
+        with pytest.raises(Closed), pool.using(["b"]):
+            raise AssertionError("not reached")
+        refused.set()
+
+    waiting, closing = (threading.Thread(target=each) for each in (use, lambda: pool.close(None)))
+    waiting.start()
+    waiting.join(0.1)
+    closing.start()
+    closing.join(0.1)
+    gate.set()
+    for thread in (waiting, closing):
+        thread.join(WAIT_S)
+    assert refused.is_set()
+    assert len(factory.made) == 1

@@ -138,6 +138,51 @@ def test_a_partition_that_has_left_refuses_what_comes_late_and_says_so() -> None
     assert (records(store, "p-00001-05mv"), records(store, "p-00000-04pn")) == ([], [b"x"])
 
 
+class SlowBatch(MemoryStore):
+    """The first batch of one partition is uploaded when it may be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may = threading.Event()
+        self.began = threading.Event()
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        if key.startswith("p-00001-05mv/") and key.endswith(".batch") and not self.began.is_set():
+            self.began.set()
+            assert self.may.wait(WAIT_S)
+        super().put(key, data)
+
+
+def test_a_caller_with_an_old_list_overtakes_nothing_in_a_partition_that_begins_to_drain() -> None:
+    store = SlowBatch()
+    topic = topic_in(store, 2)
+    divides, divided = threading.Event(), threading.Event()
+
+    def slowly(keys: Any, partitions: Any) -> Any:
+        divides.set()
+        assert divided.wait(WAIT_S)
+        return [partitions.index("p-00001-05mv")] * len(keys)
+
+    with opened(store, flush_interval_ms=1) as producer:
+        producer.produce([b"first"], partition="p-00001-05mv")
+        assert store.began.wait(WAIT_S)
+
+        def produce() -> None:
+            handle = producer.produce([b"second"], keys=[b"k"], partitioner=slowly)
+            handle.watcher.await_durable(WAIT_S)
+
+        second = threading.Thread(target=produce)
+        second.start()
+        assert divides.wait(WAIT_S)
+        topic.drain("p-00001-05mv")
+        producer.produce([b"x"], partition="p-00000-04pn").watcher.await_durable(WAIT_S)
+        divided.set()
+        second.join(0.3)  # if it opens a producer of its own, it is durable by now
+        store.may.set()
+        second.join(WAIT_S)
+    assert records(store, "p-00001-05mv") == [b"first", b"second"]
+
+
 class FullPartition(MemoryStore):
     """One manifest that nobody gets written while it is full."""
 
