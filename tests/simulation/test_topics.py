@@ -276,6 +276,10 @@ class TopicWorld:
                 self.changes["left"] += len(
                     self.patiently(process, lambda: topic.remove_drained(0))
                 )
+            elif self.chance(0.2):
+                for name in self.patiently(process, topic.read).draining:
+                    # As one who is killed before it takes the partition out of the topic.
+                    self.changes["sealed"] += self.patiently(process, lambda: topic.seal(name))  # noqa: B023
 
     # The end.
 

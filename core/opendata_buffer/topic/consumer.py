@@ -101,6 +101,9 @@ class TopicConsumer(ClosedAtEnd):
         self._current = CurrentTopic(topic, self._runtime, refresh_s)
         self._drained = Topic.open(config, store=topic.store, runtime=self._runtime)
         self._readers: dict[str, PartitionReader] = {}
+        self._sealed: set[str] = set()
+        """Partitions found closed for good that were not taken out of the topic yet: whoever closed
+        them, perhaps this consumer, did not get to that."""
         self._group: Group | None = None
         self._as_arrow = False
         self._pace = Pace.of(self._store)
@@ -291,6 +294,7 @@ class TopicConsumer(ClosedAtEnd):
         readers = list(self._readers.values())
         for reader, outcome in zip(readers, together(self._runtime, look, readers), strict=True):
             if isinstance(outcome, Drained):
+                self._sealed.add(reader.name)
                 self._leave(reader.name)
             elif isinstance(outcome, OpenDataBufferError):
                 self._errors.append(outcome)
@@ -305,7 +309,9 @@ class TopicConsumer(ClosedAtEnd):
 
     def _open_missing(self, description: TopicDescription) -> None:
         names = description.names if self._assigned is None else self._assigned
-        missing = [n for n in names if n in description.names and n not in self._readers]
+        self._sealed.intersection_update(description.names)
+        known = {*self._readers, *self._sealed}
+        missing = [n for n in names if n in description.names and n not in known]
 
         def opened(name: str) -> PartitionReader | None:
             try:
@@ -320,7 +326,8 @@ class TopicConsumer(ClosedAtEnd):
                     program=self._program,
                 )
             except Drained:
-                return None  # closed for good, and about to leave the list
+                self._sealed.add(name)
+                return None
 
         def noted(name: str) -> None:
             reader = opened(name)
@@ -337,10 +344,11 @@ class TopicConsumer(ClosedAtEnd):
     def _let_leave(self, description: TopicDescription) -> None:
         """Take draining partitions out of the topic that are read to their end."""
         readers = [self._readers[name] for name in description.draining if name in self._readers]
-        done = [reader for reader in readers if reader.finished]
-        for reader in done:
+        finished = [reader for reader in readers if reader.finished]
+        for reader in finished:
             reader.let_go()
-        if any(description.may_leave(each.name, self._runtime.now_ms()) for each in done):
+        done = self._sealed.union(reader.name for reader in finished)
+        if any(description.may_leave(name, self._runtime.now_ms()) for name in done):
             for name in self._drained.remove_drained():
                 self._leave(name)
 

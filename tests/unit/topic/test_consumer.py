@@ -418,3 +418,18 @@ def test_an_error_in_the_block_is_not_hidden() -> None:
     world = World(1)
     with pytest.raises(ZeroDivisionError), world.consumer():
         raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("begun", ["before", "after"])
+def test_a_partition_that_was_closed_and_not_taken_out_leaves_all_the_same(begun: str) -> None:
+    """Who closes it and takes it out of the list may be killed in between."""
+    world = World(2)
+    consumer = world.consumer()
+    world.topic.drain("p-00001-05mv")
+    assert world.topic.seal("p-00001-05mv")
+    if begun == "after":
+        consumer = world.consumer()
+    world.runtime.advance(100)
+    assert drained(consumer) == []
+    assert world.topic.read().names == ["p-00000-04pn"]
+    assert consumer.partitions == ["p-00000-04pn"]
