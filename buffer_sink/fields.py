@@ -12,7 +12,7 @@ from opendata_buffer.errors import InvalidInput
 from opendata_buffer.values.encode import check_encodable, encode_objects
 
 if TYPE_CHECKING:
-    from pyspark.sql.types import StructField, StructType
+    from pyspark.sql.types import DataType, StructField, StructType
 
 __all__ = ["OWN", "Fields"]
 
@@ -89,7 +89,7 @@ def _arrow_type(field: StructField) -> pa.DataType:
 
     kind = field.dataType.simpleString()
     found = None
-    if "variant" not in kind:
+    if not _holds_variant(field.dataType):
         with suppress(Exception):  # each version of Spark has its own for a type it cannot do
             try:
                 found = to_arrow_type(field.dataType, timezone="UTC")  # Spark 4.3 asks for one
@@ -101,3 +101,16 @@ def _arrow_type(field: StructField) -> pa.DataType:
             f"{kind}. Cast it, or put it into text with to_json first."
         )
     return found
+
+
+def _holds_variant(kind: DataType) -> bool:
+    """Whether a type is a variant or holds one. The names of its fields may be anything."""
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    if isinstance(kind, StructType):
+        return any(_holds_variant(each.dataType) for each in kind.fields)
+    if isinstance(kind, ArrayType):
+        return _holds_variant(kind.elementType)
+    if isinstance(kind, MapType):
+        return _holds_variant(kind.keyType) or _holds_variant(kind.valueType)
+    return kind.typeName() == "variant"

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from opendata_buffer.errors import InvalidInput
+from opendata_buffer.values.scalars import java_text
 
 __all__ = ["check_encodable", "encode_objects"]
 
@@ -130,6 +131,8 @@ def _escape(values: pa.Array) -> pa.Array:
     data = np.frombuffer(values.buffers()[2], np.uint8)[
         begin : offsets[values.offset + len(values)]
     ]
+    if (data > 127).any():
+        values = _utf8(values)
     if not ((data < 32).any() or (data == 34).any() or (data == 92).any()):
         return values
     there = np.bincount(data, minlength=128)
@@ -137,6 +140,18 @@ def _escape(values: pa.Array) -> pa.Array:
         if there[code]:
             values = pc.replace_substring(values, chr(code), escape)
     return values
+
+
+def _utf8(values: pa.Array) -> pa.Array:
+    """The same with U+FFFD for what is wrong: Spark's strings may hold any bytes, JSON may not."""
+    raw = values.cast(pa.large_binary())
+    try:
+        raw.cast(_TEXT)
+        return values
+    except pa.ArrowInvalid:
+        return pa.array(
+            [None if each is None else java_text(each) for each in raw.to_pylist()], _TEXT
+        )
 
 
 def _escaped(text: str) -> str:
@@ -191,10 +206,20 @@ def _maps(values: pa.Array) -> pa.Array:
     )
     flat = lists.flatten()
     keys, items = flat.field("key"), flat.field("value")
-    text = _text(keys)
-    names = _around('"', _Text(text.inner), '":')
+    names = _around('"', _Text(_names(keys)), '":')
     written = pc.fill_null(_around("", _text(items), ""), _scalar("null"))
     return _lists(lists, _joined(names, written))
+
+
+def _names(keys: pa.Array) -> pa.Array:
+    """The inside of the names that keys have, as JSON has names of text only."""
+    text = _text(keys)
+    if pa.types.is_nested(keys.type):  # What it is in JSON, as a text.
+        return _escape(_around("", text, ""))
+    inner = text.inner
+    if pa.types.is_floating(keys.type):  # Those that are no numbers of JSON are in quotes.
+        inner = pc.replace_substring(inner, '"', "")
+    return _around(text.before.removeprefix('"'), _Text(inner), text.after.removesuffix('"'))
 
 
 def _around(before: str, text: _Text, after: str) -> pa.Array:

@@ -83,3 +83,14 @@ def test_an_empty_batch_of_rows_is_one_of_values() -> None:
     fields, _ = Fields.of(schema(id=IntegerType()))
     rows = pa.record_batch([pa.array([], pa.int32())], names=["id"])
     assert fields.encode(rows).num_rows == 0
+
+
+def test_a_variant_is_refused_wherever_it_is_and_a_field_of_that_name_is_not() -> None:
+    named = StructType([StructField("product_variant", StringType())])
+    fields, _ = Fields.of(schema(s=named, l=ArrayType(named)))
+    rows = pa.record_batch({"s": [{"product_variant": "x"}], "l": [[]]})
+    assert fields.encode(rows)["value"].to_pylist() == [b'{"s":{"product_variant":"x"},"l":[]}']
+    inner = StructType([StructField("x", VariantType())])
+    for kind in (VariantType(), inner, ArrayType(inner), MapType(StringType(), VariantType())):
+        with pytest.raises(InvalidInput, match="a Python sink cannot read type"):
+            Fields.of(schema(v=kind))

@@ -102,6 +102,32 @@ def test_structs_lists_and_maps() -> None:
     assert encoded(m=pa.array([[(1, ["a"])]], numbered)) == ['{"m":{"1":["a"]}}']
 
 
+def test_keys_of_any_type_become_names_that_json_takes() -> None:
+    moment = datetime(2020, 1, 2, 3, 4, 5, tzinfo=UTC)
+    for kind, key, name in (
+        (pa.struct({"a": pa.int32()}), {"a": 1}, '{"a":1}'),
+        (pa.list_(pa.string()), ["a", 'b"'], '["a","b\\""]'),
+        (pa.float64(), math.nan, "NaN"),
+        (pa.float64(), -math.inf, "-Infinity"),
+        (pa.float64(), 1.5, "1.5"),
+        (pa.timestamp("us", "UTC"), moment, "2020-01-02T03:04:05.000000Z"),
+        (pa.date32(), moment.date(), "2020-01-02"),
+        (pa.binary(), b"\x00\xff", "AP8="),
+    ):
+        (line,) = encoded(m=pa.array([[(key, 1)]], pa.map_(kind, pa.int64())))
+        assert json.loads(line) == {"m": {name: 1}}
+
+
+def test_a_string_that_is_not_utf8_has_replacement_characters_as_in_to_json() -> None:
+    # Spark's strings may hold any bytes: cast(X'61FF62' AS STRING).
+    raw = pa.array([b"a\xffb", 'ü"'.encode(), None, b"c", b"\xed\xa0\x80"])
+    texts = pa.Array.from_buffers(pa.string(), len(raw), raw.buffers())
+    assert encoded(s=texts) == [
+        '{"s":"a\ufffdb"}', '{"s":"ü\\""}', "{}", '{"s":"c"}', '{"s":"\ufffd"}'
+    ]  # fmt: skip
+    assert encoded(s=texts.slice(3)) == ['{"s":"c"}', '{"s":"\ufffd"}']
+
+
 def test_what_was_cut_from_a_larger_array_is_written_as_if_it_were_whole() -> None:
     kind = pa.map_(pa.string(), pa.int64())
     whole: dict[str, pa.Array] = {
