@@ -88,6 +88,7 @@ class Cursor:
         self.queue_id = queue_id
         self._waiting: list[BatchDescriptor] = []
         self._rebased: tuple[Position, int] | None = None
+        self._beyond: Position | None = None  # What this queue, that was replaced, never reached.
 
     @classmethod
     def open(
@@ -173,7 +174,7 @@ class Cursor:
             log.warning("data loss allowed, reading from the start of another queue: %s", error)
         cursor = cls(patient(read_behind, None), found, options, observe)
         if start is not None:
-            cursor._rebased = (start, cursor.handed_out)
+            cursor._rebase(start)
         return cursor
 
     @property
@@ -204,7 +205,7 @@ class Cursor:
         """
         if start.next > self.end:
             # A replay that was allowed to find less than `start` says has read all there was.
-            self._rebased = (start, self.handed_out)
+            self._rebase(start)
         if self._rebased is not None and self._rebased[0] == start:
             return self._rebased[1], self._rebased[1]
         # Spark is beyond it. A later position may be equal to it, and is then of this queue.
@@ -289,6 +290,10 @@ class Cursor:
         """
         if not self.owns(end) or not self.acknowledged < floor <= self.handed_out:
             return False
+        if end == self._beyond:
+            # With asynchronous progress tracking it is committed when reading has gone on, and
+            # may have come as far as it says: with batches that are not yet on record.
+            return False
         try:
             self._reader.ack_through(floor - 1)
         except (TransientStorageError, Conflict) as error:
@@ -317,6 +322,10 @@ class Cursor:
             self.close()
             raise DataLoss(self._manifest_path, floor, oldest, "Another consumer read this queue.")
         log.warning("data loss allowed: going on at %d, not at %d", oldest, floor)
+
+    def _rebase(self, start: Position) -> None:
+        self._rebased = (start, self.handed_out)
+        self._beyond = start
 
     def _leave(self) -> None:
         """The queue was closed for good: look on."""

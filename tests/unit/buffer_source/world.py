@@ -49,6 +49,11 @@ class World:
         self.store.delete_many(["ingest/manifest"])
         self._queue = self._new_queue()
 
+    def restore(self, manifest: bytes) -> None:
+        """Somebody puts an old copy of the manifest back."""
+        self.store.put("ingest/manifest", manifest)
+        self._queue = self._new_queue()
+
     def delete_everything(self) -> None:
         """As :meth:`replace_queue`, with all that was in the directory."""
         self.store.delete_many([each.key for each in self.store.list("").objects])
