@@ -19,7 +19,7 @@ from opendata_buffer.consumer.read_committed import (
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import parse_location
 
-__all__ = ["Walk", "floor_of", "rule_behind", "vouched_for"]
+__all__ = ["Walk", "check_remembered", "floor_of", "rule_behind", "vouched_for"]
 
 Entries = Callable[[int, int], Sequence[BatchDescriptor]]
 """The entries of a range of sequences that are still in the queue."""
@@ -49,6 +49,26 @@ def rule_behind(start: Position | None, options: SourceOptions) -> ReadCommitted
 def floor_of(position: Position, options: SourceOptions) -> int:
     """The first sequence that must stay in the queue for whoever goes on at the position."""
     return rule_behind(position, options).floor(position.next)
+
+
+def check_remembered(rule: ReadCommitted, end: Position, options: SourceOptions) -> None:
+    """Refuse to hold back what the position behind it does not know of: nobody would deliver it.
+
+    Args:
+        rule: In the state it has at that position now.
+        end: The position, as the micro-batch was planned that ends there.
+        options: What the query asked for.
+
+    Raises:
+        InvalidInput: The micro-batch was planned without holding transactions back.
+    """
+    if rule.floor(end.next) < floor_of(end, options):
+        raise InvalidInput(
+            f"option isolationLevel is {options.isolation!r}, and the micro-batch that is repeated "
+            f"was planned with read_uncommitted, up to sequence {end.next - 1} of "
+            f"{options.queue.data_path_prefix!r}: its undecided batches would never be read. Start "
+            "the query with read_uncommitted until that micro-batch is done, then change it"
+        )
 
 
 def vouched_for(batch: BatchDescriptor, prefix: str) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 from buffer_source.batches import PartitionBatch
 from buffer_source.cursor import EVERYTHING, Cursor
-from buffer_source.isolation import Walk, floor_of, vouched_for
+from buffer_source.isolation import Walk, check_remembered, floor_of, vouched_for
 from buffer_source.measures import Measures
 from buffer_source.offsets import Position
 from buffer_source.options import SourceOptions
@@ -179,12 +179,11 @@ class PartitionStream:
                 self._base = cursor.handed_out if earliest else cursor.first(self._target)
             begin = base = self._base
         if start is not None and (begin != start.next or not cursor.owns(start)):
-            # First a micro-batch without rows. One with rows might end beyond `start`, and a
-            # replay would take it for one that begins at `start`.
-            # Writers count their batches per queue: another queue's numbers say nothing here.
+            # First a micro-batch without rows. One with rows might end beyond `start`, and a replay
+            # would take it for one that begins there. Writers count per queue: another queue's
+            # numbers say nothing here.
             passed = start.transactions if cursor.owns(start) else {}
-            fixed = Position(begin, base, passed, cursor.queue_id)
-            return Look(start, begin, base, fixed=fixed)
+            return Look(start, begin, base, fixed=Position(begin, base, passed, cursor.queue_id))
         waiting = self._wait_for(cursor, begin, limits, read_ahead)
         if waiting and waiting[0].sequence > begin:
             begin = base = waiting[0].sequence  # A loss the consumer was allowed to pass by.
@@ -206,16 +205,18 @@ class PartitionStream:
         Raises:
             Fenced: Another consumer took the queue.
             DataLoss, QueueReset: The queue does not have these entries any more.
+            InvalidInput: It was planned with another isolation.
         """
         begin = end.begin_of(start)
-        # The first call of a run is a replay after a crash. What is before `start` is in the
-        # commit log of the batch before; what is before another base was never read, nor is it
-        # ours to drop.
+        # The first call of a run is a replay after a crash. What is before `start` is in the commit
+        # log of the batch before; what is before another base was never read, nor ours to drop.
         same = start is not None and begin == start.next and start.queue == end.queue
         cursor = self._opened(start if same else None, end.queue)
         walk, gone = self._walk(start), frozenset(end.missing)
-        for batch in cursor.between(begin, end.next):
+        for batch in (found := cursor.between(begin, end.next)):
             walk.step(batch, gone=batch.sequence in gone)
+        if len(found) == end.next - begin > 0:  # What was lost may be what decides the others.
+            check_remembered(walk.rule, end, self._options)
         asked = self._options.parallelism_asked
         sizes: list[int] = self._patient(self.measures.estimates, walk.delivered, asked)
         return Part(
@@ -234,8 +235,7 @@ class PartitionStream:
     @property
     def ahead(self) -> int:
         """The queue's next sequence, as of the last look at it."""
-        end = 0 if self._cursor is None else self._cursor.end
-        return max(self._next, end)
+        return max(self._next, 0 if self._cursor is None else self._cursor.end)
 
     @property
     def empty(self) -> bool:

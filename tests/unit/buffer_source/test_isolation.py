@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from buffer_source.isolation import Walk, floor_of, rule_behind, vouched_for
+from buffer_source.isolation import Walk, check_remembered, floor_of, rule_behind, vouched_for
 from buffer_source.offsets import Position
 from buffer_source.options import SourceOptions
 from opendata_buffer.consumer.descriptors import BatchDescriptor
@@ -111,3 +111,15 @@ def test_writers_vouch_for_transactions_and_messages_and_acknowledgements_need_n
     entries.add(2, CONTINUE_TXN)
     entries.add(3, ACK_TXN)
     assert [vouched_for(each, "ingest") for each in entries.all] == [False, True, True, False]
+
+
+def test_what_a_position_does_not_remember_is_not_held_back_in_front_of_it(
+    entries: Entries,
+) -> None:
+    entries.add(2, CONTINUE_TXN)
+    end = walk(entries, None, 1, isolationLevel="read_uncommitted")[1]
+    again = Walk(None, options(), entries.between)
+    again.step(entries.all[0])
+    with pytest.raises(InvalidInput, match="planned with read_uncommitted, up to sequence 0"):
+        check_remembered(again.rule, end, options())
+    check_remembered(again.rule, walk(entries, None, 1)[1], options())

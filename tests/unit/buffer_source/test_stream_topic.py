@@ -9,7 +9,7 @@ import pytest
 
 from buffer_source.offsets import SourceOffset
 from buffer_source.stream import StreamDriver
-from opendata_buffer.errors import DataLoss, Fenced
+from opendata_buffer.errors import DataLoss, Fenced, InvalidInput
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.stores import NotModified
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -306,6 +306,25 @@ def test_undecided_batches_do_not_make_an_idle_query_spin(world: TopicWorld) -> 
     for _ in range(4):
         assert driver.latest(position) is position
     assert world.runtime.monotonic() - began == pytest.approx(4 * 0.250)
+
+
+def test_a_micro_batch_that_failed_is_not_repeated_with_another_isolation_that_loses_batches(
+    world: TopicWorld,
+) -> None:
+    held = build_uuid(b"writer", 2, CONTINUE_TXN)
+    world.append(P0, b"held", message=held)
+    world.append(P0, b"free")
+    end, read = batch(world.run(isolationLevel="read_uncommitted"), None)
+    assert read == [b"held", b"free"]
+    with pytest.raises(InvalidInput, match="planned with read_uncommitted, up to sequence 1"):
+        world.run().plan(None, end)
+    assert values_of(world.run(isolationLevel="read_uncommitted"), None, end) == read
+
+    end, read = batch(world.run(), None)
+    assert read == [b"free"]
+    with pytest.raises(InvalidInput, match="holds back transactions"):
+        world.run(isolationLevel="read_uncommitted").plan(None, end)
+    assert values_of(world.run(), None, end) == read
 
 
 def test_progress_shows_the_partitions_that_lag(world: TopicWorld) -> None:
