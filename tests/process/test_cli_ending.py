@@ -162,3 +162,82 @@ def test_an_orderly_end_tells_that_all_lines_are_durable(tmp_path: Path) -> None
     assert process.returncode == 143
     assert err == b"ended by a signal: of the input, lines 1 to 2 are durable\n"
     assert json.loads(shell.ok("status", str(tmp_path), "--json").stdout)["queue_length"] == 1
+
+
+# Each sends Ctrl-C to itself at a moment of its own.
+LOADING = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "click":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+from opendata_buffer.cli import main
+main()
+"""
+IN_EXEC = """
+import os, signal
+from opendata_buffer.cli import main
+from opendata_buffer.stores.local import LocalStore
+def get(*args, **options):
+    exec("os.kill(os.getpid(), signal.SIGINT)\\nfor _ in range(10_000): pass", globals())
+LocalStore.get = get
+main()
+"""
+IN_A_CLASS = """
+import os, signal
+from opendata_buffer.cli import main
+from opendata_buffer.stores.local import LocalStore
+class Field:
+    def __set_name__(self, owner, name):
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(10_000): pass
+def get(*args, **options):
+    class Made:
+        field = Field()
+LocalStore.get = get
+main()
+"""
+AT_EXIT = """
+import atexit, os, signal
+from opendata_buffer.cli import main
+atexit.register(os.kill, os.getpid(), signal.SIGINT)
+main()
+"""
+LAST_OF_ALL = """
+import os, signal
+from opendata_buffer.cli import main
+class Last:
+    def __del__(self, kill=os.kill, own=os.getpid()):
+        kill(own, 2)
+last = Last()
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "command", "code"),
+    [
+        (LOADING, "status", 130),
+        (IN_EXEC, "status", 130),
+        (IN_A_CLASS, "status", 130),
+        (AT_EXIT, "produce", 0),
+        (LAST_OF_ALL, "produce", 0),
+    ],
+    ids=["loading", "in exec", "in a class", "at exit", "last of all"],
+)
+def test_ctrl_c_at_any_moment_ends_with_a_code_and_not_by_the_signal(
+    tmp_path: Path, script: str, command: str, code: int
+) -> None:
+    # As a module: only of one does Python end by the signal what was caught in an exec().
+    (tmp_path / "interrupted.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, "-m", "interrupted", command, str(tmp_path / "queue")],
+        input=b"",
+        capture_output=True,
+        cwd=tmp_path,
+        timeout=END_S,
+        check=False,
+    )
+    said = [line for line in done.stderr.splitlines() if not line.startswith(b"{")]
+    assert (done.returncode, said) == (code, [])

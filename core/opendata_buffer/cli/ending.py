@@ -20,7 +20,15 @@ from types import FrameType
 
 from opendata_buffer.runtime import Runtime, SystemRuntime
 
-__all__ = ["INTERRUPTED", "PATIENCE_S", "TERMINATED", "end_on_signals", "last_words"]
+__all__ = [
+    "INTERRUPTED",
+    "PATIENCE_S",
+    "TERMINATED",
+    "end_on_signals",
+    "ignore_signals",
+    "last_words",
+    "signalled",
+]
 
 INTERRUPTED = 130
 TERMINATED = 143
@@ -29,6 +37,7 @@ PATIENCE_S = 4.0
 
 _EXIT_CODES: dict[int, int] = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
 _last_words: list[Callable[[], str]] = []
+_came: list[int] = []
 
 
 @contextmanager
@@ -48,17 +57,48 @@ def last_words(report: Callable[[], str]) -> Iterator[None]:
         _last_words.clear()
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, by another name.
+
+    When a plain ``KeyboardInterrupt`` leaves an ``exec()``, and each dataclass that is being made
+    has one, ``python -m`` ends by the signal, whoever catches it.
+    """
+
+
 def end_on_signals() -> None:
-    """Take over SIGINT and SIGTERM for the rest of the process; from the main thread."""
+    """Take over SIGINT and SIGTERM until :func:`ignore_signals`; from the main thread."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     signal.signal(signal.SIGTERM, _terminate)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as of a job in the background
+        signal.signal(signal.SIGINT, _interrupt)
     runtime = SystemRuntime()
     runtime.spawn(lambda: _watch(reader, runtime), "opendata-buffer-ending")
 
 
+def ignore_signals() -> None:
+    """The command has ended: a signal does not change any more how it did.
+
+    An exit that takes longer than :data:`PATIENCE_S` after one is ended all the same.
+    """
+    for number in _EXIT_CODES:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: None)
+
+
+def signalled() -> int | None:
+    """The exit code of the first signal that came; None while none did."""
+    return _came[0] if _came else None
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    _came.append(INTERRUPTED)
+    raise Interrupted
+
+
 def _terminate(number: int, frame: FrameType | None) -> None:
+    _came.append(TERMINATED)
     sys.exit(TERMINATED)
 
 

@@ -25,7 +25,7 @@ from typing import IO, Any, NoReturn
 
 import click
 
-from opendata_buffer.cli.ending import INTERRUPTED, end_on_signals
+from opendata_buffer.cli.ending import INTERRUPTED, end_on_signals, ignore_signals, signalled
 from opendata_buffer.cli.options import spelled
 from opendata_buffer.errors import OpenDataBufferError
 
@@ -93,6 +93,8 @@ class Application(click.Group):
             raise Failure("out of memory: lower --max-batch-bytes") from error
         except Exception as error:
             log.debug("failed", exc_info=True)
+            if (code := signalled()) is not None:
+                ctx.exit(code)  # A class that is being made tells Ctrl-C as an error of its own.
             raise Failure(
                 f"internal error, {type(error).__name__}: {error}. This is a bug; run with -vv "
                 "for details"
@@ -114,6 +116,8 @@ def main_of(cli: click.Group) -> Callable[[], NoReturn]:
             _give_up_stdout()
             Failure(f"standard input or output: {error.strerror or error}").show()
             sys.exit(1)
+        finally:
+            ignore_signals()
         sys.exit(0)
 
     return main
