@@ -1,4 +1,4 @@
-"""Settings: frozen values with the RFC's names and defaults, checked when they are made.
+"""Settings: frozen values, checked when they are made, under the names of OpenData's RFCs.
 
 Units are in the names: ``_ms`` milliseconds, ``_bytes`` bytes. Components (store objects,
 runtime) are passed beside a config, not in it, so every config pickles and prints.

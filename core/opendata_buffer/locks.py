@@ -7,8 +7,14 @@ and giving it back; whoever needs the lock next then waits for ever. :func:`lock
 gap. What it cannot do is to undo half of a change, so the methods it guards change their
 object's state in single steps, each of which leaves it valid.
 
-The lock order: none. A thread that holds one of the library's locks takes no other, calls no
-store and no callback. Each object with a lock gives out values, and acts on them unlocked.
+The order of the locks that are taken so: none. A thread that holds one of them takes no other,
+calls no store and no function of a caller's. Each object with such a lock gives out values, and
+acts on them unlocked.
+
+The other locks come before or after. A :class:`.Consumer` lets its callers in one by one and holds
+its lock while the store answers; a broker's :class:`.Service` and a client's :class:`.Finder` write
+to a connection, or close it, with theirs. What is called there has at most one lock of its own, and
+calls nobody back: a store, a queue, a connection.
 """
 
 from __future__ import annotations

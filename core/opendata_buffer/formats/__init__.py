@@ -1,4 +1,4 @@
-"""Layer 0: bytes to values and back. Nothing here reads a clock, a store or a setting."""
+"""Bytes to values and back. Nothing here reads a clock, a store or a setting."""
 
 from __future__ import annotations
 

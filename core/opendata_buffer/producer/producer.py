@@ -1,4 +1,4 @@
-"""Layer 3: the producer (OpenData RFC 0001, Producer).
+"""The producer (OpenData RFC 0001, Producer).
 
 What callers see: checks and encoding in the calling thread, then the
 :class:`~.pipeline.Pipeline`, which batches, uploads and appends in threads of its own. Batches

@@ -1,4 +1,4 @@
-"""Layer 1, storage: what the queue asks of an object store, and nothing more.
+"""Storage: what the queue asks of an object store, and nothing more.
 
 Each function asks for the smallest protocol it needs: the fetcher wants :class:`Get`, the
 collector :class:`List` and :class:`Delete`, the queue :class:`Get` and :class:`ConditionalPut`.
