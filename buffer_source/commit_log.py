@@ -29,7 +29,7 @@ FIRST_BATCH_SETTLES_S = 60.0
 """Idle seconds after which the first batch of a run counts as being on record."""
 
 PROOF = 2
-"""Commits in their place that prove synchronous tracking.
+"""So many commits in a row, each in its place, prove synchronous tracking.
 
 Asynchronous tracking would have to win the same race as often: its log would have to be written,
 by another thread, between two statements of Spark's main thread."""

@@ -219,7 +219,8 @@ class _ReadAhead(Generic[Wanted, R, T]):
         self._working = 0  # threads that have not ended
         self._idle = 0  # those of them that wait for room
         self._pace = pace
-        # Or each task of a topic, where batches are too few to list, would fetch the first alone.
+        # Known from earlier calls: a task of a topic has few batches of each partition, too few to
+        # list for their sizes, and would fetch the first of each alone.
         self._largest = self._pace.largest
         self._stopped = False
 
