@@ -30,6 +30,7 @@ from opendata_buffer.broker.lease import Lease
 from opendata_buffer.broker.messages import VALID_MS, append_body
 from opendata_buffer.broker.network import WebSocketNetwork
 from opendata_buffer.broker.wire import NONCE_BYTES, ClientEnd
+from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.local import LocalStore
@@ -125,6 +126,7 @@ def serve(root: Path, pipe: Pipe) -> None:
         network.listen,
         network.connect,
         secrets.token_bytes,
+        Consumer,
     )
     while host.service is None:
         time.sleep(0.01)

@@ -18,6 +18,7 @@ from buffer_sink.topic_write import find_topic
 from opendata_buffer.broker.shared import open_committer
 from opendata_buffer.commit.committer import Committer
 from opendata_buffer.config import ProducerConfig, QueueConfig
+from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import InvalidInput, OpenDataBufferError
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.factory import open_store
@@ -81,7 +82,9 @@ class _Hosting:
     def _serve(self, name: str, config: ProducerConfig) -> None:
         if name not in self._open:
             # Nothing is appended through it: what it has beside it is the broker.
-            self._open[name] = open_committer(self._store, config, _RUNTIME, broker="host")
+            self._open[name] = open_committer(
+                self._store, config, _RUNTIME, Consumer, broker="host"
+            )
 
     def close(self) -> None:
         while self._open:

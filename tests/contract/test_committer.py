@@ -17,6 +17,7 @@ from opendata_buffer.broker.network import WebSocketNetwork
 from opendata_buffer.broker.shared import open_committer
 from opendata_buffer.commit.committer import Committer, GroupCommitter, shared_committer
 from opendata_buffer.config import QueueConfig
+from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import (
     CommitStateUnknown,
     CorruptManifest,
@@ -79,13 +80,13 @@ class Brokered:
     def __init__(self, store: Store, config: QueueConfig) -> None:
         network = WebSocketNetwork(RUNTIME)
         self._host = Host(
-            store, config, RUNTIME, network.listen, network.connect, secrets.token_bytes
+            store, config, RUNTIME, network.listen, network.connect, secrets.token_bytes, Consumer
         )
         end = time.monotonic() + WAIT_S
         while self._host.serving is None:
             assert time.monotonic() < end, "no broker serves"
             time.sleep(0.005)
-        self._committer = open_committer(store, config, RUNTIME, network=network)
+        self._committer = open_committer(store, config, RUNTIME, Consumer, network=network)
 
     @property
     def attempts(self) -> int:
@@ -115,7 +116,7 @@ brokers: dict[int, Brokered] = {}
 
 def brokered_committer(store: Store, config: QueueConfig) -> Committer:
     if id(store) in brokers and brokers[id(store)]._host.serving is not None:
-        return open_committer(store, config, RUNTIME)
+        return open_committer(store, config, RUNTIME, Consumer)
     brokers[id(store)] = made = Brokered(store, config)
     return made
 

@@ -23,6 +23,7 @@ from buffer_sink.options import SinkOptions
 from opendata_buffer import Producer, ProducerConfig, QueueConfig, Worker, WorkerConfig
 from opendata_buffer.broker.host import Host
 from opendata_buffer.broker.network import WebSocketNetwork
+from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import (
     ClaimLost,
     CommitStateUnknown,
@@ -48,7 +49,13 @@ def host(store: str) -> None:
     network = WebSocketNetwork(runtime)
     config = ProducerConfig(store=store)
     serving = Host(
-        open_store(store), config, runtime, network.listen, network.connect, secrets.token_bytes
+        open_store(store),
+        config,
+        runtime,
+        network.listen,
+        network.connect,
+        secrets.token_bytes,
+        Consumer,
     )
     say("id", serving._id)
     sys.stdin.read()

@@ -20,6 +20,7 @@ import pytest
 
 from opendata_buffer.broker.host import Host
 from opendata_buffer.config import ProducerConfig, WorkerConfig
+from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import (
     ClaimLost,
     CommitStateUnknown,
@@ -136,7 +137,13 @@ class Fleet:
         network = self.network.of(runtime)
         config = ProducerConfig(store=STORE, cas_deadline_ms=10_000)
         host = Host(
-            member.store, config, runtime, network.listen, network.connect, secrets.token_bytes
+            member.store,
+            config,
+            runtime,
+            network.listen,
+            network.connect,
+            secrets.token_bytes,
+            Consumer,
         )
         self._await(runtime, lambda: self.ended)
         host.stop(5)

@@ -11,6 +11,7 @@ import pytest
 from opendata_buffer.broker.committer import BrokeredCommitter
 from opendata_buffer.broker.host import Host
 from opendata_buffer.config import ProducerConfig
+from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import CommitStateUnknown, Conflict, TransientStorageError
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.queue.queue import Queue
@@ -92,6 +93,7 @@ class World:
                 lambda: self.network.listen(runtime),
                 self.network.connect(runtime),
                 secrets.token_bytes,
+                Consumer,
             )
 
         runtime.spawn(main, name)

@@ -19,7 +19,13 @@ from opendata_buffer.broker.floor import FLOOR_S
 from opendata_buffer.broker.guest import GuestQueue
 from opendata_buffer.broker.host import Host
 from opendata_buffer.broker.shared import open_committer
-from opendata_buffer.config import ProducerConfig, QueueConfig
+from opendata_buffer.config import (
+    ConsumerConfig,
+    GarbageCollectorConfig,
+    ProducerConfig,
+    QueueConfig,
+)
+from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import OpenDataBufferError
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
@@ -34,6 +40,7 @@ from opendata_buffer.testing.simulation import SimRuntime, SimTask, Simulation
 SHARE = 0.1
 
 CONFIG = ProducerConfig(store="memory://simulation")
+CONSUMING = ConsumerConfig(store=CONFIG.store, gc=GarbageCollectorConfig(enabled=False))
 OPTIONS = SinkOptions(queue=QueueConfig(store="memory://simulation"))
 BEGIN_S = 10.0
 """The broker serves, and its clients have found it."""
@@ -91,7 +98,13 @@ class World:
         def live() -> None:
             store = self.store(runtime)
             made = Host(
-                store, CONFIG, runtime, network.listen, network.connect, secrets.token_bytes
+                store,
+                CONFIG,
+                runtime,
+                network.listen,
+                network.connect,
+                secrets.token_bytes,
+                Consumer,
             )
             self.hosts.append((runtime, made))
 
@@ -100,7 +113,7 @@ class World:
     def produce(self, runtime: SimRuntime) -> None:
         """Of two clients one always waits for the broker's next write."""
         network = self.network.of(runtime)
-        committer = open_committer(self.store(runtime), CONFIG, runtime, network=network)
+        committer = open_committer(self.store(runtime), CONFIG, runtime, Consumer, network=network)
         while not self.over:
             entry, began = self.entry("client"), self.simulation.now
             committer.append([entry], begin_by=runtime.monotonic() + 120)
@@ -127,27 +140,23 @@ class World:
 
     def consume(self, runtime: SimRuntime, seconds: float) -> None:
         """Take the queue over, and acknowledge all there is every second or so."""
-        queue = GuestQueue(
-            self.store(runtime),
-            CONFIG,
-            runtime=runtime,
-            broker=self.broker,
-            network=self.network.of(runtime),
-            role="consumer",
-        )
+        store, queue = self.store(runtime), None
+        if self.broker == "off":
+            queue = Queue(store, CONSUMING, runtime=runtime, role="consumer")
         runtime.sleep(runtime.random())
         began = self.simulation.now
-        epoch = queue.claim_epoch(None).epoch
+        consumer = Consumer(
+            CONSUMING, store=store, runtime=runtime, queue=queue, network=self.network.of(runtime)
+        )
         self.opened_s = self.simulation.now - began
         while self.simulation.now < BEGIN_S + seconds:
             runtime.sleep(1)
-            manifest = queue.read()
-            assert manifest is not None
-            self.taken += [each.location for each in manifest.entries()]
+            found = consumer.next_descriptors(100_000)
+            self.taken += [each.location for each in found]
             began = self.simulation.now
-            queue.dequeue(manifest.next_sequence - 1, epoch)
+            consumer.ack_through(found[-1].sequence)
             self.acks.append(self.simulation.now - began)
-        queue.close()
+        consumer.close()
 
     def run(self, direct: Callable[[], None]) -> None:
         """Let clients write all the time while ``direct`` runs, in the director's process."""
@@ -223,7 +232,8 @@ def test_a_consumer_beside_a_busy_broker_takes_the_queue_over_at_once() -> None:
     alone = [consumed(number, "off", 1) for number in range(5)]
     asking = [consumed(number, "auto", 10) for number in range(5)]
     assert median(each.opened_s for each in alone) > 2
-    assert max(each.opened_s for each in asking) < 8 * REQUEST_S
+    # Besides what an append takes: the marker, the probe of the store, and the note of who reads.
+    assert max(each.opened_s for each in asking) < 1
     acks = [seconds for each in asking for seconds in each.acks]
     assert len(acks) > 30
     assert max(acks) < 5 * REQUEST_S

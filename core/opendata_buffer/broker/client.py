@@ -84,6 +84,7 @@ class Connection:
         self._stats: dict[str, Any] | None = None
         self._sending = False
         self._over = False
+        self._abandoned = False
         try:
             channel.send(self._end.prove(self._first_words()))
             self._end.finish(self._first_words())
@@ -195,6 +196,13 @@ class Connection:
         with self._condition:
             self._finish()
 
+    def abandon(self) -> None:
+        """Nobody uses it any more: the thread that reads ends it within a second.
+
+        Takes no lock and closes nothing: garbage is collected in the middle of anything.
+        """
+        self._abandoned = True
+
     def _complete(
         self, number: int, call: Call, body: dict[str, Any], timeout: float | None = None
     ) -> Answer | Reply:
@@ -268,7 +276,7 @@ class Connection:
     def _read(self) -> None:
         asked = False
         try:
-            while not self._over:
+            while not self._over and not self._abandoned:
                 message = self._channel.receive(SILENCE_S)
                 if message is not None:
                     asked = False

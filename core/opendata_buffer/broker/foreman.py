@@ -20,7 +20,7 @@ from opendata_buffer.broker.messages import error_body
 from opendata_buffer.broker.requests import ClaimRequest, FinishRequest
 from opendata_buffer.broker.shared_queue import SharedQueue
 from opendata_buffer.broker.shelf import Shelf
-from opendata_buffer.broker.tenure import Tenure, stored_epoch
+from opendata_buffer.broker.tenure import OpenConsumer, Tenure, stored_epoch
 from opendata_buffer.broker.turn import Turn
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.errors import (
@@ -58,6 +58,7 @@ class Foreman:
         store: Where the queue lives.
         config: The consumer's settings.
         runtime: Clock and threads.
+        open_consumer: Takes the queue over.
         queue: What the broker appends to; None for a queue of its own.
         is_announced: Whether clients are sent to this broker and to no other; reads the store.
         is_current: Whether that was so some seconds ago.
@@ -71,6 +72,7 @@ class Foreman:
         store: Store,
         config: ConsumerConfig,
         runtime: Runtime,
+        open_consumer: OpenConsumer,
         queue: SharedQueue | None = None,
         is_announced: Callable[[], bool] = lambda: False,
         is_current: Callable[[], bool] = lambda: True,
@@ -78,6 +80,7 @@ class Foreman:
         may_take: Callable[[], bool] = lambda: True,
     ) -> None:
         self._store = store
+        self._open_consumer = open_consumer
         self._queue = queue
         self._is_announced = is_announced
         self._is_current = is_current
@@ -236,7 +239,7 @@ class Foreman:
             # Taken all the same, and given up before the claims are written, they would look as
             # if another consumer had the queue: the announced broker would leave it to that one.
             raise TransientStorageError("another broker is announced by now: ask that one")
-        tenure = Tenure(self._store, self._config, self._runtime, self._queue)
+        tenure = Tenure(self._store, self._config, self._runtime, self._open_consumer, self._queue)
         claims, shelf = tenure.claims, self._shelf
         self._last_epoch = tenure.epoch
         shelf.begin(tenure.first)

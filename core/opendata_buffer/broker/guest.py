@@ -13,6 +13,7 @@ change goes on as it would without: the compare-and-swap decides in any case.
 from __future__ import annotations
 
 import logging
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from opendata_buffer.config import QueueConfig
@@ -156,6 +157,9 @@ class GuestQueue(Queue):
             self._finder = Finder(
                 self._found_in, self._config, self._runtime, self._network.connect, waits_s=FIND_S
             )
+            # The thread that reads a connection keeps it open, also when whoever had this queue
+            # dropped it without a word.
+            weakref.finalize(self, _abandon, self._finder).atexit = False
         return self._finder.find(self._is_time, self._plan_next_look)
 
     def _give_floor_back(self) -> None:
@@ -171,3 +175,9 @@ class GuestQueue(Queue):
         # A connection that ends by itself has a successor within seconds.
         found = self._finder is not None and self._finder.connection is not None
         self._look_at = self._runtime.monotonic() + (LOOK_S if found else PATIENCE_S)
+
+
+def _abandon(finder: Finder) -> None:
+    connection = finder.connection
+    if connection is not None:
+        connection.abandon()

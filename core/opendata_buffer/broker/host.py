@@ -19,6 +19,7 @@ from opendata_buffer.broker.foreman import Foreman
 from opendata_buffer.broker.lease import Lease, Watch
 from opendata_buffer.broker.service import Service
 from opendata_buffer.broker.shared_queue import SharedQueue
+from opendata_buffer.broker.tenure import OpenConsumer
 from opendata_buffer.broker.wire import ProtocolError
 from opendata_buffer.config import (
     ConsumerConfig,
@@ -89,6 +90,7 @@ class Host:
         listen: Opens a port.
         connect: Opens a connection to another broker, to see whether it lives.
         entropy: Gives random bytes; :func:`secrets.token_bytes` in production.
+        open_consumer: Takes the queue over, once a worker asks for its batches.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class Host:
         listen: Callable[[], ListeningPort],
         connect: Callable[[Announcement], Connection],
         entropy: Callable[[int], bytes],
+        open_consumer: OpenConsumer,
     ) -> None:
         self._store = store
         self._config = config
@@ -106,6 +109,7 @@ class Host:
         self._listen = listen
         self._connect = connect
         self._entropy = entropy
+        self._open_consumer = open_consumer
         self._lease = Lease(store, config, runtime)
         self._watch = Watch()
         self._condition = runtime.condition()
@@ -254,6 +258,7 @@ class Host:
                 self._store,
                 consumer_settings(self._config),
                 self._runtime,
+                self._open_consumer,
                 queue,
                 self._is_announced,
                 lambda: not self._is_cut_off(),

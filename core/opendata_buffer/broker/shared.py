@@ -14,6 +14,7 @@ from opendata_buffer.broker.network import (
     listen_for,
     websockets_installed,
 )
+from opendata_buffer.broker.tenure import OpenConsumer
 from opendata_buffer.commit.committer import Committer, shared_committer
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput
@@ -31,6 +32,7 @@ def open_committer(
     store: Store,
     config: QueueConfig,
     runtime: Runtime,
+    open_consumer: OpenConsumer,
     *,
     claim: Claim | None = None,
     broker: str = "auto",
@@ -42,6 +44,7 @@ def open_committer(
         store: Where the queue lives.
         config: The queue; the first caller's settings count for all.
         runtime: Clock and threads.
+        open_consumer: Takes the queue over, where this process is the broker and has workers.
         claim: The first caller's claim of the prefix.
         broker: ``auto`` uses an announced broker, ``host`` also serves as one while there is
             none, ``off`` appends alone.
@@ -72,6 +75,7 @@ def open_committer(
                     shared.open(
                         store,
                         config,
+                        open_consumer,
                         claim,
                         broker,
                         network or WebSocketNetwork(runtime, listen_for(store)),
@@ -120,14 +124,26 @@ class _Shared:
         return self._inner.append(entries, begin_by=begin_by)
 
     def open(
-        self, store: Store, config: QueueConfig, claim: Claim | None, broker: str, network: Network
+        self,
+        store: Store,
+        config: QueueConfig,
+        open_consumer: OpenConsumer,
+        claim: Claim | None,
+        broker: str,
+        network: Network,
     ) -> None:
         """Make what is shared; the first caller does."""
         runtime = self._runtime
         alone = shared_committer(store, config, runtime, claim=claim)
         if broker == "host":
             self._host = Host(
-                store, config, runtime, network.listen, network.connect, secrets.token_bytes
+                store,
+                config,
+                runtime,
+                network.listen,
+                network.connect,
+                secrets.token_bytes,
+                open_consumer,
             )
         self._committer = BrokeredCommitter(
             alone, store, config, runtime, network.connect, expects=broker == "host", claim=claim

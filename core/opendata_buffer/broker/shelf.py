@@ -6,12 +6,11 @@ import logging
 from typing import Any
 
 from opendata_buffer.broker.messages import metadata_body
+from opendata_buffer.broker.tenure import QueueConsumer
 from opendata_buffer.broker.wire import MAX_MESSAGE_BYTES
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.descriptors import BatchDescriptor
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.quarantine import quarantine
+from opendata_buffer.quarantine import Entry, quarantine
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Store
 
@@ -36,7 +35,7 @@ class Shelf:
         self._store = store
         self._config = config
         self._runtime = runtime
-        self._known: dict[int, BatchDescriptor] = {}
+        self._known: dict[int, Entry] = {}
         self._stuck: set[int] = set()
         self.end = 0
         """Batches before this sequence are known."""
@@ -49,7 +48,7 @@ class Shelf:
         """Forget everything: the queue begins at this sequence."""
         self._known, self.rests, self.end = {}, {}, first
 
-    def look_for(self, count: int, consumer: Consumer, now: float) -> bool:
+    def look_for(self, count: int, consumer: QueueConsumer, now: float) -> bool:
         """Look for more batches; False when there are none."""
         self.looked_at = now
         found = consumer.next_descriptors(count)

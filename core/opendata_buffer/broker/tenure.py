@@ -6,16 +6,80 @@ consumer, or another foreman, has the queue.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 from opendata_buffer.broker.claims import CLAIMS, Claims, claims_key, decode, encode
 from opendata_buffer.broker.shared_queue import SharedQueue
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import Fenced, TransientStorageError
+from opendata_buffer.quarantine import Entry
 from opendata_buffer.queue.cas import Done, Register
+from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Store
 
-__all__ = ["Tenure", "stored_epoch"]
+__all__ = ["OpenConsumer", "QueueConsumer", "Tenure", "stored_epoch"]
+
+
+class _Position(Protocol):
+    @property
+    def queue_id(self) -> str: ...
+
+
+class QueueConsumer(Protocol):
+    """What a foreman needs of the queue's :class:`.Consumer`.
+
+    That one may ask a broker for the floor, so the broker does not know it by name: whoever opens
+    a broker says how a consumer is opened.
+    """
+
+    @property
+    def epoch(self) -> int:
+        """Its epoch."""
+        ...
+
+    @property
+    def last_acked_sequence(self) -> int | None:
+        """The last batch that is acknowledged."""
+        ...
+
+    @property
+    def last_handed_out_sequence(self) -> int | None:
+        """The read cursor."""
+        ...
+
+    def position_of(self, sequence: int) -> _Position:
+        """Names the queue."""
+        ...
+
+    def next_descriptors(self, max: int) -> Sequence[Entry]:  # noqa: A002
+        """The next entries."""
+        ...
+
+    def ack_through(self, sequence: int) -> None:
+        """Acknowledge all up to this one."""
+        ...
+
+    def close(self) -> None:
+        """Write out what is acknowledged, and end."""
+        ...
+
+
+class OpenConsumer(Protocol):
+    """Takes a queue over; the class :class:`.Consumer` is one."""
+
+    def __call__(
+        self,
+        config: ConsumerConfig,
+        *,
+        store: Store,
+        runtime: Runtime,
+        queue: Queue | None,
+        program: str,
+    ) -> QueueConsumer:
+        """See the class."""
+        ...
 
 
 class Tenure:
@@ -25,6 +89,7 @@ class Tenure:
         store: Where the queue lives.
         config: The consumer's settings.
         runtime: Clock and threads.
+        open_consumer: Takes the queue over.
         queue: What the broker appends to; None for a queue of its own.
 
     Attributes:
@@ -42,10 +107,11 @@ class Tenure:
         store: Store,
         config: ConsumerConfig,
         runtime: Runtime,
+        open_consumer: OpenConsumer,
         queue: SharedQueue | None = None,
     ) -> None:
         self._config = config
-        self.consumer = Consumer(
+        self.consumer = open_consumer(
             config, store=store, runtime=runtime, queue=queue, program="broker for workers"
         )
         try:

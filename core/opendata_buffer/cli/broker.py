@@ -94,6 +94,7 @@ def broker(
     from opendata_buffer.broker.host import Host
     from opendata_buffer.broker.network import WebSocketNetwork, listen_for, require_websockets
     from opendata_buffer.config import ConsumerConfig
+    from opendata_buffer.consumer.consumer import Consumer
     from opendata_buffer.stores.factory import open_store
 
     require_websockets()
@@ -113,7 +114,9 @@ def broker(
     # A standby listens only once it serves: a broker that starts again under the address of its
     # dead predecessor must find that address refused. What is wrong with it is told now.
     network.listen().close()
-    host = Host(store, config, runtime, network.listen, network.connect, secrets.token_bytes)
+    host = Host(
+        store, config, runtime, network.listen, network.connect, secrets.token_bytes, Consumer
+    )
     try:
         _report(host, store.url, runtime)
     finally:

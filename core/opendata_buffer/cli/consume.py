@@ -248,22 +248,15 @@ def _observing(
 def _owning(
     stack: ExitStack, place: Place, runtime: Any, last_acked_sequence: int | None
 ) -> Reader:
-    from opendata_buffer.broker.guest import GuestQueue
     from opendata_buffer.cli.readers import OwningReader
     from opendata_buffer.consumer.consumer import Consumer
-    from opendata_buffer.queue.owner import claim_for_use
 
-    claim = claim_for_use(place.store, place.config, runtime=runtime)
     consumer = stack.enter_context(
         Consumer(
             place.config,
             last_acked_sequence,
             store=place.store,
             runtime=runtime,
-            # Beside a busy broker this one is let in.
-            queue=GuestQueue(
-                place.store, place.config, runtime=runtime, role="consumer", claim=claim
-            ),
             program=_PROGRAM,
         )
     )

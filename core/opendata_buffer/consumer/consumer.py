@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from opendata_buffer import metrics
+from opendata_buffer.broker.guest import GuestQueue
 from opendata_buffer.closing import ClosedAtEnd
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.descriptors import BatchDescriptor
@@ -36,6 +37,7 @@ from opendata_buffer.stores import Store
 from opendata_buffer.stores.factory import open_store
 
 if TYPE_CHECKING:
+    from opendata_buffer.broker.network import Network
     from opendata_buffer.consumer.batches import ConsumedBatch
     from opendata_buffer.consumer.fetch import FetchHandle
     from opendata_buffer.gc import GarbageCollector
@@ -76,6 +78,7 @@ class Consumer(ClosedAtEnd):
         allow_data_loss: Go on behind a gap, with a warning, instead of raising ``DataLoss``.
         queue: Use this one, which the same process also appends to, instead of one of its own.
         program: What reads the queue, for the person who asks ``opendata-buffer owner``.
+        network: How brokers are reached; WebSockets by default.
 
     Raises:
         UnsafeStore: The store has no compare-and-swap.
@@ -97,6 +100,7 @@ class Consumer(ClosedAtEnd):
         allow_data_loss: bool = False,
         queue: Queue | None = None,
         program: str = "Python",
+        network: Network | None = None,
     ) -> None:
         self._config = config
         self._runtime = runtime if runtime is not None else SystemRuntime()
@@ -116,7 +120,15 @@ class Consumer(ClosedAtEnd):
             # one.
             if queue is None:
                 claim = claim_for_use(opened, config, runtime=self._runtime)
-                queue = Queue(opened, config, runtime=self._runtime, role="consumer", claim=claim)
+                # Beside a busy broker this one is let in.
+                queue = GuestQueue(
+                    opened,
+                    config,
+                    runtime=self._runtime,
+                    role="consumer",
+                    claim=claim,
+                    network=network,
+                )
             self._queue = queue
             self._queue_id = queue.queue_id
             last_acked = None if start is None else self._sequence_of(start, opened.url)

@@ -22,6 +22,7 @@ from opendata_buffer.broker.shared import open_committer
 from opendata_buffer.commit.committer import Committer
 from opendata_buffer.commit.upload import LateUpload, Upload
 from opendata_buffer.config import ProducerConfig
+from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import (
     Closed,
     CommitStateUnknown,
@@ -216,6 +217,7 @@ class Pipeline:
             self._store,
             self._append_config,
             self._runtime,
+            Consumer,
             claim=claim,
             broker=self._config.broker,
             network=self._network,

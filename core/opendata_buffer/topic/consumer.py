@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from opendata_buffer.broker.network import Network
 from opendata_buffer.closing import ClosedAtEnd
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch
@@ -66,6 +67,7 @@ class TopicConsumer(ClosedAtEnd):
         allow_data_loss: Go on behind a gap, with a warning, instead of raising ``DataLoss``.
         refresh_s: Seconds after which the list of partitions is read again, in the background.
         program: What reads the topic, for the person who asks ``opendata-buffer owner``.
+        network: How brokers are reached; WebSockets by default.
 
     Raises:
         InvalidInput: There is no topic, or it has no such partition; a position is none.
@@ -85,9 +87,11 @@ class TopicConsumer(ClosedAtEnd):
         allow_data_loss: bool = False,
         refresh_s: float = REFRESH_S,
         program: str = "Python",
+        network: Network | None = None,
     ) -> None:
         self._config = config
         self._program = program
+        self._network = network
         self._isolation = isolation
         self._allow_data_loss = allow_data_loss
         self._runtime = runtime or SystemRuntime()
@@ -324,6 +328,7 @@ class TopicConsumer(ClosedAtEnd):
                     runtime=self._runtime,
                     allow_data_loss=self._allow_data_loss,
                     program=self._program,
+                    network=self._network,
                 )
             except Drained:
                 self._sealed.add(name)

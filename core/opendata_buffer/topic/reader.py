@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
+from opendata_buffer.broker.network import Network
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch, PooledBatch
 from opendata_buffer.consumer.consumer import Consumer
@@ -34,6 +35,7 @@ class PartitionReader:
         runtime: Clock and threads.
         allow_data_loss: Go on behind a gap.
         program: What reads it, for the person who asks.
+        network: How brokers are reached; WebSockets by default.
 
     Attributes:
         name: The partition.
@@ -56,6 +58,7 @@ class PartitionReader:
         runtime: Runtime,
         allow_data_loss: bool,
         program: str,
+        network: Network | None = None,
     ) -> None:
         self.name = name
         self.ready: deque[BatchDescriptor] = deque()
@@ -70,6 +73,7 @@ class PartitionReader:
             runtime=runtime,
             allow_data_loss=allow_data_loss,
             program=program,
+            network=network,
         )
         self._handle = self._consumer.fetch_handle()
         try:

@@ -29,6 +29,7 @@ from opendata_buffer.broker.network import (
 )
 from opendata_buffer.config import WorkerConfig
 from opendata_buffer.consumer.batches import PooledBatch
+from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.descriptors import BatchDescriptor
 from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.consumer.read_ahead import read_ahead
@@ -174,6 +175,7 @@ class Worker:
                 self._network.listen,
                 self._network.connect,
                 secrets.token_bytes,
+                Consumer,
             )
         self._beating = self._runtime.spawn(self._beat, "opendata-buffer-worker")
 

@@ -8,17 +8,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from opendata_buffer.broker.announcement import SECRET_BYTES, Announcement
-from opendata_buffer.broker.client import Connection
+from opendata_buffer.broker.client import ChannelClosed, Connection
 from opendata_buffer.broker.dial import connect
-from opendata_buffer.broker.host import Host
+from opendata_buffer.broker.host import Host, ListeningPort
+from opendata_buffer.broker.lease import Lease
 from opendata_buffer.broker.server import Listen, WebSocketPort
 from opendata_buffer.broker.service import Service
-from opendata_buffer.config import ProducerConfig
+from opendata_buffer.config import ProducerConfig, QueueConfig
+from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime
-from opendata_buffer.stores import Store
+from opendata_buffer.stores import Absent, IfVersion, PutOutcome, Store, VersionConflict
 from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
 
 RUNTIME = SystemRuntime()
 CONFIG = ProducerConfig(store="memory://unused")
@@ -80,6 +83,7 @@ def host(store: Store, runtime: Runtime = RUNTIME) -> Host:
         lambda: WebSocketPort(Listen(), runtime),
         lambda announcement: connect(announcement, runtime),
         secrets.token_bytes,
+        Consumer,
     )
 
 
@@ -105,3 +109,33 @@ class Direct:
 
     def close(self) -> None:
         self.closed += 1
+
+
+class Overtaken(MemoryStore):
+    """A broker is announced for some queue, and another writer is faster, once, there.
+
+    It is a network, too, on which that broker is not reached.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.overtaken_at = ""
+        self.asked: list[str] = []
+
+    def announce(self, config: QueueConfig) -> None:
+        runtime = ManualRuntime()
+        lease = Lease(self, config, runtime)
+        lease.take(Announcement(0, runtime.ulid(), "somewhere:1", b"s" * 32), lease.read())
+
+    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        if key == self.overtaken_at:
+            self.overtaken_at = ""
+            return VersionConflict()
+        return super().put_if(key, data, condition)
+
+    def connect(self, announcement: Announcement) -> Connection:
+        self.asked.append(announcement.address)
+        raise ChannelClosed("no network")
+
+    def listen(self) -> ListeningPort:
+        raise NotImplementedError

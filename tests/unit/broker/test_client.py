@@ -9,12 +9,13 @@ import pytest
 from opendata_buffer.broker.announcement import Announcement
 from opendata_buffer.broker.calls import Answer, Appended, Lost, Refused
 from opendata_buffer.broker.client import SILENCE_S, ChannelClosed, Connection
+from opendata_buffer.broker.dial import connect
 from opendata_buffer.broker.messages import MAX_ENTRIES, MAX_OPEN_REQUESTS, error_body
 from opendata_buffer.broker.wire import MAX_MESSAGE_BYTES, BrokerEnd
 from opendata_buffer.errors import QueueFull
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.testing.runtime import ManualRuntime
-from tests.unit.broker.local import entries, eventually
+from tests.unit.broker.local import RUNTIME, entries, eventually, serving
 
 BROKER = Announcement(1, "id", "somewhere:1", b"s" * 32)
 SOON = 60.0
@@ -248,3 +249,11 @@ def test_who_is_interrupted_while_he_waits_takes_up_no_room() -> None:
     assert len(client._calls) == 0
     assert client.append(entries("a"), since=None, begin_by=SOON) == Appended(7)
     client.close()
+
+
+def test_an_abandoned_connection_ends_by_itself() -> None:
+    with serving() as (service, announcement, _):
+        client = connect(announcement, RUNTIME)
+        eventually(lambda: service.sessions == 1)
+        client.abandon()
+        eventually(lambda: client.is_over and service.sessions == 0)

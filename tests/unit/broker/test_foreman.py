@@ -13,6 +13,7 @@ from opendata_buffer.broker.foreman import Foreman
 from opendata_buffer.broker.requests import ClaimRequest, FinishRequest
 from opendata_buffer.broker.shelf import MAX_ANSWER_BYTES
 from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import Metadata, NewEntry
@@ -58,7 +59,9 @@ class Desk:
     ) -> None:
         self.store = store
         self.runtime = runtime
-        self.foreman = Foreman(store, CONFIG, runtime, is_announced=lambda: is_announced, **more)
+        self.foreman = Foreman(
+            store, CONFIG, runtime, Consumer, is_announced=lambda: is_announced, **more
+        )
         self.answers: list[dict[str, Any]] = []
         self.number = 0
 
@@ -219,7 +222,7 @@ def test_of_two_foremen_the_later_one_is_right_and_the_other_begins_no_quarrel()
 def test_a_broker_that_may_have_been_replaced_sends_heartbeats_on() -> None:
     desk = Desk(filled(MemoryStore(), 1))
     current = [True, False]
-    desk.foreman = Foreman(desk.store, CONFIG, RUNTIME, is_current=lambda: current.pop(0))
+    desk.foreman = Foreman(desk.store, CONFIG, RUNTIME, Consumer, is_current=lambda: current.pop(0))
     assert desk.foreman.beat([1])
     assert not desk.foreman.beat([1])
     desk.foreman.stop(5)
@@ -339,7 +342,7 @@ def test_a_broker_that_is_announced_no_more_takes_no_claims() -> None:
     store = filled(MemoryStore(), 1)
     desk = Desk(store)
     announced = [False]
-    desk.foreman = Foreman(store, CONFIG, RUNTIME, may_take=lambda: announced[0])
+    desk.foreman = Foreman(store, CONFIG, RUNTIME, Consumer, may_take=lambda: announced[0])
     assert desk.claim()["op"] == "failed"
     manifest = Queue(store, CONFIG, runtime=RUNTIME, role="test").read()
     assert manifest is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 from collections.abc import Mapping
 from typing import Any
@@ -71,6 +72,9 @@ class Broker:
         self.said.append(body["op"])
 
     def close(self) -> None:
+        self.is_over = True
+
+    def abandon(self) -> None:
         self.is_over = True
 
 
@@ -252,3 +256,14 @@ def test_who_closes_or_disconnects_ends_the_connection_and_may_go_on() -> None:
         end()
         assert world.brokers[-1].is_over
     assert len(world.brokers) == 2
+
+
+def test_a_queue_that_is_dropped_without_a_word_ends_its_connection() -> None:
+    world = World()
+    world.announce()
+    world.append("a", faster=1)
+    (broker,) = world.brokers
+    assert not broker.is_over
+    del world.guest
+    gc.collect()
+    assert broker.is_over

@@ -12,6 +12,7 @@ from opendata_buffer.broker.client import ChannelRefused
 from opendata_buffer.broker.host import Host
 from opendata_buffer.broker.lease import Lease
 from opendata_buffer.broker.server import Listen, WebSocketPort
+from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import InvalidInput, TransientStorageError
 from opendata_buffer.stores import Store
 from opendata_buffer.stores.memory import MemoryStore
@@ -150,7 +151,7 @@ def test_a_host_that_cannot_listen_says_why() -> None:
     def listen() -> Any:
         raise InvalidInput("the port is taken")
 
-    ours = Host(MemoryStore(), CONFIG, RUNTIME, listen, never, bytes)
+    ours = Host(MemoryStore(), CONFIG, RUNTIME, listen, never, bytes, Consumer)
     eventually(lambda: ours.failure)
     assert "the port is taken" in str(ours.failure)
     ours.stop(10)
@@ -172,7 +173,9 @@ def test_a_host_that_has_no_thread_left_for_a_moment_goes_on_and_serves_later(
             raise RuntimeError("can't start new thread")
         raise ChannelRefused("nobody listens")
 
-    ours = Host(store, CONFIG, RUNTIME, lambda: WebSocketPort(Listen(), RUNTIME), connect, bytes)
+    ours = Host(
+        store, CONFIG, RUNTIME, lambda: WebSocketPort(Listen(), RUNTIME), connect, bytes, Consumer
+    )
     try:
         eventually(lambda: ours.serving)
         assert asked > 1

@@ -11,6 +11,7 @@ from opendata_buffer.broker.service import Service
 from opendata_buffer.broker.session import MAX_OPEN_REQUESTS
 from opendata_buffer.broker.wire import ProtocolError
 from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
@@ -109,7 +110,7 @@ def test_a_batch_is_not_handed_to_a_worker_that_is_gone() -> None:
     store, runtime = MemoryStore(), SystemRuntime()
     consumer = ConsumerConfig(store="memory://unused")
     queue = Queue(store, CONFIG, runtime=runtime, role="broker")
-    service = Service(queue, runtime, "ingest", foreman=Foreman(store, consumer, runtime))
+    service = Service(queue, runtime, "ingest", foreman=Foreman(store, consumer, runtime, Consumer))
     service.start()
     gone, waiting, producer = (Client(service) for _ in range(3))
     gone.send(claim(1))

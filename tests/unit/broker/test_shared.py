@@ -12,6 +12,7 @@ import pytest
 from opendata_buffer.broker.lease import Lease
 from opendata_buffer.broker.shared import open_committer
 from opendata_buffer.commit.committer import Committer, GroupCommitter
+from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.runtime import SystemRuntime, Task
 from opendata_buffer.stores.memory import MemoryStore
@@ -25,20 +26,20 @@ def announced(store: MemoryStore) -> bool:
 
 def test_producers_of_a_process_share_one_and_the_last_one_ends_it() -> None:
     store = MemoryStore()
-    first = open_committer(store, CONFIG, RUNTIME)
-    second = open_committer(store, CONFIG, RUNTIME)
+    first = open_committer(store, CONFIG, RUNTIME, Consumer)
+    second = open_committer(store, CONFIG, RUNTIME, Consumer)
     assert first is second
     first.close()
     assert second.append(entries("a"), begin_by=soon()) == 0
     second.close()
-    third = open_committer(store, CONFIG, RUNTIME)
+    third = open_committer(store, CONFIG, RUNTIME, Consumer)
     assert third is not first
     third.close()
 
 
 def test_a_process_that_hosts_serves_and_leaves_when_its_last_producer_closes() -> None:
     store = MemoryStore()
-    ours = open_committer(store, CONFIG, RUNTIME, broker="host")
+    ours = open_committer(store, CONFIG, RUNTIME, Consumer, broker="host")
     eventually(lambda: announced(store))
     for number in range(3):
         ours.append(entries(str(number)), begin_by=soon())
@@ -49,7 +50,7 @@ def test_a_process_that_hosts_serves_and_leaves_when_its_last_producer_closes() 
 
 
 def test_off_asks_nobody() -> None:
-    ours = open_committer(MemoryStore(), CONFIG, RUNTIME, broker="off")
+    ours = open_committer(MemoryStore(), CONFIG, RUNTIME, Consumer, broker="off")
     assert isinstance(ours, GroupCommitter)
     ours.close()
 
@@ -66,11 +67,11 @@ def without_websockets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("without_websockets")
 def test_without_the_extra_a_process_appends_alone_and_cannot_host() -> None:
-    ours = open_committer(MemoryStore(), CONFIG, RUNTIME)
+    ours = open_committer(MemoryStore(), CONFIG, RUNTIME, Consumer)
     assert isinstance(ours, GroupCommitter)
     ours.close()
     with pytest.raises(InvalidInput, match=r"pip install 'opendata-buffer\[broker\]'"):
-        open_committer(MemoryStore(), CONFIG, RUNTIME, broker="host")
+        open_committer(MemoryStore(), CONFIG, RUNTIME, Consumer, broker="host")
 
 
 def test_what_has_no_broker_does_not_load_websockets() -> None:
@@ -103,11 +104,11 @@ class Exhausted(SystemRuntime):
 def test_where_the_first_producer_of_a_process_fails_the_next_one_does_not_wait_for_it() -> None:
     store, runtime = MemoryStore(), Exhausted()
     with pytest.raises(RuntimeError, match="new thread"):
-        open_committer(store, CONFIG, runtime, broker="host")
+        open_committer(store, CONFIG, runtime, Consumer, broker="host")
     made: list[Committer] = []
 
     def open_next() -> None:
-        made.append(open_committer(store, CONFIG, runtime, broker="host"))
+        made.append(open_committer(store, CONFIG, runtime, Consumer, broker="host"))
 
     threading.Thread(target=open_next, daemon=True).start()
     eventually(lambda: made)

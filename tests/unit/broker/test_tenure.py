@@ -10,6 +10,7 @@ import pytest
 from opendata_buffer.broker.claims import Claims, decode, encode
 from opendata_buffer.broker.tenure import Tenure, stored_epoch
 from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import Fenced
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import NewEntry
@@ -34,7 +35,7 @@ class World:
         Queue(self.store, CONFIG, runtime=self.runtime, role="test").append(entries)
 
     def take(self) -> Tenure:
-        return Tenure(self.store, CONFIG, self.runtime)
+        return Tenure(self.store, CONFIG, self.runtime, Consumer)
 
     @property
     def stored(self) -> Claims:
@@ -141,7 +142,7 @@ class Paused(MemoryStore):
     def get(self, key: str, **options: Any) -> Any:
         if self.armed and key == CLAIMS:
             self.armed = False
-            self.successor = Tenure(self, CONFIG, ManualRuntime(seed=2))
+            self.successor = Tenure(self, CONFIG, ManualRuntime(seed=2), Consumer)
         return super().get(key, **options)
 
 

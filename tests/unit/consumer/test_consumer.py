@@ -42,9 +42,11 @@ from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.owner import claim_queue
+from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores import Absent, Blob, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
+from tests.unit.broker.local import Overtaken
 from tests.unit.scripted import DeafStore
 
 
@@ -757,3 +759,22 @@ def test_what_was_opened_by_a_relative_path_is_fetched_from_there_in_any_directo
         batch = read.next_batch()
     assert batch is not None
     assert batch.entries == [b"a"]
+
+
+@pytest.mark.parametrize("moment", ["opens", "acknowledges"])
+def test_a_consumer_that_loses_a_race_looks_for_a_broker_to_let_it_in(moment: str) -> None:
+    store, runtime = Overtaken(), ManualRuntime()
+    config = ConsumerConfig(store="memory://unused", ack_interval=1)
+    entry = NewEntry("ingest/a.batch")
+    Queue(store, config, runtime=runtime, role="test").append([entry])
+    store.announce(config)
+    if moment == "opens":
+        store.overtaken_at = "ingest/manifest"
+    with Consumer(config, store=store, runtime=runtime, network=store) as consumer:
+        consumer.next_descriptors(1)
+        if moment == "acknowledges":
+            assert store.asked == []
+            store.overtaken_at = "ingest/manifest"
+        consumer.ack(0)
+        assert len(consumer) == 0
+    assert store.asked == ["somewhere:1"]

@@ -29,6 +29,7 @@ from opendata_buffer.topic.batch import TopicBatch
 from opendata_buffer.topic.consumer import GROUP, TopicConsumer
 from opendata_buffer.topic.names import name_of
 from opendata_buffer.topic.topic import Topic
+from tests.unit.broker.local import Overtaken
 from tests.unit.topic.world import URL, consuming
 
 
@@ -433,3 +434,15 @@ def test_a_partition_that_was_closed_and_not_taken_out_leaves_all_the_same(begun
     assert drained(consumer) == []
     assert world.topic.read().names == ["p-00000-04pn"]
     assert consumer.partitions == ["p-00000-04pn"]
+
+
+def test_a_partition_whose_consumer_loses_a_race_looks_for_its_broker() -> None:
+    store, runtime = Overtaken(), ManualRuntime()
+    Topic.create(URL, 2, store=store, runtime=runtime)
+    config = Topic.config_of(name_of(1, 1), consuming())
+    store.announce(config)
+    store.overtaken_at = config.manifest_path
+    with TopicConsumer(consuming(), store=store, runtime=runtime, network=store) as consumer:
+        assert consumer.next_batch() is None
+    assert store.overtaken_at == ""
+    assert store.asked == ["somewhere:1"]
