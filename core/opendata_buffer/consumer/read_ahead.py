@@ -13,6 +13,7 @@ once would hold that sixteen times, outside of any budget, to wait for the inter
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
@@ -240,8 +241,12 @@ class _ReadAhead(Generic[Wanted, R, T]):
             with self._changed:
                 self._stopped = True
                 self._changed.notify_all()
-            for thread in self._threads:
-                thread.join()
+            # Dropped results may be collected as garbage by one of these threads, anywhere in its
+            # work. With the lock held it would wait for others that wait for the lock.
+            if not self._changed.held():
+                for thread in self._threads:
+                    with suppress(RuntimeError):  # it is this thread
+                        thread.join()
 
     def _take(self, index: int) -> _Done[R]:
         cost = None
@@ -315,9 +320,10 @@ class _ReadAhead(Generic[Wanted, R, T]):
                 size = self._size_of(result)
             else:
                 size = getattr(result, "nbytes", item.size or 0)
+            # In here: of a size that is no number, too, the caller has to be told.
+            self._pace.saw(size, waited, worked)
         except BaseException as error:
             return _Done(cost, error=error)
-        self._pace.saw(size, waited, worked)
         return _Done(size, result)
 
     def _is_near(self) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +17,7 @@ from opendata_buffer.consumer.pace import Pace
 from opendata_buffer.consumer.read_ahead import fetch_many, read_ahead
 from opendata_buffer.errors import BatchMissing, InvalidInput
 from opendata_buffer.formats.batch import Compression, encode_batch
-from opendata_buffer.runtime import SystemRuntime, Task
+from opendata_buffer.runtime import Condition, SystemRuntime, Task
 from opendata_buffer.stores.memory import MemoryStore
 
 
@@ -352,6 +354,81 @@ def test_threads_that_started_end_when_one_does_not_start() -> None:
     with pytest.raises(RuntimeError, match="new thread"):
         next(results)
     assert _fetch_threads() == 0
+
+
+class Collecting(SystemRuntime):
+    """Its threads collect garbage while they hold a lock, as any allocation there may."""
+
+    armed = False
+
+    def condition(self) -> Condition:
+        made = super().condition()
+        notify_all = made.notify_all
+
+        def collect() -> None:
+            notify_all()
+            if self.armed and threading.current_thread().name == "opendata-buffer-fetch":
+                gc.collect()
+
+        made.notify_all = collect  # type: ignore[method-assign]
+        return made
+
+
+class Dropped:
+    """Holds results, and is garbage that only the collector finds."""
+
+    def __init__(self, results: Iterator[bytes]) -> None:
+        self.results = results
+        self.itself = self
+
+
+@pytest.mark.parametrize("where", ["in a fetch", "with the lock held"])
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_results_that_one_of_their_own_threads_collects_as_garbage_end_the_threads(
+    where: str,
+) -> None:
+    runtime, fetches = Collecting(), Fetches()
+    collected_by: list[str] = []
+
+    def fetch(descriptor: BatchDescriptor) -> bytes:
+        found = fetches(descriptor)
+        if descriptor.sequence == 1 and where == "in a fetch":
+            gc.collect()
+        return found
+
+    fetches.allow(0)
+    results = fetch_many(fetch, _descriptors(3), concurrency=3, runtime=runtime, pace=Far())
+    assert next(results) == b"\0"
+    fetches.await_begun(3)
+    dropped = Dropped(results)
+    weakref.finalize(dropped, lambda: collected_by.append(threading.current_thread().name))
+    gc.disable()
+    try:
+        del results, dropped
+        runtime.armed = where == "with the lock held"
+        fetches.allow(1, 2)
+        for thread in threading.enumerate():
+            if thread.name == "opendata-buffer-fetch":
+                thread.join(10)
+        assert _fetch_threads() == 0
+    finally:
+        gc.enable()
+    assert collected_by == ["opendata-buffer-fetch"]
+
+
+def test_a_size_that_is_none_is_an_error_and_no_thread_waits_for_it() -> None:
+    raised: list[BaseException] = []
+
+    def take() -> None:
+        try:
+            list(fetch_many(lambda _: b"x", _descriptors(3), size_of=lambda _: None, pace=Pace()))  # type: ignore[arg-type,return-value]
+        except TypeError as error:
+            raised.append(error)
+
+    taking = threading.Thread(target=take, daemon=True)
+    taking.start()
+    taking.join(10)
+    assert len(raised) == 1
 
 
 def test_nothing_begins_before_the_first_result_is_asked_for() -> None:
