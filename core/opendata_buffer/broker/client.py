@@ -92,10 +92,14 @@ class Connection:
             answer = self._first_words()
             with self._condition:
                 self._take(answer)
+            runtime.spawn(self._read, "opendata-buffer-broker-client")
+        except RuntimeError as error:
+            # No thread is left for it: its owner does as without a broker.
+            channel.close()
+            raise ChannelClosed(f"nothing can read what the broker says: {error}") from error
         except BaseException:
             channel.close()
             raise
-        runtime.spawn(self._read, "opendata-buffer-broker-client")
 
     @property
     def is_over(self) -> bool:

@@ -66,8 +66,9 @@ def dial(announcement: Announcement, timeout: float) -> Channel:
         )
     except ConnectionRefusedError as error:
         raise ChannelRefused(f"nobody listens at {announcement.address}") from error
-    except (OSError, ValueError, WebSocketException) as error:
-        # TimeoutError and ssl.SSLError are OSErrors; a ValueError says that the address is none.
+    except (OSError, ValueError, RuntimeError, WebSocketException) as error:
+        # TimeoutError and ssl.SSLError are OSErrors; a ValueError says that the address is none,
+        # a RuntimeError that no thread is left for the connection.
         raise ChannelClosed(f"{announcement.address} is not reached: {error}") from error
     if announcement.certificate:
         _check_certificate(socket, announcement.certificate)

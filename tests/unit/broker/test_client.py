@@ -14,6 +14,7 @@ from opendata_buffer.broker.messages import MAX_ENTRIES, MAX_OPEN_REQUESTS, erro
 from opendata_buffer.broker.wire import MAX_MESSAGE_BYTES, BrokerEnd
 from opendata_buffer.errors import QueueFull
 from opendata_buffer.formats.manifest import Metadata, NewEntry
+from opendata_buffer.runtime import Task
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import RUNTIME, entries, eventually, serving
 
@@ -257,3 +258,15 @@ def test_an_abandoned_connection_ends_by_itself() -> None:
         eventually(lambda: service.sessions == 1)
         client.abandon()
         eventually(lambda: client.is_over and service.sessions == 0)
+
+
+def test_without_a_thread_to_spare_there_is_no_connection_and_its_channel_is_closed() -> None:
+    channel = Scripted(lambda body: None)
+
+    def spawn(target: object, name: str) -> Task:
+        raise RuntimeError("can't start new thread")
+
+    channel.runtime.spawn = spawn  # type: ignore[method-assign]
+    with pytest.raises(ChannelClosed, match="can't start new thread"):
+        connection(channel)
+    assert channel.closed

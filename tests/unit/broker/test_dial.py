@@ -53,3 +53,12 @@ def test_a_name_that_does_not_resolve_is_not_reached() -> None:
 def test_an_address_that_is_none_is_not_reached(address: str) -> None:
     with pytest.raises(ChannelClosed):
         dial(Announcement(1, "id", address, b"s" * 32), 1.0)
+
+
+def test_without_a_thread_to_spare_nothing_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(*where: Any, **options: Any) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(websockets_client, "connect", connect)
+    with pytest.raises(ChannelClosed, match="can't start new thread"):
+        dial(announced(1), 1.0)
