@@ -64,7 +64,12 @@ def together(
             if not waiting:
                 break  # a store that is near has answered all before there was a thread for each
         context = copy_context()  # one context cannot be entered twice at once
-        runtime.spawn(lambda context=context: context.run(work), "opendata-buffer-together")  # type: ignore[misc]
+        try:
+            runtime.spawn(lambda context=context: context.run(work), "opendata-buffer-together")  # type: ignore[misc]
+        except RuntimeError:
+            # No thread is left. Raised, it would leave calls under way that nobody waits for.
+            work()
+            break
     with changed:
         while len(results) + len(errors) < len(wanted):
             changed.wait()

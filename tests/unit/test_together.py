@@ -53,6 +53,30 @@ def test_where_calls_are_over_at_once_few_threads_do_them_all() -> None:
     assert runtime.spawned == 1
 
 
+@pytest.mark.parametrize("threads", [0, 2])
+def test_where_no_more_threads_start_the_caller_does_what_is_left(threads: int) -> None:
+    class FewThreads(SystemRuntime):
+        left = threads
+
+        def spawn(self, target: Callable[[], None], name: str) -> Task:
+            if not self.left:
+                raise RuntimeError("can't start new thread")
+            self.left -= 1
+            return super().spawn(target, name)
+
+    begun: set[str] = set()
+    own = threading.current_thread()
+
+    def call(number: int) -> int:
+        begun.add(threading.current_thread().name)
+        RUNTIME.sleep(0.002)
+        return number
+
+    assert together(FewThreads(), call, range(20)) == list(range(20))
+    assert own.name in begun
+    assert len(begun) <= threads + 1
+
+
 def test_one_item_needs_no_thread() -> None:
     assert together(RUNTIME, lambda _: threading.current_thread(), [0]) == [
         threading.current_thread()
