@@ -241,6 +241,8 @@ class Foreman:
             raise TransientStorageError("another broker is announced by now: ask that one")
         tenure = Tenure(self._store, self._config, self._runtime, self._open_consumer, self._queue)
         claims, shelf = tenure.claims, self._shelf
+        # Where somebody deleted the claims, tokens are drawn again that named others before.
+        self._ended = {token: how for token, how in self._ended.items() if token <= claims.tokens}
         self._last_epoch = tenure.epoch
         shelf.begin(tenure.first)
         now = self._runtime.monotonic()

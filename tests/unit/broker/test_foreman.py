@@ -379,3 +379,18 @@ def test_one_answer_holds_no_more_than_a_message() -> None:
     assert [each["sequence"] for each in desk.claim(5)["batches"]] == [2]
     assert [each.sequence for each in list_quarantine(store, "ingest")] == [0]
     desk.foreman.stop(5)
+
+
+def test_how_claims_ended_is_forgotten_with_the_claims_that_somebody_deleted() -> None:
+    store = filled(MemoryStore(), 2)
+    desk = Desk(store)
+    first = desk.claim()["batches"][0]
+    assert desk.finish("done", first)["op"] == "finished"
+    store.delete_many(["ingest/_claims.json"])
+    # The foreman notices at its next write, and begins anew.
+    assert desk.claim()["op"] == "failed"
+    again = desk.claim()["batches"][0]
+    assert again["token"] == first["token"]
+    assert desk.finish("done", again)["op"] == "finished"
+    assert again["sequence"] not in stored(store).held
+    desk.foreman.stop(5)
