@@ -58,8 +58,12 @@ class Completion:
 
     def add_callback(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` when settled, at once if it is already. It must not block."""
-        if not self._keep(callback):
+        if self._keep(callback):
+            return
+        try:
             callback()
+        except Exception:
+            log.exception("a callback of a write handle failed")
 
     @locked
     def _keep(self, callback: Callable[[], None]) -> bool:

@@ -86,6 +86,30 @@ def test_a_callback_that_raises_stops_neither_the_others_nor_the_committer() -> 
     assert pending.result() == DURABLE
 
 
+def test_a_callback_that_raises_is_logged_also_when_it_is_called_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pending = completion()
+    pending.set(DURABLE)
+
+    def broken() -> None:
+        raise ValueError("a bug of the caller's")
+
+    pending.add_callback(broken)
+    assert "a bug of the caller's" in caplog.text
+
+
+def test_an_interrupt_during_a_callback_in_the_callers_own_thread_is_the_callers() -> None:
+    pending = completion()
+    pending.set(DURABLE)
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pending.add_callback(interrupted)
+
+
 def test_a_handle_is_awaited_from_asyncio_and_settled_from_a_thread() -> None:
     pending = completion()
     handle = WriteHandle(DurabilityWatcher(pending), 1_700)
