@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from opendata_buffer.broker.announcement import Announcement
 from opendata_buffer.broker.client import ChannelClosed, Connection
@@ -50,12 +51,13 @@ class Finder:
         self._waits_s = waits_s
         self._wait_until: float | None = None
         self._unreached = False
-        self._lease = Lease(store, config, runtime)
+        self._new_lease = partial(Lease, store, config, runtime)
+        self._lease = self._new_lease()
         self._condition = runtime.condition()
         self._connection: Connection | None = None
         self._silent: Announcement | None = None
         self._beat: int | None = None
-        self._looking = False
+        self._looking: object | None = None
         self._closed = False
         self.announced = False
         """Whether the last look found a broker announced, or could not tell."""
@@ -84,21 +86,26 @@ class Finder:
             may_look: Asked where there is no connection: whether to look for a broker now.
             looked: Called after a look, before any other thread asks whether it may.
         """
-        with self._condition:
-            if not self._await_look():
-                return None
-            if self.connection is not None or not may_look():
-                return self.connection
-            self._looking = True
-            self._wait_until = None
-            if self._waits_s is not None:
-                patience_s = 0.0 if self._unreached else self._waits_s
-                self._wait_until = self._runtime.monotonic() + patience_s
+        look = object()
         try:
-            self._runtime.spawn(lambda: self._look_for_all(looked), "opendata-buffer-broker-finder")
-        except RuntimeError:
-            # No thread is left, or the interpreter ends and starts none.
-            self._look_for_all(looked)
+            with self._condition:
+                if not self._await_look():
+                    return None
+                if self.connection is not None or not may_look():
+                    return self.connection
+                self._looking = look
+                self._wait_until = None
+                if self._waits_s is not None:
+                    patience_s = 0.0 if self._unreached else self._waits_s
+                    self._wait_until = self._runtime.monotonic() + patience_s
+            self._begin(look, looked)
+        except BaseException:
+            # Ctrl-C: whether a thread looks is not known, and the others would wait for ever.
+            with self._condition:
+                if self._looking is look:
+                    self._looking, self._lease = None, self._new_lease()
+                    self._condition.notify_all()
+            raise
         with self._condition:
             return self.connection if self._await_look() else None
 
@@ -113,19 +120,33 @@ class Finder:
             self._condition.wait(left)
         return not self._closed
 
-    def _look_for_all(self, looked: Callable[[], None]) -> None:
+    def _begin(self, look: object, looked: Callable[[], None]) -> None:
+        try:
+            self._runtime.spawn(
+                lambda: self._look_for_all(look, looked), "opendata-buffer-broker-finder"
+            )
+        except RuntimeError:
+            # No thread is left, or the interpreter ends and starts none.
+            self._look_for_all(look, looked)
+
+    def _look_for_all(self, look: object, looked: Callable[[], None]) -> None:
+        with self._condition:
+            if self._looking is not look:
+                return  # Given up before it began.
+            lease = self._lease
         connection = None
         try:
-            connection = self._look()
+            connection = self._look(lease)
         finally:
             with self._condition:
-                self._looking = False
-                if self._closed and connection is not None:
+                is_awaited = self._looking is look
+                if connection is not None and (self._closed or not is_awaited):
                     connection.close()
                     connection = None
-                self._connection = connection
-                looked()
-                self._condition.notify_all()
+                if is_awaited:
+                    self._looking, self._connection = None, connection
+                    looked()
+                    self._condition.notify_all()
 
     def forget(self, connection: Connection, *, fell_silent: bool = False) -> None:
         """Use it no more.
@@ -150,10 +171,10 @@ class Finder:
             self._condition.notify_all()
         return connection
 
-    def _look(self) -> Connection | None:
+    def _look(self, lease: Lease) -> Connection | None:
         self.announced, self.reason = True, ""
         try:
-            found = self._lease.read()
+            found = lease.read()
             if found is None or not found.serves:
                 self.announced = found is not None
                 self.reason = "none is announced; start one, or use broker='host'"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -10,7 +11,7 @@ from opendata_buffer.broker.announcement import Announcement
 from opendata_buffer.broker.client import ChannelClosed, Connection
 from opendata_buffer.broker.finder import Finder
 from opendata_buffer.broker.lease import Lease
-from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.runtime import SystemRuntime, Task
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.broker.local import CONFIG, RUNTIME, eventually
 
@@ -175,3 +176,43 @@ def test_a_closed_finder_finds_nothing_and_closes_what_is_found_meanwhile() -> N
     eventually(lambda: world.made and world.made[0].is_over)
     assert world.finder.is_closed
     assert world.finder.find() is None
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_who_is_interrupted_as_he_begins_to_look_keeps_nobody_from_looking(begun: bool) -> None:
+    world = World()
+    world.announce()
+
+    class Interrupted(SystemRuntime):
+        interrupts = True
+
+        def spawn(self, target: Callable[[], None], name: str) -> Task:
+            if not self.interrupts:
+                return super().spawn(target, name)
+            self.interrupts = False
+            if begun:
+                super().spawn(target, name)
+                eventually(lambda: looking.is_set())
+            raise KeyboardInterrupt
+
+    looking = threading.Event()
+
+    def connect(announcement: Announcement) -> Connection:
+        looking.set()
+        return world.connect(announcement)
+
+    finder = Finder(world.store, CONFIG, Interrupted(), connect)
+    if begun:
+        world.slow.clear()
+    with pytest.raises(KeyboardInterrupt):
+        finder.find()
+    found: list[Connection | None] = []
+    other = threading.Thread(target=lambda: found.append(finder.find()), daemon=True)
+    other.start()
+    world.slow.set()
+    other.join(10)
+    assert not other.is_alive()
+    assert found == [finder.connection]
+    assert finder.connection is not None
+    # Of two looks at once one connection is kept.
+    eventually(lambda: sum(not each.is_over for each in world.made) == 1)
