@@ -40,7 +40,11 @@ class Heartbeats:
     def hear(self, tokens: Iterable[int], now: float) -> None:
         """Who holds these lives. With the lock held."""
         for token in list(tokens)[:MOST_TOKENS]:
+            self._alive.pop(token, None)  # behind the others: the first ones were not heard longest
             self._alive[token] = now
+        # While nobody asks for anything, nothing is forgotten.
+        while len(self._alive) > 2 * MOST_TOKENS:
+            del self._alive[next(iter(self._alive))]
 
     def begin(self, held: Mapping[int, Holder], now: float) -> None:
         """Give each holder the whole time: nobody knows when it gave its last sign of life."""

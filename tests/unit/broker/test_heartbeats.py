@@ -59,3 +59,16 @@ def test_tokens_that_nobody_holds_do_not_pile_up() -> None:
     assert len(world.heartbeats._alive) == MOST_TOKENS
     world.heartbeats.forget({7: HOLDER})
     assert world.heartbeats._alive == {5: 100.5}
+
+
+def test_tokens_do_not_pile_up_either_where_nothing_is_forgotten_and_the_last_heard_are_known() -> (
+    None
+):
+    world = World()
+    for each in range(4):
+        world.heartbeats.hear(
+            range(1_000 + each * MOST_TOKENS, 1_000 + (each + 1) * MOST_TOKENS), 0.0
+        )
+        world.heartbeats.hear([5], now=100.75)
+    assert len(world.heartbeats._alive) == 2 * MOST_TOKENS
+    assert world.heartbeats.until(7, HOLDER, now=101.0) == 101.75
