@@ -394,3 +394,14 @@ def test_how_claims_ended_is_forgotten_with_the_claims_that_somebody_deleted() -
     assert desk.finish("done", again)["op"] == "finished"
     assert again["sequence"] not in stored(store).held
     desk.foreman.stop(5)
+
+
+def test_a_successor_knows_a_held_batch_before_it_is_asked_for_any() -> None:
+    store = filled(MemoryStore(), 2)
+    first = Desk(store)
+    batch = first.claim()["batches"][0]
+    first.foreman.stop(5)
+    second = Desk(store)
+    assert second.finish("reject", batch)["op"] == "finished"
+    assert [each.sequence for each in list_quarantine(store, "ingest")] == [batch["sequence"]]
+    second.foreman.stop(5)

@@ -144,6 +144,37 @@ def test_a_broker_whose_sign_of_life_comes_late_knows_that_it_was_away(
         ours.stop(10)
 
 
+def test_one_refused_connection_does_not_prove_that_a_broker_has_ended() -> None:
+    store = MemoryStore()
+    other = Lease(store, CONFIG, RUNTIME).take(
+        type_of_announcement()(0, "other", "127.0.0.1:9", b"o" * 32), None
+    )
+    asked = 0
+
+    class Open:
+        def close(self) -> None:
+            pass
+
+    def connect(_: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            raise ChannelRefused("its line is full")
+        return Open()
+
+    def listen() -> Any:
+        raise AssertionError
+
+    ours = Host(store, CONFIG, RUNTIME, listen, connect, bytes, Consumer)
+    try:
+        eventually(lambda: asked > 1, 10)
+        assert other is not None
+        assert other.same_broker(ours.stands_by_for)
+        assert ours.serving is None
+    finally:
+        ours.stop(10)
+
+
 def test_a_host_that_cannot_listen_says_why() -> None:
     def never(_: Any) -> Any:
         raise AssertionError

@@ -10,9 +10,10 @@ import pytest
 
 from opendata_buffer import metrics
 from opendata_buffer.broker.messages import VALID_MS, append_body
-from opendata_buffer.broker.service import MAX_WAITING_BYTES
+from opendata_buffer.broker.service import MAX_WAITING_BYTES, Service
 from opendata_buffer.broker.wire import ProtocolError
 from opendata_buffer.config import ProducerConfig
+from opendata_buffer.errors import CommitStateUnknown
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
@@ -308,4 +309,23 @@ def test_one_clients_nonsense_does_no_harm_to_who_shares_its_write() -> None:
     service.start()
     assert honest.answered()[0]["op"] == "done"
     assert queued(store) == ["ingest/a"]
+    service.stop(5)
+
+
+def test_of_an_append_that_may_have_landed_each_client_is_told_its_own_batches() -> None:
+    class Doubting(Queue):
+        def append(self, entries: Any, **_: Any) -> Any:
+            locations = tuple(each.location for each in entries)
+            raise CommitStateUnknown(self.key, None, locations, None, "nobody can tell")
+
+    store, runtime = MemoryStore(), ManualRuntime()
+    service = Service(Doubting(store, CONFIG, runtime=runtime, role="broker"), runtime, "ingest")
+    clients = [Client(service), Client(service)]
+    for name, client in zip("ab", clients, strict=True):
+        client.ask(name)
+    service.start()
+    for name, client in zip("ab", clients, strict=True):
+        (answer,) = client.answered()
+        assert answer["error"]["name"] == "CommitStateUnknown"
+        assert answer["error"]["values"]["locations"] == [f"ingest/{name}"]
     service.stop(5)

@@ -12,9 +12,11 @@ from opendata_buffer.broker.session import MAX_OPEN_REQUESTS
 from opendata_buffer.broker.wire import ProtocolError
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import CONFIG, eventually, queued
 from tests.unit.broker.wired import Client, made
 
@@ -48,6 +50,43 @@ def test_while_a_client_has_the_floor_nothing_is_written_and_behind_it_what_wait
     guest.send({"op": "over"})
     assert client.answered()[0]["op"] == "done"
     assert queued(store) == ["ingest/a"]
+    service.stop(5)
+
+
+def test_between_two_guests_the_broker_writes_what_waits_without_losing_a_race() -> None:
+    store = MemoryStore()
+    service = made(store, SystemRuntime())
+    first, second, client = (Client(service) for _ in range(3))
+    client.ask("a")
+    service.start()
+    client.answered()
+    first.send({"op": "floor", "n": 1})
+    first.answered()
+    second.send({"op": "floor", "n": 1})
+    client.clock = service.clock()
+    client.ask("b")
+    guest = Queue(store, CONFIG, runtime=SystemRuntime(), role="guest")
+    guest.append([NewEntry("ingest/guest")])
+    first.send({"op": "over"})
+    second.answered()
+    assert queued(store) == ["ingest/a", "ingest/guest", "ingest/b"]
+    # Behind a guest the broker reads, instead of writing from memory.
+    assert service.stats()["conflicts"] == 0
+    service.stop(5)
+
+
+def test_a_renewal_by_an_older_clock_takes_nothing_back() -> None:
+    runtime = ManualRuntime()
+    service = made(MemoryStore(), runtime)
+    client = Client(service)
+    older = client.clock
+    runtime.advance(1.5)
+    client.clock = service.clock()
+    client.ask("a", valid_ms=2_000)
+    client.send({"op": "renew", "n": [1], "clock": older})
+    runtime.advance(1.0)
+    service.start()
+    assert client.answered()[0]["op"] == "done"
     service.stop(5)
 
 

@@ -11,7 +11,7 @@ from opendata_buffer.broker.claims import Claims, decode, encode
 from opendata_buffer.broker.tenure import Tenure, stored_epoch
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.errors import Fenced
+from opendata_buffer.errors import Closed, Fenced
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.queue.queue import Queue
@@ -155,3 +155,20 @@ def test_a_foreman_that_was_succeeded_while_it_began_takes_nothing_over() -> Non
     assert (caught.value.epoch, caught.value.current_epoch) == (1, 2)
     assert store.successor is not None
     assert world.stored == store.successor.claims
+
+
+def test_a_consumer_whose_claims_cannot_be_taken_over_is_closed() -> None:
+    store = Paused()
+    world = World(store)
+    store.armed = True
+    opened: list[Consumer] = []
+
+    def open_consumer(config: ConsumerConfig, **settings: Any) -> Consumer:
+        opened.append(Consumer(config, **settings))
+        return opened[-1]
+
+    with pytest.raises(Fenced):
+        Tenure(store, CONFIG, world.runtime, open_consumer)
+    (consumer,) = opened
+    with pytest.raises(Closed):
+        consumer.check_fence()
