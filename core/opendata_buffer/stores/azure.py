@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Iterable
-from email.utils import parsedate_to_datetime
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -27,8 +26,9 @@ from opendata_buffer.stores import (
     VersionConflict,
 )
 from opendata_buffer.stores.attempts import repeated
+from opendata_buffer.stores.azure_answers import date_ms, modified_ms, objects_of
 from opendata_buffer.stores.azure_client import connect
-from opendata_buffer.stores.azure_errors import code_of, status_of, storage_error
+from opendata_buffer.stores.azure_errors import code_of, is_missing, status_of, storage_error
 from opendata_buffer.stores.azure_places import Places
 from opendata_buffer.stores.bounded import DeadlinePassed, in_time
 from opendata_buffer.stores.checksums import check_md5
@@ -136,17 +136,18 @@ class AzureStore:
             except self._errors() as error:
                 if status_of(error) == 304:
                     return NotModified()
-                if status_of(error) == 404 and code_of(error) != "ContainerNotFound":
+                if is_missing(error):
                     raise ObjectNotFound(key, self.url) from None
                 if status_of(error) != 416:
                     raise
                 # An empty range at the end of the object.
                 about, data = blob.get_blob_properties(**self._timeouts()), b""
+            check_size(key, len(data), max_bytes)
             if byte_range is None:
                 told = about.content_settings.content_md5
                 what = f"{full!r} in {self._where()}"
                 check_md5(data, bytes(told) if told else None, what)
-            return Blob(data, self._etag(about.etag), _ms(about.last_modified))
+            return Blob(data, self._etag(about.etag), modified_ms(about))
 
         return self._repeated(once, "read", full)
 
@@ -215,13 +216,8 @@ class AzureStore:
             full, before = self._root.prefix + prefix, token
             page, token, date = self._page(full, token, min(size, _PAGE))
             check_goes_on(before, token, full, self.url)
-            if now_ms is None and date:
-                now_ms = _ms(parsedate_to_datetime(date))
-            for item in page:
-                name = item.name[len(self._root.prefix) :]
-                # Accounts with directories list those, too, as empty blobs.
-                if name > start_after and (item.metadata or {}).get("hdi_isfolder") != "true":
-                    objects.append(ObjectInfo(name, item.size, _ms(item.last_modified)))
+            now_ms = date if now_ms is None else now_ms
+            objects += [each for each in page if each.key > start_after]
             more = bool(token)
         listing = listed(objects, now_ms, limit, more=more)
         if token and listing.objects and len(listing.objects) == len(objects):
@@ -328,7 +324,7 @@ class AzureStore:
             # S3's 409 says that nothing was decided. Azure's says that the object exists.
             if code == "BlobAlreadyExists" and not replaces:
                 return VersionConflict()
-            if status_of(error) == 404 and code != "ContainerNotFound" and replaces:
+            if is_missing(error) and replaces:
                 return Vanished()  # failure F4
             if status_of(error) == 412 and not code.startswith("Lease"):
                 gone = replaces and self._is_gone(full)
@@ -340,17 +336,17 @@ class AzureStore:
         try:
             self._blob(full).get_blob_properties(**self._timeouts())
         except self._errors() as error:
-            if status_of(error) == 404 and code_of(error) != "ContainerNotFound":
+            if is_missing(error):
                 return True
             raise
         return False
 
     def _page(
         self, prefix: str, token: str | None, size: int
-    ) -> tuple[builtins.list[Any], str | None, str | None]:
-        """Blobs of one page, where the next one begins, and the service's date."""
+    ) -> tuple[builtins.list[ObjectInfo], str | None, int | None]:
+        """Objects of one page, where the next one begins, and the service's clock."""
 
-        def once() -> tuple[builtins.list[Any], str | None, str | None]:
+        def once() -> tuple[builtins.list[ObjectInfo], str | None, int | None]:
             dates: list[str | None] = []
             pages = (
                 self._service.get()
@@ -366,8 +362,8 @@ class AzureStore:
                 )
                 .by_page(token)
             )
-            blobs = list(next(pages, ()))
-            return blobs, pages.continuation_token or None, dates[0] if dates else None
+            objects = objects_of(next(pages, ()), self._root.prefix)
+            return objects, pages.continuation_token or None, date_ms(dates[0] if dates else None)
 
         return self._repeated(once, "list", prefix)
 
@@ -395,7 +391,3 @@ class AzureStore:
             return self._repeated(once, "delete", f"{len(keys)} objects")
         except StorageError as error:
             return [DeleteFailure(key, str(error)) for key in keys]
-
-
-def _ms(when: Any) -> int:
-    return 0 if when is None else int(when.timestamp() * 1000)

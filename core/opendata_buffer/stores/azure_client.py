@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import InvalidInput, PermanentStorageError
 from opendata_buffer.redaction import check_no_secrets, redacted
+from opendata_buffer.stores.azure_wire import bounded_answer
 from opendata_buffer.stores.extras import load
 from opendata_buffer.stores.service_credential import service_credential
 
@@ -84,6 +86,7 @@ def _settings(options: StoreOptions) -> dict[str, Any]:
     for scheme in ("https://", "http://"):
         # The SDK's own keeps ten connections, and logs a warning for each one more.
         adapter = adapters.HTTPAdapter(pool_maxsize=options.max_connections, max_retries=0)
+        adapter.build_response = partial(bounded_answer, adapter.build_response)
         session.mount(scheme, adapter)
     timeouts = {
         "connection_timeout": options.connect_timeout_ms / 1000,
@@ -93,6 +96,8 @@ def _settings(options: StoreOptions) -> dict[str, Any]:
         **timeouts,
         # A conditional write that is sent again would lose against itself (failure F1).
         "retry_total": 0,
+        # Azure sends nobody elsewhere. Who does would get what is written, or be read as Azure.
+        "permit_redirects": False,
         "max_single_put_size": _ONE_REQUEST,
         "max_single_get_size": _CHUNK,
         "max_chunk_get_size": _CHUNK,

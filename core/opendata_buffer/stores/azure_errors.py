@@ -7,7 +7,7 @@ from typing import Any
 from opendata_buffer.errors import PermanentStorageError, StorageError, TransientStorageError
 from opendata_buffer.redaction import redacted
 
-__all__ = ["code_of", "status_of", "storage_error"]
+__all__ = ["code_of", "is_missing", "status_of", "storage_error"]
 
 _CREDENTIALS = {
     "AuthenticationFailed",
@@ -30,6 +30,15 @@ def code_of(error: Any) -> str:
     """Azure's error code, such as ``BlobNotFound``; empty where there is none."""
     code = getattr(error, "error_code", None)
     return str(getattr(code, "value", code) or "")
+
+
+def is_missing(error: Any) -> bool:
+    """Whether the answer is Azure's that there is no such blob.
+
+    Azure always names its errors. A 404 without a name is that of a proxy, and not of a container
+    that is missing: then the blob would be, too.
+    """
+    return status_of(error) == 404 and code_of(error) not in ("", "ContainerNotFound")
 
 
 def storage_error(
@@ -56,6 +65,11 @@ def storage_error(
             "again later."
         )
     what += f"{status} {code} {said}".rstrip(". ")
+    if status < 300 or (status == 404 and not code):
+        return TransientStorageError(
+            f"{what}. That is no answer of Azure's: check what answers at the endpoint (a proxy?), "
+            "or try again later."
+        )
     if status in (408, 429) or status >= 500:
         return TransientStorageError(f"{what}. The store failed or is overloaded; try again later.")
     if code in ("ContainerBeingDeleted", "OperationTimedOut"):

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import copy_context
+from http.client import HTTPException
 from typing import TypeVar
 
-from opendata_buffer.errors import TransientStorageError
+from opendata_buffer.errors import OpenDataBufferError, TransientStorageError
+from opendata_buffer.redaction import redacted
 from opendata_buffer.runtime import Runtime, remaining
 
 __all__ = ["DeadlinePassed", "bounded", "in_time"]
 
 T = TypeVar("T")
+
+_NONSENSE = (AttributeError, HTTPException, LookupError, TypeError, ValueError)
+"""What reading an answer may end in that is none."""
 
 
 class DeadlinePassed(Exception):
@@ -77,10 +82,20 @@ def in_time(
         where: Says what was asked; called when it gave no answer.
 
     Raises:
-        TransientStorageError: It did not end in time.
+        TransientStorageError: It did not end in time, or the answer could not be made sense of.
     """
     try:
         return bounded(runtime, call)
+    except (OpenDataBufferError, OSError):
+        raise
+    except _NONSENSE as error:
+        # Libraries, and what reads their results here, take an answer to be the service's. What a
+        # broken server or a proxy has written ends in whatever error comes of it.
+        raise TransientStorageError(
+            f"cannot {verb} {key!r} in {where()}: the answer makes no sense "
+            f"({type(error).__name__}: {redacted(str(error)).strip()}). Check what answers at the "
+            "endpoint, or try again later."
+        ) from error
     except DeadlinePassed:
         raise TransientStorageError(
             f"cannot {verb} {key!r} in {where()}: no answer in time. Check the endpoint and the "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import builtins
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -10,7 +11,6 @@ import urllib3.exceptions
 
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import (
-    CorruptData,
     InvalidInput,
     ObjectNotFound,
     PermanentStorageError,
@@ -39,8 +39,9 @@ from opendata_buffer.stores.bounded import in_time
 from opendata_buffer.stores.checksums import check_md5
 from opendata_buffer.stores.clients import GCS_ENVIRONMENT, ProcessClient
 from opendata_buffer.stores.extras import load
-from opendata_buffer.stores.gcs_answers import created_ms, date_ms, told_md5
+from opendata_buffer.stores.gcs_answers import created_ms, date_ms, page_of, told_md5
 from opendata_buffer.stores.gcs_attempts import SlowDown, until_let_through
+from opendata_buffer.stores.gcs_body import read_object
 from opendata_buffer.stores.gcs_client import PUBLIC, Answer, GcsClient, connect
 from opendata_buffer.stores.gcs_errors import (
     answer_error,
@@ -131,19 +132,13 @@ class GcsStore:
 
         def once() -> Blob | NotModified:
             client = self._client.get()
-            try:
-                answer = client.send(
-                    "GET",
-                    client.object_url(self._bucket, full),
-                    query,
-                    headers=headers,
-                    max_bytes=max_bytes,
-                )
-            except CorruptData as large:
-                raise CorruptData(
-                    f"object {key!r} has {large} bytes to read, more than the limit of "
-                    f"{max_bytes}: it was not read"
-                ) from None
+            answer = client.send(
+                "GET",
+                client.object_url(self._bucket, full),
+                query,
+                headers=headers,
+                read=partial(read_object, key, byte_range, max_bytes),
+            )
             if answer.status == 304:
                 return NotModified()
             if answer.status == 416:  # an empty range at the end of the object
@@ -156,13 +151,11 @@ class GcsStore:
             version = self._generation(answer.headers.get("x-goog-generation"))
             if version == if_changed:  # a server that ignores the condition
                 return NotModified()
-            data = answer.body
-            if byte_range is not None and answer.status == 200:  # one that ignores the range
-                data = data[byte_range[0] : byte_range[1]]
-            elif byte_range is None:
+            if byte_range is None:
                 what = f"{full!r} in bucket {self._bucket!r}"
-                check_md5(data, told_md5(answer.headers), what)
-            return Blob(data, version, date_ms(answer.headers.get("last-modified")) or 0)
+                check_md5(answer.body, told_md5(answer.headers), what)
+            last_modified_ms = date_ms(answer.headers.get("last-modified")) or 0
+            return Blob(answer.body, version, last_modified_ms)
 
         return self._repeated(once, "read", full)
 
@@ -175,6 +168,12 @@ class GcsStore:
             answer = self._send_object({}, body, headers)
             if answer.status >= 300:
                 raise self._error(answer, "write", full)
+            # A proxy that says 200 in GCS's place must not be believed: what is lost would be
+            # acknowledged.
+            if not answer.fields().get("generation"):
+                found = looked_up(self, key, bytes(data))
+                if isinstance(found, Unknown):
+                    raise TransientStorageError(f"cannot write {full!r}: {found.reason}")
 
         self._repeated(once, "write", full)
 
@@ -237,33 +236,22 @@ class GcsStore:
         more = True
         while more and (limit is None or len(objects) < limit):
             query["maxResults"] = _PAGE if limit is None else min(limit - len(objects) + 1, _PAGE)
-            page, headers = self._list_page(query)
-            if now_ms is None:
-                now_ms = date_ms(headers.get("date"))
-            for item in page.get("items", ()):
-                name = item["name"][len(self._root.prefix) :]
-                if name > start_after:
-                    objects.append(ObjectInfo(name, int(item["size"]), created_ms(item)))
-            token = page.get("nextPageToken", "")
+            page, token, date = self._list_page(query)
+            now_ms = date if now_ms is None else now_ms
+            objects += [each for each in page if each.key > start_after]
             more = bool(token)
-            if more:
-                check_goes_on(query.get("pageToken"), token, str(query["prefix"]), self.url)
+            check_goes_on(query.get("pageToken"), token, str(query["prefix"]), self.url)
             query["pageToken"] = token
         return listed(objects, now_ms, limit, more=more)
 
     def _list_page(
         self, query: dict[str, str | int]
-    ) -> tuple[Mapping[str, Any], Mapping[str, str]]:
-        """What the service says of one page, and the answer's headers."""
+    ) -> tuple[builtins.list[ObjectInfo], str, int | None]:
         prefix = str(query["prefix"])
 
-        def once() -> tuple[Mapping[str, Any], Mapping[str, str]]:
+        def once() -> tuple[builtins.list[ObjectInfo], str, int | None]:
             answer = self._sent("GET", f"/storage/v1/b/{self._bucket}/o", query, prefix, "list")
-            page = answer.fields()
-            # Taken for an empty page, what is none would hide all the objects that follow.
-            if not page and b"".join(answer.body.split()) != b"{}":
-                raise urllib3.exceptions.ProtocolError("the answer is no page of a listing")
-            return page, answer.headers
+            return page_of(answer, self._root.prefix)
 
         return self._repeated(once, "list", prefix)
 

@@ -9,7 +9,10 @@ from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-__all__ = ["created_ms", "date_ms", "told_md5"]
+from opendata_buffer.stores import ObjectInfo
+from opendata_buffer.stores.gcs_client import Answer
+
+__all__ = ["created_ms", "date_ms", "page_of", "told_md5"]
 
 
 def created_ms(about: Mapping[str, Any]) -> int:
@@ -36,3 +39,28 @@ def told_md5(headers: Mapping[str, str]) -> bytes | None:
             except binascii.Error:
                 return b""
     return None
+
+
+def page_of(answer: Answer, root: str) -> tuple[list[ObjectInfo], str, int | None]:
+    """What a page of a listing tells.
+
+    Args:
+        answer: With the status of a success.
+        root: What stands before every key.
+
+    Returns:
+        Objects, their keys without the root; the token of the next page, empty at the last; and
+        the service's clock, milliseconds since the Unix epoch.
+
+    Raises:
+        ValueError, LookupError, TypeError: It is no page of a listing. Taken for an empty one, it
+            would hide all the objects that follow.
+    """
+    page = answer.fields()
+    if not page and b"".join(answer.body.split()) != b"{}":
+        raise ValueError("it is no page of a listing")
+    objects = [
+        ObjectInfo(item["name"][len(root) :], int(item["size"]), created_ms(item))
+        for item in page.get("items", ())
+    ]
+    return objects, str(page.get("nextPageToken") or ""), date_ms(answer.headers.get("date"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -13,19 +13,20 @@ import urllib3
 import urllib3.exceptions
 
 from opendata_buffer.config import StoreOptions
-from opendata_buffer.errors import CorruptData, InvalidInput, PermanentStorageError
+from opendata_buffer.errors import InvalidInput, PermanentStorageError
 from opendata_buffer.redaction import check_no_secrets, redacted
 from opendata_buffer.runtime import remaining
 from opendata_buffer.stores.bounded import DeadlinePassed
 from opendata_buffer.stores.extras import load
+from opendata_buffer.stores.gcs_body import check_whole
 from opendata_buffer.stores.service_credential import service_credential
+from opendata_buffer.stores.wire import MOST_OF_A_PAGE, MOST_OF_AN_ERROR, PIECE, limited
 
 __all__ = ["PUBLIC", "Answer", "GcsClient", "connect"]
 
 PUBLIC = "https://storage.googleapis.com"
 """Where Google answers."""
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
-_ERROR_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class GcsClient:
         *,
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
-        max_bytes: int | None = None,
+        read: Callable[[Any], bytes] | None = None,
     ) -> Answer:
         """The answer to one request; an HTTP error is an answer too.
 
@@ -84,17 +85,16 @@ class GcsClient:
             query: Parameters.
             headers: Besides those of the credentials.
             body: What is sent.
-            max_bytes: The body of a success is not read if it is longer.
+            read: Reads the body of a success. Default: all of it, as far as a page may be long.
 
         Raises:
-            CorruptData: It is longer; the message says how long.
             DeadlinePassed: No time was left to send it.
             Exception: The connection's and the credentials' errors, as they are.
         """
         left = remaining()
         if left is not None and left <= 0:
             raise DeadlinePassed
-        read = self._options.read_timeout_ms / 1000
+        silence = self._options.read_timeout_ms / 1000
         response = self._http.urlopen(
             method,
             f"{self.endpoint}{path}?{urlencode(query, quote_via=quote)}",
@@ -102,7 +102,7 @@ class GcsClient:
             headers={**(headers or {}), "Accept-Encoding": "identity"},
             timeout=urllib3.Timeout(
                 connect=self._options.connect_timeout_ms / 1000,
-                read=read if left is None else min(read, left),
+                read=silence if left is None else min(silence, left),
             ),
             retries=False,
             redirect=False,
@@ -110,35 +110,20 @@ class GcsClient:
         )
         try:
             if response.status >= 300:
-                content = response.read(_ERROR_BYTES)
-            elif max_bytes is None:
-                content = response.read()
+                content = response.read(MOST_OF_AN_ERROR)
+                if len(content) == MOST_OF_AN_ERROR:
+                    response.close()
+            elif read is not None:
+                content = read(response)
             else:
-                content = _read(response, max_bytes)
+                parts = response.stream(PIECE, decode_content=True)
+                content = b"".join(limited(parts, MOST_OF_A_PAGE))
+                check_whole(response.headers, content)
         except BaseException:
             response.close()  # the rest of the body is on its way
             raise
         response.release_conn()
-        if response.status < 300 and method == "GET":
-            _check_whole(response.headers, content)
         return Answer(response.status, response.headers, content)
-
-
-def _read(response: Any, max_bytes: int) -> bytes:
-    size = response.headers.get("content-length")
-    if size is not None and int(size) > max_bytes:
-        raise CorruptData(size)
-    content: bytes = response.read(max_bytes + 1) if size is None else response.read()
-    if len(content) > max_bytes:
-        raise CorruptData(f"more than {max_bytes}")
-    return content
-
-
-def _check_whole(headers: Mapping[str, str], content: bytes) -> None:
-    # urllib3 1 does not see that a body broke off.
-    size = headers.get("content-length")
-    if size is not None and int(size) != len(content):
-        raise urllib3.exceptions.ProtocolError(f"{len(content)} of {size} bytes arrived")
 
 
 def connect(name: str, options: StoreOptions) -> GcsClient:

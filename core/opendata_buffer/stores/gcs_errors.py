@@ -16,9 +16,10 @@ def _said(answer: Answer) -> tuple[str, str]:
     error = answer.fields().get("error")
     if not isinstance(error, dict):
         return "", answer.body[:200].decode(errors="replace").strip()
-    reasons = error.get("errors") or [{}]
-    first = reasons[0] if isinstance(reasons[0], dict) else {}
-    return str(first.get("reason", "")), str(error.get("message", ""))
+    reasons = error.get("errors")
+    first = reasons[0] if isinstance(reasons, list) and reasons else None
+    reason = first.get("reason", "") if isinstance(first, dict) else ""
+    return str(reason), str(error.get("message", ""))
 
 
 def is_throttled(answer: Answer) -> bool:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from opendata_buffer.errors import CorruptData, InvalidInput, TransientStorageError
 from opendata_buffer.stores import Listing, ObjectInfo
 
-__all__ = ["check_goes_on", "check_limit", "check_range", "check_size", "cut", "listed"]
+__all__ = [
+    "check_goes_on",
+    "check_limit",
+    "check_range",
+    "check_size",
+    "cut",
+    "listed",
+    "read_part",
+]
 
 
 def check_limit(limit: int | None) -> None:
@@ -68,6 +76,58 @@ def check_size(key: str, size: int, max_bytes: int | None) -> None:
         raise CorruptData(
             f"object {key!r} has {size} bytes to read, more than the limit of {max_bytes}: "
             "it was not read"
+        )
+
+
+def read_part(
+    key: str,
+    read: Callable[[int | None], bytes],
+    size: int | None,
+    byte_range: tuple[int, int] | None,
+    max_bytes: int | None,
+    *,
+    whole: bool,
+) -> bytes:
+    """What was asked for of an answer's body, reading no more than tells that it is too much.
+
+    Args:
+        key: For errors.
+        read: Reads the body: at most so many bytes of it, or all.
+        size: Of the body; None where the answer does not tell it.
+        byte_range: What was asked for.
+        max_bytes: Most bytes of that.
+        whole: There was a range, and the answer has the whole object: the store knows no ranges.
+
+    Raises:
+        CorruptData: There are more than ``max_bytes``.
+        TransientStorageError: There are more than the range has.
+    """
+    most = None if max_bytes is None else max_bytes + 1
+    if byte_range is not None:
+        most = byte_range[1] if whole else byte_range[1] - byte_range[0] + 1
+    if size is not None:
+        start, end = cut(byte_range, size) if whole else (0, size)
+        check_size(key, end - start, max_bytes)
+        _check_asked(key, end - start, byte_range)
+        return read(None if end == size else end)[start:end]
+    data = read(most)
+    start, end = cut(byte_range, len(data)) if whole else (0, len(data))
+    check_size(key, end - start, max_bytes)
+    _check_asked(key, end - start, byte_range)
+    # All of it is not copied: bytes sliced from 0 to their end are the same object.
+    return data[start:end]
+
+
+def _check_asked(key: str, size: int, byte_range: tuple[int, int] | None) -> None:
+    """Refuse more bytes than a range has: they are others than were asked for.
+
+    Raises:
+        TransientStorageError: There are.
+    """
+    if byte_range is not None and size > byte_range[1] - byte_range[0]:
+        raise TransientStorageError(
+            f"cannot read bytes {byte_range[0]} to {byte_range[1]} of {key!r}: the answer has "
+            f"{size} bytes. Check what answers at the endpoint, or try again later."
         )
 
 

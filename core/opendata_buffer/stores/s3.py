@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from email.utils import parsedate_to_datetime
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -144,7 +144,9 @@ class S3Store:
 
         def once() -> None:
             try:
-                self._clients.get().data.put_object(**arguments)
+                response = self._clients.get().data.put_object(**arguments)
+                if not response.get("ETag"):
+                    self._check_written(key, full, len(data))
             except boto.ClientError as error:
                 if code_of(error) in BUSY:
                     raise Busy(error) from error
@@ -215,25 +217,21 @@ class S3Store:
         while more and (limit is None or len(objects) < limit):
             if limit is not None:
                 request["MaxKeys"] = min(limit - len(objects), _PAGE)
-            page = self._list_page(request)
-            if now_ms is None:
-                date = page["ResponseMetadata"]["HTTPHeaders"].get("date")
-                now_ms = _ms(parsedate_to_datetime(date)) if date else None
-            for item in page.get("Contents", ()):
-                name = item["Key"][len(self._root.prefix) :]
-                # A store that ignores StartAfter must not hand out what the caller has had.
-                if name > start_after:
-                    objects.append(ObjectInfo(name, item["Size"], _ms(item["LastModified"])))
-            token = page.get("NextContinuationToken")
-            more = bool(page.get("IsTruncated") and token)
-            if more:
-                check_goes_on(request.get("ContinuationToken"), token, request["Prefix"], self.url)
+            page, token, date = self._list_page(request)
+            now_ms = date if now_ms is None else now_ms
+            # A store that ignores StartAfter must not hand out what the caller has had.
+            objects += [each for each in page if each.key > start_after]
+            more = token is not None
+            check_goes_on(request.get("ContinuationToken"), token, request["Prefix"], self.url)
             request["ContinuationToken"] = token
         return listed(objects, now_ms, limit, more=more)
 
-    def _list_page(self, request: dict[str, Any]) -> dict[str, Any]:
-        def once() -> dict[str, Any]:
-            return dict(self._clients.get().data.list_objects_v2(**request))
+    def _list_page(
+        self, request: dict[str, Any]
+    ) -> tuple[builtins.list[ObjectInfo], str | None, int | None]:
+        def once() -> tuple[builtins.list[ObjectInfo], str | None, int | None]:
+            response = self._clients.get().data.list_objects_v2(**request)
+            return answers.page_of(response, self._root.prefix)
 
         return self._retried(once, "list", request["Prefix"])
 
@@ -311,15 +309,33 @@ class S3Store:
 
     # ---- reading and writing
 
+    def _check_written(self, key: str, full: str, size: int) -> None:
+        """Make sure that a write was carried out whose answer has no ETag.
+
+        S3 answers with one. A proxy that says 200 in its place must not be believed, or what is
+        lost would be acknowledged.
+        """
+        with suppress(ObjectNotFound):
+            found = self._head(key, full)
+            if found.get("ETag") and found.get("ContentLength") == size:
+                return
+        raise TransientStorageError(
+            f"cannot write {full!r} in {self._where()}: it was answered without an ETag, and the "
+            "object is not there. Check what answers at the endpoint, or try again later."
+        )
+
     def _past_the_end(self, key: str, full: str) -> Blob:
         """The empty range at the end of an object, which S3 answers with an error."""
+        response = self._head(key, full)
+        return Blob(b"", self._etag(response, "a read"), answers.modified_ms(response))
+
+    def _head(self, key: str, full: str) -> Mapping[str, Any]:
         try:
-            response = self._clients.get().data.head_object(Bucket=self._bucket, Key=full)
+            return self._clients.get().data.head_object(Bucket=self._bucket, Key=full)
         except boto.ClientError as error:
             if status_of(error) == 404:
                 raise ObjectNotFound(key, self.url) from None
             raise
-        return Blob(b"", self._etag(response, "a read"), answers.modified_ms(response))
 
     def _put_if(
         self, key: str, full: str, data: bytes, condition: Absent | IfVersion
@@ -351,7 +367,3 @@ class S3Store:
             return while_busy(self._runtime, once)
         except Busy:
             return VersionConflict()
-
-
-def _ms(when: Any) -> int:
-    return int(when.timestamp() * 1000)

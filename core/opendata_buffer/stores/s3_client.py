@@ -17,6 +17,7 @@ from opendata_buffer.runtime import remaining
 from opendata_buffer.stores.bounded import DeadlinePassed
 from opendata_buffer.stores.clients import AWS_ENVIRONMENT, ProcessClient
 from opendata_buffer.stores.s3_credentials import identity_of, session_of
+from opendata_buffer.stores.s3_session import S3Session
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -92,6 +93,8 @@ def _client(
         settings["signature_version"] = UNSIGNED
     client = session.client("s3", endpoint_url=options.endpoint_url, config=Config(**settings))
     client.meta.events.register("before-send.s3", _refuse_late)
+    endpoint: Any = client._endpoint  # type: ignore[attr-defined]
+    endpoint.http_session = S3Session(endpoint.http_session)
     return client
 
 

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import botocore.exceptions as boto
 import urllib3.exceptions
+from botocore.parsers import ResponseParserError
 
 from opendata_buffer.errors import PermanentStorageError, StorageError, TransientStorageError
 from opendata_buffer.redaction import redacted
 
-__all__ = ["BUSY", "NETWORK", "code_of", "status_of", "storage_error"]
+__all__ = ["BUSY", "NETWORK", "NotS3", "code_of", "status_of", "storage_error"]
 
-NETWORK = (boto.BotoCoreError, boto.ClientError, urllib3.exceptions.HTTPError, OSError)
+
+class NotS3(boto.BotoCoreError):
+    """Something before the store has answered in its place."""
+
+    fmt = "HTTP {status}{to}, and not as S3 says it: {shown!r}"
+
+
+NETWORK = (
+    boto.BotoCoreError,
+    boto.ClientError,
+    ResponseParserError,
+    urllib3.exceptions.HTTPError,
+    OSError,
+)
 """All that boto3 and its connections raise."""
 
 BUSY = {"ConditionalRequestConflict", "OperationAborted"}
@@ -74,6 +88,11 @@ def storage_error(
     if isinstance(error, boto.ClientError):
         return _answer(error, what, verb, bucket)
     said = redacted(str(error))
+    if isinstance(error, NotS3):
+        before = f"{what}: {said}. Something before the store answers in its place (a proxy, an "
+        if error.kwargs["status"] == 404:
+            return TransientStorageError(f"{before}ingress): check it, or try again later.")
+        return PermanentStorageError(f"{before}ingress): set endpoint_url to the store itself.")
     if isinstance(error, _NO_CREDENTIALS):
         return PermanentStorageError(
             f"{what}: {said}. Provide AWS credentials: environment variables, a profile, or a "

@@ -7,7 +7,12 @@ from contextlib import ExitStack
 
 import pytest
 
-from opendata_buffer.errors import PermanentStorageError, TransientStorageError, UnsafeStore
+from opendata_buffer.errors import (
+    CorruptData,
+    PermanentStorageError,
+    TransientStorageError,
+    UnsafeStore,
+)
 from opendata_buffer.stores import (
     ABSENT,
     Applied,
@@ -123,6 +128,53 @@ def test_a_listing_that_goes_on_where_it_was_is_transient_and_ends(script: Scrip
     with pytest.raises(TransientStorageError, match="goes on where it was"):
         store.list("")
     assert len(server.asked) == 2
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Reply(200, b"<html>Sign in</html>", {"content-type": "text/html"}),
+        Reply(200, b"<html></html>", {"content-type": "application/xml"}),
+        Reply(200, b"\xff", {"content-type": "application/xml"}),
+        Reply(200),
+        Reply(200, b"", {"date": "soon"}),
+    ],
+)
+def test_a_listing_that_is_none_is_transient_and_not_empty(script: Script, answer: Reply) -> None:
+    store, server = script(answer)
+    with pytest.raises(TransientStorageError, match="cannot list 'root/in/' in container 'bucket'"):
+        store.list("in/")
+    assert len(server.asked) == 3, "it was asked again"
+
+
+def test_200_to_a_write_is_none_of_azure(script: Script) -> None:
+    store, _ = script(Reply(200, b"<html>Sign in</html>"))
+    with pytest.raises(TransientStorageError, match="no answer of Azure's"):
+        store.put("k", b"x")
+    assert isinstance(store.put_if("m", b"x", ABSENT), Unknown)
+
+
+def test_a_404_that_does_not_name_its_error_is_none_of_azure(script: Script) -> None:
+    store, _ = script(Reply(404, b"404 page not found", {"content-type": "text/plain"}))
+    for call in (lambda: store.get("k"), lambda: store.put("k", b""), lambda: store.list("")):
+        with pytest.raises(TransientStorageError, match="no answer of Azure's"):
+            call()
+    assert isinstance(store.put_if("m", b"x", IfVersion('"5"')), Unknown)
+
+
+def test_a_read_gives_no_more_than_was_asked_for(script: Script) -> None:
+    told = {**FOUND.headers, "content-range": "bytes 0-9/10"}
+    store, _ = script(Reply(206, b"x" * 50, told))
+    with pytest.raises(TransientStorageError, match="50 bytes, more than the 10 it may"):
+        store.get("k", byte_range=(0, 10))
+    with pytest.raises(CorruptData, match="50 bytes to read"):
+        store.get("k", max_bytes=10)
+
+
+def test_what_claims_to_be_huge_takes_no_memory(script: Script) -> None:
+    store, _ = script(Reply(206, b"", {**FOUND.headers, "content-length": "99999999999"}))
+    with pytest.raises(TransientStorageError, match="99999999999 bytes, more than the 33554432"):
+        store.get("k")
 
 
 def test_f6_the_stores_clock_is_the_date_of_the_first_page(script: Script) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from http.client import BadStatusLine
 
 import pytest
 
-from opendata_buffer.errors import TransientStorageError
+from opendata_buffer.errors import InvalidInput, TransientStorageError
 from opendata_buffer.runtime import SystemRuntime, deadline, remaining
 from opendata_buffer.stores.bounded import DeadlinePassed, bounded, in_time
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -68,3 +69,38 @@ def test_what_does_not_end_in_time_is_an_error_that_says_what_was_asked() -> Non
     ):
         in_time(runtime, lambda: 1, verb="read", key="k", where=lambda: "bucket 'b'")
     assert in_time(runtime, lambda: 1, verb="read", key="k", where=lambda: "") == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AttributeError("'NoneType' object has no attribute 'items'"),
+        BadStatusLine("garbage"),
+        KeyError("Size"),
+        TypeError("'int' object is not iterable"),
+        ValueError("Invalid timestamp at http://me:hunter2@host"),
+    ],
+)
+def test_an_answer_that_makes_no_sense_is_an_error_that_says_what_was_asked(
+    runtime: ManualRuntime, error: Exception
+) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(TransientStorageError) as caught:
+        in_time(runtime, fail, verb="list", key="k", where=lambda: "bucket 'b'")
+    text = str(caught.value)
+    assert text.startswith("cannot list 'k' in bucket 'b': the answer makes no sense")
+    assert type(error).__name__ in text
+    assert "hunter2" not in text
+    assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize("error", [InvalidInput("a key"), OSError("a socket"), ZeroDivisionError()])
+def test_other_errors_are_passed_on(runtime: ManualRuntime, error: Exception) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        in_time(runtime, fail, verb="list", key="k", where=lambda: "")
+    assert caught.value is error

@@ -112,6 +112,47 @@ def test_a_body_that_is_garbled_or_breaks_off_is_read_again(cloud: Cloud, script
     assert len(server.asked) == 2
 
 
+def test_a_date_that_is_none_is_transient(cloud: Cloud, script: Script) -> None:
+    headers = {**cloud.found.headers, "last-modified": "soon"}
+    store, server = script(replace(cloud.found, headers=headers))
+    with pytest.raises(TransientStorageError, match=r"cannot read 'root/k'.*makes no sense"):
+        store.get("k")
+    assert len(server.asked) == 3, "it was asked again"
+
+
+@pytest.mark.parametrize("status", [200, 201, 202])
+def test_an_answer_that_is_too_long_is_read_no_further(
+    cloud: Cloud, script: Script, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    for module in ("azure_wire", "gcs_client"):
+        monkeypatch.setattr(f"opendata_buffer.stores.{module}.MOST_OF_A_PAGE", 1_000)
+    store, _ = script(Reply(status, b"x" * 100_000, {"etag": '"7"'}))
+    for call in (lambda: store.put("k", b"x"), lambda: store.list("")):
+        with pytest.raises(TransientStorageError, match="than the 1000"):
+            call()
+    outcome = store.put_if("k", b"x", ABSENT)
+    assert isinstance(outcome, Unknown)
+    assert "than the 1000" in outcome.reason
+    (failure,) = store.delete_many(["k"])
+    assert "than the 1000" in failure.reason
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_a_redirect_is_not_followed(cloud: Cloud, script: Script, status: int) -> None:
+    _, elsewhere = script(cloud.found)
+    store, server = script(Reply(status, b"", {"location": f"{elsewhere.url}/k"}))
+    for call in (
+        lambda: store.get("k"),
+        lambda: store.put("k", b"x"),
+        lambda: store.put_if("k", b"x", ABSENT),
+    ):
+        server.asked.clear()
+        with pytest.raises(PermanentStorageError, match=f"{status}.*endpoint"):
+            call()
+        assert len(server.asked) == 1
+    assert elsewhere.asked == []
+
+
 def test_a_missing_bucket_or_container_is_permanent_for_every_operation(
     cloud: Cloud, script: Script
 ) -> None:

@@ -139,10 +139,20 @@ def test_a_listing_follows_its_pages_and_asks_for_no_more_than_it_returns(script
     assert ["pageToken=" in each.path for each in server.asked] == [False, True, True]
 
 
-@pytest.mark.parametrize("body", [b"<html>Sign in to the guest network", b"", b"[]"])
-def test_a_listing_that_is_no_json_object_is_transient_and_not_empty(
-    script: Script, body: bytes
-) -> None:
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<html>Sign in to the guest network",
+        b"",
+        b"[]",
+        b'{"items": 5}',
+        b'{"items": ["a"]}',
+        b'{"items": [{"size": "1"}]}',
+        b'{"items": [{"name": "root/b", "size": "x"}]}',
+        b'{"items": [{"name": "root/b", "size": "1", "timeCreated": "x"}]}',
+    ],
+)
+def test_a_listing_that_is_none_is_transient_and_not_empty(script: Script, body: bytes) -> None:
     first = {"items": [{"name": "root/a", "size": "1"}], "nextPageToken": "next"}
     store, server = script(Reply(200, json.dumps(first).encode()), Reply(200, body))
     with pytest.raises(TransientStorageError, match="cannot list 'root/' in bucket 'bucket'"):
@@ -157,6 +167,19 @@ def test_a_listing_that_goes_on_where_it_was_is_transient_and_ends(script: Scrip
     store, server = script(*[page] * 5, Reply(400))
     with pytest.raises(TransientStorageError, match="goes on where it was"):
         store.list("")
+    assert len(server.asked) == 2
+
+
+def test_an_upload_that_a_proxy_answers_is_believed_only_if_the_object_is_there(
+    script: Script,
+) -> None:
+    portal = Reply(200, b"<html>Sign in to the guest network")
+    store, server = script(portal)
+    with pytest.raises(TransientStorageError, match=r"cannot write 'root/k'.*without its version"):
+        store.put("k", b"bytes")
+    assert len(server.asked) == 3 * 2, "it was tried again"
+    store, server = script(portal, FOUND)
+    store.put("k", b"bytes")
     assert len(server.asked) == 2
 
 

@@ -12,7 +12,7 @@ import pytest
 import urllib3
 
 from opendata_buffer.config import StoreOptions
-from opendata_buffer.errors import CorruptData, InvalidInput, PermanentStorageError
+from opendata_buffer.errors import InvalidInput, PermanentStorageError
 from opendata_buffer.runtime import deadline
 from opendata_buffer.stores.bounded import DeadlinePassed
 from opendata_buffer.stores.gcs_client import connect
@@ -119,15 +119,6 @@ def test_a_name_is_one_raw_segment_of_the_path() -> None:
     client = connect("", StoreOptions(endpoint_url="http://127.0.0.1:1"))
     path = client.object_url("bucket", "a/b#1%23?c d")
     assert path == "/storage/v1/b/bucket/o/a%2Fb%231%2523%3Fc%20d"
-
-
-def test_what_is_too_large_is_not_read() -> None:
-    server = ScriptedServer(Reply(200, b"0123456789"))
-    with server.running() as url:
-        client = connect("", StoreOptions(endpoint_url=url))
-        with pytest.raises(CorruptData, match="10"):
-            client.send("GET", "/", {}, max_bytes=9)
-        assert client.send("GET", "/", {}, max_bytes=10).body == b"0123456789"
 
 
 def test_after_the_deadline_nothing_is_sent() -> None:

@@ -35,6 +35,12 @@ def answer(status: int, reason: str = "", message: str = "") -> Answer:
         (answer(404, "notFound"), PermanentStorageError, "Create bucket 'bucket'"),
         (answer(400, "invalid"), PermanentStorageError, "Check that GCS's JSON API answers"),
         (Answer(502, {}, b"<html>bad gateway"), TransientStorageError, "502.*bad gateway"),
+        (Answer(500, {}, b'{"error": {"errors": {"a": 1}}}'), TransientStorageError, "500"),
+        (
+            Answer(500, {}, b'{"error": {"errors": ["a"], "message": 1}}'),
+            TransientStorageError,
+            "1",
+        ),
     ],
 )
 def test_an_answer_is_an_error_with_a_fix(

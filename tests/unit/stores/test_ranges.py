@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 
 from opendata_buffer.errors import CorruptData, InvalidInput, TransientStorageError
@@ -13,6 +15,7 @@ from opendata_buffer.stores.ranges import (
     check_size,
     cut,
     listed,
+    read_part,
 )
 
 
@@ -61,6 +64,35 @@ def test_limits_that_let_something_through_are_fine(limit: int | None) -> None:
 def test_a_limit_of_nothing_is_named(limit: int) -> None:
     with pytest.raises(InvalidInput, match=f"limit is {limit}: use a whole number of at least 1"):
         check_limit(limit)
+
+
+def test_a_range_has_no_more_bytes_than_it_has() -> None:
+    body = io.BytesIO(b"123456")
+    with pytest.raises(TransientStorageError, match="bytes 10 to 15 of 'k': the answer has 6"):
+        read_part("k", body.read, 6, (10, 15), None, whole=False)
+    assert read_part("k", body.read, 6, (10, 16), None, whole=False) == b"123456"
+
+
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize(
+    ("whole", "byte_range", "max_bytes", "most"),
+    [(True, (1, 3), None, 3), (False, (0, 3), None, 4), (False, None, 4, 5)],
+)
+def test_no_more_is_read_than_tells_that_it_is_too_much(
+    told: bool,
+    whole: bool,
+    byte_range: tuple[int, int] | None,
+    max_bytes: int | None,
+    most: int,
+) -> None:
+    body = io.BytesIO(b"x" * 1_000)
+    size = 1_000 if told else None
+    try:
+        found = read_part("k", body.read, size, byte_range, max_bytes, whole=whole)
+        assert found == b"xx", "of the whole object"
+    except (CorruptData, TransientStorageError):
+        assert not whole
+    assert body.tell() == (0 if told and not whole else most)
 
 
 def test_a_listing_is_in_order_and_cut_at_its_limit() -> None:

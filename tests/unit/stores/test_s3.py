@@ -447,6 +447,52 @@ def test_a_listing_that_breaks_off_is_repeated_whole(
     assert [info.key for info in store.list("").objects] == list("abcde")
 
 
+LISTED = "<Contents><Key>a</Key><Size>{}</Size><LastModified>{}</LastModified></Contents>"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "<html><body>Sign in to the guest network</body></html>",
+        "",
+        "<L><Name>bucket</Name><IsTruncated>true</IsTruncated></L>",
+        "<L><Name>bucket</Name><Contents><Size>1</Size></Contents></L>",
+        f"<L><Name>bucket</Name>{LISTED.format('x', '2026-01-01T00:00:00Z')}</L>",
+        f"<L><Name>bucket</Name>{LISTED.format('1', 'soon')}</L>",
+        "no markup at all",
+    ],
+)
+def test_a_listing_that_is_none_is_transient_and_not_empty(body: str) -> None:
+    with ScriptedServer(Reply(200, body.encode())).running() as url:
+        store = S3Store("bucket", options=StoreOptions(endpoint_url=url, max_attempts=1))
+        with pytest.raises(TransientStorageError, match="cannot list 'in/' in bucket 'bucket'"):
+            store.list("in/")
+
+
+@pytest.mark.parametrize("status", [200, 202])
+def test_what_makes_no_sense_as_an_answer_to_a_conditional_write_is_unknown(status: int) -> None:
+    with ScriptedServer(Reply(status, b"<html><br>")).running() as url:
+        store = S3Store("bucket", options=StoreOptions(endpoint_url=url, max_attempts=1))
+        assert isinstance(store.put_if("m", b"1", ABSENT), Unknown)
+
+
+def test_an_upload_answered_without_an_etag_is_believed_only_if_the_object_is_there(
+    s3_server: S3Server, store: S3Store
+) -> None:
+    without(s3_server, "ETag", method="PUT")
+    store.put("k", b"bytes")
+    assert s3_server.objects() == {"k": b"bytes"}
+    with ScriptedServer(Reply(200, b"<html>Sign in</html>")).running() as url:
+        portal = S3Store("bucket", options=StoreOptions(endpoint_url=url, max_attempts=1))
+        with pytest.raises(TransientStorageError, match="without an ETag, and the object is not"):
+            portal.put("k", b"bytes")
+    nowhere = ScriptedServer(Reply(200), Reply(404))
+    with nowhere.running() as url:
+        store = S3Store("bucket", options=StoreOptions(endpoint_url=url, max_attempts=1))
+        with pytest.raises(TransientStorageError, match="without an ETag, and the object is not"):
+            store.put("k", b"bytes")
+
+
 def test_a_listing_that_goes_on_where_it_was_is_transient_and_ends() -> None:
     page = (
         b"<ListBucketResult><IsTruncated>true</IsTruncated>"
