@@ -113,7 +113,13 @@ class StorageError(OpenDataBufferError):
 
 
 class TransientStorageError(StorageError):
-    """A timeout, throttling or server error that outlived its retries. Try again later."""
+    """A timeout, throttling or server error that outlived its retries. Try again later.
+
+    Attributes:
+        retry_after_s: How many seconds later, where the store has said so.
+    """
+
+    retry_after_s: float | None = None
 
 
 class PermanentStorageError(StorageError):

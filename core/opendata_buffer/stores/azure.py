@@ -25,7 +25,7 @@ from opendata_buffer.stores import (
     Vanished,
     VersionConflict,
 )
-from opendata_buffer.stores.attempts import repeated
+from opendata_buffer.stores.attempts import repeated, with_pause
 from opendata_buffer.stores.azure_answers import date_ms, modified_ms, objects_of
 from opendata_buffer.stores.azure_client import connect
 from opendata_buffer.stores.azure_errors import code_of, is_missing, status_of, storage_error
@@ -262,9 +262,10 @@ class AzureStore:
         return {"read_timeout": min(self._options.read_timeout_ms / 1000, left)}
 
     def _error(self, error: Exception, verb: str, key: str) -> StorageError:
-        return storage_error(
+        mapped = storage_error(
             error, verb=verb, key=key, container=self._container, endpoint=self._endpoint()
         )
+        return with_pause(mapped, getattr(getattr(error, "response", None), "headers", {}))
 
     def _where(self) -> str:
         return f"container {self._container!r}"

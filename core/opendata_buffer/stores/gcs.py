@@ -34,7 +34,7 @@ from opendata_buffer.stores import (
     VersionConflict,
 )
 from opendata_buffer.stores import gcs_requests as requests
-from opendata_buffer.stores.attempts import repeated
+from opendata_buffer.stores.attempts import repeated, with_pause
 from opendata_buffer.stores.bounded import in_time
 from opendata_buffer.stores.checksums import check_md5
 from opendata_buffer.stores.clients import GCS_ENVIRONMENT, ProcessClient
@@ -285,7 +285,7 @@ class GcsStore:
         }
 
     def _error(self, answer: Answer, verb: str, key: str) -> StorageError:
-        return answer_error(answer, **self._where(verb, key))
+        return with_pause(answer_error(answer, **self._where(verb, key)), answer.headers)
 
     def _ended(self, call: Callable[[], T], verb: str, key: str) -> T:
         """What the call returns or raises, in our errors, within the caller's deadline."""

@@ -7,7 +7,7 @@ import pytest
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import PermanentStorageError, TransientStorageError
 from opendata_buffer.runtime import deadline
-from opendata_buffer.stores.attempts import repeated
+from opendata_buffer.stores.attempts import repeated, with_pause
 from opendata_buffer.testing.runtime import ManualRuntime
 
 
@@ -53,3 +53,42 @@ def test_no_attempt_begins_after_the_callers_deadline(runtime: ManualRuntime) ->
     with deadline(runtime, 0.5), pytest.raises(TransientStorageError, match="slow"):
         repeated(runtime, StoreOptions(), fail)
     assert calls == [1]
+
+
+def told(seconds: str) -> TransientStorageError:
+    error = with_pause(TransientStorageError("503"), {"retry-after": seconds})
+    assert isinstance(error, TransientStorageError)
+    return error
+
+
+def test_an_answer_may_ask_for_a_pause_in_seconds() -> None:
+    assert told("17").retry_after_s == 17
+    for other in ("", "-1", "1e9", "soon", "9" * 5_000, "Thu, 01 Jan 2026 00:00:10 GMT"):
+        assert told(other).retry_after_s is None
+    assert not hasattr(
+        with_pause(PermanentStorageError("403"), {"retry-after": "1"}), "retry_after_s"
+    )
+
+
+@pytest.mark.parametrize(("asked", "waits"), [("7", 7), ("999999999", 30)])
+def test_it_waits_as_long_as_it_is_asked_to_but_no_longer_than_an_attempt_may_take(
+    runtime: ManualRuntime, asked: str, waits: int
+) -> None:
+    failures = [told(asked)] * 3
+
+    def busy() -> str:
+        if failures:
+            raise failures.pop()
+        return "done"
+
+    assert repeated(runtime, StoreOptions(), busy) == "done"
+    assert [waits <= each <= waits + 1 for each in runtime.slept] == [True] * 3
+
+
+def test_no_pause_outlives_the_callers_deadline(runtime: ManualRuntime) -> None:
+    def busy() -> None:
+        raise told("5")
+
+    with deadline(runtime, 3), pytest.raises(TransientStorageError, match="503"):
+        repeated(runtime, StoreOptions(), busy)
+    assert runtime.monotonic() < 3

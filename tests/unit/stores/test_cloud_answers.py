@@ -112,6 +112,16 @@ def test_a_body_that_is_garbled_or_breaks_off_is_read_again(cloud: Cloud, script
     assert len(server.asked) == 2
 
 
+def test_a_pause_that_the_service_asks_for_is_kept(cloud: Cloud, script: Script) -> None:
+    for failed in cloud.failed:
+        asked = replace(failed, headers={**failed.headers, "retry-after": "20"})
+        store, server = script(asked, cloud.found)
+        began = store._runtime.monotonic()
+        assert isinstance(store.get("k"), Blob)
+        assert store._runtime.monotonic() - began >= 20
+        assert len(server.asked) == 2
+
+
 def test_a_date_that_is_none_is_transient(cloud: Cloud, script: Script) -> None:
     headers = {**cloud.found.headers, "last-modified": "soon"}
     store, server = script(replace(cloud.found, headers=headers))
