@@ -40,6 +40,11 @@ MAX_OPEN = 50_000
 as many, no further batch is handed out: one that is never finished must not let the object grow
 without end."""
 
+MAX_NAME_BYTES = 202
+"""Of a worker's name as it is kept, in JSON with its quotes. With longer ones, which may take
+twelve bytes a character, ``MAX_OPEN`` claims would make an object that nobody reads any more: no
+successor could take it over, and the queue would stand still."""
+
 
 def claims_key(data_path_prefix: str) -> str:
     """The key of the claims of a queue."""
@@ -51,7 +56,7 @@ class Holder:
     """Who holds a batch.
 
     Attributes:
-        worker: Its name, for people.
+        worker: The beginning of its name, for people.
         token: Drawn for this claim alone; what the worker shows to finish it.
         timeout_ms: Without a heartbeat for so long, the batch is handed to somebody else.
     """
@@ -117,6 +122,8 @@ class Claims:
     def claim(self, sequences: Iterable[int], worker: str, timeout_ms: int) -> Claims:
         """Hand batches to a worker; each gets the next token."""
         held, deliveries, tokens = dict(self.held), dict(self.deliveries), self.tokens
+        while len(json.dumps(worker)) > MAX_NAME_BYTES:
+            worker = worker[:-1]
         for sequence in sequences:
             tokens += 1
             held[sequence] = Holder(worker, tokens, timeout_ms)

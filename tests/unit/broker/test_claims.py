@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opendata_buffer.broker.claims import MAX_OPEN, Claims, Holder, claims_key, decode, encode
+from opendata_buffer.broker.claims import (
+    CLAIMS,
+    MAX_OPEN,
+    Claims,
+    Holder,
+    claims_key,
+    decode,
+    encode,
+)
 from opendata_buffer.errors import CorruptData
 
 NEW = Claims(epoch=3, frontier=10)
@@ -32,6 +40,24 @@ def test_the_frontier_is_the_first_batch_that_is_not_done() -> None:
     assert (claims.frontier, claims.done, claims.held) == (13, frozenset(), {})
     assert claims.deliveries == {}
     assert claims.finish(11) is claims
+
+
+@pytest.mark.parametrize("name", ["\U0001f600" * 256, "\udc80" * 256, '"' * 256])
+def test_however_long_the_names_of_workers_the_object_can_be_read_again(name: str) -> None:
+    first = 2**63 - MAX_OPEN
+    claims = Claims(1, first, tokens=first, queue="q").claim(
+        range(first, first + MAX_OPEN), name, 2**63 - 1
+    )
+    data = encode(claims)
+    assert len(data) <= CLAIMS.max_bytes
+    assert decode(data) == claims
+    assert claims.free(2**63 + 10) == []
+
+
+def test_a_worker_is_told_by_its_name_as_far_as_that_is_kept() -> None:
+    claims = Claims(1, 0).claim([0], "worker-7.example.com:4711", 1_000)
+    assert claims.held[0].worker == "worker-7.example.com:4711"
+    assert Claims(1, 0).claim([0], "w" * 256, 1_000).held[0].worker == "w" * 200
 
 
 def test_a_released_batch_is_free_again_and_its_old_claim_is_lost() -> None:
