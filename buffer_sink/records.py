@@ -87,4 +87,5 @@ class CommitRecords:
             runtime=self._runtime,
             settings=self._config,
             max_bytes=RECORD.max_bytes,
+            unreadable=RECORD.unreadable,
         )

@@ -109,6 +109,7 @@ class CopyTarget:
             runtime=runtime,
             settings=target.config,
             max_bytes=RECORD.max_bytes,
+            unreadable=RECORD.unreadable,
         )
 
     @property

@@ -113,6 +113,7 @@ class Lease:
             runtime=self._runtime,
             settings=self._settings,
             max_bytes=ANNOUNCEMENT.max_bytes,
+            unreadable=ANNOUNCEMENT.unreadable,
         )
 
 

@@ -192,4 +192,5 @@ def _register(store: Store, config: ConsumerConfig, runtime: Runtime) -> Registe
         runtime=runtime,
         settings=config,
         max_bytes=CLAIMS.max_bytes,
+        unreadable=CLAIMS.unreadable,
     )

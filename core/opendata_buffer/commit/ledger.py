@@ -346,6 +346,7 @@ class Ledger:
             runtime=self._runtime,
             settings=self._config,
             max_bytes=RECORD.max_bytes,
+            unreadable=RECORD.unreadable,
         )
 
 

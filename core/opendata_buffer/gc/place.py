@@ -107,6 +107,7 @@ class SavedPlace:
             runtime=self._runtime,
             settings=self._config,
             max_bytes=_PLACE.max_bytes,
+            unreadable=_PLACE.unreadable,
         )
 
     def _read(self, raw: bytes) -> Place:

@@ -157,6 +157,8 @@ class Register(Generic[T]):
         runtime: Clock and jitter.
         settings: Deadline of one change, and its backoff.
         max_bytes: A larger object is not read.
+        unreadable: From what is wrong with one that was not read to the error; None to tell only
+            that.
         check_read: Called with the value known so far and the one read now, when they differ;
             raises when the second cannot follow the first.
         check_write: Called with the value that is about to be replaced, or None, and its
@@ -175,6 +177,7 @@ class Register(Generic[T]):
         runtime: Runtime,
         settings: BackoffSettings,
         max_bytes: int,
+        unreadable: Callable[[str], CorruptData] | None = None,
         check_read: Callable[[T, T], None] | None = None,
         check_write: Callable[[T | None, T], None] | None = None,
         after_conflict: Callable[[], float | None] | None = None,
@@ -185,6 +188,7 @@ class Register(Generic[T]):
         self._encode = encode
         self._runtime = runtime
         self._max_bytes = max_bytes
+        self._unreadable = unreadable
         self._check_read = check_read
         self._check_write = check_write
         self._reading = queue_retry(runtime, settings)
@@ -344,6 +348,11 @@ class Register(Generic[T]):
                 raise _Missing(f"{self._key!r} in {self._store.url} vanished") from error
             self._fresh = True
             return None
+        except CorruptData as error:
+            if self._unreadable is None:
+                raise
+            fault = self._unreadable(str(error).rstrip("."))
+            raise type(fault)(f"{self._key!r} in {self._store.url}: {fault}") from error
         if isinstance(got, NotModified):
             if self._version is None:
                 raise PermanentStorageError(

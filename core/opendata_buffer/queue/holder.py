@@ -165,4 +165,5 @@ def _register(store: CasStore, config: QueueConfig, runtime: Runtime) -> Registe
         runtime=runtime,
         settings=config,
         max_bytes=_NOTE.max_bytes,
+        unreadable=_NOTE.unreadable,
     )

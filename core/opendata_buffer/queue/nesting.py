@@ -15,7 +15,7 @@ import json
 import re
 from typing import Protocol
 
-from opendata_buffer.errors import InvalidInput, ObjectNotFound, PermanentStorageError
+from opendata_buffer.errors import CorruptData, InvalidInput, ObjectNotFound, PermanentStorageError
 from opendata_buffer.stores import Blob, Get, List
 
 __all__ = ["PARTITION_NAME", "TOPIC_KEY", "lost_topic", "refuse_nesting"]
@@ -137,6 +137,8 @@ def exists(store: Get, key: str) -> bool:
         store.get(key, max_bytes=_MAX_MARKER_BYTES)
     except ObjectNotFound:
         return False
+    except CorruptData:
+        return True  # It is too large to be one; who reads it says so.
     return True
 
 

@@ -269,6 +269,7 @@ def _register(store: CasStore, config: QueueConfig, runtime: Runtime) -> Registe
         runtime=runtime,
         settings=config,
         max_bytes=MARKER.max_bytes,
+        unreadable=MARKER.unreadable,
     )
 
 

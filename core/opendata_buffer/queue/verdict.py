@@ -70,6 +70,7 @@ class StoreVerdict:
             runtime=runtime,
             settings=quick,
             max_bytes=_VERDICT.max_bytes,
+            unreadable=_VERDICT.unreadable,
         )
 
     def check(self) -> None:

@@ -28,7 +28,10 @@ def read_sidecar(store: Get, key: str, kind: Sidecar, decode: Callable[[bytes], 
         CorruptData: It is too large, or no such object; names the key.
         TransientStorageError, PermanentStorageError: The store did not answer.
     """
-    got = store.get(key, max_bytes=kind.max_bytes)
+    try:
+        got = store.get(key, max_bytes=kind.max_bytes)
+    except CorruptData as error:
+        raise CorruptData(f"{key!r}: {kind.unreadable(str(error).rstrip('.'))}") from error
     assert isinstance(got, Blob)  # the other one is only an answer to if_changed
     try:
         return decode(got.data)

@@ -282,6 +282,7 @@ def _register(store: Store, settings: QueueConfig, runtime: Runtime) -> Register
         runtime=runtime,
         settings=settings,
         max_bytes=DESCRIPTION.max_bytes,
+        unreadable=DESCRIPTION.unreadable,
         check_read=lambda known, now: _check_same(known, now, store.url),
     )
 

@@ -79,11 +79,13 @@ def test_what_cannot_be_read_is_in_the_list_with_its_error() -> None:
     store.put("ingest/manifest", b"damage")
     store.put("t/_topic.json", b"damage")
     store.put("lost/_owner.json", b'{"version": 1, "manifest": "manifest", "id": "x"}')
+    store.put("vast/_owner.json", bytes(2_000_000))
     found = find(store, QueueConfig(store="memory://x"), RUNTIME)
     assert [(each.kind, each.error is not None, each.batches) for each in found] == [
-        ("topic", True, None), ("queue", True, None), ("queue", True, None),
+        ("topic", True, None), *[("queue", True, None)] * 3,
     ]  # fmt: skip
     assert found[2].error == "its manifest is gone"
+    assert "owner marker is not readable: object 'vast/_owner.json' has" in (found[3].error or "")
 
 
 def test_a_queue_of_a_client_without_markers_is_found() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptData, PrefixConflict, TransientStorageError, UnsafeStore
-from opendata_buffer.queue.marker import marker_key
+from opendata_buffer.queue.marker import MARKER, marker_key
 from opendata_buffer.queue.owner import check_owner, claim_for_use, claim_queue
 from opendata_buffer.stores import ABSENT, Absent, Blob, IfVersion, PutOutcome, Unknown
 from opendata_buffer.stores.memory import MemoryStore
@@ -127,11 +127,15 @@ def test_of_two_claims_at_once_the_first_stays() -> None:
         _claim(Late(), "ingest", "ingest/manifest")
 
 
-def test_a_marker_of_any_size_is_not_read_into_memory() -> None:
+def test_a_marker_that_is_too_large_is_told_with_its_place_and_what_to_do() -> None:
     store = MemoryStore()
-    store.put(marker_key("ingest"), bytes(64 * 1024 + 1))
-    with pytest.raises(CorruptData, match="more than the limit of 65536"):
-        _owned(store, "ingest", "ingest/manifest")
+    store.put("ingest/_owner.json", bytes(MARKER.max_bytes + 1))
+    with pytest.raises(
+        CorruptData,
+        match=r"^'ingest/_owner\.json' in memory://\S*: the owner marker is not readable: .* 65537 "
+        r"bytes .* limit of 65536: .*\. If one queue alone uses this data prefix, delete",
+    ):
+        claim_queue(store, INGEST)
 
 
 def test_f7_f12_a_claim_for_use_probes_the_store_then_claims_the_prefix() -> None:

@@ -31,5 +31,5 @@ def test_a_missing_one_is_not_found() -> None:
 def test_one_that_cannot_be_read_is_named_by_its_key(data: bytes) -> None:
     store = MemoryStore()
     store.put("in/_note.json", data)
-    with pytest.raises(CorruptData, match=r"'in/_note\.json'"):
+    with pytest.raises(CorruptData, match=r"'in/_note\.json': the note is not .* Delete it\."):
         read_sidecar(store, "in/_note.json", NOTE, decode)
