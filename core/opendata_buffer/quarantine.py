@@ -18,17 +18,19 @@ import hashlib
 import json
 import posixpath
 from base64 import b64decode, b64encode
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from opendata_buffer.errors import CorruptData, InvalidInput, ObjectNotFound
 from opendata_buffer.formats.entries import Metadata
-from opendata_buffer.formats.keys import is_confined
+from opendata_buffer.formats.keys import is_confined, parse_location
 from opendata_buffer.formats.sidecar import Fields, Sidecar
-from opendata_buffer.runtime import Runtime
+from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores import Blob, Get, List, Put
 from opendata_buffer.stores.sidecars import read_sidecar
+from opendata_buffer.together import together
 
 __all__ = [
     "FOLDER",
@@ -171,23 +173,45 @@ def quarantine(
     return report
 
 
-def list_quarantine(store: ReadList, data_path_prefix: str) -> list[QuarantineReport]:
+def list_quarantine(
+    store: ReadList,
+    data_path_prefix: str,
+    runtime: Runtime | None = None,
+    *,
+    unreadable: Callable[[CorruptData], None] | None = None,
+) -> list[QuarantineReport]:
     """All reports below a data prefix, by sequence.
+
+    Args:
+        store: Where the queue lives.
+        data_path_prefix: The queue's data prefix.
+        runtime: Threads: a ``seek`` may have left tens of thousands.
+        unreadable: Told of what lies there under a report's name and is none; None to raise that.
 
     Raises:
         CorruptData: Something else lies there under a report's name.
         TransientStorageError, PermanentStorageError: The store did not answer.
     """
-    found = []
-    for info in store.list(f"{data_path_prefix}/{FOLDER}/").objects:
-        name, suffix = posixpath.splitext(posixpath.basename(info.key))
-        if suffix != ".json":
-            continue
+
+    def read(name: str) -> QuarantineReport | CorruptData | None:
         try:
-            found.append(read_report(store, data_path_prefix, name))
+            return read_report(store, data_path_prefix, name)
         except ObjectNotFound:
-            continue  # deleted between the listing and now
-    return sorted(found, key=lambda each: (each.sequence, each.id))
+            return None  # deleted between the listing and now
+        except CorruptData as error:
+            return error
+
+    keys = [info.key for info in store.list(f"{data_path_prefix}/{FOLDER}/").objects]
+    names = [posixpath.splitext(posixpath.basename(each)) for each in keys]
+    wanted = [name for name, suffix in names if suffix == ".json"]
+    looked = together(SystemRuntime() if runtime is None else runtime, read, wanted)
+    for each in looked:
+        if isinstance(each, CorruptData):
+            if unreadable is None:
+                raise each
+            unreadable(each)
+    reports = [each for each in looked if isinstance(each, QuarantineReport)]
+    return sorted(reports, key=lambda each: (each.sequence, each.id))
 
 
 def count_quarantine(store: List, data_path_prefix: str) -> int:
@@ -209,7 +233,14 @@ def read_report(store: Get, data_path_prefix: str, name: str) -> QuarantineRepor
         TransientStorageError, PermanentStorageError: The store did not answer.
     """
     key = _key(data_path_prefix, name, "json")
-    return read_sidecar(store, key, _REPORT, lambda data: _report(_REPORT.decode(data)))
+    found = read_sidecar(store, key, _REPORT, lambda data: _report(_REPORT.decode(data)))
+    # Its copy is looked for, and written, under these names.
+    to = found.restored_location
+    if found.id != name or (to is not None and parse_location(to, data_path_prefix) is None):
+        wrong = f"id {found.id!r} and restored_location {to!r}"
+        fault = _REPORT.unreadable(f"{wrong} are not those of a batch of this queue")
+        raise CorruptData(f"{key!r}: {fault}")
+    return found
 
 
 def write_report(store: Put, data_path_prefix: str, report: QuarantineReport) -> None:

@@ -100,6 +100,29 @@ def test_reports_are_listed_by_sequence(store: MemoryStore) -> None:
     assert [each.sequence for each in list_quarantine(store, "ingest")] == [9, 10, 100]
 
 
+def test_one_that_cannot_be_read_does_not_hide_the_others(store: MemoryStore) -> None:
+    made = quarantine(store, "ingest", ENTRY, "?", runtime=RUNTIME)
+    store.put("ingest/_quarantine/0-x.json", b"foreign")
+    with pytest.raises(CorruptData, match=r"0-x\.json"):
+        list_quarantine(store, "ingest")
+    faults: list[CorruptData] = []
+    assert list_quarantine(store, "ingest", unreadable=faults.append) == [made]
+    assert [str(each).split(":")[0] for each in faults] == ["'ingest/_quarantine/0-x.json'"]
+
+
+@pytest.mark.parametrize(
+    "changed", [{"id": "../manifest"}, {"restored_location": "ingest/manifest"}], ids=str
+)
+def test_f23_a_report_does_not_lead_to_other_objects(
+    store: MemoryStore, changed: dict[str, str]
+) -> None:
+    made = quarantine(store, "ingest", ENTRY, "?", runtime=RUNTIME)
+    key = f"ingest/_quarantine/{made.id}.json"
+    store.put(key, json.dumps({**made.as_json(), **changed}).encode())
+    with pytest.raises(CorruptData, match="are not those of a batch of this queue"):
+        read_report(store, "ingest", made.id)
+
+
 def test_without_a_quarantine_the_list_is_empty(store: MemoryStore) -> None:
     assert list_quarantine(store, "ingest") == []
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from opendata_buffer.cli.errors import Failure
 from opendata_buffer.cli.options import (
     NATURAL,
     allow_foreign_option,
@@ -84,13 +85,16 @@ def quarantine_list(runtime: Any, /, as_json: bool, **queue: Any) -> None:
     from opendata_buffer.admin.observe import Observer
     from opendata_buffer.cli.terminal import format_bytes
     from opendata_buffer.config import QueueConfig
+    from opendata_buffer.errors import CorruptData
     from opendata_buffer.quarantine import list_quarantine
     from opendata_buffer.stores.factory import open_store
 
     config = QueueConfig(**queue_fields_of(queue))
     store = open_store(config.store, config.store_options)
-    reports = list_quarantine(store, config.data_path_prefix)
-    if not reports:
+    faults: list[CorruptData] = []
+    prefix = config.data_path_prefix
+    reports = list_quarantine(store, prefix, runtime, unreadable=faults.append)
+    if not reports and not faults:
         # An empty quarantine and a mistyped path look alike.
         Observer(store, config, runtime).manifest()
     for each in reports:
@@ -101,6 +105,9 @@ def quarantine_list(runtime: Any, /, as_json: bool, **queue: Any) -> None:
         where = each.restored_sequence
         restored = "" if where is None else f"restored as {where}  "
         click.echo(f"{each.id}  {each.time}  {size}  {restored}{each.error}")
+    if faults:
+        others = f" So are {len(faults) - 1} others." if len(faults) > 1 else ""
+        raise Failure(f"{faults[0]}{others}")
 
 
 @quarantine.command("restore")
