@@ -22,7 +22,7 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.batch import decode_batch, encode_batch
 from opendata_buffer.formats.keys import batch_key, parse_location
-from opendata_buffer.formats.manifest import NewEntry
+from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.quarantine import (
     QuarantineReport,
     quarantine,
@@ -143,7 +143,8 @@ def restore_batch(
         The report, with ``restored_sequence``.
 
     Raises:
-        InvalidInput: There is no such report or no copy, or the copy cannot be read.
+        InvalidInput: There is no such report or no copy, the copy cannot be read, or the batch
+            is still queued.
         CommitStateUnknown: An earlier call may have restored it, and a consumer has read on.
         StorageError, Conflict, QueueFull: It was not restored; call it again.
     """
@@ -157,6 +158,7 @@ def restore_batch(
         ) from None
     if report.restored_sequence is not None:
         return report
+    _refuse_queued(report, manifest)
     data = _readable_copy(store, config, report)
     claim = claim_for_use(store, config, runtime=runtime)
     queue = Queue(store, config, runtime=runtime, role="operator", claim=claim)
@@ -184,6 +186,20 @@ def restore_batch(
     report = replace(report, restored_sequence=sequence)
     write_report(store, prefix, report)
     return report
+
+
+def _refuse_queued(report: QuarantineReport, manifest: Manifest) -> None:
+    """A command that was killed between its copy and its write has dropped nothing."""
+    # A query or a worker has passed its batch by, although that waits to leave the queue.
+    if report.query or not manifest.first_sequence <= report.sequence < manifest.next_sequence:
+        return
+    (entry,) = manifest.entries(report.sequence, 1)
+    if entry.location == report.location:
+        raise InvalidInput(
+            f"batch {report.id!r} is still queued as sequence {report.sequence}, and is delivered "
+            "from there: the command that copied it to the quarantine did not come to its end. "
+            "Run that again, or leave the copy alone"
+        )
 
 
 def _readable_copy(store: Store, config: ConsumerConfig, report: QuarantineReport) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from opendata_buffer.admin.seek import GROUP, plan_seek, seek
+from opendata_buffer.admin.skip import restore_batch
 from opendata_buffer.admin.start import Start
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
 from opendata_buffer.consumer.consumer import Consumer
@@ -14,6 +15,7 @@ from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.quarantine import list_quarantine, read_copy
+from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores import Blob
 from opendata_buffer.stores.memory import MemoryStore
@@ -74,6 +76,31 @@ def test_what_is_appended_or_read_since_the_plan_is_left_as_it_is() -> None:
         consumer.ack_through(2)
     done = seek(store, CONFIG, plan, RUNTIME)
     assert done.first == manifest_of(store).first_sequence == 3
+
+
+def test_a_seek_that_was_killed_before_it_dropped_is_done_by_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    store = queue_of(3)
+    plan = plan_seek(store, CONFIG, Start.parse("2"), RUNTIME)
+    with monkeypatch.context() as patch:
+        patch.setattr(Queue, "claim_epoch", lambda *args, **named: (_ for _ in ()).throw(Killed))
+        with pytest.raises(Killed):
+            seek(store, CONFIG, plan, RUNTIME)
+    left = list_quarantine(store, "ingest")
+    assert manifest_of(store).entry_count == 3
+    with pytest.raises(InvalidInput, match="still queued as sequence 0"):
+        restore_batch(store, CONFIG, left[0].id, RUNTIME)
+    plan = plan_seek(store, CONFIG, Start.parse("latest"), RUNTIME)
+    done = seek(store, CONFIG, plan, RUNTIME)
+    assert manifest_of(store).entry_count == 0
+    copied = list_quarantine(store, "ingest")
+    assert [each.id for each in copied] == list(done.copies)
+    assert copied[:2] == left
+    assert restore_batch(store, CONFIG, left[0].id, RUNTIME).restored_sequence == 3
 
 
 def test_a_transaction_that_is_not_decided_is_not_torn_apart() -> None:

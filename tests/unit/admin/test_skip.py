@@ -21,7 +21,8 @@ from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.messages import ACK_TXN, build_uuid
-from opendata_buffer.quarantine import list_quarantine, read_copy
+from opendata_buffer.quarantine import list_quarantine, quarantine, read_copy
+from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores import Absent, Blob, IfVersion, PutOutcome, Unknown
 from opendata_buffer.stores.memory import MemoryStore
@@ -182,6 +183,30 @@ def test_a_restored_batch_comes_behind_what_is_queued_with_its_metadata() -> Non
     assert report.restored_sequence == 2
     assert manifest_of(store).entries()[2].metadata == METADATA
     assert records(store) == [b"1", b"0"]
+
+
+def test_what_still_waits_because_its_skip_was_killed_is_not_restored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = queue_of(GOOD[0], GOOD[1])
+    with monkeypatch.context() as patch:
+        patch.setattr(Queue, "replace", lambda *args: (_ for _ in ()).throw(Killed))
+        with pytest.raises(Killed):
+            skip_batch(store, CONFIG, 0, RUNTIME, force=True)
+    (report,) = list_quarantine(store, "ingest")
+    with pytest.raises(InvalidInput, match="is still queued as sequence 0, and is delivered"):
+        restore_batch(store, CONFIG, report.id, RUNTIME)
+    assert manifest_of(store).entry_count == 2
+    skip_batch(store, CONFIG, 0, RUNTIME, force=True)
+    restore_batch(store, CONFIG, report.id, RUNTIME)
+    assert records(store) == [b"1", b"0"]
+
+
+def test_what_a_query_has_passed_by_is_restored_although_it_waits_to_leave() -> None:
+    store = queue_of(GOOD[0], GOOD[1])
+    entry = manifest_of(store).entries()[0]
+    report = quarantine(store, "ingest", entry, "torn", runtime=RUNTIME, query="q")
+    assert restore_batch(store, CONFIG, report.id, RUNTIME).restored_sequence == 2
 
 
 def test_restoring_twice_produces_once() -> None:
