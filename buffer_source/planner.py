@@ -44,7 +44,13 @@ class Sized(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much one trigger may read; None means no limit, and the lowest wins."""
+    """How much one trigger may read; None means no limit, and the lowest wins.
+
+    Attributes:
+        batches: Batches.
+        bytes: Bytes as stored.
+        records: Records.
+    """
 
     batches: int | None = None
     bytes: int | None = None

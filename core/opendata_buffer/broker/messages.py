@@ -185,7 +185,11 @@ def clock_body(now: Moment) -> list[float]:
 
 
 def moment_of(clock: Any) -> Moment:
-    """A broker's clock as it comes back to it."""
+    """A broker's clock as it comes back to it.
+
+    Raises:
+        ProtocolError: It is none.
+    """
     match clock:
         # Within bounds, or an age could not be computed, in the middle of everybody's write.
         case [int() | float() as monotonic, int(wall_ms)] if (
@@ -209,7 +213,11 @@ def error_body(error: BaseException) -> dict[str, Any]:
 
 
 def error_of(body: Any) -> OpenDataBufferError:
-    """The error that a broker met, for the caller of the client."""
+    """The error that a broker met, for the caller of the client.
+
+    Raises:
+        ProtocolError: It is none that this release knows.
+    """
     match body:
         case {"name": str(name), "text": str(text), "values": dict(values)} if (
             name in errors.__all__

@@ -85,7 +85,7 @@ def read_object(target: str, options: StoreOptions, *, max_bytes: int) -> bytes:
 
     Args:
         target: A file, ``file:///dir/name``, or ``s3://bucket/key``.
-        options: How to reach an S3 store.
+        options: How to reach a cloud.
         max_bytes: A larger object is not read.
 
     Raises:

@@ -42,7 +42,14 @@ class ConsumedBatch:
 
 @dataclass(frozen=True, slots=True)
 class ArrowBatch:
-    """A decoded batch whose records are one ``pa.binary()`` array; no Python object each."""
+    """A decoded batch whose records are one Arrow array; no Python object each.
+
+    Attributes:
+        values: The records, in ingestion order, as ``pa.binary()``.
+        sequence: Position in the queue; what ``ack`` takes.
+        location: Key of the batch object.
+        metadata: As in :class:`ConsumedBatch`.
+    """
 
     values: pa.BinaryArray
     sequence: int
@@ -87,7 +94,14 @@ class ArrowBatch:
 
 @dataclass(frozen=True, slots=True)
 class RawBatch:
-    """A batch object as it is stored: fetched and not decoded."""
+    """A batch object as it is stored: fetched and not decoded.
+
+    Attributes:
+        data: The object's bytes.
+        sequence: Position in the queue.
+        location: Key of the object.
+        metadata: As in :class:`ConsumedBatch`.
+    """
 
     data: bytes
     sequence: int

@@ -52,7 +52,7 @@ class FetchHandle:
 
     Args:
         store: Where the batches are: an open store, or its URL.
-        options: How to reach an S3 store; with a URL only.
+        options: How to reach a cloud; with a URL only.
         data_path_prefix: Locations must be below it (failure F23).
         max_batch_bytes: Largest record block decoded (failure F21).
         allow_foreign_locations: Fetch whatever a manifest names, if it is in the store.

@@ -79,7 +79,13 @@ class NewEntry:
 
 @dataclass(frozen=True, slots=True)
 class QueueEntry:
-    """A queued batch."""
+    """A queued batch.
+
+    Attributes:
+        sequence: Position in the queue.
+        location: Key of the batch object.
+        metadata: Ranges of its records, by ``start_index``.
+    """
 
     sequence: int
     location: str

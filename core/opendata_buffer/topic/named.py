@@ -93,7 +93,11 @@ class PublisherName:
 
 
 def app_of(name: str) -> str:
-    """The app that stands in the locations of a publisher's transactions."""
+    """The app that stands in the locations of a publisher's transactions.
+
+    Raises:
+        InvalidInput: The name has other characters than an app id, or too many.
+    """
     try:
         if name:
             return Transaction(f"publisher.{name}", 0).app
