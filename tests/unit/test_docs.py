@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import re
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import opendata_buffer
 from buffer_sink.options import SINK_OPTIONS
 from buffer_source.options import SOURCE_OPTIONS
-from opendata_buffer import errors
+from opendata_buffer import (
+    AckIntents,
+    Consumer,
+    ConsumerConfig,
+    Producer,
+    ProducerConfig,
+    Publisher,
+    Topic,
+    TopicConsumer,
+    TopicProducer,
+    errors,
+)
 from opendata_buffer.cli.commands import cli
 from opendata_buffer.metrics import TABLE
 from opendata_buffer.option_reader import STORAGE_OPTIONS
@@ -243,6 +257,78 @@ def test_the_tutorial_s_first_half_runs(tmp_path: Path, capsys: pytest.CaptureFi
 def test_the_example_of_a_test_runs(tmp_path: Path) -> None:
     (block,) = blocks("docs/how-to/test-your-code.md", "python")
     run_here(block, tmp_path)
+
+
+def test_records_come_one_by_one_and_from_asyncio_as_the_page_about_services_says(
+    tmp_path: Path,
+) -> None:
+    _, send, serve, _ = blocks("docs/how-to/python-service.md", "python")
+    names: dict[str, Any] = {"records": [b"a", b"b"]}
+    with Producer(ProducerConfig(store=str(tmp_path))) as names["producer"]:
+        exec(send, names)
+        assert names["handle"].watcher.await_durable().sequence == 0
+        exec(serve, names)
+        assert asyncio.run(names["answer"](b"c")) == 1
+
+
+def test_topics_are_written_and_read_as_their_page_says(tmp_path: Path) -> None:
+    write, read, choose = blocks("docs/how-to/topics.md", "python")
+    Topic.create(str(tmp_path), partitions=4)
+    named = {"payloads": pa.array([b"1", b"2"]), "customers": ["x", "y"]}
+    run_here(write, tmp_path, **named)
+    with TopicProducer(ProducerConfig(store=str(tmp_path))) as producer:
+        exec(choose, {**named, "producer": producer})
+    saved: dict[str, str] = {}
+
+    class Database:
+        transaction = nullcontext
+
+    for written in ([b"1", b"1", b"2", b"2"], []):
+        found: list[bytes] = []
+        run_here(
+            read, tmp_path, load=lambda: saved, database=Database, write=found.extend,
+            save=saved.__setitem__,
+        )  # fmt: skip
+        assert sorted(found) == written
+
+
+def test_transactions_are_published_as_their_page_says(tmp_path: Path) -> None:
+    named, unnamed = blocks("docs/how-to/transactions.md", "python")
+    Topic.create(str(tmp_path), partitions=2)
+    keys = {"customers": ["x"], "accounts": ["y"]}
+    run_here(named, tmp_path, invoices=[b"invoice"], bookings=[b"booking"], **keys)
+    saved: list[str] = []
+    names: dict[str, Any] = {"Publisher": Publisher, "bookings": [b"2"], "save": saved.append}
+    exec(unnamed.replace("s3://bucket/orders", str(tmp_path)), names | keys, names)
+    names["publisher"].close()
+    with TopicConsumer(ConsumerConfig(store=str(tmp_path))) as consumer:
+        found = [batch.entries for batch in iter(consumer.next_batch, None)]
+        assert sorted(found) == [[b"2"], [b"booking"], [b"invoice"]]
+        with Publisher(str(tmp_path)) as again:  # as after a crash
+            again.apply(AckIntents.from_json(saved[0]))
+        assert consumer.next_batch() is None
+
+
+def test_records_become_columns_as_the_page_about_typed_rows_says(tmp_path: Path) -> None:
+    _, line = blocks("docs/how-to/typed-rows.md", "python")
+    config = ConsumerConfig(store=str(tmp_path))
+    with Producer(ProducerConfig(store=str(tmp_path))) as producer:
+        producer.produce([b'{"id": 1}', b'{"id": 2}'])
+    with Consumer(config) as consumer:
+        (descriptor,) = consumer.next_descriptors(9)
+        names: dict[str, Any] = {"batch": consumer.fetch_handle().fetch_arrow(descriptor)}
+    exec(line, names | {"schema": pa.schema([("id", pa.int32())])}, names)
+    assert names["table"].to_pydict() == {"id": [1, 2]}
+
+
+def test_a_stream_is_split_as_the_page_about_framings_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("records").write_bytes(b"\x01\0\0\0a\x02\0\0\0bc")
+    (block,) = blocks("docs/reference/framing.md", "python")
+    exec(block, {})
+    assert capsys.readouterr().out == "b'a'\nb'bc'\n"
 
 
 def test_the_policy_is_json() -> None:
