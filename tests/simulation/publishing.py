@@ -1,4 +1,4 @@
-"""A simulated topic with publishers that are killed, readers that restart, and an operator.
+"""A simulated topic with publishers that are killed or frozen, readers that restart, and operators.
 
 Each transaction is known by a number, which its records carry. What its publisher was told about
 it is noted at once, so at the end every transaction can be counted: what was committed is there
@@ -7,7 +7,7 @@ whole and once, what was rolled back is not there, and of what nobody knows it i
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,6 +21,7 @@ from opendata_buffer.errors import (
     Closed,
     CommitStateUnknown,
     Conflict,
+    Drained,
     Fenced,
     FlushFailed,
     InvalidInput,
@@ -49,7 +50,7 @@ CONFIG = ProducerConfig(
     delivery_timeout_ms=60_000,
     cas_deadline_ms=20_000,
 )
-TROUBLE = (StorageError, Conflict, CommitStateUnknown, FlushFailed)
+TROUBLE = (StorageError, Conflict, CommitStateUnknown, FlushFailed, Drained)
 
 
 def faults(dice: Random) -> FaultPlan:
@@ -98,8 +99,21 @@ class Written:
     fate: str | None = None
 
 
+@dataclass(slots=True)
+class Single:
+    """What was published outside of a transaction, by one publisher to one partition.
+
+    Attributes:
+        records: In order, each a message of its own.
+        durable: Those that were told to be.
+    """
+
+    records: list[bytes] = field(default_factory=list)
+    durable: set[bytes] = field(default_factory=set)
+
+
 class PublishingWorld:
-    """A topic of four partitions and the processes around it; every choice comes from the seed."""
+    """A topic and the processes around it; every choice comes from the seed."""
 
     def __init__(self, seed: int, plan: FaultPlan | None = None) -> None:
         self.simulation = Simulation(seed)
@@ -111,8 +125,8 @@ class PublishingWorld:
         """Intents that nameless publishers have saved, by who they are."""
         self.delivered: dict[str, list[bytes]] = defaultdict(list)
         self.on_access: Callable[[SimRuntime, str], None] = lambda process, operation: None
-        self.kills = 0
-        self.aborted = 0
+        self.singles: dict[tuple[str, str], Single] = defaultdict(Single)
+        self.deeds: Counter[str] = Counter()
         self._nodes = 0
 
     def at_access(self, process: SimRuntime, operation: str) -> None:
@@ -141,8 +155,34 @@ class PublishingWorld:
                 self.simulation.log(f"{process.name}: {error}")
                 process.sleep(1)
 
-    def create(self) -> None:
-        Topic.create(QueueConfig(store=URL), 4, store=self.memory, runtime=self.director)
+    def create(self) -> Topic:
+        return Topic.create(QueueConfig(store=URL), 4, store=self.memory, runtime=self.director)
+
+    def names(self) -> list[str]:
+        """Of all partitions that were ever written."""
+        found = {each.key.split("/")[0] for each in self.memory.list("p-").objects}
+        return sorted(name for name in found if self.manifest(name) is not None)
+
+    def manifest(self, name: str) -> Manifest | None:
+        keys = [each.key for each in self.memory.list(f"{name}/manifest").objects]
+        if f"{name}/manifest" not in keys:
+            return None
+        got = self.memory.get(f"{name}/manifest")
+        assert isinstance(got, Blob)
+        return Manifest.parse(got.data)
+
+    def change(self, topic: Topic) -> None:
+        """An operator adds partitions, or takes one away, in haste now and then."""
+        deed = self.draw(4)
+        active = topic.read().active
+        if deed == 0 and len(active) < 7:
+            topic.expand(len(active) + 1)
+            self.deeds["expanded"] += 1
+        elif deed == 1 and len(active) > 1:
+            topic.drain(active[self.draw(len(active))])
+            self.deeds["drained"] += 1
+        elif deed == 2:
+            self.deeds["left"] += len(topic.remove_drained(0))
 
     # Publishers.
 
@@ -172,12 +212,20 @@ class PublishingWorld:
         number = len(self.transactions)
         written = Written()
         self.transactions.append(written)
-        for part, name in enumerate(parts or self._any_partitions()):
+        for part, name in enumerate(parts or self._any_partitions(publisher)):
             record = b"%d %d" % (number, part)
             written.records[name].append(record)
-            publisher.publish_uncommitted([record], partition=name)
+            try:
+                publisher.publish_uncommitted([record], partition=name)
+            except InvalidInput as error:  # it drains by now
+                self.simulation.log(f"{process.name}: {error}")
+                self.deeds["refused"] += 1
+                written.records[name].remove(record)
+                continue
             if self.chance(0.3):
                 process.sleep(self.simulation.random.uniform(0, 2))
+            if not parts and self.chance(0.2):
+                self.publish_single(publisher, process, name)
         if roll_back:
             publisher.roll_back()
             written.fate = "rolled back"
@@ -189,24 +237,47 @@ class PublishingWorld:
         publisher.apply(intents)
         written.fate = "committed"
 
-    def _any_partitions(self) -> list[str]:
-        return [NAMES[self.draw(4)] for _ in range(1 + self.draw(6))]
+    def publish_single(self, publisher: Publisher, process: SimRuntime, name: str) -> None:
+        """One message beside the transaction; half of the time nobody waits for it."""
+        single = self.singles[process.name, name]
+        record = b"%s/%s:%d" % (process.name.encode(), name.encode(), len(single.records))
+        single.records.append(record)
+        try:
+            handle = publisher.publish_committed([record], partition=name)
+        except InvalidInput:
+            single.records.remove(record)
+            return
+        if self.chance(0.5):
+            with suppress(*TROUBLE):
+                handle.watcher.await_durable()
+                single.durable.add(record)
+
+    def _any_partitions(self, publisher: Publisher) -> list[str]:
+        active = publisher._producer.description.active
+        return [active[self.draw(len(active))] for _ in range(1 + self.draw(6))]
 
     def run_publisher(self, process: SimRuntime, store: Any, name: str | None, who: str) -> None:
         """The life of one publisher process; it ends by a kill, by being fenced, or well."""
-        with suppress(Superseded, Closed):
-            publisher = self.open_publisher(process, store, name)
-            for text in self.saved[who]:
-                intents = AckIntents.from_json(text)
-                self.patiently(process, lambda intents=intents: publisher.apply(intents))  # type: ignore[misc]
-            for _ in range(3):
-                try:
-                    self.publish(publisher, process, who, roll_back=self.chance(0.2))
-                except TROUBLE as error:
-                    self.simulation.log(f"{process.name}: {error}")
-                    return  # as a service that starts anew
-            with suppress(*TROUBLE):
-                publisher.close(30.0)
+        try:
+            self._live_as_publisher(process, store, name, who)
+        except (Superseded, Closed) as error:
+            self.deeds[type(error).__name__] += 1
+
+    def _live_as_publisher(
+        self, process: SimRuntime, store: Any, name: str | None, who: str
+    ) -> None:
+        publisher = self.open_publisher(process, store, name)
+        for text in self.saved[who]:
+            intents = AckIntents.from_json(text)
+            self.patiently(process, lambda intents=intents: publisher.apply(intents))  # type: ignore[misc]
+        for _ in range(3):
+            try:
+                self.publish(publisher, process, who, roll_back=self.chance(0.2))
+            except TROUBLE as error:
+                self.simulation.log(f"{process.name}: {error}")
+                return  # as a service that starts anew
+        with suppress(*TROUBLE):
+            publisher.close(30.0)
 
     # Readers.
 
@@ -223,6 +294,8 @@ class PublishingWorld:
                     epoch = queue.claim_epoch(None).epoch
                 manifest = queue.read()
                 assert manifest is not None
+                if manifest.sealed:
+                    return
                 rule = (
                     ReadCommitted(name)
                     if state is None
@@ -281,7 +354,7 @@ class PublishingWorld:
                     continue
                 with suppress(InvalidInput, Superseded):  # it has ended meanwhile
                     abort(place, each.producer, force=True)
-                    self.aborted += 1
+                    self.deeds["aborted"] += 1
 
         self.patiently(process, look)
 
@@ -289,14 +362,15 @@ class PublishingWorld:
 
     def check(self) -> None:
         """Each transaction is there whole and once, or not at all."""
-        manifests = {name: self.memory.get(f"{name}/manifest") for name in NAMES}
-        for name, got in manifests.items():
-            assert isinstance(got, Blob)
-            if Manifest.parse(got.data).entry_count:
+        for name in self.names():
+            manifest = self.manifest(name)
+            if manifest is None or manifest.entry_count:
                 self.simulation.fail(f"{name} is not empty: something was never decided")
         for number, written in enumerate(self.transactions):
             there = []
             for name, records in written.records.items():
+                if not records:
+                    continue  # refused
                 own = b"%d " % number
                 found = [each for each in self.delivered[name] if each.startswith(own)]
                 if found not in ([], records):
@@ -307,6 +381,14 @@ class PublishingWorld:
             wanted = {"committed": [True], "rolled back": [False]}.get(written.fate or "")
             if wanted is not None and sorted(set(there)) != wanted:
                 self.simulation.fail(f"transaction {number} was {written.fate}: {there}")
+
+        for (who, name), single in self.singles.items():
+            own = f"{who}/{name}:".encode()
+            found = [each for each in self.delivered[name] if each.startswith(own)]
+            if found != [each for each in single.records if each in found]:
+                self.simulation.fail(f"{who} has in {name}: {found}, of {single.records}")
+            if lost := single.durable.difference(found):
+                self.simulation.fail(f"{who} has not in {name}, and it was durable: {lost}")
 
     def shares(self) -> dict[str, int]:
         """How many transactions ended how."""
