@@ -16,7 +16,9 @@ from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.topic.intents import AckIntents
 from opendata_buffer.topic.transaction import OpenTransaction
 
-__all__ = ["PublisherName"]
+__all__ = ["PublisherName", "app_of", "name_of"]
+
+_PREFIX = "publisher."
 
 _QUERY = "publisher"
 """Stands in the commit record where a Spark query has its id, so that neither takes the other's."""
@@ -100,9 +102,14 @@ def app_of(name: str) -> str:
     """
     try:
         if name:
-            return Transaction(f"publisher.{name}", 0).app
+            return Transaction(f"{_PREFIX}{name}", 0).app
     except InvalidInput:
         pass
     raise InvalidInput(
         f"publisher name is {name!r:.80}: use 1 to 190 characters of A-Z a-z 0-9 . _ -"
     )
+
+
+def name_of(app: str) -> str:
+    """The publisher's name, from the app that stands in the locations of its transactions."""
+    return app.removeprefix(_PREFIX)

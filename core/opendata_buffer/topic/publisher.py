@@ -36,7 +36,7 @@ from opendata_buffer.stores import Store
 from opendata_buffer.topic.endings import Endings
 from opendata_buffer.topic.handle import TopicHandle
 from opendata_buffer.topic.intents import AckIntents
-from opendata_buffer.topic.named import PublisherName
+from opendata_buffer.topic.named import PublisherName, name_of
 from opendata_buffer.topic.one_at_a_time import OneAtATime
 from opendata_buffer.topic.outside import Outside
 from opendata_buffer.topic.producer import TopicProducer
@@ -235,8 +235,8 @@ class Publisher(ClosedAtEnd):
             intents: Of :meth:`build_ack_intents`; or saved by an instance before this one.
 
         Raises:
-            InvalidInput: They are of another topic; or this publisher has a name, and they are
-                of a transaction that it has rolled back or that is another publisher's.
+            InvalidInput: They are of another topic, or of a publisher of another name or with
+                one; or of a transaction that this publisher, which has a name, has rolled back.
             Superseded: A later instance of the name lives. The transaction is rolled back, and
                 so is whatever else this instance would publish.
             TransientStorageError: The message says whether the transaction is committed. With a
@@ -359,9 +359,16 @@ class Publisher(ClosedAtEnd):
     def _apply_saved(self, intents: AckIntents) -> None:
         if self._name is not None:
             self._name.check_applied(intents)
-        else:
-            with self._deadline():
-                self._endings.settle(intents.producer, intents.clocks, None, {})
+            return
+        if intents.txn is not None:
+            # Its record decides. Acknowledged without that in some partitions, and rolled back in
+            # the others by the next instance of the name, it would be there by half.
+            raise InvalidInput(
+                f"the intents are of publisher {name_of(intents.txn.app)!r}: open a publisher of "
+                "that name, which applies them if they are committed"
+            )
+        with self._deadline():
+            self._endings.settle(intents.producer, intents.clocks, None, {})
 
     def _decide(self, name: PublisherName, intents: AckIntents, current: OpenTransaction) -> None:
         try:

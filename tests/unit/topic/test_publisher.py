@@ -260,6 +260,18 @@ def test_intents_of_another_topic_or_publisher_are_refused(store: Faulty) -> Non
             named.apply(intents)
 
 
+def test_intents_of_a_name_are_not_applied_past_its_record(store: Faulty) -> None:
+    publisher = opened(store, "billing")
+    all_published(publisher)
+    saved = publisher.build_ack_intents(WAIT_S).to_json()
+    with opened(store) as nameless, pytest.raises(InvalidInput, match="of publisher 'billing'"):
+        nameless.apply(AckIntents.from_json(saved))
+    assert seen(store) == []
+    publisher.commit()
+    assert seen(store) == ENTRIES
+    publisher.close()
+
+
 def test_a_nameless_publisher_does_not_commit_by_itself(store: Faulty) -> None:
     with opened(store) as publisher, pytest.raises(InvalidInput, match="or give it a name"):
         publisher.commit()
