@@ -64,7 +64,7 @@ def check_schema(schema: StructType, values: ValueOptions | None = None) -> None
             one that may be null.
     """
     if values is not None:
-        check_typed_schema(schema, values, arrow_schema(schema))
+        check_typed_schema(schema, values, arrow_schema)
         return
     seen: set[str] = set()
     for field in schema.fields:

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark.sql.types import ArrayType, DataType, MapType, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    MapType,
+    NumericType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    UserDefinedType,
+)
 
 from buffer_source.columns import COLUMNS
 from opendata_buffer.errors import InvalidInput
@@ -24,17 +38,24 @@ OWN = {
 }
 """Our columns by the names they have beside the fields of records."""
 
+_SCALARS = (
+    BinaryType, BooleanType, DateType, NumericType, StringType, TimestampNTZType, TimestampType,
+    UserDefinedType,
+)  # fmt: skip
+
 INFERRED = "opendata-buffer.inferred"
 """In the metadata of a column that nobody asked for: the schema's line to paste."""
 
 
-def check_typed_schema(schema: StructType, options: ValueOptions, arrow: pa.Schema) -> None:
+def check_typed_schema(
+    schema: StructType, options: ValueOptions, to_arrow: Callable[[StructType], pa.Schema]
+) -> None:
     """Accept what records can be read into.
 
     Args:
         schema: The user's.
         options: How records are read.
-        arrow: The same schema as Arrow has it.
+        to_arrow: Gives the same schema as Arrow has it.
 
     Raises:
         InvalidInput: A column of a type that is not read, a repeated one, or NOT NULL.
@@ -42,7 +63,7 @@ def check_typed_schema(schema: StructType, options: ValueOptions, arrow: pa.Sche
     for field in schema.fields:
         own = OWN.get(field.name)
         if own is None:
-            _check_nullable(field.name, field.dataType, field.nullable)
+            _check_field(field.name, field.dataType, field.nullable)
             if field.name != options.corrupt_column:
                 _check_not_own(field.name)
             continue
@@ -54,10 +75,10 @@ def check_typed_schema(schema: StructType, options: ValueOptions, arrow: pa.Sche
                 f"{field.dataType.simpleString().upper()}: it is {types}. Cast it after loading."
             )
         if column.nullable and not field.nullable:
-            _check_nullable(field.name, field.dataType, field.nullable)
+            _check_field(field.name, field.dataType, field.nullable)
     from opendata_buffer.values.decoder import Decoder  # 60 ms with all that it reads by
 
-    Decoder(record_schema(arrow), options)
+    Decoder(record_schema(to_arrow(schema)), options)
 
 
 def meant_as_own(name: str) -> str | None:
@@ -102,7 +123,7 @@ def record_schema(arrow: pa.Schema) -> pa.Schema:
     return pa.schema([each for each in arrow if each.name not in OWN])
 
 
-def _check_nullable(name: str, dtype: DataType, nullable: bool) -> None:
+def _check_field(name: str, dtype: DataType, nullable: bool) -> None:
     if not nullable:
         raise InvalidInput(
             f"schema wants column {name!r} NOT NULL: a record may lack it, or have something else "
@@ -110,8 +131,15 @@ def _check_nullable(name: str, dtype: DataType, nullable: bool) -> None:
         )
     if isinstance(dtype, StructType):
         for field in dtype.fields:
-            _check_nullable(f"{name}.{field.name}", field.dataType, field.nullable)
+            _check_field(f"{name}.{field.name}", field.dataType, field.nullable)
     elif isinstance(dtype, ArrayType):
-        _check_nullable(f"{name}[]", dtype.elementType, dtype.containsNull)
+        _check_field(f"{name}[]", dtype.elementType, dtype.containsNull)
     elif isinstance(dtype, MapType):
-        _check_nullable(f"{name}{{}}", dtype.valueType, dtype.valueContainsNull)
+        _check_field(f"{name}{{}}", dtype.valueType, dtype.valueContainsNull)
+    elif not isinstance(dtype, _SCALARS):
+        # To Arrow some of these are structs of bytes, and all that records have were null there.
+        raise InvalidInput(
+            f"schema wants column {name!r} as {dtype.simpleString().upper()}, which records are "
+            "not read into: read it as STRING and convert it after loading, a variant for example "
+            "with parse_json"
+        )

@@ -1,7 +1,15 @@
 from __future__ import annotations
 
 import pytest
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    MapType,
+    StringType,
+    StructType,
+    VariantType,
+    YearMonthIntervalType,
+)
 
 from buffer_source.rows import check_schema
 from buffer_source.typed_schema import OWN, record_schema
@@ -31,7 +39,7 @@ def test_fields_of_records_and_our_own_columns_lie_side_by_side() -> None:
     [
         (["_sequence int"], "schema wants column '_sequence' as INT: it is BIGINT"),
         (["_sequnce bigint"], "did you mean '_sequence'?"),
-        (["id interval day to second"], "column 'id' is of type duration"),
+        (["id interval day to second"], "column 'id' as INTERVAL DAY TO SECOND, which records"),
         (["id int", "id bigint"], "schema has the column 'id' twice"),
         (["_corrupt_record int"], "make it STRING"),
     ],
@@ -48,6 +56,23 @@ def test_not_null_is_refused_at_any_depth(column: str) -> None:
     schema = StructType().add("id", "integer", nullable=column != "id").add("o", inner)
     with pytest.raises(InvalidInput, match=f"column '{column}' NOT NULL"):
         check(schema)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "named"),
+    [
+        (VariantType(), "'c' as VARIANT"),
+        (YearMonthIntervalType(), "'c' as INTERVAL YEAR TO MONTH"),
+        (ArrayType(StructType().add("x", VariantType())), "'c[].x' as VARIANT"),
+        (MapType(StringType(), VariantType()), "'c{}' as VARIANT"),
+    ],
+)
+def test_a_type_that_is_something_else_to_arrow_is_refused_at_any_depth(
+    dtype: DataType, named: str
+) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        check(StructType().add("c", dtype))
+    assert f"schema wants column {named}, which records are not read into" in str(caught.value)
 
 
 def test_the_columns_of_records_are_those_that_are_not_ours() -> None:
