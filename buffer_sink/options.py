@@ -16,6 +16,9 @@ from opendata_buffer.stores.factory import open_store
 __all__ = ["PARTITIONERS", "SINK_OPTIONS", "SinkOptions"]
 
 
+_LONGEST_MS = 10**12
+"""31 years, as elsewhere."""
+
 # Spark hands a streaming sink the options of the whole query, its own among them.
 _SPARK_OPTIONS = ("checkpointLocation", "queryName")
 
@@ -120,6 +123,12 @@ class SinkOptions:
                 f"option gatherBytes is {self.gather_bytes}, more than targetBatchBytes "
                 f"{self.target_batch_bytes}: the driver holds so much for each task. 65536 is "
                 "plenty for tasks with few rows."
+            )
+        if self.max_write_duration_ms > _LONGEST_MS:
+            # Beyond the 48 bits of a name's time it would be in the past, or be no name of a batch.
+            raise InvalidInput(
+                f"option maxWriteDurationMs is {self.max_write_duration_ms}: use at most "
+                f"{_LONGEST_MS} milliseconds"
             )
         if 2 * self.queue.cas_deadline_ms > self.gc_grace_period_ms:
             # The append checks ages once and may then race for cas_deadline_ms: both together

@@ -75,6 +75,7 @@ def test_spark_s_own_options_are_let_through() -> None:
         ({**STORE, "compresion": "zstd"}, "Did you mean 'compression'"),
         ({**STORE, "compression": "snappy"}, "use none or zstd"),
         ({**STORE, "zstdLevel": "23"}, "use 1 to 22"),
+        ({**STORE, "maxWriteDurationMs": str(1 << 48)}, "use at most 1000000000000"),
         ({**STORE, "gatherBytes": "20000000"}, "more than targetBatchBytes"),
         ({**STORE, "targetBatchBytes": "300000000"}, "more than maxBatchBytes 268435456"),
         ({**STORE, "gcGracePeriodMs": "1"}, "gcGracePeriodMs"),
