@@ -44,7 +44,7 @@ from opendata_buffer.stores.ranges import (
     listed,
 )
 from opendata_buffer.stores.root import Root
-from opendata_buffer.stores.versions import strong_etag, unversioned, weak_or_none
+from opendata_buffer.stores.versions import not_modified, strong_etag, unversioned, weak_or_none
 
 __all__ = ["AzureStore"]
 
@@ -135,7 +135,7 @@ class AzureStore:
                 data: bytes = found.readall()
             except self._errors() as error:
                 if status_of(error) == 304:
-                    return NotModified()
+                    return not_modified(key, self.url, if_changed)
                 if is_missing(error):
                     raise ObjectNotFound(key, self.url) from None
                 if status_of(error) != 416:

@@ -54,7 +54,7 @@ from opendata_buffer.stores.pace import Pace
 from opendata_buffer.stores.probe import PROBE_DEADLINE_MS, RACES, SAFE, probe_conditional_writes
 from opendata_buffer.stores.ranges import check_goes_on, check_limit, check_range, listed
 from opendata_buffer.stores.root import Root
-from opendata_buffer.stores.versions import unversioned
+from opendata_buffer.stores.versions import not_modified, unversioned
 from opendata_buffer.together import together
 
 __all__ = ["GcsStore"]
@@ -140,7 +140,7 @@ class GcsStore:
                 read=partial(read_object, key, byte_range, max_bytes),
             )
             if answer.status == 304:
-                return NotModified()
+                return not_modified(key, self.url, if_changed)
             if answer.status == 416:  # an empty range at the end of the object
                 answer = self._sent(
                     "GET", client.object_url(self._bucket, full), {}, key=key, verb="read"

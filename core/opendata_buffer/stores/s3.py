@@ -47,7 +47,7 @@ from opendata_buffer.stores.s3_client import S3Pair, connect
 from opendata_buffer.stores.s3_delete import chunks, delete_objects
 from opendata_buffer.stores.s3_errors import BUSY, NETWORK, code_of, status_of, storage_error
 from opendata_buffer.stores.s3_get import DirectGet
-from opendata_buffer.stores.versions import strong_etag, unversioned, weak_or_none
+from opendata_buffer.stores.versions import not_modified, strong_etag, unversioned, weak_or_none
 
 __all__ = ["S3Store"]
 
@@ -120,13 +120,13 @@ class S3Store:
                 if response is None:
                     response = self._direct.through(client, arguments, client.get_object)
                 elif response["Status"] == 304:
-                    return NotModified()
+                    return not_modified(key, self.url, if_changed)
                 elif response["Status"] == 404:
                     raise ObjectNotFound(key, self.url)
             except boto.ClientError as error:
                 status, code = status_of(error), code_of(error)
                 if status == 304:
-                    return NotModified()
+                    return not_modified(key, self.url, if_changed)
                 if status == 416:
                     return self._past_the_end(key, full)
                 if status == 404 and code != "NoSuchBucket":

@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
-from opendata_buffer.errors import UnsafeStore
+from opendata_buffer.errors import TransientStorageError, UnsafeStore
+from opendata_buffer.stores import NotModified
 
-__all__ = ["strong_etag", "unversioned", "weak_or_none"]
+__all__ = ["not_modified", "strong_etag", "unversioned", "weak_or_none"]
+
+
+def not_modified(key: str, store: str, if_changed: str | None) -> NotModified:
+    """What a 304 means: nothing, where no version was asked about.
+
+    Args:
+        key: That was read.
+        store: Its URL.
+        if_changed: The version that the caller knows.
+
+    Raises:
+        TransientStorageError: It knows none, and would take the answer for the object.
+    """
+    if if_changed is None:
+        raise TransientStorageError(
+            f"cannot read {key!r} in {store}: it was answered as not modified (304), which was not "
+            "asked. Check what answers at the endpoint (a cache?), or try again later."
+        )
+    return NotModified()
 
 
 def strong_etag(etag: str | None) -> str | None:

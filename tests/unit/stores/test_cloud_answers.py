@@ -25,6 +25,7 @@ from opendata_buffer.stores import (
     Applied,
     Blob,
     IfVersion,
+    NotModified,
     Unknown,
     Vanished,
     VersionConflict,
@@ -120,6 +121,13 @@ def test_a_pause_that_the_service_asks_for_is_kept(cloud: Cloud, script: Script)
         assert isinstance(store.get("k"), Blob)
         assert store._runtime.monotonic() - began >= 20
         assert len(server.asked) == 2
+
+
+def test_not_modified_is_no_answer_to_a_plain_read(cloud: Cloud, script: Script) -> None:
+    store, _ = script(Reply(304))
+    assert store.get("k", if_changed=cloud.version) == NotModified()
+    with pytest.raises(TransientStorageError, match=r"'k' in .*304.*a cache"):
+        store.get("k")
 
 
 def test_a_date_that_is_none_is_transient(cloud: Cloud, script: Script) -> None:

@@ -14,7 +14,7 @@ from opendata_buffer.errors import (
     StorageError,
     TransientStorageError,
 )
-from opendata_buffer.stores import ABSENT, Blob, IfVersion, Unknown, Vanished
+from opendata_buffer.stores import ABSENT, Blob, IfVersion, NotModified, Unknown, Vanished
 from opendata_buffer.stores.s3 import S3Store
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.http_scripts import Reply, ScriptedServer
@@ -108,6 +108,14 @@ def test_a_404_of_the_store_is(script: Script, answer: Reply) -> None:
         with pytest.raises(ObjectNotFound):
             store.get("k")
     assert store.put_if("k", b"x", IfVersion('"7"')) == Vanished()
+
+
+def test_not_modified_is_no_answer_to_a_plain_read(script: Script) -> None:
+    store, _ = script(Reply(304), FOUND, Reply(304))
+    for _ in range(2):  # by boto3, and past it
+        with pytest.raises(TransientStorageError, match=r"'k' in s3://bucket.*304.*a cache"):
+            store.get("k")
+        assert isinstance(store.get("k", if_changed='"7"'), Blob | NotModified)
 
 
 def test_an_error_whose_body_breaks_off_is_transient(script: Script) -> None:

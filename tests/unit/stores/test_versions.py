@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from opendata_buffer.errors import UnsafeStore
-from opendata_buffer.stores.versions import strong_etag, unversioned, weak_or_none
+from opendata_buffer.errors import TransientStorageError, UnsafeStore
+from opendata_buffer.stores import NotModified
+from opendata_buffer.stores.versions import (
+    not_modified,
+    strong_etag,
+    unversioned,
+    weak_or_none,
+)
 
 
 @pytest.mark.parametrize("etag", [None, "", 'W/"abc"'])
@@ -23,3 +29,9 @@ def test_a_store_without_versions_is_refused_with_what_it_answered_and_what_to_u
         assert isinstance(error, UnsafeStore)
         assert f"store 's3://b' at https://h answers with {said}: nothing tells" in str(error)
         assert str(error).endswith("overwrite each other. Use X.")
+
+
+def test_not_modified_answers_only_a_question_about_a_version() -> None:
+    assert not_modified("k", "s3://b", '"7"') == NotModified()
+    with pytest.raises(TransientStorageError, match="'k' in s3://b: it was answered as not modif"):
+        not_modified("k", "s3://b", None)
