@@ -13,6 +13,7 @@ change goes on as it would without: the compare-and-swap decides in any case.
 from __future__ import annotations
 
 import logging
+import os
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -83,12 +84,14 @@ class GuestQueue(Queue):
         self._asks = broker != "off"
         self._found_in = store
         self._network = network
+        self._pid = os.getpid()
         self._finder: Finder | None = None
         self._look_at = float("-inf")
         self._floor: Connection | None = None
         self._floor_until = float("-inf")
 
     def _update(self, *args: Any, from_memory: bool = False) -> Outcome[Manifest | None]:
+        self._give_up_in_child()
         if self._finder is not None and self._finder.connection is not None:
             # The broker has written since, so what is remembered is out of date.
             from_memory = False
@@ -105,9 +108,16 @@ class GuestQueue(Queue):
 
     def disconnect(self) -> None:
         """End the connection to the broker; the next append makes one if it has to."""
+        self._give_up_in_child()
         connection = None if self._finder is None else self._finder.connection
         if self._finder is not None and connection is not None:
             self._finder.forget(connection)
+
+    def _give_up_in_child(self) -> None:
+        """The thread that reads the connection, and may have its locks, is the parent's."""
+        if self._pid != os.getpid():
+            self._pid, self._finder, self._floor = os.getpid(), None, None
+            self._look_at = self._floor_until = float("-inf")
 
     def _after_conflict(self) -> float | None:
         """Somebody was faster: have him wait, where that is a broker."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -267,3 +268,24 @@ def test_a_queue_that_is_dropped_without_a_word_ends_its_connection() -> None:
     del world.guest
     gc.collect()
     assert broker.is_over
+
+
+def test_a_forked_child_leaves_its_parents_connection_alone_and_makes_one_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    world.announce()
+    world.append("parent", faster=1)
+    (parents,) = world.brokers
+    said = list(parents.said)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    world.append("alone")
+    assert len(world.brokers) == 1
+    world.append("child", faster=1)
+    _, own = world.brokers
+    assert own.said == ["floor", "over"]
+    world.guest.close()
+    assert own.is_over
+    # The thread that reads it, and may have had its locks when the process was forked, is not here.
+    assert parents.said == said
+    assert not parents.is_over
