@@ -41,7 +41,7 @@ from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.producer.producer import Producer
-from opendata_buffer.queue.owner import claim_queue
+from opendata_buffer.queue.owner import check_owner, claim_queue
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores import Absent, Blob, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
@@ -759,6 +759,20 @@ def test_what_was_opened_by_a_relative_path_is_fetched_from_there_in_any_directo
         batch = read.next_batch()
     assert batch is not None
     assert batch.entries == [b"a"]
+
+
+def test_closing_lets_the_marker_remember_how_far_the_queue_got() -> None:
+    store, runtime = MemoryStore(), ManualRuntime()
+    config = ConsumerConfig(store="memory://unused", ack_interval=1)
+    entry = NewEntry("ingest/a.batch")
+    Queue(store, config, runtime=runtime, role="test").append([entry])
+    with Consumer(config, store=store, runtime=runtime) as consumer:
+        consumer.next_descriptors(1)
+        consumer.ack(0)
+    claim = check_owner(store, config, runtime=runtime)
+    assert claim is not None
+    assert claim.watermark is not None
+    assert (claim.watermark.acked, claim.watermark.acked_location) == (0, entry.location)
 
 
 @pytest.mark.parametrize("moment", ["opens", "acknowledges"])
