@@ -14,7 +14,7 @@ from opendata_buffer.broker.messages import MAX_OPEN_REQUESTS, VALID_MS, error_o
 from opendata_buffer.broker.wire import ProtocolError
 from opendata_buffer.errors import OpenDataBufferError
 
-__all__ = ["Answer", "Appended", "Call", "Lost", "OpenCalls", "Refused", "Reply"]
+__all__ = ["Answer", "Appended", "Lost", "OpenCall", "OpenCalls", "Refused", "Reply"]
 
 RENEW_S = 0.5
 """An append whose broker was last heard so long before the last word of it is renewed."""
@@ -57,7 +57,7 @@ _ANSWERS = {"done", "refused", "lost", "failed", "claimed", "finished", "beaten"
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class OpenCall:
     """One request that waits for its answer.
 
     Attributes:
@@ -88,14 +88,14 @@ class OpenCalls:
     def __init__(self) -> None:
         self.clock: Any = None
         self.heard_at = 0.0
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, OpenCall] = {}
         self._number = 0
         self._next = 0  # sequence of the queue's next entry, as far as was heard
 
     def __len__(self) -> int:
         return len(self._calls)
 
-    def __iter__(self) -> Iterator[Call]:
+    def __iter__(self) -> Iterator[OpenCall]:
         return iter(self._calls.values())
 
     @property
@@ -103,11 +103,11 @@ class OpenCalls:
         """Whether a broker would end the connection of who asks for more at once."""
         return len(self._calls) >= MAX_OPEN_REQUESTS
 
-    def begin(self, *, posted: bool = False) -> tuple[int, Call]:
+    def begin(self, *, posted: bool = False) -> tuple[int, OpenCall]:
         """A request that is not an append: its number, and where its answer will be."""
-        return self._open(Call(Lost(self._next, self.heard_at), posted=posted))
+        return self._open(OpenCall(Lost(self._next, self.heard_at), posted=posted))
 
-    def begin_append(self, since: int | None, begin_by: float) -> tuple[int, Call]:
+    def begin_append(self, since: int | None, begin_by: float) -> tuple[int, OpenCall]:
         """An append: its number, and where its answer will be.
 
         Args:
@@ -116,7 +116,7 @@ class OpenCalls:
         """
         valid_s = min(VALID_MS / 1000, begin_by - self.heard_at)
         lost = Lost(self._next if since is None else since, self.heard_at + valid_s)
-        return self._open(Call(lost, self.heard_at, valid_s, begin_by))
+        return self._open(OpenCall(lost, self.heard_at, valid_s, begin_by))
 
     def end(self, number: int) -> None:
         """Whoever waited has the answer, or waits no longer."""
@@ -185,7 +185,7 @@ class OpenCalls:
             if call.answer is None:
                 call.answer = call.lost
 
-    def _open(self, call: Call) -> tuple[int, Call]:
+    def _open(self, call: OpenCall) -> tuple[int, OpenCall]:
         self._number += 1
         self._calls[self._number] = call
         return self._number, call

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from opendata_buffer.broker.announcement import Announcement
-from opendata_buffer.broker.calls import Answer, Appended, Call, Lost, OpenCalls, Refused, Reply
+from opendata_buffer.broker.calls import Answer, Appended, Lost, OpenCall, OpenCalls, Refused, Reply
 from opendata_buffer.broker.messages import MAX_ENTRIES, append_body
 from opendata_buffer.broker.wire import ClientEnd, ProtocolError
 from opendata_buffer.errors import OpenDataBufferError
@@ -208,7 +208,7 @@ class Connection:
         self._abandoned = True
 
     def _complete(
-        self, number: int, call: Call, body: dict[str, Any], timeout: float | None = None
+        self, number: int, call: OpenCall, body: dict[str, Any], timeout: float | None = None
     ) -> Answer | Reply:
         until = None if timeout is None else self._runtime.monotonic() + timeout
         try:

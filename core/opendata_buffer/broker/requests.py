@@ -10,15 +10,16 @@ from opendata_buffer.broker.messages import whole
 from opendata_buffer.broker.wire import ProtocolError
 
 __all__ = [
-    "Answer",
     "ClaimRequest",
     "FinishRequest",
+    "Responder",
     "parse_beat",
     "parse_claim",
     "parse_finish",
 ]
 
-Answer: TypeAlias = Callable[[dict[str, Any]], None]
+Responder: TypeAlias = Callable[[dict[str, Any]], None]
+"""Takes the answer to a request, as a message's body."""
 
 MAX_CLAIMED = 1_000
 MAX_WAIT_MS = 60_000
@@ -48,7 +49,7 @@ class ClaimRequest:
     worker: str
     timeout_ms: int
     max_deliveries: int
-    answer: Answer
+    answer: Responder
     waits: Callable[[], bool] = lambda: True
 
 
@@ -72,11 +73,11 @@ class FinishRequest:
     token: int
     reason: str
     rest_ms: int
-    answer: Answer
+    answer: Responder
 
 
 def parse_claim(
-    body: Mapping[str, Any], now: float, answer: Answer, waits: Callable[[], bool] = lambda: True
+    body: Mapping[str, Any], now: float, answer: Responder, waits: Callable[[], bool] = lambda: True
 ) -> ClaimRequest:
     """A claim out of a message.
 
@@ -98,7 +99,7 @@ def parse_claim(
     raise ProtocolError("a claim does not name its worker")
 
 
-def parse_finish(body: Mapping[str, Any], now: float, answer: Answer) -> FinishRequest:
+def parse_finish(body: Mapping[str, Any], now: float, answer: Responder) -> FinishRequest:
     """The end of a claim out of a message.
 
     Raises:

@@ -15,7 +15,7 @@ from typing import Any
 from opendata_buffer.broker.claims import Claims
 from opendata_buffer.broker.heartbeats import Heartbeats
 from opendata_buffer.broker.messages import error_body
-from opendata_buffer.broker.requests import Answer, ClaimRequest, FinishRequest
+from opendata_buffer.broker.requests import ClaimRequest, FinishRequest, Responder
 from opendata_buffer.broker.shelf import MAX_ANSWER_BYTES, Shelf
 from opendata_buffer.errors import ClaimLost
 
@@ -56,7 +56,7 @@ class Turn:
         self._ended_before = ended_before
         self._now = now
         self.claims = claims
-        self.said: list[tuple[Answer, dict[str, Any]]] = []
+        self.said: list[tuple[Responder, dict[str, Any]]] = []
         self.lapses: dict[int, float | None] = {}
         self.rests: dict[int, float] = {}
         self.ended: dict[int, str] = {}
