@@ -21,7 +21,7 @@ from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Store
 from opendata_buffer.values.infer import ddl, infer
-from opendata_buffer.values.options import ValueOptions
+from opendata_buffer.values.options import CSV, ValueOptions
 
 __all__ = ["infer_schema"]
 
@@ -66,12 +66,24 @@ def infer_schema(
 
 
 def _without_own(schema: pa.Schema, values: ValueOptions) -> pa.Schema:
-    """Without fields whose names stand for our columns, which nobody asked for."""
+    """Without fields whose names stand for our columns, which nobody asked for.
+
+    Raises:
+        InvalidInput: It is a column of CSV.
+    """
     left_out = {
         each: own
         for each in schema.names
         if each != values.corrupt_column and (own := meant_as_own(each)) is not None
     }
+    if (
+        left_out and values.format == CSV
+    ):  # Its fields are told by their places: none may be missing.
+        name = next(iter(left_out))
+        raise InvalidInput(
+            f"the first record calls a column {name!r}, which stands for a column of the queue: "
+            "name the columns with .schema(...), in the order of the fields"
+        )
     if left_out:
         log.warning(
             "fields of records are left out of the schema, for their names stand for columns of "
