@@ -14,6 +14,7 @@ from opendata_buffer.admin.observe import Observer
 from opendata_buffer.admin.start import Start
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.errors import InvalidInput
+from opendata_buffer.formats.keys import parse_location
 from opendata_buffer.formats.manifest import Manifest, QueueEntry
 from opendata_buffer.messages import undecided
 from opendata_buffer.quarantine import quarantine
@@ -41,11 +42,14 @@ class SeekPlan:
         first: Where the queue begins now.
         target: Where it shall begin; not below ``first``.
         dropped: The entries between the two.
+        cut: Transactions that begin before the target and end behind it. What of them lies behind
+            it stays, and is delivered where they are committed, as Kafka does.
     """
 
     first: int
     target: int
     dropped: Sequence[QueueEntry]
+    cut: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +79,8 @@ def plan_seek(store: Store, config: ConsumerConfig, start: Start, runtime: Runti
     target = start.sequence_in(manifest, config.manifest_path)
     dropped = manifest.entries(limit=target - manifest.first_sequence)
     _refuse_torn(manifest, target, config)
-    return SeekPlan(manifest.first_sequence, target, dropped)
+    cut = _cut(manifest, target, config.data_path_prefix)
+    return SeekPlan(manifest.first_sequence, target, dropped, cut)
 
 
 def seek(
@@ -142,3 +147,16 @@ def _refuse_torn(manifest: Manifest, target: int, config: ConsumerConfig) -> Non
                 "it apart. End it with 'opendata-buffer transactions abort', or seek to "
                 f"{each.first_sequence} at the most"
             )
+
+
+def _cut(manifest: Manifest, target: int, prefix: str) -> int:
+    """How many transactions lie on both sides of a place; none of them is undecided."""
+    locations = manifest.locations()
+    at = target - manifest.first_sequence
+    found = len(undecided(enumerate(locations[:at], manifest.first_sequence), prefix))
+    if 0 < at < len(locations):
+        last, first = (parse_location(each, prefix) for each in locations[at - 1 : at + 1])
+        # Without messages: a transaction is one piece of neighbours with one identity.
+        if last and first and last.txn and last.txn == first.txn and not last.message:
+            found += 1
+    return found

@@ -77,6 +77,14 @@ def seek(
         for config in place.written(runtime)
     ]
     dropped = sum(len(plan.dropped) for _, plan in plans)
+    for config, plan in plans:
+        if plan.cut:
+            click.echo(
+                f"note: {config.data_path_prefix}: {plural(plan.cut, 'transaction')} on both sides "
+                f"of sequence {plan.target}: what lies behind it stays, and is delivered if it is "
+                "committed",
+                err=True,
+            )
     if dropped and not dry_run:
         where = place.store.url
         kept = "copied to the quarantine first" if copy else "NOT copied: nothing brings them back"

@@ -11,7 +11,7 @@ from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import InvalidInput, PermanentStorageError
 from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.keys import batch_key
+from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.quarantine import list_quarantine, read_copy
@@ -117,4 +117,15 @@ def test_a_transaction_that_is_not_decided_is_not_torn_apart() -> None:
         plan_seek(store, CONFIG, Start.parse("2"), RUNTIME)
     assert plan_seek(store, CONFIG, Start.parse("1"), RUNTIME).target == 1
     store.put("ingest/manifest", open_.append([message(4, ACK_TXN)]).raw)
-    assert plan_seek(store, CONFIG, Start.parse("2"), RUNTIME).target == 2
+    plans = [plan_seek(store, CONFIG, Start.parse(str(n)), RUNTIME) for n in range(5)]
+    assert [(plan.target, plan.cut) for plan in plans] == [(0, 0), (1, 0), (2, 1), (3, 1), (4, 0)]
+
+
+def test_a_transaction_of_one_piece_is_counted_where_the_place_is_inside() -> None:
+    store = queue_of(0)
+    entries = [
+        NewEntry(batch_key("ingest", RUNTIME.ulid(), Transaction("app", n))) for n in (1, 1, 2)
+    ]
+    store.put("ingest/manifest", Manifest.empty().append(entries).raw)
+    plans = [plan_seek(store, CONFIG, Start.parse(str(n)), RUNTIME) for n in range(4)]
+    assert [plan.cut for plan in plans] == [0, 1, 0, 0]

@@ -7,6 +7,9 @@ import json
 import pytest
 
 from opendata_buffer import Consumer, ConsumerConfig, Fenced
+from opendata_buffer.formats.keys import Transaction, batch_key
+from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.cli.shell import fails, fill, manifest_of, ok, records_of, run, topic_of
 
@@ -82,6 +85,16 @@ def test_seek_nowhere_says_what_there_is(url: str) -> None:
     assert "sequence 0 has left the queue" in fails("seek", url, "--to", "0", "--yes")
     assert "beyond the end" in fails("seek", url, "--to", "9", "--yes")
     assert "there is no queue" in fails("seek", url, "--to", "1", "--data-path-prefix", "x")
+
+
+def test_seek_into_a_transaction_says_that_its_rest_is_delivered(
+    url: str, store: MemoryStore
+) -> None:
+    names = [batch_key("ingest", SystemRuntime().ulid(), Transaction("app", 1)) for _ in "ab"]
+    store.put("ingest/manifest", Manifest.empty().append([NewEntry(each) for each in names]).raw)
+    said = ok("seek", url, "--to", "1", "--dry-run").stderr
+    assert "note: ingest: 1 transaction on both sides of sequence 1: what lies behind it" in said
+    assert ok("seek", url, "--to", "latest", "--dry-run").stderr == ""
 
 
 def test_a_topic_is_moved_by_time_or_to_the_latest(url: str, store: MemoryStore) -> None:
