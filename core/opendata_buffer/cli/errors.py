@@ -21,6 +21,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable
+from io import TextIOWrapper
 from typing import IO, Any, NoReturn
 
 import click
@@ -69,6 +70,9 @@ class Application(click.Group):
         _log_to_stderr(ctx.params.get("verbose", 0))
         if sys.stdout is None:  # not written to is not the same as written out
             raise Failure("standard output is closed: give the command one, such as >/dev/null")
+        if isinstance(sys.stdout, TextIOWrapper):
+            # Names that an operating system gives need not be text: tables show them escaped.
+            sys.stdout.reconfigure(errors="backslashreplace")
         try:
             result = super().invoke(ctx)
             # Here, where it can still be reported: at exit Python would print a traceback.

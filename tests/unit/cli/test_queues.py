@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from opendata_buffer.broker.announcement import Announcement
+from opendata_buffer.broker.claims import Claims, encode
 from opendata_buffer.broker.lease import Lease
 from opendata_buffer.cli.commands import cli
 from opendata_buffer.config import QueueConfig, WorkerConfig
@@ -223,3 +224,9 @@ def test_status_of_a_queue_without_a_broker_loads_no_network(url: str) -> None:
         "assert not {'pyarrow', 'numpy', 'websockets', 'boto3'} & set(sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_name_that_is_no_text_is_shown_escaped(url: str, store: MemoryStore) -> None:
+    fill(url, [b"a"])
+    store.put("ingest/_claims.json", encode(Claims(1, 0).claim([0], "worker-\udc80", 1_000)))
+    assert "worker-\\udc80" in ok("status", url).stdout
