@@ -14,7 +14,12 @@ from typing import Any, Protocol
 
 from opendata_buffer.admin.observe import Observer
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.errors import CorruptData, InvalidInput, QueueReset
+from opendata_buffer.errors import (
+    CorruptData,
+    InvalidInput,
+    PermanentStorageError,
+    QueueReset,
+)
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.marker import MARKER_NAME, Marker
 from opendata_buffer.queue.nesting import TOPIC_KEY, exists
@@ -140,7 +145,10 @@ class _Walk:
     def _has(self, folder: str, name: str) -> bool:
         key = f"{folder}/{name}" if folder else name
         if key not in self._known:
-            self._known[key] = exists(self._store, key)
+            try:
+                self._known[key] = exists(self._store, key)
+            except PermanentStorageError:
+                self._known[key] = False  # Who may list it, and not read it, walks through it.
         return self._known[key]
 
 
@@ -174,7 +182,7 @@ def _topic(store: Store, folder: str, config: QueueConfig, runtime: Runtime) -> 
             prefix = f"{folder}/{name}".lstrip("/")
             own = replace(config, data_path_prefix=prefix, manifest_path="")
             waits.append(Observer(store, own, runtime).find() or Manifest.empty())
-    except (CorruptData, QueueReset) as error:
+    except (CorruptData, QueueReset, PermanentStorageError) as error:
         return Found(kind="topic", store=url, error=str(error))
     ages = [age for each in waits if (age := each.age_s(runtime.now_ms())) is not None]
     return Found(
@@ -195,8 +203,10 @@ def _queue(store: Store, folder: str, config: QueueConfig, runtime: Runtime) -> 
             own = replace(own, manifest_path=marker.manifest_path)
         manifest = Queue(store, own, runtime=runtime, role="observer").read()
         error = None if manifest is not None else "its manifest is gone"
-    except (CorruptData, InvalidInput) as fault:
-        if marker is None and not exists(store, f"{folder}/{MARKER_NAME}"):
+    except (CorruptData, InvalidInput, PermanentStorageError) as fault:
+        # Who may not read it cannot tell whether it is one.
+        told = marker is not None or isinstance(fault, PermanentStorageError)
+        if not told and not exists(store, f"{folder}/{MARKER_NAME}"):
             return None
         manifest, error = None, str(fault)
     root, prefix = _root_of(folder, manifest, marker)

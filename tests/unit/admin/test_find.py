@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from opendata_buffer.admin import find as find_module
 from opendata_buffer.admin.find import find, find_folders
 from opendata_buffer.config import ConsumerConfig, ProducerConfig, QueueConfig
 from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.errors import PermanentStorageError
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.producer.producer import Producer
@@ -86,6 +88,26 @@ def test_what_cannot_be_read_is_in_the_list_with_its_error() -> None:
     ]  # fmt: skip
     assert found[2].error == "its manifest is gone"
     assert "owner marker is not readable: object 'vast/_owner.json' has" in (found[3].error or "")
+
+
+def test_a_queue_that_may_not_be_read_does_not_hide_the_others() -> None:
+    class Guarded(MemoryStore):
+        def get(self, key: str, **options: Any) -> Any:
+            if key.startswith(("secret/", "closed/")):
+                raise PermanentStorageError(f"403: {key}")
+            return super().get(key, **options)
+
+    store = Guarded()
+    with Producer(ProducerConfig(store="memory://x"), store=store) as producer:
+        producer.produce([b"a"])
+    store.put("secret/manifest", b"")
+    store.put("closed/_topic.json", b"")
+    found = find(store, QueueConfig(store="memory://x"), RUNTIME)
+    assert [(each.kind, each.batches, each.error) for each in found] == [
+        ("topic", None, "403: closed/_topic.json"),
+        ("queue", 1, None),
+        ("queue", None, "403: secret/_owner.json"),
+    ]
 
 
 def test_a_queue_of_a_client_without_markers_is_found() -> None:
