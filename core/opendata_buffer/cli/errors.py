@@ -78,7 +78,11 @@ class Application(click.Group):
             # Here, where it can still be reported: at exit Python would print a traceback.
             sys.stdout.flush()
             return result
-        except (click.exceptions.Exit, click.Abort, click.ClickException):
+        except click.Abort:
+            if (code := signalled()) is not None:
+                ctx.exit(code)  # Ctrl-C at a question is not its answer "no".
+            raise
+        except (click.exceptions.Exit, click.ClickException):
             raise
         except KeyboardInterrupt:
             ctx.exit(INTERRUPTED)

@@ -96,6 +96,14 @@ def test_an_interrupt_or_a_gone_reader_is_silent(error: BaseException, code: int
     assert result.stderr == "warning: a warning\n"
 
 
+def test_ctrl_c_at_a_question_is_an_interrupt_and_its_answer_no_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert run(click.Abort()).exit_code == 1
+    monkeypatch.setattr("opendata_buffer.cli.errors.signalled", lambda: 130)
+    assert run(click.Abort()).exit_code == 130
+
+
 def test_usage_errors_exit_2() -> None:
     result = run(None, "--unknown")
     assert result.exit_code == 2
