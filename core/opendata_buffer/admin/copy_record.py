@@ -24,7 +24,8 @@ __all__ = ["RECORD", "CopyRecord", "copy_app", "copy_record_key"]
 
 RECORD = Sidecar(
     "the record of a copy",
-    "Go on with the version that wrote it.",
+    "Delete it, and run the copy again: it begins anew, and what still waits in the target is not "
+    "copied twice.",
     max_bytes=16 * 1024 * 1024,
 )
 

@@ -44,7 +44,7 @@ from opendata_buffer.queue.cas import CasStore
 from opendata_buffer.queue.marker import MARKER_NAME
 from opendata_buffer.queue.nesting import exists
 from opendata_buffer.queue.owner import Claim, check_owner, claim_queue
-from opendata_buffer.queue.words import named_manifest
+from opendata_buffer.queue.words import named_manifest, shell_words
 from opendata_buffer.runtime import Runtime, SystemRuntime, Task
 from opendata_buffer.stores import (
     Delete,
@@ -247,10 +247,11 @@ class GarbageCollector:
             return fault
         if manifest.entry_count and self._what_is_queued(manifest).oldest_ms is None:
             oldest = manifest.entries(limit=1)[0]
+            words = shell_words(self._store.url, self._config)
             return (
                 f"the object of the oldest queued batch {oldest.sequence} at {oldest.location!r} "
                 "is gone, and its name does not tell what is older. Restore the object, or pass "
-                "the batch by."
+                f"the batch by with 'opendata-buffer skip {words} {oldest.sequence}'."
             )
         return None
 

@@ -430,6 +430,7 @@ def test_an_oldest_batch_that_is_gone_and_whose_name_tells_no_time_holds_everyth
     assert report.deleted == 0
     assert report.plan.held is not None
     assert "oldest queued batch 0 at 'ingest/old-name.batch' is gone" in report.plan.held
+    assert "'opendata-buffer skip memory://" in report.plan.held
 
 
 # A job of one minute an hour.
