@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptData, StorageError
+from opendata_buffer.formats.keys import MAX_KEY_BYTES
 from opendata_buffer.formats.sidecar import Sidecar
 from opendata_buffer.queue.cas import CasStore, Done, Gone, Register
 from opendata_buffer.runtime import Runtime
@@ -79,8 +80,9 @@ class SavedPlace:
         if isinstance(found, Gone):
             self._register = self._opened()
         self._known = (found.value if isinstance(found, Done) else None) or Place()
-        # Another prefix's key would skip everything.
-        return self._known.after if self._known.after.startswith(f"{self._prefix}/") else ""
+        # Another prefix's key would skip everything, and what is no key fails each listing.
+        after = self._known.after
+        return after if after.startswith(f"{self._prefix}/") and _is_key(after) else ""
 
     def save(self, after: str) -> None:
         """Remember a key; whoever saves last wins, and a failure is only logged."""
@@ -118,3 +120,10 @@ class SavedPlace:
             key = self._register.key
             log.warning("the collector begins at the first object: %r: %s", key, error)
             return Place()
+
+
+def _is_key(text: str) -> bool:
+    try:
+        return len(text.encode()) <= MAX_KEY_BYTES
+    except UnicodeEncodeError:
+        return False

@@ -50,9 +50,10 @@ def test_a_small_queue_never_writes_one() -> None:
     assert store.list("").objects == ()
 
 
-def test_a_place_in_another_prefix_is_the_beginning() -> None:
+@pytest.mark.parametrize("after", ["q/z", "p/\udc80", "p/" + "k" * 1024])
+def test_a_place_that_is_no_key_of_the_prefix_is_the_beginning(after: str) -> None:
     store = MemoryStore()
-    store.put(KEY, Place("q/z").to_json())
+    store.put(KEY, Place(after).to_json())
     assert saved(store).load() == ""
 
 
