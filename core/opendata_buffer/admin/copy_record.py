@@ -24,8 +24,9 @@ __all__ = ["RECORD", "CopyRecord", "copy_app", "copy_record_key"]
 
 RECORD = Sidecar(
     "the record of a copy",
-    "Delete it, and run the copy again: it begins anew, and what still waits in the target is not "
-    "copied twice.",
+    "Restore its latest version (bucket versioning), or delete it: the copy begins anew then. What "
+    "still waits in the target is not copied twice; what its reader has taken is, unless it has "
+    "left the source.",
     max_bytes=16 * 1024 * 1024,
 )
 
