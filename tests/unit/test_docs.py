@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 
 import opendata_buffer
-from buffer_sink.options import SINK_OPTIONS
-from buffer_source.options import SOURCE_OPTIONS
+from buffer_sink.options import SINK_OPTIONS, SinkOptions
+from buffer_source.options import SOURCE_OPTIONS, SourceOptions
 from opendata_buffer import (
     AckIntents,
     Consumer,
@@ -31,7 +31,7 @@ from opendata_buffer import (
 )
 from opendata_buffer.cli.commands import cli
 from opendata_buffer.metrics import TABLE
-from opendata_buffer.option_reader import STORAGE_OPTIONS
+from opendata_buffer.option_reader import STORAGE_OPTIONS, OptionReader
 from tests.unit.cli.shell import ok
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,6 +79,50 @@ def test_the_options_of_the_source_are_those_of_the_code() -> None:
 def test_the_options_of_the_sink_are_those_of_the_code() -> None:
     assert first_column(section(OPTIONS, "Sink")) == set(SINK_OPTIONS) - {"path"}
     assert set(STORAGE_OPTIONS) <= set(SINK_OPTIONS)
+
+
+def stated_defaults(title: str) -> dict[str, str]:
+    """Of each option of a table its default: ``64 MiB`` in bytes, and no prose."""
+    stated = {}
+    rows = re.findall(r"^\| (`.*?) \| (.*?) \|", section(OPTIONS, title), flags=re.MULTILINE)
+    for names, cell in rows:
+        each, values = re.findall(r"`([\w.]+)`", names), cell.split(", ")
+        for name, value in zip(each, values, strict=False):
+            if size := re.fullmatch(r"(\d+) MiB", value):
+                stated[name] = str(int(size[1]) << 20)
+            elif re.fullmatch(r"`\S+`|\d+", value):
+                stated[name] = value.strip("`")
+    return stated
+
+
+def test_defaults_are_those_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: dict[str, str] = {}
+
+    def recorded(kind: str) -> None:
+        really = getattr(OptionReader, kind)
+
+        def read(self: OptionReader, name: str, *rest: Any, **least: Any) -> Any:
+            found = really(self, name, *rest, **least)
+            used[name] = str(found).lower() if isinstance(found, bool) else str(found)
+            return found
+
+        monkeypatch.setattr(OptionReader, kind, read)
+
+    for kind in ("integer", "boolean", "choice", "raw"):
+        recorded(kind)
+    given = {"path": str(tmp_path)}
+    for title, parse in (
+        ("Streaming source", lambda: SourceOptions.from_spark(given)),
+        ("Typed rows", lambda: SourceOptions.from_spark({**given, "valueFormat": "csv"})),
+        ("Sink", lambda: SinkOptions.for_stream(given)),
+    ):
+        used.clear()
+        parse()
+        stated = {name: each for name, each in stated_defaults(title).items() if name in used}
+        stated.pop("valueFormat")
+        assert len(stated) >= 1
+        assert stated == {name: used[name] for name in stated}
+    assert len(stated) > 7
 
 
 def test_every_error_is_explained_and_no_other() -> None:
