@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
@@ -41,6 +41,19 @@ _NAMES = {
 }
 
 
+class _List:
+    """Arrays: the kind that takes all elements that were seen."""
+
+    __slots__ = ("inner",)
+
+    def __init__(self) -> None:
+        self.inner: _Kind = _NULL
+
+
+_Kind: TypeAlias = "pa.DataType | dict[str, _Kind] | _List"
+"""Of the values of a field: a type, or of objects the kinds of their members by name."""
+
+
 def infer(records: Iterable[bytes], options: ValueOptions) -> pa.Schema:
     """The columns that these records have; with the corrupt column if one is malformed.
 
@@ -48,7 +61,7 @@ def infer(records: Iterable[bytes], options: ValueOptions) -> pa.Schema:
     """
     if options.format == CSV:
         return _infer_csv(records, options)
-    found: pa.DataType = _NULL
+    found: _Kind = _NULL
     malformed = False
     for record in records:
         try:
@@ -57,10 +70,10 @@ def infer(records: Iterable[bytes], options: ValueOptions) -> pa.Schema:
             malformed = malformed or bool(record.strip())
             continue
         if isinstance(value, dict):
-            found = _both(found, _type_of(value))
+            found = _widened(found, value)
         else:
             malformed = True
-    columns = list(_settled(found)) if pa.types.is_struct(found) else []
+    columns = list(_settled(found) or ()) if isinstance(found, dict) else []
     # A record may have a field of that name; the column is for the text of records all the same.
     fields = [each for each in columns if each.name != options.corrupt_column]
     kept = malformed and options.mode == PERMISSIVE
@@ -93,7 +106,34 @@ def _ddl(dtype: pa.DataType) -> str:
     return _NAMES[dtype]
 
 
-def _type_of(value: Any, level: int = 0) -> pa.DataType:
+def _widened(found: _Kind, value: Any, level: int = 0) -> _Kind:
+    """The narrowest kind that takes this value, too. Objects and arrays are widened in place.
+
+    What a record costs is then its own size: beside all that was found before, objects with ids
+    for names would take time by the square of their number.
+    """
+    if isinstance(value, dict | list) and level < _MOST_NESTED:
+        empty: _Kind = {} if isinstance(value, dict) else _List()
+        if found == _NULL:
+            found = empty
+        if isinstance(found, dict) and isinstance(value, dict):
+            for name, each in value.items():
+                if name:
+                    held = java_string(name)
+                    found[held] = _widened(found.get(held, _NULL), each, level + 1)
+        elif isinstance(found, _List) and isinstance(value, list):
+            for each in value:
+                found.inner = _widened(found.inner, each, level + 1)
+        else:
+            return pa.string()
+        return found
+    scalar = _scalar(value)
+    if isinstance(found, dict | _List):
+        return found if scalar == _NULL else pa.string()
+    return _both(found, scalar)
+
+
+def _scalar(value: Any) -> pa.DataType:
     if value is None:
         return _NULL
     if isinstance(value, bool):
@@ -103,21 +143,7 @@ def _type_of(value: Any, level: int = 0) -> pa.DataType:
             return pa.int64()
         digits = len(str(abs(value)))
         return pa.decimal128(digits, 0) if digits <= 38 else pa.float64()
-    if isinstance(value, float):
-        return pa.float64()
-    if level == _MOST_NESTED:
-        return pa.string()
-    if isinstance(value, dict):
-        members = {java_string(name): each for name, each in value.items() if name}
-        return pa.struct(
-            [pa.field(name, _type_of(members[name], level + 1)) for name in sorted(members)]
-        )
-    if isinstance(value, list):
-        inner = _NULL
-        for each in value:
-            inner = _both(inner, _type_of(each, level + 1))
-        return pa.list_(inner)
-    return pa.string()
+    return pa.float64() if isinstance(value, float) else pa.string()
 
 
 def _both(one: pa.DataType, other: pa.DataType) -> pa.DataType:
@@ -127,13 +153,6 @@ def _both(one: pa.DataType, other: pa.DataType) -> pa.DataType:
         return one
     if types.is_null(one):
         return other
-    if types.is_struct(one) and types.is_struct(other):
-        members = {each.name: each.type for each in one}
-        for each in other:
-            members[each.name] = _both(members.get(each.name, _NULL), each.type)
-        return pa.struct([pa.field(name, members[name]) for name in sorted(members)])
-    if types.is_list(one) and types.is_list(other):
-        return pa.list_(_both(one.value_type, other.value_type))
     numbers = {_rank(one), _rank(other)}
     if None in numbers:
         return pa.string()
@@ -149,20 +168,15 @@ def _rank(dtype: pa.DataType) -> str | None:
     return "whole" if pa.types.is_int64(dtype) or pa.types.is_decimal(dtype) else None
 
 
-def _settled(dtype: pa.DataType) -> pa.DataType:
-    """Without objects that are always empty; what was always null is text."""
-    types = pa.types
-    if types.is_null(dtype):
-        return pa.string()
-    if types.is_list(dtype):
-        inner = _settled(dtype.value_type)
-        return pa.list_(pa.string() if types.is_struct(inner) and not len(list(inner)) else inner)
-    if types.is_struct(dtype):
-        members = [pa.field(each.name, _settled(each.type)) for each in dtype]
-        return pa.struct(
-            [each for each in members if not (types.is_struct(each.type) and not list(each.type))]
-        )
-    return dtype
+def _settled(kind: _Kind) -> pa.DataType | None:
+    """The type; text for what was always null, and None for objects that are always empty."""
+    if isinstance(kind, dict):
+        members = [(name, _settled(kind[name])) for name in sorted(kind)]
+        fields = [pa.field(name, dtype) for name, dtype in members if dtype is not None]
+        return pa.struct(fields) if fields else None
+    if isinstance(kind, _List):
+        return pa.list_(_settled(kind.inner) or pa.string())
+    return pa.string() if pa.types.is_null(kind) else kind
 
 
 # ---- CSV -----------------------------------------------------------------------------------------
