@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,7 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
+from opendata_buffer.worker.line import Line
 from opendata_buffer.worker.worker import ClaimedBatch, Worker
 from tests.unit.broker.local import CONFIG, RUNTIME, eventually, host, queued
 
@@ -542,3 +544,24 @@ def test_a_claim_that_lapsed_before_its_batch_was_there_is_not_handed_to_the_use
 def test_a_name_that_no_broker_takes_is_refused_at_once() -> None:
     with pytest.raises(InvalidInput, match="256"):
         replace(SETTINGS, name="n" * 257)
+
+
+def test_a_claim_waits_at_the_broker_for_half_of_its_time_and_not_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It counts from when it was asked for: handed out later, it would pass for lapsed at once."""
+    asked: list[int] = []
+
+    class EnoughError(Exception):
+        pass
+
+    def ask(_: Line, body: dict[str, Any], claim: object = None) -> dict[str, Any]:
+        asked.append(body["wait_ms"])
+        raise EnoughError
+
+    monkeypatch.setattr(Line, "ask", ask)
+    for timeout_ms in (10_000, 600_000):
+        settings = replace(SETTINGS, claim_timeout_ms=timeout_ms)
+        with Worker(settings, store=MemoryStore()) as worker, pytest.raises(EnoughError):
+            worker.claim()
+    assert asked == [5_000, 20_000]
