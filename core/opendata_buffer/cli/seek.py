@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from opendata_buffer.cli.asking import confirm, yes_option
+from opendata_buffer.cli.ending import last_words
 from opendata_buffer.cli.options import (
     allow_foreign_option,
     json_option,
     patient_queue_options,
+    queue_words,
 )
 from opendata_buffer.cli.words import plural
 
@@ -89,10 +91,11 @@ def seek(
         where = place.store.url
         kept = "copied to the quarantine first" if copy else "NOT copied: nothing brings them back"
         confirm(f"{plural(dropped, 'batch')} of {where} will be dropped, {kept}", yes)
+    ended = _ended()  # Here: the thread that says it when all else hangs has no context.
     for config, plan in plans:
         done = None
         if plan.dropped and not dry_run:
-            with track("copying") as advance:
+            with last_words(lambda: ended), track("copying") as advance:
                 done = move(place.store, config, plan, runtime, copy=copy, advance=advance)
         if as_json:
             fields: dict[str, Any] = {
@@ -121,3 +124,10 @@ def seek(
             "Spark queries go on with failOnDataLoss=false once; a consumer that keeps its own "
             "position starts without it"
         )
+
+
+def _ended() -> str:
+    return (
+        f"ended by a signal: 'opendata-buffer status {queue_words()}' shows what still waits. What "
+        "is copied drops nothing: run it again, and no batch is copied twice"
+    )

@@ -68,6 +68,19 @@ def test_seek_without_a_copy_leaves_none(url: str) -> None:
     assert ok("quarantine", "list", url).stdout == ""
 
 
+def test_a_seek_that_is_interrupted_says_how_to_go_on(
+    url: str, store: MemoryStore, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*args: object, **named: object) -> None:
+        raise KeyboardInterrupt
+
+    fill(url, [b"a"])
+    monkeypatch.setattr("opendata_buffer.admin.seek.quarantine", interrupted)
+    assert run("seek", url, "--to", "latest", "--yes").exit_code == 130
+    assert f"'opendata-buffer status {url}' shows what still waits" in capfd.readouterr().err
+    assert manifest_of(store).entry_count == 1
+
+
 def test_seek_fences_the_consumer(url: str) -> None:
     fill(url, [b"a"], [b"b"])
     with Consumer(ConsumerConfig(store=url)) as consumer:
