@@ -13,7 +13,7 @@ from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch
 from opendata_buffer.consumer.pace import Pace
 from opendata_buffer.consumer.read_committed import READ_COMMITTED
-from opendata_buffer.errors import Closed, Drained, InvalidInput, OpenDataBufferError
+from opendata_buffer.errors import Closed, DataLoss, Drained, InvalidInput, OpenDataBufferError
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores import Store
 from opendata_buffer.together import together
@@ -105,9 +105,7 @@ class TopicConsumer(ClosedAtEnd):
         self._current = CurrentTopic(topic, self._runtime, refresh_s)
         self._drained = Topic.open(config, store=topic.store, runtime=self._runtime)
         self._readers: dict[str, PartitionReader] = {}
-        self._sealed: set[str] = set()
-        """Partitions found closed for good that were not taken out of the topic yet: whoever closed
-        them, perhaps this consumer, did not get to that."""
+        self._sealed: set[str] = set()  # Closed for good, and not taken out of the topic yet.
         self._group: Group | None = None
         self._as_arrow = False
         self._pace = Pace.of(self._store)
@@ -315,6 +313,7 @@ class TopicConsumer(ClosedAtEnd):
         names = description.names if self._assigned is None else self._assigned
         self._sealed.intersection_update(description.names)
         known = {*self._readers, *self._sealed}
+        now_ms = self._runtime.now_ms()
         missing = [n for n in names if n in description.names and n not in known]
 
         def opened(name: str) -> PartitionReader | None:
@@ -330,9 +329,14 @@ class TopicConsumer(ClosedAtEnd):
                     program=self._program,
                     network=self._network,
                 )
+            except DataLoss:
+                # Perhaps it was emptied to be closed, by one who was killed in between.
+                if not description.may_leave(name, now_ms) or not self._drained.seal(name):
+                    raise
             except Drained:
-                self._sealed.add(name)
-                return None
+                pass
+            self._sealed.add(name)
+            return None
 
         def noted(name: str) -> None:
             reader = opened(name)
@@ -349,11 +353,13 @@ class TopicConsumer(ClosedAtEnd):
     def _let_leave(self, description: TopicDescription) -> None:
         """Take draining partitions out of the topic that are read to their end."""
         readers = [self._readers[name] for name in description.draining if name in self._readers]
-        finished = [reader for reader in readers if reader.finished]
-        for reader in finished:
-            reader.let_go()
-        done = self._sealed.union(reader.name for reader in finished)
-        if any(description.may_leave(name, self._runtime.now_ms()) for name in done):
+        now_ms = self._runtime.now_ms()
+        done = [
+            each for each in readers if each.finished and description.may_leave(each.name, now_ms)
+        ]
+        for reader in done:
+            reader.let_all_go()
+        if done or any(description.may_leave(name, now_ms) for name in self._sealed):
             for name in self._drained.remove_drained():
                 self._leave(name)
 

@@ -27,6 +27,8 @@ class _Offered:
     released: list[int]
     processed: int = 0
     skipped: set[int] = field(default_factory=set)
+    acked: bool = False
+    """Whether its last batch was acknowledged: then a position that was saved is behind it."""
 
     @property
     def done(self) -> bool:
@@ -72,6 +74,7 @@ class Progress:
         self._next_processed = self._next_offer
         self._already = 0 if position is None else position.delivered
         self._offered: deque[_Offered] = deque()
+        self._kept_from = self.floor
 
     @property
     def next_offer(self) -> int:
@@ -85,8 +88,18 @@ class Progress:
 
     @property
     def floor(self) -> int:
-        """The first sequence that must stay in the manifest."""
+        """The first sequence that whoever goes on at :meth:`position` still needs."""
         return self._behind.floor(self._next_processed)
+
+    @property
+    def kept_from(self) -> int:
+        """The first one that must stay in the manifest: where the last acknowledged batch was.
+
+        Positions are saved with batches. Entries behind the last one that deliver nothing, such as
+        acknowledgements and what was rolled back, are behind its position, too: if they left, who
+        goes on there would find a gap, and could not tell it from a loss.
+        """
+        return self._kept_from
 
     def offer(self, sequence: int, location: str, replay: Replay) -> list[int]:
         """Take the next entry in; the sequences that are to be delivered now, in order.
@@ -120,6 +133,7 @@ class Progress:
             if not each.done:
                 wanted = each.released[each.processed]
                 if wanted == sequence:
+                    each.acked = each.processed == len(each.released) - 1
                     each.move(1)
                     self._pass(replay)
                     return
@@ -199,6 +213,8 @@ class Progress:
             each = self._offered.popleft()
             self._catch_up(self._behind, self._next_processed - 1, each, replay)
             self._next_processed = each.sequence + 1
+            if each.acked:
+                self._kept_from = self.floor
 
     @staticmethod
     def _catch_up(rule: ReadCommitted, last: int, each: _Offered, replay: Replay) -> None:

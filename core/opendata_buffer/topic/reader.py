@@ -82,6 +82,7 @@ class PartitionReader:
             self._consumer.close()
             raise
         self._progress = resumed or Progress(name, isolation, self._consumer.first_sequence)
+        self._saves = position is not None  # Whether positions are saved, as far as is known.
 
     @property
     def finished(self) -> bool:
@@ -91,10 +92,12 @@ class PartitionReader:
     @property
     def position(self) -> PartitionPosition | None:
         """Where to resume; None before the queue's first batch."""
+        self._saves = True
         return self._progress.position(self._queue_id)
 
     def position_after(self, sequence: int) -> PartitionPosition:
         """Where to resume once a delivered batch is processed."""
+        self._saves = True
         return self._progress.position_after(sequence, self._queue_id, self._replay)
 
     def look(self) -> bool:
@@ -153,12 +156,20 @@ class PartitionReader:
     def let_go(self, least: int = 1) -> None:
         """Take what is processed out of the manifest, if it is so many entries or more.
 
-        What an undecided transaction needs stays, and so does all behind it.
+        What an undecided transaction needs stays, and so does all behind it; and what a saved
+        position may still ask for.
         """
-        through = self._progress.floor - 1
+        progress = self._progress
+        self._let_go(progress.kept_from if self._saves else progress.floor, least)
+
+    def let_all_go(self) -> None:
+        """Take out what saved positions may ask for, too: the partition will be closed for good."""
+        self._let_go(self._progress.floor, 1)
+
+    def _let_go(self, before: int, least: int) -> None:
         last = self._consumer.last_acked_sequence
-        if through - (-1 if last is None else last) >= least:
-            self._consumer.ack_through(through)
+        if before - (0 if last is None else last + 1) >= least:
+            self._consumer.ack_through(before - 1)
 
     def prune(self) -> None:
         """Forget writers that have long ended."""

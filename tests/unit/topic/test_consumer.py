@@ -11,6 +11,7 @@ from opendata_buffer.errors import (
     BatchMissing,
     BatchUnreadable,
     Closed,
+    DataLoss,
     Fenced,
     InvalidInput,
     QueueReset,
@@ -19,7 +20,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
+from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, FINAL, OUTSIDE_TXN, build_uuid
 from opendata_buffer.queue.holder import read_holder
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores import Blob, NotModified
@@ -49,6 +50,7 @@ class World:
         self.runtime = ManualRuntime()
         self.store = Store(now_ms=self.runtime.now_ms)
         self.topic = Topic.create(URL, partitions, store=self.store, runtime=self.runtime)
+        self.saved: dict[str, str] = {}
 
     def append(self, number: int, *records: bytes, message: Any = None) -> str:
         name = name_of(number, number)
@@ -446,3 +448,73 @@ def test_a_partition_whose_consumer_loses_a_race_looks_for_its_broker() -> None:
         assert consumer.next_batch() is None
     assert store.overtaken_at == ""
     assert store.asked == ["somewhere:1"]
+
+
+GOODBYE = [(b"writer", 2, ACK_TXN | FINAL)]
+ROLLED_BACK = [(b"other!", 2, CONTINUE_TXN), (b"other!", 1, ACK_TXN | FINAL)]
+
+
+def read_and_saved(world: World, behind: list[tuple[bytes, int, int]]) -> TopicConsumer:
+    """A consumer of one batch, that has seen what came behind it, and the position it saved."""
+    world.append(0, b"first", message=(b"writer", 1, OUTSIDE_TXN))
+    consumer = world.consumer()
+    batch = consumer.next_batch()
+    assert batch is not None
+    world.saved = {batch.partition: str(consumer.position_of(batch))}
+    for message in behind:
+        world.append(0, message=message)
+    assert consumer.next_batch() is None
+    consumer.ack(batch)
+    return consumer
+
+
+@pytest.mark.parametrize("behind", [GOODBYE, ROLLED_BACK])
+def test_what_delivers_nothing_behind_a_saved_position_is_no_loss_after_a_restart(
+    behind: list[tuple[bytes, int, int]],
+) -> None:
+    world = World(1)
+    consumer = read_and_saved(world, behind)
+    consumer.flush()
+    consumer.close()
+    again = world.consumer(world.saved)
+    assert drained(again) == []
+    world.append(0, b"next")
+    assert drained(again) == [b"next"]
+    again.close()
+    assert world.queued(0) == 0
+
+
+@pytest.mark.parametrize("behind", [GOODBYE, ROLLED_BACK])
+def test_where_no_position_is_saved_nothing_is_left_in_the_queue(
+    behind: list[tuple[bytes, int, int]],
+) -> None:
+    world = World(1)
+    world.append(0, b"first", message=(b"writer", 1, OUTSIDE_TXN))
+    for message in behind:
+        world.append(0, message=message)
+    with world.consumer() as consumer:
+        assert drained(consumer) == [b"first"]
+    assert world.queued(0) == 0
+
+
+def test_a_drained_partition_leaves_also_with_what_delivers_nothing_at_its_end() -> None:
+    world = World(2)
+    consumer = read_and_saved(world, ROLLED_BACK)
+    world.topic.drain("p-00000-04pn")
+    assert drained(consumer) == []
+    assert world.queued(0) == 2
+    world.runtime.advance(100)
+    assert drained(consumer) == []
+    assert world.topic.read().names == ["p-00001-05mv"]
+
+
+def test_a_partition_that_was_emptied_to_be_closed_leaves_when_its_reader_starts_again() -> None:
+    world = World(2)
+    consumer = read_and_saved(world, GOODBYE)
+    world.topic.drain("p-00000-04pn")
+    consumer._readers["p-00000-04pn"].let_all_go()
+    with pytest.raises(DataLoss):
+        world.consumer(world.saved)
+    world.runtime.advance(100)
+    assert drained(world.consumer(world.saved)) == []
+    assert world.topic.read().names == ["p-00001-05mv"]

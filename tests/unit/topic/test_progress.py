@@ -174,6 +174,7 @@ def test_restarts_anywhere_deliver_each_batch_once_and_in_one_order(seed: int) -
     everything, log.locations = log.locations, []
     found: list[int] = []
     waiting: list[int] = []
+    saved: PartitionPosition | None = None
     restarts = 0
     while True:
         match draw.randrange(4):
@@ -183,12 +184,19 @@ def test_restarts_anywhere_deliver_each_batch_once_and_in_one_order(seed: int) -
                 waiting += log.read()
             case 2 if waiting:
                 found.append(waiting.pop(0))
+                saved = log.progress.position_after(found[-1], "id", log.replay)
                 log.ack(found[-1])
             case 3 if draw.random() < 0.2:
-                log.restart(log.progress.position("id"))
+                # Where it was saved with its last batch, or later: what came since may be known.
+                saved = saved if draw.random() < 0.5 else log.progress.position("id")
+                log.restart(saved)
                 waiting = []
                 restarts += 1
         if len(log.locations) == len(everything) and found == undisturbed:
             break
         assert found == undisturbed[: len(found)]
+        last = None if saved is None else PartitionPosition.parse(str(saved))
+        needed = Progress(PREFIX, "read_committed", 0, last).floor
+        assert log.progress.kept_from <= needed, "what a saved position asks for is gone"
+        assert log.progress.kept_from <= log.progress.floor
     assert restarts
