@@ -1,8 +1,8 @@
-"""Topics that grow and shrink while producers and the consumer are killed.
+"""Topics that grow and shrink while producers, a publisher and the consumer are killed.
 
 What was reported durable is in the target exactly once, whatever partition it went to; nothing
 is there twice; records of one key and one producer are in order wherever they share a partition;
-and a partition that has left holds nothing.
+a transaction is there whole or not at all; and a partition that has left holds nothing.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from opendata_buffer.errors import (
     Drained,
     Fenced,
     FlushFailed,
+    OpenDataBufferError,
     StorageError,
 )
 from opendata_buffer.formats.manifest import Manifest
@@ -33,6 +34,7 @@ from opendata_buffer.testing.simulation import SimRuntime, Simulation, Simulatio
 from opendata_buffer.topic.consumer import TopicConsumer
 from opendata_buffer.topic.handle import TopicHandle
 from opendata_buffer.topic.producer import TopicProducer
+from opendata_buffer.topic.publisher import Publisher
 from opendata_buffer.topic.topic import Topic
 from tests.simulation.publishing import Way, faults
 
@@ -78,6 +80,8 @@ class TopicWorld:
         self.plan = faults(self.simulation.random)
         self.target = Target()
         self.durable: list[bytes] = []
+        self.transactions: list[tuple[list[bytes], bool | None]] = []
+        """Records, and whether it was committed; None where its publisher was not told."""
         self.refused = 0
         """Records that came too late for a partition that had left."""
         self.changes: Counter[str] = Counter()
@@ -146,7 +150,7 @@ class TopicWorld:
 
         pending: list[tuple[TopicHandle, list[bytes]]] = []
         number = 0
-        for _ in range(10 + self.draw(20)):
+        for _ in range(20 + self.draw(30)):
             keys, records = [], []
             for _ in range(1 + self.draw(12)):
                 key = self.draw(KEYS)
@@ -178,13 +182,49 @@ class TopicWorld:
                 self.simulation.log(f"{process.name}: {error}")
         pending.clear()
 
-    def supervise_producer(self, name: str) -> None:
+    def publish(self, process: SimRuntime, store: Any) -> None:
+        """One life of a publisher with a name, of transactions over several partitions."""
+        publisher = self.patiently(process, lambda: self.publisher(process, store))
+        for number in range(3 + self.draw(10)):
+            records: list[bytes] = []
+            fate = None
+            try:
+                for part in range(1 + self.draw(5)):
+                    key = self.draw(KEYS)
+                    record = b"%s/t%d:%d" % (process.name.encode(), key, 10 * number + part)
+                    records.append(record)
+                    publisher.publish_uncommitted([record], keys=[b"key %d" % key])
+                    process.sleep(self.uniform(0, 3))
+                if self.chance(0.8):
+                    publisher.commit()
+                    fate = True
+                else:
+                    publisher.roll_back()
+                    fate = False
+            except OpenDataBufferError as error:
+                self.simulation.log(f"{process.name}: {error}")
+                return
+            finally:
+                # Also when it is killed here.
+                self.transactions.append((records, fate))
+
+    def publisher(self, process: SimRuntime, store: Any) -> Publisher:
+        return Publisher(
+            URL,
+            "billing",
+            config=PRODUCING,
+            store=store,
+            runtime=process,
+            entropy=self.simulation.random.randbytes,
+        )
+
+    def supervise_producer(self, name: str, life: Callable[[SimRuntime, Any], None]) -> None:
         director = self.simulation.process(f"supervisor of {name}")
 
         def lives() -> None:
             for _ in range(3):
                 process, store = self.node(name)
-                task = process.spawn(lambda p=process, s=store: self.produce(p, s), "main")  # type: ignore[misc]
+                task = process.spawn(lambda p=process, s=store: life(p, s), "main")  # type: ignore[misc]
                 task.join(self.uniform(10, 200))
                 if task.is_alive() and self.chance(0.7):
                     self.kills += 1
@@ -290,6 +330,10 @@ class TopicWorld:
             fail(f"delivered more than once: {twice[:5]}")
         if lost := [record for record in self.durable if record not in counts]:
             fail(f"durable and never delivered: {lost[:5]} of {len(lost)}")
+        for records, fate in self.transactions:
+            there = {record in counts for record in records}
+            if len(there) > 1 or (fate is not None and there != {fate}):
+                fail(f"a transaction was told as {fate}, and of {records} is there: {there}")
         last: dict[tuple[str, bytes], int] = defaultdict(lambda: -1)
         for partition, record in self.target.records:
             who, _, number = record.rpartition(b":")
@@ -311,7 +355,8 @@ def live(world: TopicWorld) -> None:
     director = world.simulation.process("director")
     Topic.create(URL, 1 + world.draw(4), store=world.memory, runtime=director)
     for number in range(2):
-        world.supervise_producer(f"producer{number}")
+        world.supervise_producer(f"producer{number}", world.produce)
+    world.supervise_producer("publisher", world.publish)
     world.supervise_consumer()
     operator, way = world.node("operator")
     operating = operator.spawn(lambda: world.operate(operator, way), "main")
@@ -319,6 +364,8 @@ def live(world: TopicWorld) -> None:
     while world.producers_left:
         director.sleep(5)
     world.heal()
+    ends, way = world.node("publisher")
+    ends.spawn(lambda: world.publisher(ends, way).close(), "main").join()
     topic = Topic.open(URL, store=world.memory, runtime=director)
     director.sleep(120)
     for _ in range(100):
@@ -333,7 +380,8 @@ def live(world: TopicWorld) -> None:
 
 def all_read(world: TopicWorld) -> bool:
     found = {record for _, record in world.target.records}
-    return all(record in found for record in world.durable)
+    committed = [record for records, fate in world.transactions if fate for record in records]
+    return found.issuperset(world.durable) and found.issuperset(committed)
 
 
 # Of a killed consumer a read-ahead is left, which the interpreter cannot end in the usual way.
