@@ -69,16 +69,18 @@ class Partition:
         state: Whether it is still written.
         since_ms: When it began to drain, milliseconds since the Unix epoch, by the clock of
             whoever said so; 0 while it does not.
+        others: Fields of later versions, kept when the object is written again.
     """
 
     name: str
     state: State = State.ACTIVE
     since_ms: int = 0
+    others: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def as_json(self) -> dict[str, Any]:
         """Its fields as they are stored."""
         since = {"since": self.since_ms} if self.since_ms else {}
-        return {"name": self.name, "state": str(self.state), **since}
+        return {**self.others, "name": self.name, "state": str(self.state), **since}
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +286,7 @@ def _partition(fields: Fields) -> Partition:
         raise fields.wrong("name", "the name of a partition, such as 'p-00000-04pn'")
     if state not in tuple(State):
         raise fields.wrong("state", " or ".join(map(repr, map(str, State))))
-    return Partition(name, State(state), fields.number("since", 0))
+    return Partition(name, State(state), fields.number("since", 0), fields.others())
 
 
 def _left(fields: Fields) -> tuple[str, ...]:

@@ -45,6 +45,17 @@ def test_a_topic_of_before_there_were_letters_is_read_and_goes_on_with_its_names
     assert len({place_of(name) for name in grown.names[2:]} - set(map(place_of, topic.names))) == 2
 
 
+def test_fields_of_later_versions_are_kept_in_partitions_too() -> None:
+    document = json.loads(TopicDescription.new("01J5", 3).to_json())
+    for number, each in enumerate(document["partitions"]):
+        each["colour"] = number
+    found = TopicDescription.from_json(json.dumps(document).encode())
+    changed = found.expanded(4).drained("1", 5).drained("2", 5).without([found.names[2]])
+    partitions = json.loads(changed.to_json())["partitions"]
+    assert [each.get("colour") for each in partitions] == [0, 1, None]
+    assert partitions[1]["state"] == "draining"
+
+
 def test_fields_of_later_versions_are_kept() -> None:
     fields = json.loads(THREE.to_json()) | {"owner": "billing"}
     again = TopicDescription.from_json(json.dumps(fields).encode()).expanded(4)
