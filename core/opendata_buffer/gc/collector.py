@@ -41,9 +41,11 @@ from opendata_buffer.gc.decision import (
 )
 from opendata_buffer.gc.place import SavedPlace
 from opendata_buffer.queue.cas import CasStore
+from opendata_buffer.queue.continuity import check_reached
 from opendata_buffer.queue.marker import MARKER_NAME
 from opendata_buffer.queue.nesting import exists
 from opendata_buffer.queue.owner import Claim, check_owner, claim_queue
+from opendata_buffer.queue.watermark import Watermark
 from opendata_buffer.queue.words import named_manifest, shell_words
 from opendata_buffer.runtime import Runtime, SystemRuntime, Task
 from opendata_buffer.stores import (
@@ -236,11 +238,8 @@ class GarbageCollector:
             raise Fenced(path, self._epoch, manifest.epoch)
         # failure F4: a manifest that was recreated names nothing of what the old one had queued,
         # and may carry the same epoch. Those batches may be all that is left of the old queue.
-        if manifest.next_sequence < self._seen:
-            raise QueueReset(
-                f"manifest {path!r} went backwards: next sequence {self._seen} -> "
-                f"{manifest.next_sequence}. It was recreated or restored; nothing is collected."
-            )
+        seen = Watermark(self._seen, manifest.epoch)
+        check_reached(seen, manifest, self._config, self._store.url)
         self._seen = manifest.next_sequence
         fault = clock_fault(page.now_ms, own_ms, self._grace_ms)
         if fault is not None:

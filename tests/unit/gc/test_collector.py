@@ -91,6 +91,7 @@ def test_f4_a_manifest_that_went_backwards_deletes_nothing(
     collector._task.join(30)
     assert not collector._task.is_alive()
     assert "went backwards: next sequence 1 -> 0" in caplog.text
+    assert "opendata-buffer manifest rebuild" in caplog.text
     assert queue.names() >= set(queue.orphans)
 
 
