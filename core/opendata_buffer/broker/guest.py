@@ -92,11 +92,11 @@ class GuestQueue(Queue):
 
     def _update(self, *args: Any, from_memory: bool = False) -> Outcome[Manifest | None]:
         self._give_up_in_child()
-        if self._finder is not None and self._finder.connection is not None:
-            # The broker has written since, so what is remembered is out of date.
-            from_memory = False
-            self._take_floor()
         try:
+            if self._finder is not None and self._finder.connection is not None:
+                # The broker has written since, so what is remembered is out of date.
+                from_memory = False
+                self._take_floor()
             return super()._update(*args, from_memory=from_memory)
         finally:
             self._give_floor_back()
@@ -132,11 +132,12 @@ class GuestQueue(Queue):
         if connection is None:
             return False
         left = remaining()
+        # Before the answer: who is interrupted while he waits gives back what he would get.
+        self._floor = connection
         answer = connection.ask({"op": "floor"}, ASK_S if left is None else min(ASK_S, left))
         if isinstance(answer, dict):
             from opendata_buffer.broker.floor import FLOOR_S
 
-            self._floor = connection
             self._floor_until = self._runtime.monotonic() + FLOOR_S
             return True
         from opendata_buffer.broker.calls import Lost
@@ -144,11 +145,12 @@ class GuestQueue(Queue):
         if connection.is_over or not isinstance(answer, Lost):
             log.warning("the broker does not let this process write: going on alone (%s)", answer)
             assert self._finder is not None
+            self._floor = None
             self._finder.forget(connection, fell_silent=isinstance(answer, Lost))
             self._look_at = self._runtime.monotonic() + LOOK_S
         else:
             # It lives, and may still give what nobody waits for any more.
-            connection.tell({"op": "over"})
+            self._give_floor_back()
         return False
 
     def _find(self) -> Connection | None:

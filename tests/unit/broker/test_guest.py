@@ -289,3 +289,28 @@ def test_a_forked_child_leaves_its_parents_connection_alone_and_makes_one_of_its
     # The thread that reads it, and may have had its locks when the process was forked, is not here.
     assert parents.said == said
     assert not parents.is_over
+
+
+@pytest.mark.parametrize("moment", ["after a lost race", "before the first attempt"])
+def test_who_is_interrupted_while_he_waits_for_the_floor_gives_it_back(moment: str) -> None:
+    """Otherwise the broker would let nobody write for two seconds."""
+    world = World()
+    world.announce()
+    if moment == "before the first attempt":
+        world.append("a", faster=1)
+        world.brokers[0].said.clear()
+    interrupted: list[str] = []
+
+    def ask(broker: Broker, body: Mapping[str, Any], timeout: float | None = None) -> Reply:
+        broker.said.append(body["op"])
+        interrupted.append(body["op"])
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Broker, "ask", ask)
+        with pytest.raises(KeyboardInterrupt):
+            world.append("b", faster=1)
+    assert interrupted == ["floor"]
+    assert world.brokers[0].said == ["floor", "over"]
+    world.append("c", faster=1)
+    assert world.queued("c") == 1
