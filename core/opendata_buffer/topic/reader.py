@@ -10,8 +10,9 @@ from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch, PooledBatch
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.descriptors import BatchDescriptor
+from opendata_buffer.consumer.gap import report_loss
 from opendata_buffer.consumer.position import Position
-from opendata_buffer.errors import Drained, PoisonBatch, QueueReset
+from opendata_buffer.errors import DataLoss, Drained, PoisonBatch, QueueReset
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores import Store
 from opendata_buffer.topic.position import PartitionPosition
@@ -44,6 +45,7 @@ class PartitionReader:
     Raises:
         Drained: It was closed for good.
         QueueReset: The position is of another queue, or beyond this one's end.
+        DataLoss: What the position needs was taken by somebody else, and that is not allowed.
         OpenDataBufferError: As :class:`.Consumer`.
     """
 
@@ -78,7 +80,8 @@ class PartitionReader:
         self._handle = self._consumer.fetch_handle()
         try:
             self._check(position)
-        except QueueReset:
+            self._check_begin(resumed, config.manifest_path, allowed=allow_data_loss)
+        except (QueueReset, DataLoss):
             self._consumer.close()
             raise
         self._progress = resumed or Progress(name, isolation, self._consumer.first_sequence)
@@ -205,6 +208,17 @@ class PartitionReader:
                 "queued now."
             )
 
+    def _check_begin(self, resumed: Progress | None, key: str, *, allowed: bool) -> None:
+        """As the consumer would, could it be opened behind the sequence before the first."""
+        first = self._consumer.first_sequence
+        if resumed is None or resumed.floor or not first:
+            return
+        if not allowed:
+            raise DataLoss(
+                key, 0, first, "Another consumer read this queue. Accept the loss explicitly."
+            )
+        report_loss(key, 0, first)
+
     def _replay(self, begin: int, end: int) -> Iterable[tuple[int, str]]:
         return [(each.sequence, each.location) for each in self._consumer.queued(begin, end)]
 
@@ -217,5 +231,5 @@ def _start_of(position: PartitionPosition | None, resumed: Progress | None) -> P
     """Read from the first entry that an open transaction needs: those in between are known."""
     if position is None or resumed is None:
         return None
-    # At the queue's very beginning there is no sequence before the first; see _check().
+    # At the queue's very beginning there is no sequence before the first; see _check_begin().
     return Position(position.queue_id, resumed.floor - 1) if resumed.floor else None

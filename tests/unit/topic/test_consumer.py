@@ -518,3 +518,23 @@ def test_a_partition_that_was_emptied_to_be_closed_leaves_when_its_reader_starts
     world.runtime.advance(100)
     assert drained(world.consumer(world.saved)) == []
     assert world.topic.read().names == ["p-00001-05mv"]
+
+
+def test_a_loss_behind_a_position_that_needs_the_very_first_entry_is_told() -> None:
+    """A consumer cannot be opened behind an entry before the first, so nothing else tells it."""
+    world = World(1)
+    world.append(0, b"undecided", message=(b"writer", 2, CONTINUE_TXN))
+    world.append(0, b"other")
+    consumer = world.consumer()
+    batch = consumer.next_batch()
+    assert batch is not None
+    saved = {batch.partition: str(consumer.position_of(batch))}
+    consumer.ack(batch)
+    consumer.close()
+    assert drained(world.consumer(saved)) == []
+    careless = world.consumer(isolation="read_uncommitted")
+    assert drained(careless) == [b"undecided", b"other"]
+    with pytest.raises(DataLoss, match=r"sequence 0 is needed but .* starts at 2"):
+        world.consumer(saved)
+    world.append(0, b"next")
+    assert drained(world.consumer(saved, allow_data_loss=True)) == [b"next"]
