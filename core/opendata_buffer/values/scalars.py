@@ -51,7 +51,7 @@ def decimal_of(text: str, precision: int, scale: int) -> Decimal:
         raise Unfit(f"{text[:40]!r} is no decimal number")
     try:
         number = _EXACT.create_decimal(text)
-        if number.adjusted() > 100:
+        if number and number.adjusted() > 100:
             raise Unfit(f"{text[:40]!r} has more than {precision} digits")
         rounded = number.quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP, _EXACT)
     except (InvalidOperation, Overflow) as error:

@@ -29,6 +29,7 @@ def test_decimals_are_rounded_half_up_to_their_scale() -> None:
     assert decimal_of("-1.005", 10, 2) == Decimal("-1.01")
     assert str(decimal_of("-0.001", 10, 2)) == "0.00"
     assert decimal_of("1e3", 10, 2) == 1000
+    assert [str(decimal_of(zero, 10, 2)) for zero in ("0e308", "-0.0E+99999")] == ["0.00"] * 2
     assert decimal_of("99999999.994", 10, 2) == Decimal("99999999.99")
 
 
