@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import TypeVar
 
 from opendata_buffer.broker.network import Network
 from opendata_buffer.closing import ClosedAtEnd
@@ -37,6 +38,8 @@ GROUP = 64
 """Batches fetched between two looks, at most: so long a new one in another partition waits."""
 
 PRUNE_S = 3_600.0
+
+T = TypeVar("T")
 
 
 class TopicConsumer(ClosedAtEnd):
@@ -96,6 +99,7 @@ class TopicConsumer(ClosedAtEnd):
         self._allow_data_loss = allow_data_loss
         self._runtime = runtime or SystemRuntime()
         self._closed = False
+        self._unsure = False
         topic = Topic.open(config, store=store, runtime=self._runtime)
         self._store = topic.store
         self._assigned = _assigned(partitions, topic.description)
@@ -148,7 +152,7 @@ class TopicConsumer(ClosedAtEnd):
             Fenced: Another consumer owns one of the partitions.
             DataLoss, QueueReset, CorruptManifest: A partition does not continue where it was.
             TransientStorageError, PermanentStorageError: The store did not answer.
-            Closed: The consumer was closed.
+            Closed: The consumer was closed, or interrupted in a call before.
         """
         taken = self._next(arrow=False)
         if taken is None:
@@ -185,10 +189,11 @@ class TopicConsumer(ClosedAtEnd):
             Fenced: Another consumer owns the partition.
             Conflict, QueueReset, CorruptManifest, StorageError: The manifest was due to be
                 written and was not; the next acknowledgement tries again.
-            Closed: The consumer was closed.
+            Closed: The consumer was closed, or interrupted in a call before.
         """
         self._check_open()
-        self._reader(batch.partition).ack(batch.sequence)
+        reader = self._reader(batch.partition)
+        self._whole(lambda: reader.ack(batch.sequence))
 
     def skip(self, partition: str, sequence: int) -> None:
         """Give up a batch for ever that cannot be delivered (failure F25); it is logged.
@@ -196,11 +201,12 @@ class TopicConsumer(ClosedAtEnd):
         Raises:
             InvalidInput: It is not one that waits for delivery or acknowledgement.
             Fenced, DataLoss, QueueReset, CorruptManifest, StorageError: As :meth:`.Consumer.skip`.
-            Closed: The consumer was closed.
+            Closed: The consumer was closed, or interrupted in a call before.
         """
         self._check_open()
         self._end_group()
-        self._reader(partition).skip(sequence)
+        reader = self._reader(partition)
+        self._whole(lambda: reader.skip(sequence))
 
     def flush(self) -> None:
         """Take everything acknowledged out of the manifests, all at once.
@@ -208,10 +214,11 @@ class TopicConsumer(ClosedAtEnd):
         Raises:
             Fenced, Conflict, QueueReset, CorruptManifest, StorageError: Of the first partition
                 whose manifest was not written; the others were.
-            Closed: The consumer was closed.
+            Closed: The consumer was closed, or interrupted in a call before.
         """
         self._check_open()
-        together(self._runtime, PartitionReader.let_go, self._readers.values())
+        readers = self._readers.values()
+        self._whole(lambda: together(self._runtime, PartitionReader.let_go, readers))
 
     def close(self) -> None:
         """Write out acknowledgements and end. Free to repeat; closed also when it raises.
@@ -241,7 +248,7 @@ class TopicConsumer(ClosedAtEnd):
                 return self._take(self._group)
             if self._errors:
                 raise self._errors.popleft()
-            found = self._look()
+            found = self._whole(self._look)
             if not self._begin_group() and not self._errors and not found:
                 return None
 
@@ -390,7 +397,28 @@ class TopicConsumer(ClosedAtEnd):
         readers, self._readers = self._readers, {}
         together(self._runtime, PartitionReader.close, readers.values())
 
+    def _whole(self, work: Callable[[], T]) -> T:
+        """What ``work`` returns. Interrupted (Ctrl-C) it leaves a consumer that does not go on.
+
+        An entry may be taken off the manifest's end and be noted nowhere yet, and other threads
+        may still look: who went on would pass that batch by, and acknowledge it with the next.
+        """
+        self._unsure = True
+        try:
+            result = work()
+        except Exception:
+            self._unsure = False
+            raise
+        self._unsure = False
+        return result
+
     def _check_open(self) -> None:
+        if self._unsure:
+            raise Closed(
+                "this consumer of the topic was interrupted while it looked for batches or "
+                "acknowledged one: close it and make a new one, with the positions that were "
+                "saved. What was not acknowledged is delivered again."
+            )
         if self._closed:
             raise Closed("the consumer of the topic is closed: make a new one, with its positions")
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import (
     BatchMissing,
     BatchUnreadable,
@@ -538,3 +539,47 @@ def test_a_loss_behind_a_position_that_needs_the_very_first_entry_is_told() -> N
         world.consumer(saved)
     world.append(0, b"next")
     assert drained(world.consumer(saved, allow_data_loss=True)) == [b"next"]
+
+
+@pytest.mark.parametrize(
+    "window", ["next_descriptors", "ack_through"], ids=["looking", "acknowledging"]
+)
+def test_an_interrupt_between_two_steps_passes_no_batch_by(
+    monkeypatch: pytest.MonkeyPatch, window: str
+) -> None:
+    world = World(1)
+    world.append(0, b"1")
+    consumer = world.consumer()
+    first = consumer.next_batch()
+    assert first is not None
+    world.append(0, b"2")
+    inner = getattr(Consumer, window)
+
+    def interrupted(self: Consumer, *arguments: Any) -> None:
+        inner(self, *arguments)
+        raise KeyboardInterrupt  # before its caller has noted what it returned
+
+    def go_on() -> None:
+        consumer.ack(first)
+        consumer.next_batch()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Consumer, window, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            go_on()
+    world.append(0, b"3")
+    for going_on in (consumer.next_batch, lambda: consumer.ack(first), consumer.flush):
+        with pytest.raises(Closed, match=r"was interrupted .* make a new one"):
+            going_on()
+    consumer.close()
+    with world.consumer() as after:
+        assert _all_of(after) == [b"2", b"3"]
+    assert world.queued(0) == 0
+
+
+def _all_of(consumer: TopicConsumer) -> list[bytes]:
+    found: list[bytes] = []
+    while (batch := consumer.next_batch()) is not None:
+        found += batch.entries
+        consumer.ack(batch)
+    return found
