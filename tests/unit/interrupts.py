@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
+
+from opendata_buffer.testing.garbage import no_collections
 
 
 class _InterruptAt:
@@ -25,20 +25,6 @@ class _InterruptAt:
                 sys.settrace(None)
                 raise KeyboardInterrupt
         return self
-
-
-@contextmanager
-def no_collections() -> Iterator[None]:
-    """The interpreter collects no garbage meanwhile.
-
-    It calls hooks when it does, such as one of hypothesis that measures it. They run in the thread
-    that is interrupted; an exception that comes up there is printed and lost.
-    """
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def interrupted(call: Callable[[], object], step: int, *, opcodes: bool = False) -> bool:

@@ -27,6 +27,7 @@ from collections import deque
 from collections.abc import Callable
 
 from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.testing.garbage import no_collections
 from opendata_buffer.testing.processor import on_one_processor
 from opendata_buffer.testing.sim_runtime import SimRuntime, SimTask, baton
 from opendata_buffer.testing.ticks import up_to_tick
@@ -96,7 +97,7 @@ class Simulation:
         """
         if self._main is not None:
             raise RuntimeError("a simulation runs once: make a new one of the same seed")
-        with on_one_processor():
+        with on_one_processor(), no_collections():
             self._main = self.start(self.process("main"), main, "main")
             self.current = self._main
             self._main.baton.release()
