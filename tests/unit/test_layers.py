@@ -1,4 +1,4 @@
-"""Imports point one way, nowhere in a circle, and every module has its unit test."""
+"""Imports point one way, nowhere in a circle."""
 
 from __future__ import annotations
 
@@ -47,7 +47,6 @@ LAYERS: tuple[frozenset[str], ...] = (
 
 # Imports that still point the wrong way. Nothing may be added here.
 EXCUSED: set[tuple[str, str]] = set()
-UNTESTED: set[str] = set()
 
 
 def modules() -> dict[str, Path]:
@@ -189,19 +188,6 @@ def test_the_spark_halves_use_no_private_name_of_the_core() -> None:
                 and any(part.startswith("_") for part in [*module.split("."), imported or ""])
             ]
             assert not private, f"{name} imports {private}"
-
-
-def unit_tests_of(module: str) -> list[Path]:
-    """``opendata_buffer.a.b`` is tested by ``tests/unit/a/test_b*.py``, ``buffer_sink.c`` by
-    ``tests/unit/buffer_sink/test_c*.py``."""
-    *rooms, name = module.removeprefix(f"{LIBRARY}.").split(".")
-    return sorted(Path(ROOT, "tests", "unit", *rooms).glob(f"test_{name}*.py"))
-
-
-@pytest.mark.parametrize("module", WITH_TESTS)
-def test_every_module_has_its_unit_test(module: str) -> None:
-    if module not in UNTESTED:
-        assert unit_tests_of(module), f"{module} has no tests/unit/.../test_*.py of its name"
 
 
 @pytest.mark.parametrize("module", WITH_TESTS)

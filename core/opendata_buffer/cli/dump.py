@@ -1,9 +1,10 @@
-"""One object as JSON, for people and scripts: what the ``dump`` commands print."""
+"""``manifest dump`` and ``batch dump``: one object as JSON."""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,27 +12,84 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import click
+
+from opendata_buffer.cli.errors import Failure
+from opendata_buffer.cli.options import NATURAL, max_batch_bytes_option, store_options
+from opendata_buffer.cli.repair import rebuild
+from opendata_buffer.cli.target import store_options_of
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import CorruptData, InvalidInput, PermanentStorageError
-from opendata_buffer.formats import batch, manifest_footer
-from opendata_buffer.formats.batch import open_batch, split_records
+from opendata_buffer.formats import batch as batch_format
+from opendata_buffer.formats import manifest_footer
+from opendata_buffer.formats.batch import largest_object, open_batch, split_records
 from opendata_buffer.formats.manifest import Manifest, QueueEntry
+from opendata_buffer.formats.manifest_footer import MAX_MANIFEST_BYTES
 from opendata_buffer.stores import NotModified
 from opendata_buffer.stores.factory import open_store
 
-__all__ = ["Document", "batch_document", "manifest_document", "read_object"]
+__all__ = ["Document", "batch", "batch_document", "manifest", "manifest_document", "read_object"]
 
 _CHUNK = 1 << 20
 
 
+@click.group()
+def manifest() -> None:
+    """Print a manifest, or rebuild it."""
+
+
+manifest.add_command(rebuild)
+
+
+@manifest.command("dump")
+@click.argument("object_", metavar="PATH_OR_URL")
+@store_options
+def manifest_dump(object_: str, **store: Any) -> None:
+    """Print a manifest as JSON.
+
+    PATH_OR_URL names the object itself: a file, file:///dir/ingest/manifest, or
+    s3://bucket/ingest/manifest.
+    """
+    try:
+        raw = read_object(object_, store_options_of(store), max_bytes=MAX_MANIFEST_BYTES)
+        document = manifest_document(raw)
+    except CorruptData as error:
+        raise Failure(f"{object_!r} is no sound manifest: {error}") from error
+    sys.stdout.writelines(document.lines())  # click.echo() would flush after each record
+
+
+@click.group()
+def batch() -> None:
+    """Print a batch object."""
+
+
+@batch.command("dump")
+@click.argument("object_", metavar="PATH_OR_URL")
+@click.option("--limit", type=NATURAL, metavar="N", help="Show only the first N records.")
+@max_batch_bytes_option
+@store_options
+def batch_dump(object_: str, limit: int | None, max_batch_bytes: int, **store: Any) -> None:
+    """Print a batch object as JSON, records in base64.
+
+    PATH_OR_URL names the object itself: a file, or s3://bucket/ingest/<ULID>.batch.
+    """
+    options, largest = store_options_of(store), largest_object(max_batch_bytes)
+    try:
+        raw = read_object(object_, options, max_bytes=largest)
+        document = batch_document(raw, limit=limit, max_bytes=max_batch_bytes)
+    except CorruptData as error:
+        raise Failure(f"{object_!r} is no sound batch: {error}") from error
+    sys.stdout.writelines(document.lines())  # click.echo() would flush after each record
+
+
 @dataclass(frozen=True)
 class Document:
-    """A JSON object of a few values and one list, printed item by item.
+    """A JSON object of a few values and one list, which may be long.
 
     Attributes:
         head: The values before the list.
         name: The list's name.
-        items: The list; may be long, each is written on a line of its own.
+        items: The list; each item is written on a line of its own.
     """
 
     head: Mapping[str, Any]
@@ -39,7 +97,7 @@ class Document:
     items: Iterable[Any]
 
     def lines(self) -> Iterator[str]:
-        """The text, in pieces that end where a line may."""
+        """The text, in pieces that each end a line or begin one."""
         yield json.dumps(dict(self.head))[:-1] + f', "{self.name}": ['
         separator = "\n  "
         for item in self.items:
@@ -49,10 +107,10 @@ class Document:
 
 
 def manifest_document(raw: bytes) -> Document:
-    """A manifest, every entry checked before the first is printed.
+    """A manifest. Every entry is checked before the first is printed.
 
     Raises:
-        CorruptManifest: It breaks the v1 format anywhere.
+        CorruptManifest: It breaks the v1 format.
     """
     parsed = Manifest.parse(raw)
     parsed.check()
@@ -65,7 +123,7 @@ def manifest_document(raw: bytes) -> Document:
 
 
 def batch_document(raw: bytes, *, limit: int | None, max_bytes: int) -> Document:
-    """A batch, decoded whole; ``limit`` shortens only the list that is shown.
+    """A batch. All of it is decoded; ``limit`` shortens only the list that is shown.
 
     Raises:
         CorruptBatch: It breaks the v1 format, or decodes to more than ``max_bytes``.
@@ -73,7 +131,7 @@ def batch_document(raw: bytes, *, limit: int | None, max_bytes: int) -> Document
     footer, block = open_batch(raw, max_bytes)
     records = split_records(block, footer.record_count)
     head = {
-        "version": batch.VERSION,
+        "version": batch_format.VERSION,
         "compression": footer.compression.name.lower(),
         "record_count": footer.record_count,
     }
@@ -81,7 +139,7 @@ def batch_document(raw: bytes, *, limit: int | None, max_bytes: int) -> Document
 
 
 def read_object(target: str, options: StoreOptions, *, max_bytes: int) -> bytes:
-    """Read the one object that a local path or URL names.
+    """Read the object that a local path or URL names.
 
     Args:
         target: A file, ``file:///dir/name``, or ``s3://bucket/key``.
@@ -89,7 +147,7 @@ def read_object(target: str, options: StoreOptions, *, max_bytes: int) -> bytes:
         max_bytes: A larger object is not read.
 
     Raises:
-        InvalidInput: It names no object: a directory, a bucket, a file that is not there.
+        InvalidInput: It names no object: a directory, a bucket, a file that does not exist.
         CorruptData: It has more than ``max_bytes``.
         ObjectNotFound: The store has no such object.
         TransientStorageError, PermanentStorageError: It could not be read.
@@ -105,7 +163,7 @@ def read_object(target: str, options: StoreOptions, *, max_bytes: int) -> bytes:
                 "%3F and %23, or a plain path"
             )
         return _read_file(Path(unquote(parts.path)), max_bytes)
-    # Keys stay raw: '%', '#' and '?' are characters of a key like any other (failure F24).
+    # Keys are not decoded: '%', '#' and '?' are ordinary characters of a key (failure F24).
     bucket, _, key = rest.partition("/")
     store = open_store(f"{scheme}://{bucket}", options)
     if not key or key.endswith("/"):
@@ -122,7 +180,7 @@ def _read_file(path: Path, max_bytes: int) -> bytes:
     data = bytearray()
     try:
         with path.open("rb") as file:
-            # A pipe or a device does not tell its size.
+            # The size of a pipe or a device is unknown.
             while chunk := file.read(_CHUNK):
                 data += chunk
                 if len(data) > max_bytes:

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from opendata_buffer.broker import network
 from opendata_buffer.broker.lease import Lease
 from opendata_buffer.cli.broker import split_address
-from opendata_buffer.cli.commands import cli
+from opendata_buffer.cli.main import cli
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore

@@ -14,7 +14,7 @@ import pytest
 
 from opendata_buffer.broker import network
 from opendata_buffer.cli.errors import Failure
-from opendata_buffer.cli.work import Crew, rest_ms
+from opendata_buffer.cli.work import CommandPool, rest_ms
 from opendata_buffer.errors import ClaimLost, Fenced
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
@@ -55,7 +55,7 @@ class Crewed:
     ) -> None:
         self.left = list(batches)
         self.said: list[str] = []
-        self.crew = Crew(
+        self.crew = CommandPool(
             self.claim, ["sh", "-c", shell], parallel, RUNTIME, self.said.append, max_deliveries
         )
 
@@ -99,7 +99,7 @@ def test_exit_code_0_is_done_and_the_command_saw_lines_and_environment(tmp_path:
     assert batch.ended == ["done"]
     assert (tmp_path / "out").read_bytes() == b"7 ingest/7.batch 3\na\nb\r\n"
     assert crewed.said == []
-    eventually(lambda: "1 batch done, 0 given back" in crewed.crew.last_words())
+    eventually(lambda: "1 batch done, 0 given back" in crewed.crew.summary())
 
 
 @pytest.mark.parametrize(("shell", "how"), [("exit 3", "exit code 3"), ("kill -9 $$", "signal 9")])
@@ -138,7 +138,7 @@ def test_a_lost_claim_is_told_and_work_goes_on() -> None:
     crewed = Crewed("exit 0", lost, batch)
     run_until(crewed, lambda: batch.ended)
     assert (lost.ended, batch.ended) == ([], ["done"])
-    assert crewed.said[0].startswith("batch 0 was worked off, and comes again")
+    assert crewed.said[0].startswith("batch 0 was processed, and comes again")
 
 
 def test_several_commands_run_at_once(tmp_path: Path) -> None:
