@@ -339,7 +339,9 @@ class PublishingWorld:
 
     def place(self, process: SimRuntime, store: Any) -> TransactionScope:
         config = QueueConfig(store=URL)
-        return TransactionScope(config, store, process, Topic.open(config, store=store, runtime=process))
+        return TransactionScope(
+            config, store, process, Topic.open(config, store=store, runtime=process)
+        )
 
     def end_some(self, process: SimRuntime, store: Any, *, everything: bool) -> None:
         """End undecided transactions; those without a name only where no intents were saved."""

@@ -11,8 +11,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import click
+import pyarrow as pa
 import pytest
 
 import opendata_buffer

@@ -72,7 +72,10 @@ def seen(store: MemoryStore) -> list[bytes]:
 def still_open(store: MemoryStore) -> list[str]:
     config = QueueConfig(store=URL)
     topic = Topic.open(config, store=store)
-    return [each.partition for each in list_open(TransactionScope(config, store, SystemRuntime(), topic))]
+    return [
+        each.partition
+        for each in list_open(TransactionScope(config, store, SystemRuntime(), topic))
+    ]
 
 
 def all_published(publisher: Publisher, entries: list[bytes] = ENTRIES) -> None:
