@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.descriptors import BatchDescriptor
-from opendata_buffer.consumer.frontier import Frontier
-from opendata_buffer.consumer.gap import behind_gap
+from opendata_buffer.consumer.cursors import Frontier, behind_gap
+from opendata_buffer.consumer.fetch import BatchDescriptor
 from opendata_buffer.errors import QueueReset
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.queue.continuity import ends_before
 from opendata_buffer.queue.queue import Queue
+from opendata_buffer.queue.rollback_checks import ends_before
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores import Store
+from opendata_buffer.stores.base import Store
 
 __all__ = ["Observer"]
 

@@ -13,11 +13,11 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.batch import decode_batch, encode_batch
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.queue.owner import claim_queue
+from opendata_buffer.queue.ownership import claim_queue
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores import Blob
-from opendata_buffer.stores.factory import open_store
+from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.local import LocalStore
+from opendata_buffer.stores.open import open_store
 
 BATCHES = 900
 KILLS = 3

@@ -14,17 +14,17 @@ from opendata_buffer.admin.copy import Copier
 from opendata_buffer.admin.copy_target import Side
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.read_committed import ReadCommitted
+from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import CommitStateUnknown, Conflict, StorageError, Superseded
 from opendata_buffer.formats.batch import decode_batch, encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.queue.owner import claim_queue
-from opendata_buffer.stores import Blob
+from opendata_buffer.queue.ownership import claim_queue
+from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.faults import FaultyStore
-from opendata_buffer.testing.simulation import SimRuntime, Simulation, SimulationFailed
 from tests.simulation.publishing import Way, faults
+from tests.support.simulation import SimRuntime, Simulation, SimulationFailed
 
 SHARE = 0.5
 """Of the seeds; see conftest.py."""

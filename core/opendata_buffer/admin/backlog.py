@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from opendata_buffer.admin.observe import Observer
+from opendata_buffer.concurrency import together
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores import Store
-from opendata_buffer.together import together
+from opendata_buffer.stores.base import Store
 
 __all__ = ["Backlog", "read_backlog"]
 

@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from opendata_buffer.broker.announcement import Announcement
+from opendata_buffer.broker.channel import ProtocolError
 from opendata_buffer.broker.claims import CLAIMS, claims_key, decode
 from opendata_buffer.broker.client import ChannelClosed, Connection
-from opendata_buffer.broker.wire import ProtocolError
+from opendata_buffer.broker.lease import Announcement
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import ObjectNotFound
-from opendata_buffer.stores import Store
-from opendata_buffer.stores.sidecars import read_sidecar
+from opendata_buffer.stores.base import Store, read_sidecar
 
 __all__ = ["BrokerStatus", "ClaimsStatus", "ask_broker", "read_claims"]
 

@@ -6,7 +6,7 @@ from opendata_buffer.admin.observe import Observer
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.gc import GarbageCollector, GcReport
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores import Store
+from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.topic import Topic
 
 __all__ = ["collect"]

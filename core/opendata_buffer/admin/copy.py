@@ -24,14 +24,13 @@ from opendata_buffer.admin.copy_pace import CopyPace
 from opendata_buffer.admin.copy_record import copy_app
 from opendata_buffer.admin.copy_target import CopyTarget, Group, Side
 from opendata_buffer.admin.observe import Observer
-from opendata_buffer.consumer.descriptors import BatchDescriptor
-from opendata_buffer.consumer.fetch import FetchHandle
-from opendata_buffer.consumer.read_committed import ReadCommitted
+from opendata_buffer.concurrency import together
+from opendata_buffer.consumer.fetch import BatchDescriptor, FetchHandle
+from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import DataLoss, InvalidInput, QueueReset, Superseded
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.queue.owner import check_owner
+from opendata_buffer.queue.ownership import check_owner
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.together import together
 
 __all__ = ["Copied", "Copier", "step_all"]
 

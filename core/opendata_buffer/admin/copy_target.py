@@ -15,19 +15,18 @@ from opendata_buffer.admin.copy_pace import CopyPace
 from opendata_buffer.admin.copy_record import RECORD, CopyRecord, copy_record_key
 from opendata_buffer.admin.rebuild import GRACE_MS
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.batches import RawBatch
-from opendata_buffer.consumer.descriptors import BatchDescriptor
+from opendata_buffer.consumer.fetch import BatchDescriptor, RawBatch
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.errors import Drained, Superseded, TransientStorageError
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.cas import Done, Register
-from opendata_buffer.queue.owner import claim_for_use
+from opendata_buffer.queue.ownership import claim_for_use
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import Moment, Runtime
-from opendata_buffer.stores import Store
+from opendata_buffer.stores.base import Store
 
 __all__ = ["CopyTarget", "Group", "Moved", "Side"]
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from opendata_buffer.admin.observe import Observer
+from opendata_buffer.concurrency import together
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import (
     CorruptData,
@@ -21,15 +22,11 @@ from opendata_buffer.errors import (
     QueueReset,
 )
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.queue.marker import MARKER_NAME, Marker
-from opendata_buffer.queue.nesting import TOPIC_KEY, exists
-from opendata_buffer.queue.owner import read_marker
+from opendata_buffer.queue.ownership import MARKER_NAME, TOPIC_KEY, Marker, exists, read_marker
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.queue.words import words_of
+from opendata_buffer.queue.rollback_checks import words_of
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores import Get, List, Store
-from opendata_buffer.stores.sidecars import read_sidecar
-from opendata_buffer.together import together
+from opendata_buffer.stores.base import Get, List, Store, read_sidecar
 from opendata_buffer.topic.description import DESCRIPTION, TopicDescription
 
 __all__ = ["Found", "find", "find_folders"]

@@ -13,13 +13,12 @@ import pyarrow.compute as pc
 from opendata_buffer.admin.observe import Observer
 from opendata_buffer.admin.rebuild import RebuildPlan, plan_rebuild, read_raw
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.descriptors import BatchDescriptor
-from opendata_buffer.consumer.fetch import FetchHandle
+from opendata_buffer.consumer.fetch import BatchDescriptor, FetchHandle
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.errors import BatchMissing, ForeignLocation, PoisonBatch
-from opendata_buffer.queue.owner import check_owner
+from opendata_buffer.queue.ownership import check_owner
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores import Store
+from opendata_buffer.stores.base import Store
 
 __all__ = ["Finding", "Kind", "Report", "check_queue"]
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.queue.nesting import lost_topic
-from opendata_buffer.queue.owner import check_owner
+from opendata_buffer.queue.ownership import check_owner, lost_topic
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores import Store
-from opendata_buffer.topic.names import number_of
+from opendata_buffer.stores.base import Store
+from opendata_buffer.topic.description import number_of
 from opendata_buffer.topic.topic import is_topic
 
 __all__ = ["Observer", "is_a_topic"]

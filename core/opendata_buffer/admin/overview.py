@@ -9,18 +9,17 @@ from typing import Any
 from opendata_buffer.admin.broker import BrokerStatus, ClaimsStatus, ask_broker, read_claims
 from opendata_buffer.admin.observe import Observer
 from opendata_buffer.admin.transactions import open_in
-from opendata_buffer.broker.announcement import Announcement
 from opendata_buffer.broker.client import Connection
-from opendata_buffer.broker.lease import Lease
+from opendata_buffer.broker.lease import Announcement, Lease
+from opendata_buffer.concurrency import together
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptData
 from opendata_buffer.formats.keys import location_tag, parse_location
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.messages import parse_uuid
-from opendata_buffer.queue.holder import Holder, read_holder
+from opendata_buffer.messages.message_ids import parse_uuid
+from opendata_buffer.queue.consumer_info import Holder, read_holder
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores import Store
-from opendata_buffer.together import together
+from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.description import Partition
 from opendata_buffer.topic.topic import Topic
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from opendata_buffer.admin.observe import Observer
-from opendata_buffer.queue.holder import Holder, read_holder
+from opendata_buffer.queue.consumer_info import Holder, read_holder
 
 __all__ = ["Ownership", "read_ownership"]
 

@@ -15,7 +15,7 @@ from opendata_buffer.admin.rebuild import rebuild
 from opendata_buffer.admin.skip import skip_batch
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores import Store
+from opendata_buffer.stores.base import Store
 
 __all__ = ["MENDED_BY", "Mended", "RepairPlan", "plan_repair", "repair"]
 

@@ -12,18 +12,18 @@ from dataclasses import dataclass
 
 from opendata_buffer.admin.observe import Observer
 from opendata_buffer.admin.start import Start
+from opendata_buffer.concurrency import together
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import parse_location
 from opendata_buffer.formats.manifest import Manifest, QueueEntry
-from opendata_buffer.messages import undecided
+from opendata_buffer.messages.sequencer import undecided
 from opendata_buffer.quarantine import quarantine
-from opendata_buffer.queue.holder import note_holder
-from opendata_buffer.queue.owner import claim_for_use
+from opendata_buffer.queue.consumer_info import note_holder
+from opendata_buffer.queue.ownership import claim_for_use
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores import Store
-from opendata_buffer.together import together
+from opendata_buffer.stores.base import Store
 
 __all__ = ["SeekPlan", "Sought", "plan_seek", "seek"]
 

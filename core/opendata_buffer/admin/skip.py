@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 
 from opendata_buffer.admin.observe import Observer
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.descriptors import BatchDescriptor
-from opendata_buffer.consumer.fetch import FetchHandle
+from opendata_buffer.consumer.fetch import BatchDescriptor, FetchHandle
 from opendata_buffer.errors import (
     CommitStateUnknown,
     CorruptBatch,
@@ -30,10 +29,10 @@ from opendata_buffer.quarantine import (
     read_report,
     write_report,
 )
-from opendata_buffer.queue.owner import claim_for_use
+from opendata_buffer.queue.ownership import claim_for_use
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores import Store
+from opendata_buffer.stores.base import Store
 
 __all__ = ["Skipped", "restore_batch", "skip_batch"]
 

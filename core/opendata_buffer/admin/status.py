@@ -10,15 +10,14 @@ from typing import Any
 from opendata_buffer.admin.broker import BrokerStatus, ClaimsStatus, ask_broker, read_claims
 from opendata_buffer.admin.observe import Observer
 from opendata_buffer.admin.transactions import PATIENCE_S, OpenTransaction, open_in
-from opendata_buffer.broker.announcement import Announcement
 from opendata_buffer.broker.client import Connection
-from opendata_buffer.broker.lease import Lease
+from opendata_buffer.broker.lease import Announcement, Lease
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptData, PrefixConflict, QueueReset
 from opendata_buffer.formats.keys import parse_location
 from opendata_buffer.formats.manifest import Manifest, QueueEntry
-from opendata_buffer.queue.owner import check_owner
-from opendata_buffer.stores import Listing
+from opendata_buffer.queue.ownership import check_owner
+from opendata_buffer.stores.base import Listing
 
 __all__ = ["Status", "read_status", "summarise"]
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from opendata_buffer.admin.observe import Observer
 from opendata_buffer.admin.transactions import open_in
+from opendata_buffer.concurrency import together
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.together import together
 from opendata_buffer.topic.description import Partition
 from opendata_buffer.topic.topic import Topic
 

@@ -16,7 +16,7 @@ from opendata_buffer.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from opendata_buffer.broker.host import Host
+    from opendata_buffer.broker.election import Host
 
 __all__ = ["broker"]
 
@@ -91,11 +91,11 @@ def broker(
     when it is killed.
     """
     from opendata_buffer.admin.observe import Observer
-    from opendata_buffer.broker.host import Host
+    from opendata_buffer.broker.election import Host
     from opendata_buffer.broker.network import WebSocketNetwork, listen_for, require_websockets
     from opendata_buffer.config import ConsumerConfig
     from opendata_buffer.consumer.consumer import Consumer
-    from opendata_buffer.stores.factory import open_store
+    from opendata_buffer.stores.open import open_store
 
     require_websockets()
     if bool(tls_cert) is not bool(tls_key):

@@ -187,7 +187,7 @@ def _check_queue(
 ) -> None:
     """Whether there is a queue, and nothing is passed by."""
     from opendata_buffer.admin.observe import Observer
-    from opendata_buffer.queue.owner import check_owner
+    from opendata_buffer.queue.ownership import check_owner
 
     soon = _soon(place.config)
     # A queue whose manifest was lost may be started over, by its marker; where there is neither
@@ -275,7 +275,7 @@ def _of_topic(
     from opendata_buffer.cli.readers import ObservedPartition, ObservingTopic, OwningTopic
     from opendata_buffer.consumer.fetch import FetchHandle
     from opendata_buffer.topic.consumer import REFRESH_S, TopicConsumer
-    from opendata_buffer.topic.current import CurrentTopic
+    from opendata_buffer.topic.topic import CurrentTopic
 
     if not no_ack:
         consumer = TopicConsumer(place.config, store=place.store, runtime=runtime, program=_PROGRAM)

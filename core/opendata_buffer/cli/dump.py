@@ -13,11 +13,13 @@ from urllib.parse import unquote, urlsplit
 
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import CorruptData, InvalidInput, PermanentStorageError
-from opendata_buffer.formats import batch, manifest_footer
-from opendata_buffer.formats.batch import open_batch, split_records
+from opendata_buffer.formats import codec
+from opendata_buffer.formats import manifest as manifest_footer
+from opendata_buffer.formats.batch import open_batch
+from opendata_buffer.formats.codec import split_records
 from opendata_buffer.formats.manifest import Manifest, QueueEntry
-from opendata_buffer.stores import NotModified
-from opendata_buffer.stores.factory import open_store
+from opendata_buffer.stores.base import NotModified
+from opendata_buffer.stores.open import open_store
 
 __all__ = ["Document", "batch_document", "manifest_document", "read_object"]
 
@@ -73,7 +75,7 @@ def batch_document(raw: bytes, *, limit: int | None, max_bytes: int) -> Document
     footer, block = open_batch(raw, max_bytes)
     records = split_records(block, footer.record_count)
     head = {
-        "version": batch.VERSION,
+        "version": codec.VERSION,
         "compression": footer.compression.name.lower(),
         "record_count": footer.record_count,
     }

@@ -163,7 +163,7 @@ class _StderrHandler(logging.Handler):
 
     def shows(self, record: logging.LogRecord) -> bool:
         # The command itself tells of a batch that failed, in its one line.
-        return self.verbose or record.name != "opendata_buffer.producer.pipeline"
+        return self.verbose or record.name != "opendata_buffer.producer.sender"
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

@@ -31,7 +31,7 @@ def list_(runtime: Any, /, store: str, as_json: bool, **options: Any) -> None:
     """
     from opendata_buffer.admin.find import find
     from opendata_buffer.config import QueueConfig
-    from opendata_buffer.stores.factory import open_store
+    from opendata_buffer.stores.open import open_store
 
     timeout_ms = options["timeout_ms"]
     config = QueueConfig(

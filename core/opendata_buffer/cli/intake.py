@@ -14,8 +14,8 @@ from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import OpenDataBufferError
 from opendata_buffer.formats import MIB
 from opendata_buffer.framing import FRAMINGS, Framing
-from opendata_buffer.mapping import Mapping as Partitioner
 from opendata_buffer.producer.producer import Producer
+from opendata_buffer.topic.partitioner import Partitioner
 from opendata_buffer.topic.producer import TopicProducer
 
 __all__ = ["Intake", "Produced", "Put", "into_queue", "into_topic"]

@@ -262,7 +262,7 @@ def queue_fields_of(options: dict[str, Any]) -> dict[str, Any]:
 def _partition(given: str, fields: dict[str, Any]) -> str:
     """The whole name of a partition. Only an abbreviation asks for a look at the topic."""
     from opendata_buffer.config import QueueConfig
-    from opendata_buffer.topic.names import has_letters
+    from opendata_buffer.topic.description import has_letters
     from opendata_buffer.topic.topic import Topic
 
     if has_letters(given):

@@ -12,7 +12,7 @@ from opendata_buffer.cli.options import json_option, queue_options
 
 if TYPE_CHECKING:
     from opendata_buffer.admin.owner import Ownership
-    from opendata_buffer.queue.holder import Holder
+    from opendata_buffer.queue.consumer_info import Holder
 
 __all__ = ["owner"]
 
@@ -31,7 +31,7 @@ def owner(runtime: Any, /, as_json: bool, **queue: Any) -> None:
     from opendata_buffer.admin.observe import Observer
     from opendata_buffer.admin.owner import read_ownership
     from opendata_buffer.cli.places import place_of
-    from opendata_buffer.together import together
+    from opendata_buffer.concurrency import together
 
     place = place_of(runtime, queue)
 

@@ -12,9 +12,9 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 import pyarrow.compute as pc
 
 from opendata_buffer.cli.rendering import Render
-from opendata_buffer.consumer.batches import ArrowBatch
+from opendata_buffer.consumer.fetch import ArrowBatch
 from opendata_buffer.framing import FRAMINGS, Framing
-from opendata_buffer.topic.batch import TopicArrowBatch
+from opendata_buffer.topic.consumer import TopicArrowBatch
 
 __all__ = ["Consumed", "Reader", "RecordWriter", "Written", "copy_out", "framed"]
 

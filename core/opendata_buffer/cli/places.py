@@ -12,7 +12,7 @@ from opendata_buffer.cli.options import queue_fields_of, queue_words
 
 if TYPE_CHECKING:
     from opendata_buffer.admin.start import Start, Starts
-    from opendata_buffer.stores import Store
+    from opendata_buffer.stores.base import Store
     from opendata_buffer.topic.topic import Topic
 
 __all__ = ["Place", "open_place", "place_of"]
@@ -51,8 +51,8 @@ class Place:
             InvalidInput, QueueReset, CorruptData, StorageError: The topic could not be read.
         """
         from opendata_buffer.admin.rebuild import read_raw
-        from opendata_buffer.queue.owner import check_owner
-        from opendata_buffer.together import together
+        from opendata_buffer.concurrency import together
+        from opendata_buffer.queue.ownership import check_owner
 
         def is_there(config: Any) -> bool:
             # By either: with the manifest lost there is a queue to be mended.
@@ -125,7 +125,7 @@ def open_place(runtime: Any, config: Any, one: bool, look_ms: int | None = None)
     """Open a store, and see whether there is a topic unless ``one`` queue is meant."""
     from opendata_buffer.errors import PermanentStorageError
     from opendata_buffer.runtime import deadline
-    from opendata_buffer.stores.factory import open_store
+    from opendata_buffer.stores.open import open_store
     from opendata_buffer.topic.topic import Topic
 
     store = open_store(config.store, config.store_options)

@@ -134,16 +134,16 @@ def produce(
     bring one as "key" or "key_base64". Records without one go to the partitions in turn. Keys
     are not kept: what the reader is to see of them goes into metadata or the record.
     """
-    from opendata_buffer import mapping
     from opendata_buffer.cli.described import FromJson, FromLines, Keyed, Lines, Same
     from opendata_buffer.cli.intake import Intake, into_queue, into_topic
     from opendata_buffer.cli.places import place_of
     from opendata_buffer.cli.progress import counting
     from opendata_buffer.config import ProducerConfig
     from opendata_buffer.errors import OpenDataBufferError
-    from opendata_buffer.formats.batch import Compression
+    from opendata_buffer.formats.codec import Compression
     from opendata_buffer.framing import FRAMINGS
     from opendata_buffer.producer.producer import Producer
+    from opendata_buffer.topic import partitioner as mapping
     from opendata_buffer.topic.producer import TopicProducer
 
     refuse_together(**{"--json": as_json, "--file": bool(files), "--framing": framing != "lines"})

@@ -99,8 +99,8 @@ def status(
 def _queue_look(place: Place, runtime: Any) -> Callable[[], tuple[Any, Callable[[Any], Any]]]:
     from opendata_buffer.admin.observe import Observer
     from opendata_buffer.admin.status import read_status
-    from opendata_buffer.broker.announcement import Announcement
     from opendata_buffer.broker.client import Connection
+    from opendata_buffer.broker.lease import Announcement
     from opendata_buffer.cli.terminal import status_table
 
     observer = Observer(place.store, place.config, runtime)

@@ -8,19 +8,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from opendata_buffer.admin.observe import Observer
 from opendata_buffer.admin.start import EARLIEST, Start
 from opendata_buffer.cli.pipe import Written
-from opendata_buffer.consumer.batches import ArrowBatch, PooledBatch
+from opendata_buffer.concurrency import together
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.descriptors import BatchDescriptor
-from opendata_buffer.consumer.fetch import FetchHandle
+from opendata_buffer.consumer.fetch import ArrowBatch, BatchDescriptor, FetchHandle, PooledBatch
+from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.consumer.read_ahead import fetch_many, read_ahead
-from opendata_buffer.consumer.read_committed import ReadCommitted
 from opendata_buffer.errors import DataLoss, PoisonBatch, QueueReset
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.together import together
-from opendata_buffer.topic.batch import TopicArrowBatch
-from opendata_buffer.topic.consumer import TopicConsumer
-from opendata_buffer.topic.fair import in_turn
+from opendata_buffer.topic.consumer import TopicArrowBatch, TopicConsumer, in_turn
 
 __all__ = ["ObservedPartition", "ObservingReader", "ObservingTopic", "OwningReader", "OwningTopic"]
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from opendata_buffer.consumer.batches import ArrowBatch
+from opendata_buffer.consumer.fetch import ArrowBatch
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.entries import Metadata
-from opendata_buffer.topic.batch import TopicArrowBatch
+from opendata_buffer.topic.consumer import TopicArrowBatch
 
 __all__ = ["TOKENS", "Render", "as_json", "by_format", "text_or_base64"]
 

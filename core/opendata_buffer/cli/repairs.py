@@ -47,7 +47,7 @@ def skip(
     """
     from opendata_buffer.admin.skip import skip_batch
     from opendata_buffer.config import ConsumerConfig
-    from opendata_buffer.stores.factory import open_store
+    from opendata_buffer.stores.open import open_store
 
     config = ConsumerConfig(
         **queue_fields_of(queue),
@@ -87,7 +87,7 @@ def quarantine_list(runtime: Any, /, as_json: bool, **queue: Any) -> None:
     from opendata_buffer.config import QueueConfig
     from opendata_buffer.errors import CorruptData
     from opendata_buffer.quarantine import list_quarantine
-    from opendata_buffer.stores.factory import open_store
+    from opendata_buffer.stores.open import open_store
 
     config = QueueConfig(**queue_fields_of(queue))
     store = open_store(config.store, config.store_options)
@@ -126,7 +126,7 @@ def quarantine_restore(
     """
     from opendata_buffer.admin.skip import restore_batch
     from opendata_buffer.config import ConsumerConfig
-    from opendata_buffer.stores.factory import open_store
+    from opendata_buffer.stores.open import open_store
 
     config = ConsumerConfig(**queue_fields_of(queue), max_batch_bytes=max_batch_bytes)
     store = open_store(config.store, config.store_options)
@@ -149,7 +149,7 @@ def rebuild(runtime: Any, /, dry_run: bool, as_json: bool, **queue: Any) -> None
     """
     from opendata_buffer.admin.rebuild import rebuild as rebuild_manifest
     from opendata_buffer.config import QueueConfig
-    from opendata_buffer.stores.factory import open_store
+    from opendata_buffer.stores.open import open_store
 
     config = QueueConfig(**queue_fields_of(queue))
     store = open_store(config.store, config.store_options)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from opendata_buffer.consumer.batches import ArrowBatch
+from opendata_buffer.consumer.fetch import ArrowBatch
 from opendata_buffer.values.infer import infer
 from opendata_buffer.values.options import ValueOptions
 

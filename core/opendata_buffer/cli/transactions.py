@@ -85,7 +85,7 @@ def transactions_abort(
 def _place(runtime: Any, queue: dict[str, Any]) -> Any:
     from opendata_buffer.admin.transactions import Place
     from opendata_buffer.config import QueueConfig
-    from opendata_buffer.stores.factory import open_store
+    from opendata_buffer.stores.open import open_store
     from opendata_buffer.topic.topic import Topic, is_topic
 
     named = ("partition", "data_path_prefix", "manifest_path")

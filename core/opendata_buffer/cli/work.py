@@ -53,7 +53,7 @@ def rest_ms(delivery_count: int) -> int:
 
 
 class Batch(Protocol):
-    """As :class:`~opendata_buffer.worker.worker.ClaimedBatch`."""
+    """As :class:`~opendata_buffer.broker.worker.ClaimedBatch`."""
 
     sequence: int
     location: str
@@ -310,9 +310,9 @@ def work(
     """
     from opendata_buffer.admin.observe import Observer
     from opendata_buffer.broker.network import require_websockets
+    from opendata_buffer.broker.worker import Worker
     from opendata_buffer.config import WorkerConfig
-    from opendata_buffer.stores.factory import open_store
-    from opendata_buffer.worker.worker import Worker
+    from opendata_buffer.stores.open import open_store
 
     require_websockets()
     if shutil.which(command[0]) is None:

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from opendata_buffer.admin.broker import BrokerStatus, ask_broker, read_claims
-from opendata_buffer.broker import dial as dial_module
-from opendata_buffer.broker.announcement import Announcement
+from opendata_buffer.broker import ws_client as dial_module
 from opendata_buffer.broker.claims import Claims, claims_key, encode
 from opendata_buffer.broker.client import Connection
-from opendata_buffer.broker.dial import connect
+from opendata_buffer.broker.lease import Announcement
+from opendata_buffer.broker.ws_client import connect
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptData
 from opendata_buffer.stores.memory import MemoryStore

@@ -16,7 +16,7 @@ from opendata_buffer.admin.copy import Copier, step_all
 from opendata_buffer.admin.copy_target import CopyTarget, Side
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.read_committed import ReadCommitted
+from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import (
     BatchMissing,
     DataLoss,
@@ -30,10 +30,10 @@ from opendata_buffer.formats.batch import decode_batch, encode_batch
 from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
-from opendata_buffer.queue.owner import claim_queue
+from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, build_uuid
+from opendata_buffer.queue.ownership import claim_queue
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores import Absent, Applied, Blob, IfVersion, PutOutcome, Unknown
+from opendata_buffer.stores.base import Absent, Applied, Blob, IfVersion, PutOutcome, Unknown
 from opendata_buffer.stores.memory import MemoryStore
 
 RUNTIME = SystemRuntime()

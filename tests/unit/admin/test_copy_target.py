@@ -7,8 +7,7 @@ import pytest
 from opendata_buffer.admin.copy_pace import CopyPace
 from opendata_buffer.admin.copy_target import CopyTarget, Group, Side
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
-from opendata_buffer.consumer.batches import RawBatch
-from opendata_buffer.consumer.descriptors import BatchDescriptor
+from opendata_buffer.consumer.fetch import BatchDescriptor, RawBatch
 from opendata_buffer.errors import Drained, Superseded
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.entries import Metadata
@@ -16,7 +15,7 @@ from opendata_buffer.formats.keys import parse_location
 from opendata_buffer.formats.manifest import Manifest, QueueEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores import Blob
+from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 
 RUNTIME = SystemRuntime()

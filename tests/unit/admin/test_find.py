@@ -16,9 +16,9 @@ from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores import Listing
-from opendata_buffer.stores.factory import open_store
+from opendata_buffer.stores.base import Listing
 from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.topic import Topic
 
 RUNTIME = SystemRuntime()

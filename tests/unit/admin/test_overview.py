@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from opendata_buffer.admin.overview import ASIDE_S, Overseer, summarised, writer_of
-from opendata_buffer.broker.announcement import announcement_key
+from opendata_buffer.broker.lease import announcement_key
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, TransientStorageError
 from opendata_buffer.formats.keys import Transaction, batch_key, tagged_ulid
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
-from opendata_buffer.messages import CONTINUE_TXN, build_uuid
-from opendata_buffer.queue.holder import note_holder
+from opendata_buffer.messages.message_ids import CONTINUE_TXN, build_uuid
+from opendata_buffer.queue.consumer_info import note_holder
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.faults import FaultPlan, FaultyStore

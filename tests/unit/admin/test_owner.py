@@ -5,7 +5,7 @@ from __future__ import annotations
 from opendata_buffer.admin.observe import Observer
 from opendata_buffer.admin.owner import read_ownership
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.queue.holder import note_holder
+from opendata_buffer.queue.consumer_info import note_holder
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime

@@ -13,11 +13,11 @@ from opendata_buffer.errors import InvalidInput, PermanentStorageError
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
+from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.quarantine import list_quarantine, read_copy
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores import Blob
+from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 
 RUNTIME = SystemRuntime()

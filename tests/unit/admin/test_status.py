@@ -10,7 +10,7 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats import manifest as manifest_module
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry, QueueEntry
-from opendata_buffer.stores import Listing, ObjectInfo
+from opendata_buffer.stores.base import Listing, ObjectInfo
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 

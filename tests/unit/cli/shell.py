@@ -11,7 +11,7 @@ from opendata_buffer.cli.commands import cli
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores import Blob
+from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic.topic import Topic
 

@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 from opendata_buffer import Consumer, ConsumerConfig, Producer, ProducerConfig, Publisher
-from opendata_buffer.broker.guest import GuestQueue
+from opendata_buffer.broker.yielding_queue import GuestQueue
 from opendata_buffer.cli.commands import cli
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.stores import PutOutcome, VersionConflict
+from opendata_buffer.stores.base import PutOutcome, VersionConflict
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.cli.shell import (
     LATER,

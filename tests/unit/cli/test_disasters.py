@@ -8,7 +8,7 @@ import pytest
 
 from opendata_buffer import Consumer, ConsumerConfig
 from opendata_buffer.errors import DataLoss, QueueReset
-from opendata_buffer.stores import Blob
+from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.cli.shell import fails, fill, manifest_of, ok, records_of, run, topic_of
 

@@ -10,7 +10,7 @@ from opendata_buffer.admin.broker import BrokerStatus, ClaimsStatus
 from opendata_buffer.admin.overview import Overview, QueueLook
 from opendata_buffer.admin.watch import Flow, View
 from opendata_buffer.cli.frame import frame, sparkline
-from opendata_buffer.queue.holder import Holder
+from opendata_buffer.queue.consumer_info import Holder
 
 
 def view_of(*queues: QueueLook, topic: str = "", failure: str | None = None, **more: Flow) -> View:

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from opendata_buffer.cli.commands import cli
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.queue.marker import marker_key
+from opendata_buffer.queue.ownership import marker_key
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.cli.shell import fails, fill, manifest_of, ok, records_of, run, topic_of
 

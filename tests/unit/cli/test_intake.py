@@ -12,7 +12,7 @@ from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.manifest import Manifest, QueueEntry
 from opendata_buffer.producer.producer import Producer
-from opendata_buffer.stores import Blob
+from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 
 

@@ -6,7 +6,7 @@ import json
 import os
 
 from opendata_buffer import Consumer, ConsumerConfig
-from opendata_buffer.queue.holder import note_query
+from opendata_buffer.queue.consumer_info import note_query
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.cli.shell import fails, fill, manifest_of, ok, topic_of

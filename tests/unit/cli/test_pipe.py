@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from opendata_buffer.cli.pipe import Consumed, RecordWriter, Written, copy_out
-from opendata_buffer.consumer.batches import ArrowBatch
+from opendata_buffer.consumer.fetch import ArrowBatch
 from opendata_buffer.errors import BatchMissing, Fenced
-from opendata_buffer.topic.batch import TopicArrowBatch
+from opendata_buffer.topic.consumer import TopicArrowBatch
 
 
 class Queue:

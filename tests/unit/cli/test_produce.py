@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from opendata_buffer import mapping
 from opendata_buffer.errors import PermanentStorageError
-from opendata_buffer.stores import Blob
+from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.topic import partitioner as mapping
 from tests.unit.broker.local import eventually, host
 from tests.unit.cli.shell import LATER, fails, fill, manifest_of, ok, records_of, run, topic_of
 

@@ -9,16 +9,15 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from opendata_buffer.broker.announcement import Announcement
 from opendata_buffer.broker.claims import Claims, encode
-from opendata_buffer.broker.lease import Lease
+from opendata_buffer.broker.lease import Announcement, Lease
+from opendata_buffer.broker.worker import Worker
 from opendata_buffer.cli.commands import cli
 from opendata_buffer.config import QueueConfig, WorkerConfig
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.worker.worker import Worker
 from tests.unit.broker.local import RUNTIME, eventually, host
 from tests.unit.cli.shell import Ticks, fails, fill, manifest_of, ok, records_of, run, topic_of
 

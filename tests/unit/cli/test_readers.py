@@ -16,7 +16,7 @@ from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.topic.batch import TopicArrowBatch
+from opendata_buffer.topic.consumer import TopicArrowBatch
 from opendata_buffer.topic.topic import Topic
 from tests.unit.cli.shell import fill, ok, topic_of
 

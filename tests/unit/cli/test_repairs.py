@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from opendata_buffer.stores import Blob
+from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.cli.shell import fails, fill, manifest_of, ok, run
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from opendata_buffer.cli.table import as_table
-from opendata_buffer.consumer.batches import ArrowBatch
+from opendata_buffer.consumer.fetch import ArrowBatch
 
 
 def batch(sequence: int, *records: bytes) -> ArrowBatch:

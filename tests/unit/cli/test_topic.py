@@ -7,7 +7,7 @@ import json
 import pytest
 
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.stores import Blob
+from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic.topic import Topic
 from tests.unit.cli.shell import fails, fill, ok, records_of, run
