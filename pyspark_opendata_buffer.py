@@ -89,7 +89,7 @@ class DefaultSource(DataSource):
         from buffer_source.rows import default_schema
         from buffer_source.sample import infer_schema
         from opendata_buffer.runtime import SystemRuntime
-        from opendata_buffer.stores.factory import open_store
+        from opendata_buffer.stores.open import open_store
 
         options = SourceOptions.from_spark(self.options, self.cores)
         store = open_store(options.queue.store, options.queue.store_options)

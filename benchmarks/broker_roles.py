@@ -24,12 +24,11 @@ from websockets.exceptions import ConnectionClosed
 
 from benchmarks.producers import CAS_MS, GET_MS, PUT_MS, paced
 from opendata_buffer import Producer, ProducerConfig, Worker, WorkerConfig
-from opendata_buffer.broker.announcement import Announcement
-from opendata_buffer.broker.host import Host
-from opendata_buffer.broker.lease import Lease
-from opendata_buffer.broker.messages import VALID_MS, append_body
+from opendata_buffer.broker.channel import NONCE_BYTES, ClientEnd
+from opendata_buffer.broker.election import Host
+from opendata_buffer.broker.lease import Announcement, Lease
 from opendata_buffer.broker.network import WebSocketNetwork
-from opendata_buffer.broker.wire import NONCE_BYTES, ClientEnd
+from opendata_buffer.broker.protocol import VALID_MS, append_body
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.runtime import SystemRuntime

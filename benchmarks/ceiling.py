@@ -37,7 +37,7 @@ def prebuilt(schema: StructType, size: int, rows: int) -> pa.RecordBatch:
     """The first piece that our source would make of such records; built once in a worker."""
     from benchmarks.queues import records_of
     from buffer_source.rows import RowBuilder
-    from opendata_buffer.consumer.batches import Records
+    from opendata_buffer.consumer.fetch import Records
     from opendata_buffer.formats.arrow import decode_arrow
     from opendata_buffer.formats.batch import encode_batch
     from opendata_buffer.formats.manifest import Metadata

@@ -20,9 +20,9 @@ from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.queue.owner import claim_queue
+from opendata_buffer.queue.ownership import claim_queue
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.factory import open_store
+from opendata_buffer.stores.open import open_store
 
 __all__ = ["run", "written"]
 

@@ -22,8 +22,8 @@ from buffer_source.stream_reader import BufferStreamReader
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, StoreOptions
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores import Store
-from opendata_buffer.stores.factory import open_store
+from opendata_buffer.stores.base import Store
+from opendata_buffer.stores.open import open_store
 from opendata_buffer.testing.faults import FaultyStore
 from pyspark_opendata_buffer import DefaultSource
 

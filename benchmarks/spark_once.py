@@ -20,7 +20,7 @@ from benchmarks.ceiling import Ceiling
 from benchmarks.queries import started
 from benchmarks.queues import Queued, fill, records_of
 from benchmarks.table import Row
-from opendata_buffer.stores.factory import open_store
+from opendata_buffer.stores.open import open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -27,8 +27,8 @@ from benchmarks.queries import started
 from benchmarks.queues import Queued, fill, records_of
 from benchmarks.table import Row
 from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX
-from opendata_buffer.formats.batch import Compression
-from opendata_buffer.stores.factory import open_store
+from opendata_buffer.formats.codec import Compression
+from opendata_buffer.stores.open import open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -24,8 +24,8 @@ from buffer_source.rows import default_schema
 from buffer_source.stream import StreamDriver
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.factory import open_store
 from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.topic import Topic
 
 if TYPE_CHECKING:

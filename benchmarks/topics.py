@@ -24,7 +24,7 @@ from benchmarks.topic_sink import sink_rows
 from benchmarks.topic_source import idle_row, speed_row
 from opendata_buffer import Producer, ProducerConfig, Topic, TopicProducer
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores import Store
+from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.testing.faults import FaultPlan, FaultyStore
 

@@ -29,11 +29,11 @@ from benchmarks.queues import fill
 from benchmarks.spark_source import micro_batch_seconds
 from benchmarks.table import Row
 from buffer_source.rows import RowBuilder
-from opendata_buffer.consumer.batches import Records
+from opendata_buffer.consumer.fetch import Records
 from opendata_buffer.formats.arrow import decode_arrow
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import Metadata
-from opendata_buffer.stores.factory import open_store
+from opendata_buffer.stores.open import open_store
 from opendata_buffer.values.options import ValueOptions
 
 if TYPE_CHECKING:

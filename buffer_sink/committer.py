@@ -19,15 +19,15 @@ from buffer_sink.messages import Group
 from buffer_sink.options import SinkOptions
 from buffer_sink.records import CommitRecords
 from opendata_buffer import metrics
-from opendata_buffer.broker.guest import GuestQueue
 from opendata_buffer.broker.network import Network
+from opendata_buffer.broker.yielding_queue import GuestQueue
 from opendata_buffer.errors import CommitStateUnknown
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.queue.owner import claim_for_use
+from opendata_buffer.queue.ownership import claim_for_use
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores import Store
+from opendata_buffer.stores.base import Store
 
 __all__ = ["WriteCommitter"]
 

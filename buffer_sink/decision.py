@@ -11,7 +11,7 @@ it. Where a repeat is recognised, in this order:
    the same batch at once one wins and the other finds it.
 3. What both cannot see is a commit whose record is missing (a crash in between) and whose
    entries a consumer has dequeued already. Such a batch is appended again, and the reader's
-   :class:`~opendata_buffer.consumer.transactions.TransactionFilter` drops it: the entries of a
+   :class:`~opendata_buffer.consumer.isolation.TransactionFilter` drops it: the entries of a
    batch are contiguous, so a second group of the same batch is a repeat.
 
 The filter tells two groups apart by the gap between them. There is none when the queue ran
@@ -29,10 +29,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from opendata_buffer.commit.record import CommitRecord, record_key
 from opendata_buffer.errors import QueueReset
 from opendata_buffer.formats.keys import Transaction, parse_location
 from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.transactions.commit_record import CommitRecord, record_key
 
 __all__ = [
     "ALREADY_DONE",

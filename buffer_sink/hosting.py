@@ -15,15 +15,14 @@ from dataclasses import fields
 
 from buffer_sink.options import SinkOptions
 from buffer_sink.topic_write import find_topic
-from opendata_buffer.broker.shared import open_committer
-from opendata_buffer.commit.committer import Committer
+from opendata_buffer.broker.committer import open_committer
 from opendata_buffer.config import ProducerConfig, QueueConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import InvalidInput, OpenDataBufferError
+from opendata_buffer.producer.group_commit import Committer
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.factory import open_store
-from opendata_buffer.topic.current import CurrentTopic
-from opendata_buffer.topic.topic import Topic
+from opendata_buffer.stores.open import open_store
+from opendata_buffer.topic.topic import CurrentTopic, Topic
 
 __all__ = ["host"]
 

@@ -16,7 +16,7 @@ from buffer_sink.messages import Group
 from opendata_buffer.errors import TransientStorageError
 from opendata_buffer.formats.keys import location_timestamp_ms
 from opendata_buffer.runtime import Moment, Runtime
-from opendata_buffer.stores import List
+from opendata_buffer.stores.base import List
 
 __all__ = ["Expiry", "Lifetimes"]
 

@@ -11,7 +11,7 @@ from opendata_buffer.formats.batch import seal_block
 from opendata_buffer.formats.keys import Transaction, batch_key, later_ulid
 from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores import Put
+from opendata_buffer.stores.base import Put
 
 __all__ = ["BatchObjects"]
 

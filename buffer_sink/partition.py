@@ -15,7 +15,7 @@ from buffer_sink.options import SinkOptions
 from buffer_sink.routing import Router, gathered
 from buffer_sink.uploads import UploadWindow
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores import Put
+from opendata_buffer.stores.base import Put
 
 __all__ = ["OPEN_BLOCKS", "PartitionWriter"]
 

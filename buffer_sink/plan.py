@@ -26,7 +26,7 @@ from opendata_buffer.config import QueueConfig, StoreOptions
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.runtime import Moment, SystemRuntime
-from opendata_buffer.stores.factory import open_store
+from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.description import TopicDescription
 
 if TYPE_CHECKING:

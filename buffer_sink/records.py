@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from opendata_buffer.commit.record import RECORD, CommitRecord, claimed, record_key
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import OpenDataBufferError, TransientStorageError
 from opendata_buffer.queue.cas import CasStore, Done, Register
 from opendata_buffer.runtime import Runtime
+from opendata_buffer.transactions.commit_record import RECORD, CommitRecord, claimed, record_key
 
 __all__ = ["CommitRecords"]
 

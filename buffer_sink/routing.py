@@ -11,14 +11,14 @@ import pyarrow.compute as pc
 
 from buffer_sink.blocks import Columns
 from buffer_sink.topic_write import TopicWrite
-from opendata_buffer import mapping
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats import MIB
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.topic.split import split
+from opendata_buffer.topic import partitioner as mapping
+from opendata_buffer.topic.partitioner import split
 
 if TYPE_CHECKING:
-    from opendata_buffer.mapping import Mapping
+    from opendata_buffer.topic.partitioner import Partitioner
 
 __all__ = ["GATHERED_BYTES", "Router", "check_topic", "gathered"]
 
@@ -97,7 +97,7 @@ class Router:
         self._write = write
         self._names = write.active
         self._task = task
-        mappings: dict[str, Mapping] = {
+        mappings: dict[str, Partitioner] = {
             "modulo": mapping.modulo,
             "rendezvous": mapping.rendezvous,
             "random": partial(mapping.random, source=runtime.random),

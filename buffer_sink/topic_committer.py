@@ -13,9 +13,9 @@ from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
 from buffer_sink.topic_write import TopicWrite
 from opendata_buffer import metrics
-from opendata_buffer.broker.guest import GuestQueue
 from opendata_buffer.broker.network import Network
-from opendata_buffer.commit.ledger import Attempt, Ledger
+from opendata_buffer.broker.yielding_queue import GuestQueue
+from opendata_buffer.concurrency import together
 from opendata_buffer.errors import (
     CommitStateUnknown,
     Drained,
@@ -24,11 +24,11 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.queue.owner import claim_for_use
+from opendata_buffer.queue.ownership import claim_for_use
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores import Store
-from opendata_buffer.together import together
+from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.topic import Topic
+from opendata_buffer.transactions.coordinator import Attempt, Ledger
 
 __all__ = ["TopicCommitter"]
 
@@ -38,7 +38,8 @@ log = logging.getLogger(__name__)
 class TopicCommitter:
     """Appends groups of uploads to the partitions of one topic.
 
-    :mod:`opendata_buffer.commit.ledger` is the protocol; here is what a write has of its own:
+    :mod:`opendata_buffer.transactions.coordinator` is the protocol; here is what a write has of
+    its own:
     uploads that grow old, and partitions that leave.
 
     Args:

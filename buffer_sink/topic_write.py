@@ -7,11 +7,10 @@ from hashlib import sha256
 
 from opendata_buffer.errors import ObjectNotFound, PermanentStorageError
 from opendata_buffer.formats.keys import Transaction, batch_key
-from opendata_buffer.messages import CONTINUE_TXN, build_uuid, new_producer_id
-from opendata_buffer.queue.nesting import TOPIC_KEY
+from opendata_buffer.messages.message_ids import CONTINUE_TXN, build_uuid, new_producer_id
+from opendata_buffer.queue.ownership import TOPIC_KEY
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores import Get
-from opendata_buffer.stores.sidecars import read_sidecar
+from opendata_buffer.stores.base import Get, read_sidecar
 from opendata_buffer.topic.description import DESCRIPTION, TopicDescription
 
 __all__ = ["FIRST_CLOCK", "TopicWrite", "find_topic"]

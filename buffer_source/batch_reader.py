@@ -15,17 +15,17 @@ from buffer_source.partitions import Partitions
 from buffer_source.rows import check_schema
 from buffer_source.starting import first_since
 from buffer_source.task import read_batches
-from opendata_buffer.consumer.descriptors import BatchDescriptor
-from opendata_buffer.consumer.read_committed import ReadCommitted
+from opendata_buffer.concurrency import together
+from opendata_buffer.consumer.fetch import BatchDescriptor
+from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import DataLoss, InvalidInput
 from opendata_buffer.formats.manifest import Manifest, QueueEntry
-from opendata_buffer.queue.owner import check_owner
+from opendata_buffer.queue.ownership import check_owner
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import Runtime, SystemRuntime
-from opendata_buffer.stores import Store
-from opendata_buffer.stores.factory import open_store
-from opendata_buffer.together import together
+from opendata_buffer.stores.base import Store
+from opendata_buffer.stores.open import open_store
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from buffer_source.offsets import ONLY
 from buffer_source.options import SourceOptions
 from buffer_source.planner import pack, shares
-from opendata_buffer.consumer.descriptors import BatchDescriptor
+from opendata_buffer.consumer.fetch import BatchDescriptor
 
 __all__ = ["PartitionBatch", "tasks_of"]
 

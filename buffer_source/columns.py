@@ -26,7 +26,7 @@ from opendata_buffer.formats.manifest import Metadata
 
 if TYPE_CHECKING:
     from buffer_source.runs import Runs
-    from opendata_buffer.consumer.batches import Records
+    from opendata_buffer.consumer.fetch import Records
 
 __all__ = ["COLUMNS", "MAX_TIME_MS", "MIN_TIME_MS", "Column", "ColumnBuilder", "Piece"]
 

@@ -18,9 +18,9 @@ from buffer_source.offsets import Position
 from buffer_source.options import SourceOptions
 from buffer_source.query_note import PROGRAM
 from buffer_source.starting import first_of_offset, first_since, within
-from opendata_buffer.broker.guest import GuestQueue
+from opendata_buffer.broker.yielding_queue import GuestQueue
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.descriptors import BatchDescriptor
+from opendata_buffer.consumer.fetch import BatchDescriptor
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import (
     Conflict,
@@ -30,13 +30,17 @@ from opendata_buffer.errors import (
     QueueReset,
     TransientStorageError,
 )
-from opendata_buffer.queue.continuity import ends_before
-from opendata_buffer.queue.marker import marker_key
-from opendata_buffer.queue.nesting import lost_topic
-from opendata_buffer.queue.owner import Claim, check_owner, claim_for_use
+from opendata_buffer.queue.ownership import (
+    Claim,
+    check_owner,
+    claim_for_use,
+    lost_topic,
+    marker_key,
+)
 from opendata_buffer.queue.queue import Queue
+from opendata_buffer.queue.rollback_checks import ends_before
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores import Store
+from opendata_buffer.stores.base import Store
 
 __all__ = ["EVERYTHING", "Cursor"]
 

@@ -1,6 +1,6 @@
 """Which entries behind a position are delivered, and how far it lets the queue go. Pure.
 
-The rule is :class:`~opendata_buffer.consumer.read_committed.ReadCommitted`; its state is part of
+The rule is :class:`~opendata_buffer.consumer.isolation.ReadCommitted`; its state is part of
 each position. Here it is taken up behind a position, and walked over the entries that follow.
 """
 
@@ -10,12 +10,8 @@ from collections.abc import Callable, Sequence
 
 from buffer_source.offsets import Position
 from buffer_source.options import SourceOptions
-from opendata_buffer.consumer.descriptors import BatchDescriptor
-from opendata_buffer.consumer.read_committed import (
-    READ_COMMITTED,
-    ReadCommitted,
-    is_acknowledgement,
-)
+from opendata_buffer.consumer.fetch import BatchDescriptor
+from opendata_buffer.consumer.isolation import READ_COMMITTED, ReadCommitted, is_acknowledgement
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import parse_location
 

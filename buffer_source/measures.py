@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from opendata_buffer.consumer.descriptors import BatchDescriptor
+from opendata_buffer.consumer.fetch import BatchDescriptor
 from opendata_buffer.errors import CorruptBatch, CorruptData, InvalidInput, ObjectNotFound
 from opendata_buffer.formats.codec import FOOTER_SIZE, parse_footer
 from opendata_buffer.formats.keys import is_confined
 from opendata_buffer.late import late_imports
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores import Blob, Get, List
+from opendata_buffer.stores.base import Blob, Get, List
 
 __all__ = ["Measures", "MeasuredStore"]
 

@@ -16,7 +16,7 @@ from opendata_buffer.config import (
     GarbageCollectorConfig,
     QueueConfig,
 )
-from opendata_buffer.consumer.read_committed import ISOLATION_LEVELS, READ_COMMITTED
+from opendata_buffer.consumer.isolation import ISOLATION_LEVELS, READ_COMMITTED
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats import MIB
 from opendata_buffer.option_reader import (
@@ -25,8 +25,8 @@ from opendata_buffer.option_reader import (
     queue_fields,
     storage_settings,
 )
-from opendata_buffer.stores.factory import open_store
-from opendata_buffer.topic.names import is_abbreviated, number_meant
+from opendata_buffer.stores.open import open_store
+from opendata_buffer.topic.description import is_abbreviated, number_meant
 
 if TYPE_CHECKING:
     from opendata_buffer.values.options import ValueOptions

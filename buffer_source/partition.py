@@ -20,12 +20,12 @@ from buffer_source.offsets import Position
 from buffer_source.options import SourceOptions
 from buffer_source.planner import Limits
 from buffer_source.times import oldest_ms
-from opendata_buffer.consumer.descriptors import BatchDescriptor
+from opendata_buffer.consumer.fetch import BatchDescriptor
 from opendata_buffer.errors import StorageError, TransientStorageError
 from opendata_buffer.late import late_imports
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores import Store
+from opendata_buffer.stores.base import Store
 
 __all__ = ["READ_AHEAD", "Look", "Part", "PartitionStream"]
 

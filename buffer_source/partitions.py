@@ -11,10 +11,10 @@ from buffer_source.options import SourceOptions
 from buffer_source.partition import PartitionStream
 from opendata_buffer.errors import InvalidInput, OpenDataBufferError, PermanentStorageError
 from opendata_buffer.late import late_imports
-from opendata_buffer.queue.nesting import lost_topic
+from opendata_buffer.queue.ownership import lost_topic
 from opendata_buffer.runtime import Runtime, deadline
-from opendata_buffer.stores import Get, Store
-from opendata_buffer.topic.presence import is_topic
+from opendata_buffer.stores.base import Get, Store
+from opendata_buffer.topic.description import is_topic
 
 if TYPE_CHECKING:
     from opendata_buffer.topic.topic import Topic

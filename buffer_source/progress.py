@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from opendata_buffer import metrics
-from opendata_buffer.consumer.descriptors import BatchDescriptor
+from opendata_buffer.consumer.fetch import BatchDescriptor
 
 __all__ = ["Progress"]
 

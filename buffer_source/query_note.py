@@ -10,10 +10,10 @@ import logging
 
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import OpenDataBufferError
-from opendata_buffer.queue.holder import note_query, read_holder
+from opendata_buffer.queue.consumer_info import note_query, read_holder
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores import Store
-from opendata_buffer.stores.factory import open_store
+from opendata_buffer.stores.base import Store
+from opendata_buffer.stores.open import open_store
 
 __all__ = ["PROGRAM", "QueryNotes", "add_query"]
 

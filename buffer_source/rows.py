@@ -18,7 +18,7 @@ from opendata_buffer.formats import MIB
 
 if TYPE_CHECKING:
     from buffer_source.malformed import Malformed
-    from opendata_buffer.consumer.batches import Records
+    from opendata_buffer.consumer.fetch import Records
     from opendata_buffer.values.decoder import Decoder
     from opendata_buffer.values.options import ValueOptions
 

@@ -13,13 +13,12 @@ from pyspark.sql.types import StructType
 from buffer_source.options import SourceOptions
 from buffer_source.partitions import Partitions
 from buffer_source.typed_schema import INFERRED, meant_as_own
-from opendata_buffer.consumer.descriptors import BatchDescriptor
-from opendata_buffer.consumer.fetch import FetchHandle
+from opendata_buffer.consumer.fetch import BatchDescriptor, FetchHandle
 from opendata_buffer.errors import InvalidInput, PoisonBatch
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores import Store
+from opendata_buffer.stores.base import Store
 from opendata_buffer.values.infer import ddl, infer
 from opendata_buffer.values.options import CSV, ValueOptions
 

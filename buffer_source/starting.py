@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from buffer_source.options import EARLIEST, LATEST, SourceOptions
 from buffer_source.times import newest_ms
-from opendata_buffer.consumer.descriptors import BatchDescriptor
+from opendata_buffer.consumer.fetch import BatchDescriptor
 from opendata_buffer.errors import DataLoss, InvalidInput
 
 __all__ = ["first_of_offset", "first_since", "within"]

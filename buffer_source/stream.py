@@ -19,11 +19,11 @@ from buffer_source.partition import READ_AHEAD, Look, Part
 from buffer_source.partitions import Partitions
 from buffer_source.planner import Limits, admit, interleave
 from buffer_source.progress import Progress
-from opendata_buffer.queue.nesting import TOPIC_KEY
+from opendata_buffer.concurrency import together
+from opendata_buffer.queue.ownership import TOPIC_KEY
 from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores import Store
-from opendata_buffer.together import together
+from opendata_buffer.stores.base import Store
 
 __all__ = ["StreamDriver"]
 

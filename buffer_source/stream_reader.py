@@ -41,7 +41,7 @@ from buffer_source.rows import check_schema
 from buffer_source.typed_schema import check_not_inferred
 from opendata_buffer.errors import DataLoss, Fenced, QueueReset
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.factory import open_store
+from opendata_buffer.stores.open import open_store
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -19,16 +19,13 @@ from buffer_source.query_note import QueryNotes
 from buffer_source.rows import ARRAY_BYTES, RowBuilder
 from buffer_source.value_options import with_time_zone
 from opendata_buffer import metrics
-from opendata_buffer.consumer.batches import PooledBatch, Records
-from opendata_buffer.consumer.descriptors import BatchDescriptor
-from opendata_buffer.consumer.fetch import FetchHandle
-from opendata_buffer.consumer.pace import Pace
+from opendata_buffer.consumer.fetch import BatchDescriptor, FetchHandle, Pace, PooledBatch, Records
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.errors import PoisonBatch
 from opendata_buffer.quarantine import quarantine
 from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.factory import open_store
+from opendata_buffer.stores.open import open_store
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -6,7 +6,7 @@ says, which is a ULID; that of a Spark sink's batch may lie in the future, so it
 
 from __future__ import annotations
 
-from opendata_buffer.consumer.descriptors import BatchDescriptor
+from opendata_buffer.consumer.fetch import BatchDescriptor
 from opendata_buffer.formats.keys import location_timestamp_ms
 
 __all__ = ["newest_ms", "oldest_ms"]

@@ -12,7 +12,7 @@ import hypothesis
 import pytest
 
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.testing.s3_server import S3Server
+from tests.support.s3_server import S3Server
 
 # Before boto3 is imported, and inherited by every process a test starts: no real credentials,
 # no profile and no endpoint of the developer's, no metadata service.
@@ -73,7 +73,7 @@ def runtime() -> ManualRuntime:
 @pytest.fixture(scope="session")
 def moto_endpoint() -> Iterator[str]:
     """The URL of moto's S3 over real HTTP, in a thread of this process."""
-    from opendata_buffer.testing.moto_server import MotoServer
+    from tests.support.moto_server import MotoServer
 
     with MotoServer() as endpoint:
         yield endpoint

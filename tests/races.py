@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Protocol
 
-from opendata_buffer.stores import (
+from opendata_buffer.stores.base import (
     ABSENT,
     Absent,
     Applied,

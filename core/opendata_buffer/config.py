@@ -15,7 +15,7 @@ from opendata_buffer.formats import MIB
 # Not by way of formats.batch: a query's start waits for what is loaded, and plans need no codec.
 from opendata_buffer.formats.codec import Compression
 from opendata_buffer.formats.keys import check_key, check_prefix
-from opendata_buffer.formats.manifest_footer import FOOTER_SIZE, MAX_MANIFEST_BYTES
+from opendata_buffer.formats.manifest import FOOTER_SIZE, MAX_MANIFEST_BYTES
 from opendata_buffer.redaction import check_no_secrets
 
 __all__ = [

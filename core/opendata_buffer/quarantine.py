@@ -23,14 +23,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from opendata_buffer.concurrency import together
 from opendata_buffer.errors import CorruptData, InvalidInput, ObjectNotFound
 from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.formats.keys import is_confined, parse_location
 from opendata_buffer.formats.sidecar import Fields, Sidecar
 from opendata_buffer.runtime import Runtime, SystemRuntime
-from opendata_buffer.stores import Blob, Get, List, Put
-from opendata_buffer.stores.sidecars import read_sidecar
-from opendata_buffer.together import together
+from opendata_buffer.stores.base import Blob, Get, List, Put, read_sidecar
 
 __all__ = [
     "FOLDER",

@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 from notebooks.demo.flights import AIRPORTS
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.keys import parse_location
-from opendata_buffer.mapping import modulo
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.factory import open_store
+from opendata_buffer.stores.open import open_store
+from opendata_buffer.topic.partitioner import modulo
 from opendata_buffer.topic.topic import Topic, is_topic
 
 PARTITIONS = 4

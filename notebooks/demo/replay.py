@@ -25,8 +25,8 @@ from opendata_buffer import (
     Transaction,
     WriteHandle,
 )
-from opendata_buffer.producer.call import Call
-from opendata_buffer.stores.factory import open_store
+from opendata_buffer.producer.append_buffer import Call
+from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.topic import is_topic
 
 Handle = WriteHandle | TopicHandle

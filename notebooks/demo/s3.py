@@ -103,7 +103,7 @@ def serve(objects: Path, lock: Path) -> None:
             if sys.stdin.read() != END:
                 _await_producers(lock)
         return
-    from opendata_buffer.testing.moto_server import MotoServer
+    from tests.support.moto_server import MotoServer
 
     with MotoServer() as endpoint:
         print(endpoint, flush=True)

@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from opendata_buffer.broker.host import Host
+from opendata_buffer.broker.committer import open_committer
+from opendata_buffer.broker.election import Host
 from opendata_buffer.broker.network import WebSocketNetwork
-from opendata_buffer.broker.shared import open_committer
-from opendata_buffer.commit.committer import Committer, GroupCommitter, shared_committer
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import (
@@ -25,8 +24,9 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
+from opendata_buffer.producer.group_commit import Committer, GroupCommitter, shared_committer
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores import Absent, Blob, IfVersion, NotModified, PutOutcome, Unknown
+from opendata_buffer.stores.base import Absent, Blob, IfVersion, NotModified, PutOutcome, Unknown
 from opendata_buffer.stores.memory import MemoryStore
 
 WAIT_S = 60.0

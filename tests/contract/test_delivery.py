@@ -25,7 +25,7 @@ from opendata_buffer.config import (
     StoreOptions,
 )
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.transactions import TransactionFilter
+from opendata_buffer.consumer.isolation import TransactionFilter
 from opendata_buffer.errors import (
     CommitStateUnknown,
     Conflict,
@@ -39,9 +39,9 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.stores.s3 import S3Store
-from opendata_buffer.testing.model import Record, Sink
 from tests.http_scripts import Asked, FaultProxy, Reply
 from tests.simulation.conftest import seeds
+from tests.support.model import Record, Sink
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ import pytest
 from opendata_buffer.config import QueueConfig, StoreOptions
 from opendata_buffer.queue.cas import Done, Register
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores import ABSENT, Applied, Blob, IfVersion, Store, Unknown
+from opendata_buffer.stores.base import ABSENT, Applied, Blob, IfVersion, Store, Unknown
 from tests.http_scripts import FaultProxy
 
 REAL = ["versitygw", "fake-gcs-server", "azurite"]

@@ -16,7 +16,7 @@ import pytest
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import CorruptData, InvalidInput, ObjectNotFound
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores import (
+from opendata_buffer.stores.base import (
     ABSENT,
     Applied,
     Blob,
@@ -31,8 +31,8 @@ from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.stores.s3 import S3Store
 from opendata_buffer.testing.faults import FaultyStore
-from opendata_buffer.testing.s3_server import S3Server
 from tests.races import ROUNDS, increment, race
+from tests.support.s3_server import S3Server
 
 REAL = ["versitygw", "fake-gcs-server", "azurite"]  # where ./run servers has got them
 BACKENDS = ["memory", "faulty", "local", "moto", "s3-server", *REAL]

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from opendata_buffer.stores import Absent, IfVersion, PutOutcome
+from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from tests.races import ROUNDS, race
 

@@ -15,15 +15,15 @@ import pyarrow as pa
 import pytest
 
 from opendata_buffer.formats.arrow import decode_arrow, encode_arrow_block
-from opendata_buffer.formats.batch import (
-    Compression,
-    decode_batch,
-    encode_batch,
-    open_batch,
-    seal_block,
+from opendata_buffer.formats.batch import decode_batch, encode_batch, open_batch, seal_block
+from opendata_buffer.formats.codec import Compression
+from opendata_buffer.formats.manifest import (
+    Manifest,
+    Metadata,
+    NewEntry,
+    QueueEntry,
+    check_transition,
 )
-from opendata_buffer.formats.invariants import check_transition
-from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry, QueueEntry
 
 HERE = Path(__file__).parent
 BATCHES: list[dict[str, Any]] = json.loads((HERE / "batches.json").read_text())

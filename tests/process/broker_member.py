@@ -21,7 +21,7 @@ from buffer_sink.committer import WriteCommitter
 from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
 from opendata_buffer import Producer, ProducerConfig, QueueConfig, Worker, WorkerConfig
-from opendata_buffer.broker.host import Host
+from opendata_buffer.broker.election import Host
 from opendata_buffer.broker.network import WebSocketNetwork
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import (
@@ -34,7 +34,7 @@ from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.runtime import Moment, SystemRuntime
-from opendata_buffer.stores.factory import open_store
+from opendata_buffer.stores.open import open_store
 
 _printing = threading.Lock()
 

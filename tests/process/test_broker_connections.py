@@ -16,16 +16,15 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
-from opendata_buffer.broker.announcement import Announcement
-from opendata_buffer.broker.lease import Lease
-from opendata_buffer.broker.messages import VALID_MS, append_body
+from opendata_buffer.broker.channel import ClientEnd
+from opendata_buffer.broker.lease import Announcement, Lease
+from opendata_buffer.broker.protocol import VALID_MS, append_body
 from opendata_buffer.broker.server import MAX_CLIENTS
-from opendata_buffer.broker.wire import ClientEnd
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.factory import open_store
+from opendata_buffer.stores.open import open_store
 
 NIGHT = int(os.environ.get("OPENDATA_BUFFER_KILLS", "16")) >= 100
 CLIENTS = MAX_CLIENTS if NIGHT else 300

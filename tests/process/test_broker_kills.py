@@ -16,18 +16,17 @@ from pathlib import Path
 
 import pytest
 
-from opendata_buffer.broker.announcement import Announcement
+from opendata_buffer.broker.channel import ProtocolError
 from opendata_buffer.broker.client import ChannelClosed
-from opendata_buffer.broker.dial import connect
-from opendata_buffer.broker.lease import Lease
-from opendata_buffer.broker.wire import ProtocolError
+from opendata_buffer.broker.lease import Announcement, Lease
+from opendata_buffer.broker.ws_client import connect
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores import Blob
-from opendata_buffer.stores.factory import open_store
+from opendata_buffer.stores.base import Blob
+from opendata_buffer.stores.open import open_store
 
 pytestmark = pytest.mark.slow
 

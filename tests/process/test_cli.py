@@ -19,7 +19,7 @@ import pytest
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.factory import open_store
+from opendata_buffer.stores.open import open_store
 from tests.unit.cli import shell
 
 COMMAND = [sys.executable, "-m", "opendata_buffer"]

@@ -60,9 +60,9 @@ KILLED = """
 import os, sys, time, warnings
 warnings.simplefilter("ignore", DeprecationWarning)
 from opendata_buffer import Producer, ProducerConfig
-from opendata_buffer.broker.lease import Lease
+from opendata_buffer.broker.election import Lease
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.factory import open_store
+from opendata_buffer.stores.open import open_store
 
 config = ProducerConfig(store=sys.argv[1], broker="host", flush_interval_ms=10)
 producer = Producer(config)

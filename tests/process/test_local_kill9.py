@@ -10,9 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-from opendata_buffer.stores import ABSENT, Applied, Blob, IfVersion
-from opendata_buffer.stores.local import LocalStore
-from opendata_buffer.stores.local_paths import RESERVED
+from opendata_buffer.stores.base import ABSENT, Applied, Blob, IfVersion
+from opendata_buffer.stores.local import RESERVED, LocalStore
 
 KILLS = int(os.environ.get("OPENDATA_BUFFER_KILLS", "16"))
 
@@ -20,7 +19,7 @@ KILLS = int(os.environ.get("OPENDATA_BUFFER_KILLS", "16"))
 # its own. The bytes repeat the number, so that a torn write shows.
 WRITER = """
 import sys
-from opendata_buffer.stores import ABSENT, Applied, IfVersion
+from opendata_buffer.stores.base import ABSENT, Applied, IfVersion
 from opendata_buffer.stores.local import LocalStore
 
 store = LocalStore(sys.argv[1])

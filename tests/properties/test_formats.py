@@ -11,18 +11,10 @@ from hypothesis import strategies as st
 
 from opendata_buffer.errors import CorruptBatch, CorruptManifest, InvalidInput
 from opendata_buffer.formats.arrow import ReadBuffer, decode_arrow, encode_arrow_block, open_arrow
-from opendata_buffer.formats.batch import (
-    Compression,
-    decode_batch,
-    encode_batch,
-    join_records,
-    open_batch,
-    seal_block,
-    split_records,
-)
-from opendata_buffer.formats.invariants import check_transition
+from opendata_buffer.formats.batch import decode_batch, encode_batch, open_batch, seal_block
+from opendata_buffer.formats.codec import Compression, join_records, split_records
 from opendata_buffer.formats.keys import batch_key, is_confined, parse_location
-from opendata_buffer.formats.manifest import Manifest, NewEntry, QueueEntry
+from opendata_buffer.formats.manifest import Manifest, NewEntry, QueueEntry, check_transition
 from tests.properties.strategies import locations, many_records, new_entries, records
 
 compressions = st.sampled_from(Compression)

@@ -13,13 +13,13 @@ import pytest
 
 from opendata_buffer.admin.rebuild import GRACE_MS, plan_rebuild
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.read_committed import ReadCommitted
+from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.formats.keys import batch_key, parse_location
-from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.formats.manifest_footer import FOOTER_SIZE
-from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, FINAL, build_uuid, undecided
-from opendata_buffer.queue.watermark import Watermark
-from opendata_buffer.stores import Listing, ObjectInfo
+from opendata_buffer.formats.manifest import FOOTER_SIZE, Manifest, NewEntry
+from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, FINAL, build_uuid
+from opendata_buffer.messages.sequencer import undecided
+from opendata_buffer.queue.rollback_checks import Watermark
+from opendata_buffer.stores.base import Listing, ObjectInfo
 from opendata_buffer.testing.runtime import ManualRuntime
 
 CONFIG = ConsumerConfig(store="memory://unused")

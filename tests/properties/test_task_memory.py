@@ -15,12 +15,13 @@ from pathlib import Path
 import pytest
 
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.formats.batch import Compression, encode_batch
+from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.codec import Compression
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.factory import open_store
+from opendata_buffer.stores.open import open_store
 
 MIB = 1 << 20
 BATCHES = 24
@@ -32,7 +33,7 @@ BUDGET = 32 * MIB
 PROBE = """
 import json, re, sys
 import pyarrow as pa
-from opendata_buffer.consumer import pace
+from opendata_buffer.consumer import fetch as pace
 from buffer_source.batch_reader import BufferBatchReader
 from buffer_source.options import SourceOptions
 from buffer_source.rows import default_schema

@@ -20,7 +20,13 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Metadata, NewEntry
-from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, FINAL, OUTSIDE_TXN, build_uuid
+from opendata_buffer.messages.message_ids import (
+    ACK_TXN,
+    CONTINUE_TXN,
+    FINAL,
+    OUTSIDE_TXN,
+    build_uuid,
+)
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.topic.topic import DRAIN_S, Topic
 from tests.properties.test_stream_restarts import (

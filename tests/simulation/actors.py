@@ -12,14 +12,11 @@ from contextlib import closing
 from buffer_sink.committer import WriteCommitter
 from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
-from opendata_buffer.commit.durability import WriteHandle
 from opendata_buffer.config import ConsumerConfig, ProducerConfig
-from opendata_buffer.consumer.batches import ConsumedBatch
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.descriptors import BatchDescriptor
-from opendata_buffer.consumer.fetch import FetchHandle
+from opendata_buffer.consumer.fetch import BatchDescriptor, ConsumedBatch, FetchHandle
+from opendata_buffer.consumer.isolation import TransactionFilter
 from opendata_buffer.consumer.read_ahead import fetch_many
-from opendata_buffer.consumer.transactions import TransactionFilter
 from opendata_buffer.errors import (
     CommitStateUnknown,
     Conflict,
@@ -36,11 +33,12 @@ from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key, later_ulid
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.gc import GarbageCollector
+from opendata_buffer.producer.handle import WriteHandle
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment
-from opendata_buffer.testing.model import Record
 from tests.simulation.world import PREFIX, Node, World
+from tests.support.model import Record
 
 PASSING = (TransientStorageError, Conflict)
 """What a caller answers with another try."""

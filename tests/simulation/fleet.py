@@ -18,7 +18,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from opendata_buffer.broker.host import Host
+from opendata_buffer.broker.election import Host
+from opendata_buffer.broker.worker import ClaimedBatch, Worker
 from opendata_buffer.config import ProducerConfig, WorkerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import (
@@ -35,10 +36,9 @@ from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.testing.faults import FaultPlan, FaultyStore
-from opendata_buffer.testing.network import SimNetwork
-from opendata_buffer.testing.simulation import SimRuntime, SimTask, Simulation, SimulationFailed
-from opendata_buffer.worker.worker import ClaimedBatch, Worker
 from tests.simulation.recorder import Recorder
+from tests.support.network import SimNetwork
+from tests.support.simulation import SimRuntime, SimTask, Simulation, SimulationFailed
 
 CLAIM_TIMEOUT_MS = 8_000
 STORE = "memory://simulation"

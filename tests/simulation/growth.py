@@ -19,12 +19,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from opendata_buffer.commit.gaps import Gaps
-from opendata_buffer.commit.turns import Turns
 from opendata_buffer.formats.keys import batch_key, tagged_ulid
-from opendata_buffer.mapping import modulo
+from opendata_buffer.producer.group_commit import Gaps, Turns
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.description import TopicDescription
+from opendata_buffer.topic.partitioner import modulo
 
 REQUEST_S = 0.060
 """What a read or a write takes, half of it before the effect."""

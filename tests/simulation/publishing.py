@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from opendata_buffer.admin.transactions import TransactionScope, abort, list_open
 from opendata_buffer.config import ProducerConfig, QueueConfig
-from opendata_buffer.consumer.read_committed import ReadCommitted
+from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import (
     Closed,
     CommitStateUnknown,
@@ -31,13 +31,13 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.stores import Blob
+from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.faults import FaultPlan, FaultyStore
-from opendata_buffer.testing.simulation import SimRuntime, Simulation
-from opendata_buffer.topic.intents import AckIntents
 from opendata_buffer.topic.publisher import Publisher
 from opendata_buffer.topic.topic import Topic
+from opendata_buffer.topic.transaction import AckIntents
+from tests.support.simulation import SimRuntime, Simulation
 
 T = TypeVar("T")
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from opendata_buffer.formats.entries import QueueEntry, decode_entry
-from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.formats.manifest_footer import FOOTER_SIZE
-from opendata_buffer.stores import Absent, Applied, IfVersion, PutOutcome
+from opendata_buffer.formats.manifest import FOOTER_SIZE, Manifest
+from opendata_buffer.stores.base import Absent, Applied, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.testing.simulation import Simulation
+from tests.support.simulation import Simulation
 
 MANIFEST = "ingest/manifest"
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from opendata_buffer.testing.simulation import SimulationFailed
 from tests.simulation.world import World
+from tests.support.simulation import SimulationFailed
 
 SHOWN = 80
 

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 import pytest
 
 from opendata_buffer.broker.committer import BrokeredCommitter
-from opendata_buffer.broker.host import Host
+from opendata_buffer.broker.election import Host
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import CommitStateUnknown, Conflict, TransientStorageError
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.testing.faults import FaultPlan, FaultyStore
-from opendata_buffer.testing.network import SimNetwork
-from opendata_buffer.testing.simulation import SimRuntime, Simulation, SimulationFailed
 from tests.simulation.recorder import Recorder
+from tests.support.network import SimNetwork
+from tests.support.simulation import SimRuntime, Simulation, SimulationFailed
 
 CONFIG = ProducerConfig(store="memory://simulation", cas_deadline_ms=30_000)
 RUN_S = 40.0

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from opendata_buffer.broker import messages
-from opendata_buffer.broker.messages import append_body
-from opendata_buffer.broker.service import Service
-from opendata_buffer.broker.session import Session
-from opendata_buffer.broker.wire import BrokerEnd, ClientEnd
+from opendata_buffer.broker import protocol as messages
+from opendata_buffer.broker.broker import Service
+from opendata_buffer.broker.channel import BrokerEnd, ClientEnd
+from opendata_buffer.broker.protocol import append_body
+from opendata_buffer.broker.server import Session
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.queue import Queue

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from opendata_buffer.testing.simulation import SimulationFailed
-from opendata_buffer.worker.worker import ClaimedBatch
+from opendata_buffer.broker.worker import ClaimedBatch
 from tests.simulation.fleet import Fleet, Member, simulate
+from tests.support.simulation import SimulationFailed
 
 SHARE = 0.5
 DEFAULT_SEEDS = 200

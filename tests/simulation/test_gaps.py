@@ -7,19 +7,18 @@ from unittest.mock import create_autospec
 
 import pytest
 
-from opendata_buffer.broker.messages import VALID_MS, AppendRequest
-from opendata_buffer.broker.service import Service
-from opendata_buffer.broker.session import Session
-from opendata_buffer.broker.shared_queue import SharedQueue
-from opendata_buffer.commit.committer import shared_committer
-from opendata_buffer.commit.gaps import ALONE_S, BESIDE_S
+from opendata_buffer.broker.broker import Service
+from opendata_buffer.broker.dispatcher_term import SharedQueue
+from opendata_buffer.broker.protocol import VALID_MS, AppendRequest
+from opendata_buffer.broker.server import Session
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.manifest import NewEntry
+from opendata_buffer.producer.group_commit import ALONE_S, BESIDE_S, shared_committer
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.faults import FaultPlan, FaultyStore
-from opendata_buffer.testing.simulation import SimRuntime, Simulation
+from tests.support.simulation import SimRuntime, Simulation
 
 CONFIG = ProducerConfig(store="memory://simulation")
 SECONDS = 60.0

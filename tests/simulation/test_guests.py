@@ -15,10 +15,10 @@ import pytest
 from buffer_sink.committer import WriteCommitter
 from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
-from opendata_buffer.broker.floor import FLOOR_S
-from opendata_buffer.broker.guest import GuestQueue
-from opendata_buffer.broker.host import Host
-from opendata_buffer.broker.shared import open_committer
+from opendata_buffer.broker.committer import open_committer
+from opendata_buffer.broker.election import Host
+from opendata_buffer.broker.write_pause import FLOOR_S
+from opendata_buffer.broker.yielding_queue import GuestQueue
 from opendata_buffer.config import (
     ConsumerConfig,
     GarbageCollectorConfig,
@@ -34,8 +34,8 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.faults import FaultPlan, FaultyStore
-from opendata_buffer.testing.network import SimNetwork
-from opendata_buffer.testing.simulation import SimRuntime, SimTask, Simulation
+from tests.support.network import SimNetwork
+from tests.support.simulation import SimRuntime, SimTask, Simulation
 
 SHARE = 0.1
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, FlushFailed
 from opendata_buffer.producer.producer import Producer
-from opendata_buffer.testing.model import Record
 from tests.simulation.actors import FAILURES, produce, run_readers, watch
 from tests.simulation.scenario import simulate
 from tests.simulation.world import Node, World
+from tests.support.model import Record
 
 SHARE = 0.5
 """Of the seeds; see conftest.py."""

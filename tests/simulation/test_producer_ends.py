@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 
-from opendata_buffer.commit.durability import Durable, WriteHandle
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import FlushFailed, OpenDataBufferError, TransientStorageError
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.producer.handle import Durable, WriteHandle
 from opendata_buffer.producer.producer import Producer
-from opendata_buffer.stores import NotModified
+from opendata_buffer.stores.base import NotModified
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.faults import FaultPlan, FaultyStore
-from opendata_buffer.testing.simulation import SimTask, Simulation
+from tests.support.simulation import SimTask, Simulation
 
 SHARE = 0.5
 """Of the seeds; see conftest.py."""

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from opendata_buffer.testing.faults import FaultPlan
-from opendata_buffer.testing.simulation import SimRuntime, SimTask, SimulationFailed
 from tests.simulation.publishing import NAMES, PublishingWorld, faults
+from tests.support.simulation import SimRuntime, SimTask, SimulationFailed
 
 SHARE = 0.15
 """Of the seeds; see conftest.py."""

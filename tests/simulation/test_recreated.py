@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.position import Position
+from opendata_buffer.consumer.cursors import Position
 from opendata_buffer.errors import (
     CommitStateUnknown,
     Conflict,
@@ -17,9 +17,9 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.producer.producer import Producer
-from opendata_buffer.testing.model import Record
 from tests.simulation.scenario import simulate
 from tests.simulation.world import MANIFEST, Node, World
+from tests.support.model import Record
 
 SHARE = 0.5
 """Of the seeds; see conftest.py."""

@@ -15,7 +15,7 @@ from buffer_sink.options import SinkOptions
 from buffer_sink.topic_committer import TopicCommitter
 from buffer_sink.topic_write import TopicWrite
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.consumer.read_committed import ReadCommitted
+from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import (
     CommitStateUnknown,
     Conflict,
@@ -26,13 +26,13 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.batch import decode_batch, encode_batch
 from opendata_buffer.formats.keys import Transaction, later_ulid, parse_location
 from opendata_buffer.formats.manifest import Manifest, Metadata
-from opendata_buffer.messages import parse_uuid
+from opendata_buffer.messages.message_ids import parse_uuid
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.faults import FaultPlan, FaultyStore
-from opendata_buffer.testing.simulation import SimRuntime, Simulation
 from opendata_buffer.topic.topic import Topic
+from tests.support.simulation import SimRuntime, Simulation
 
 SHARE = 0.1
 """Of the seeds; see conftest.py."""

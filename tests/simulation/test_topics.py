@@ -26,17 +26,16 @@ from opendata_buffer.errors import (
     StorageError,
 )
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.mapping import modulo
-from opendata_buffer.stores import Blob
+from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.faults import FaultPlan, FaultyStore
-from opendata_buffer.testing.simulation import SimRuntime, Simulation, SimulationFailed
 from opendata_buffer.topic.consumer import TopicConsumer
-from opendata_buffer.topic.handle import TopicHandle
-from opendata_buffer.topic.producer import TopicProducer
+from opendata_buffer.topic.partitioner import modulo
+from opendata_buffer.topic.producer import TopicHandle, TopicProducer
 from opendata_buffer.topic.publisher import Publisher
 from opendata_buffer.topic.topic import Topic
 from tests.simulation.publishing import Way, faults
+from tests.support.simulation import SimRuntime, Simulation, SimulationFailed
 
 SHARE = 0.06
 """Of the seeds; see conftest.py."""

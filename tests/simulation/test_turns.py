@@ -9,10 +9,10 @@ import pytest
 
 from opendata_buffer import Producer, ProducerConfig
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.stores import NotModified
+from opendata_buffer.stores.base import NotModified
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.faults import FaultPlan, FaultyStore
-from opendata_buffer.testing.simulation import SimRuntime, SimTask, Simulation
+from tests.support.simulation import SimRuntime, SimTask, Simulation
 
 CONFIG = ProducerConfig(store="memory://simulation", flush_size_bytes=1, broker="off")
 PLAN = FaultPlan(get_ms=60, put_ms=60, cas_ms=60, jitter=0.1)

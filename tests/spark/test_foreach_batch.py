@@ -11,7 +11,7 @@ from opendata_buffer.broker.lease import Lease
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.factory import open_store
+from opendata_buffer.stores.open import open_store
 from tests.spark.written import queued, records
 from tests.unit.broker.local import eventually
 

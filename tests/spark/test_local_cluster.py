@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.testing.s3_server import Request, S3Server
 from tests.spark.queues import produce, queued
 from tests.spark.written import queued as written
 from tests.spark.written import records
+from tests.support.s3_server import Request, S3Server
 
 WATCH = Path(__file__).parents[2] / "docs" / "operations" / "watch.md"
 

@@ -13,11 +13,11 @@ from pyspark.errors import StreamingQueryException
 
 from opendata_buffer.config import ProducerConfig, StoreOptions
 from opendata_buffer.producer.producer import Producer
-from opendata_buffer.testing.s3_server import Answer, Fault, S3Server
 from tests.spark.chaos.processes import seeded, wait_for
 from tests.spark.jvm import LATE
 from tests.spark.queues import Query, Sink
 from tests.spark.written import filtered, open_queue, queued
+from tests.support.s3_server import Answer, Fault, S3Server
 
 if TYPE_CHECKING:
     from collections.abc import Callable

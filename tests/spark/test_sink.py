@@ -13,7 +13,7 @@ from buffer_sink import foreach_batch_writer
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.gc import GarbageCollector
-from opendata_buffer.stores.factory import open_store
+from opendata_buffer.stores.open import open_store
 from tests.spark.written import Queued, drain, filtered, queued, records
 
 if TYPE_CHECKING:

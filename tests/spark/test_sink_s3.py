@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opendata_buffer.config import StoreOptions
-from opendata_buffer.testing.s3_server import Answer, Fault, S3Server
 from tests.spark.written import queued, records
+from tests.support.s3_server import Answer, Fault, S3Server
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

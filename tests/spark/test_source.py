@@ -15,14 +15,15 @@ from chispa import assert_df_equality
 from pyspark.errors import StreamingQueryException
 
 from opendata_buffer.config import ProducerConfig, QueueConfig
-from opendata_buffer.formats.batch import Compression, encode_batch
+from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.codec import Compression
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.quarantine import list_quarantine, read_copy
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.factory import open_store
+from opendata_buffer.stores.open import open_store
 from tests.spark.queues import Query, consume, manifest, numbered, produce, queued
 from tests.unit.cli import shell
 

@@ -9,10 +9,10 @@ from opendata_buffer.config import ProducerConfig, QueueConfig
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import Metadata, NewEntry
-from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
+from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.factory import open_store
+from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.producer import TopicProducer
 from opendata_buffer.topic.publisher import Publisher
 from opendata_buffer.topic.topic import Topic

@@ -9,14 +9,14 @@ import pytest
 from pyspark.errors import PySparkException
 
 from buffer_sink import foreach_batch_writer
-from opendata_buffer import mapping
-from opendata_buffer.commit.record import CommitRecord
-from opendata_buffer.consumer.read_committed import ReadCommitted
+from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.keys import parse_location
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.stores.factory import open_store
+from opendata_buffer.stores.open import open_store
+from opendata_buffer.topic import partitioner as mapping
 from opendata_buffer.topic.topic import Topic
+from opendata_buffer.transactions.commit_record import CommitRecord
 from tests.spark.written import open_queue
 
 if TYPE_CHECKING:

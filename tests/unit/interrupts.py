@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from opendata_buffer.testing.garbage import no_collections
+from tests.support.simulation import no_collections
 
 
 class _InterruptAt:

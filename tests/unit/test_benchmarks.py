@@ -23,10 +23,10 @@ from benchmarks.queues import fill, records_of
 from benchmarks.table import Row
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, StoreOptions
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.stores import ABSENT
+from opendata_buffer.stores.base import ABSENT
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.stores.s3 import S3Store
-from opendata_buffer.testing.s3_server import S3Server
+from tests.support.s3_server import S3Server
 
 CONFIG = ConsumerConfig(store="memory://bench", gc=GarbageCollectorConfig(enabled=False))
 

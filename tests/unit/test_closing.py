@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opendata_buffer.closing import ClosedAtEnd
+from opendata_buffer.concurrency import ClosedAtEnd
 from opendata_buffer.errors import FlushFailed
 
 

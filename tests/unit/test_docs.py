@@ -212,22 +212,6 @@ def test_links_of_the_site_lead_to_pages_of_the_site() -> None:
     )
 
 
-def test_contributors_are_told_of_every_room_and_of_every_kind_of_test() -> None:
-    rooms = {page.parent.name for page in ROOT.glob("core/opendata_buffer/*/__init__.py")}
-    tests = {page.parent.name for page in ROOT.glob("tests/*/*.py")}
-    assert {"queue", "broker"} <= rooms
-    assert {"unit", "spark"} <= tests
-    where, kinds = (
-        section("CONTRIBUTING.md", "Where things are"),
-        section("CONTRIBUTING.md", "Tests"),
-    )
-    assert {room for room in rooms if f"`{room}/`" not in where} == set()
-    assert {each for each in tests if f"`tests/{each}/`" not in kinds} == set()
-
-
-# ---- decisions
-
-
 DECISIONS = sorted((ROOT / "core" / "decisions").glob("0*.md"))
 
 

@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
-from opendata_buffer.locks import locked
+from opendata_buffer.concurrency import locked
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.testing.simulation import Simulation
+from tests.support.simulation import Simulation
 from tests.unit.interrupts import interrupted
 
 WAIT_S = 60.0

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.mapping import Mapping, fnv1a, modulo, random, rendezvous
+from opendata_buffer.topic.partitioner import Partitioner, fnv1a, modulo, random, rendezvous
 
 VECTORS = Path(__file__).parents[1] / "golden" / "gazette" / "vectors.json.gz"
 TOPICS = json.loads(gzip.decompress(VECTORS.read_bytes()))["mapping"]
@@ -20,7 +20,7 @@ TOPICS = json.loads(gzip.decompress(VECTORS.read_bytes()))["mapping"]
 
 @pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: f"{len(topic['partitions'])}")
 @pytest.mark.parametrize("mapping", [modulo, rendezvous])
-def test_every_key_goes_where_gazette_sends_it(mapping: Mapping, topic: dict) -> None:  # type: ignore[type-arg]
+def test_every_key_goes_where_gazette_sends_it(mapping: Partitioner, topic: dict) -> None:  # type: ignore[type-arg]
     names = topic["partitions"]
     keys = [bytes.fromhex(each["key_hex"]) for each in topic["keys"]]
     chosen = [names[index] for index in mapping(keys, names)]
@@ -102,18 +102,18 @@ def test_random_spreads_evenly_and_follows_the_source() -> None:
 
 
 @pytest.mark.parametrize("mapping", [modulo, rendezvous, random])
-def test_no_partitions_are_refused(mapping: Mapping) -> None:
+def test_no_partitions_are_refused(mapping: Partitioner) -> None:
     with pytest.raises(InvalidInput, match="no partitions"):
         mapping([b"key"], [])
 
 
 @pytest.mark.parametrize("mapping", [modulo, rendezvous, random])
-def test_no_keys_give_no_indices(mapping: Mapping) -> None:
+def test_no_keys_give_no_indices(mapping: Partitioner) -> None:
     assert mapping(pa.array([], pa.binary()), ["a"]).tolist() == []
 
 
 @pytest.mark.parametrize("mapping", [modulo, rendezvous])
-def test_a_null_key_is_named_with_its_place(mapping: Mapping) -> None:
+def test_a_null_key_is_named_with_its_place(mapping: Partitioner) -> None:
     column = pa.chunked_array([pa.array([b"a", b"b"]), pa.array([b"c", None])])
     with pytest.raises(InvalidInput, match="key 3 is null"):
         mapping(column, ["a"])

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from opendata_buffer.consumer.descriptors import BatchDescriptor
+from opendata_buffer.consumer.fetch import BatchDescriptor
 from opendata_buffer.errors import CorruptData, InvalidInput, ObjectNotFound, TransientStorageError
 from opendata_buffer.formats.entries import Metadata, QueueEntry
 from opendata_buffer.formats.keys import batch_key
-from opendata_buffer.gc.decision import Queued, plan
+from opendata_buffer.gc import Queued, plan
 from opendata_buffer.quarantine import (
     list_quarantine,
     quarantine,
@@ -18,7 +18,7 @@ from opendata_buffer.quarantine import (
     read_report,
     write_report,
 )
-from opendata_buffer.stores import Blob, Listing
+from opendata_buffer.stores.base import Blob, Listing
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 

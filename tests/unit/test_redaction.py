@@ -7,7 +7,7 @@ import pytest
 from opendata_buffer.config import QueueConfig, StoreOptions
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.redaction import check_no_secrets, redacted
-from opendata_buffer.stores.factory import open_store
+from opendata_buffer.stores.open import open_store
 
 
 @pytest.mark.parametrize(

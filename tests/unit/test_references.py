@@ -95,7 +95,7 @@ def test_what_docstrings_refer_to_exists() -> None:
 
 def test_what_is_not_there_is_told_from_what_is() -> None:
     module = f"{LIBRARY}.queue.queue"
-    there = [".Queue.append", "Queue.append", ".queue.Queue", ".commit.gaps", "OSError"]
+    there = [".Queue.append", "Queue.append", ".queue.Queue", ".queue.cas", "OSError"]
     assert [each for each in there if not is_known(each, module)] == []
     gone = [".Queue.appended", "Queue.appended", "Producer", ".gapless", ".queue.Lane"]
     assert [each for each in gone if is_known(each, module)] == []

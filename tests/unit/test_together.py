@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+from opendata_buffer.concurrency import together
 from opendata_buffer.runtime import SystemRuntime, Task, deadline, remaining
-from opendata_buffer.together import together
 
 RUNTIME = SystemRuntime()
 

@@ -23,21 +23,15 @@ from opendata_buffer.errors import (
     ObjectNotFound,
     TransientStorageError,
 )
-from opendata_buffer.formats.entries import salvage_entries
+from opendata_buffer.formats.entries import NewEntry, QueueEntry, salvage_entries
 from opendata_buffer.formats.keys import BatchLocation, Transaction, is_confined, parse_location
-from opendata_buffer.formats.manifest import (
-    Manifest,
-    NewEntry,
-    QueueEntry,
-)
-from opendata_buffer.formats.manifest_footer import MAX_MANIFEST_BYTES
-from opendata_buffer.messages import ACK_TXN, FINAL, MessageId, parse_uuid
+from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
+from opendata_buffer.messages.message_ids import ACK_TXN, FINAL, MessageId, parse_uuid
 from opendata_buffer.queue.cas import Done, Raced, Register
-from opendata_buffer.queue.marker import MARKER_NAME
-from opendata_buffer.queue.owner import check_owner, claim_for_use
-from opendata_buffer.queue.watermark import Watermark
+from opendata_buffer.queue.ownership import MARKER_NAME, check_owner, claim_for_use
+from opendata_buffer.queue.rollback_checks import Watermark
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores import Blob, Listing, Store
+from opendata_buffer.stores.base import Blob, Listing, Store
 
 __all__ = ["RebuildPlan", "plan_rebuild", "read_before_ms", "read_raw", "rebuild"]
 

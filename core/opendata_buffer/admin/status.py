@@ -11,22 +11,21 @@ from itertools import repeat
 from typing import Any
 
 from opendata_buffer.admin.transactions import STALE_AFTER_S, OpenTransaction, open_in
-from opendata_buffer.broker.announcement import Announcement
+from opendata_buffer.broker.channel import ProtocolError
 from opendata_buffer.broker.claims import CLAIMS, claims_key, decode
 from opendata_buffer.broker.client import ChannelClosed, Connection
-from opendata_buffer.broker.lease import Lease
-from opendata_buffer.broker.wire import ProtocolError
+from opendata_buffer.broker.lease import Announcement, Lease
+from opendata_buffer.concurrency import together
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import CorruptData, ObjectNotFound, PrefixConflict, QueueReset
+from opendata_buffer.formats.entries import QueueEntry
 from opendata_buffer.formats.keys import parse_location
-from opendata_buffer.formats.manifest import Manifest, QueueEntry
-from opendata_buffer.queue.holder import Holder, read_holder
-from opendata_buffer.queue.owner import check_owner
+from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.queue.consumer_info import Holder, read_holder
+from opendata_buffer.queue.ownership import check_owner
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores import Listing, Store
-from opendata_buffer.stores.sidecars import read_sidecar
-from opendata_buffer.together import together
+from opendata_buffer.stores.base import Listing, Store, read_sidecar
 from opendata_buffer.topic.description import Partition
 from opendata_buffer.topic.topic import Topic
 

@@ -13,23 +13,28 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from opendata_buffer.admin.rebuild import GRACE_MS
-from opendata_buffer.commit.ledger import Ledger
-from opendata_buffer.commit.record import RECORD, TOPIC_FOLDER, CommitRecord, record_key
-from opendata_buffer.commit.settlement import ROLL_BACK, Ending, settle
+from opendata_buffer.concurrency import together
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import InvalidInput, ObjectNotFound
 from opendata_buffer.formats.keys import Transaction, parse_location
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.messages import ACK_TXN, FINAL, parse_uuid, undecided
-from opendata_buffer.queue.owner import claim_for_use
+from opendata_buffer.messages.message_ids import ACK_TXN, FINAL, parse_uuid
+from opendata_buffer.messages.sequencer import undecided
+from opendata_buffer.queue.ownership import claim_for_use
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores import Get, Store
-from opendata_buffer.stores.sidecars import read_sidecar
-from opendata_buffer.together import together
-from opendata_buffer.topic.presence import is_topic
+from opendata_buffer.stores.base import Get, Store, read_sidecar
+from opendata_buffer.topic.description import is_topic
 from opendata_buffer.topic.topic import Topic
+from opendata_buffer.transactions.commit_record import (
+    RECORD,
+    TOPIC_FOLDER,
+    CommitRecord,
+    record_key,
+)
+from opendata_buffer.transactions.coordinator import Ledger
+from opendata_buffer.transactions.markers import ROLL_BACK, Ending, settle
 
 __all__ = [
     "STALE_AFTER_S",

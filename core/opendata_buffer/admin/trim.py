@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
+from opendata_buffer.concurrency import together
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.descriptors import BatchDescriptor
-from opendata_buffer.consumer.fetch import FetchHandle
+from opendata_buffer.consumer.fetch import BatchDescriptor, FetchHandle
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import (
     CommitStateUnknown,
@@ -29,10 +29,11 @@ from opendata_buffer.errors import (
     PoisonBatch,
 )
 from opendata_buffer.formats.batch import decode_batch, encode_batch
+from opendata_buffer.formats.entries import NewEntry, QueueEntry
 from opendata_buffer.formats.keys import batch_key, location_timestamp_ms, parse_location
-from opendata_buffer.formats.manifest import Manifest, NewEntry, QueueEntry
+from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.gc import GarbageCollector, GcReport
-from opendata_buffer.messages import undecided
+from opendata_buffer.messages.sequencer import undecided
 from opendata_buffer.quarantine import (
     QuarantineReport,
     quarantine,
@@ -40,12 +41,11 @@ from opendata_buffer.quarantine import (
     read_report,
     write_report,
 )
-from opendata_buffer.queue.holder import note_holder
-from opendata_buffer.queue.owner import claim_for_use
+from opendata_buffer.queue.consumer_info import note_holder
+from opendata_buffer.queue.ownership import claim_for_use
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores import Store
-from opendata_buffer.together import together
+from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.topic import Topic
 
 __all__ = [

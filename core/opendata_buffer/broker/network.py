@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from opendata_buffer.broker.announcement import Announcement
-from opendata_buffer.broker.client import Connection
+from opendata_buffer.broker.client import (
+    Connection,
+)
+from opendata_buffer.broker.lease import Announcement
+from opendata_buffer.broker.ws_client import connect
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.late import late_imports
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores import Store
+from opendata_buffer.stores.base import Store
 
-if TYPE_CHECKING:  # a command that asks a broker something need not load what brokers need
-    from opendata_buffer.broker.host import ListeningPort
+if TYPE_CHECKING:
+    from opendata_buffer.broker.election import ListeningPort
     from opendata_buffer.broker.server import Listen
 
 __all__ = [
@@ -22,6 +25,7 @@ __all__ = [
     "require_websockets",
     "websockets_installed",
 ]
+
 
 _ONE_MACHINE = ("file", "memory")
 
@@ -61,9 +65,6 @@ class WebSocketNetwork:
 
     def connect(self, announcement: Announcement) -> Connection:
         """See :class:`Network`."""
-        with late_imports():
-            from opendata_buffer.broker.dial import connect
-
         return connect(announcement, self._runtime)
 
     def listen(self) -> ListeningPort:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from opendata_buffer.broker.host import Host
+from opendata_buffer.broker.election import Host
 from opendata_buffer.broker.network import WebSocketNetwork, listen_for, require_websockets
 from opendata_buffer.cli.options import create_if_missing_option, patient_queue_options
 from opendata_buffer.cli.target import one_queue, require_queue

@@ -36,24 +36,20 @@ from opendata_buffer.cli.output import count_progress, plural
 from opendata_buffer.cli.record_format import Render
 from opendata_buffer.cli.signals import print_summary
 from opendata_buffer.cli.target import Target, require_queue, soon, target_of
+from opendata_buffer.concurrency import together
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
-from opendata_buffer.consumer.batches import ArrowBatch, PooledBatch
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.descriptors import BatchDescriptor
-from opendata_buffer.consumer.fetch import FetchHandle
+from opendata_buffer.consumer.fetch import ArrowBatch, BatchDescriptor, FetchHandle, PooledBatch
+from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.consumer.read_ahead import fetch_many, read_ahead
-from opendata_buffer.consumer.read_committed import ReadCommitted
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import PoisonBatch
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.framing import FRAMINGS
-from opendata_buffer.queue.owner import check_owner
+from opendata_buffer.queue.ownership import check_owner
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.together import together
-from opendata_buffer.topic.batch import TopicArrowBatch
-from opendata_buffer.topic.consumer import REFRESH_S, TopicConsumer
-from opendata_buffer.topic.current import CurrentTopic
-from opendata_buffer.topic.fair import in_turn
+from opendata_buffer.topic.consumer import REFRESH_S, TopicArrowBatch, TopicConsumer, in_turn
+from opendata_buffer.topic.topic import CurrentTopic
 
 __all__ = [
     "BatchSource",

@@ -20,13 +20,14 @@ from opendata_buffer.cli.repair import rebuild
 from opendata_buffer.cli.target import store_options_of
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import CorruptData, InvalidInput, PermanentStorageError
-from opendata_buffer.formats import batch as batch_format
-from opendata_buffer.formats import manifest_footer
-from opendata_buffer.formats.batch import largest_object, open_batch, split_records
-from opendata_buffer.formats.manifest import Manifest, QueueEntry
-from opendata_buffer.formats.manifest_footer import MAX_MANIFEST_BYTES
-from opendata_buffer.stores import NotModified
-from opendata_buffer.stores.factory import open_store
+from opendata_buffer.formats import codec
+from opendata_buffer.formats import manifest as manifest_format
+from opendata_buffer.formats.batch import open_batch
+from opendata_buffer.formats.codec import largest_object, split_records
+from opendata_buffer.formats.entries import QueueEntry
+from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
+from opendata_buffer.stores.base import NotModified
+from opendata_buffer.stores.open import open_store
 
 __all__ = ["Document", "batch", "batch_document", "manifest", "manifest_document", "read_object"]
 
@@ -115,7 +116,7 @@ def manifest_document(raw: bytes) -> Document:
     parsed = Manifest.parse(raw)
     parsed.check()
     head = {
-        "version": manifest_footer.VERSION,
+        "version": manifest_format.VERSION,
         "epoch": parsed.epoch,
         "next_sequence": parsed.next_sequence,
     }
@@ -131,7 +132,7 @@ def batch_document(raw: bytes, *, limit: int | None, max_bytes: int) -> Document
     footer, block = open_batch(raw, max_bytes)
     records = split_records(block, footer.record_count)
     head = {
-        "version": batch_format.VERSION,
+        "version": codec.VERSION,
         "compression": footer.compression.name.lower(),
         "record_count": footer.record_count,
     }

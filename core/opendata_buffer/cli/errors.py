@@ -157,7 +157,7 @@ class _StderrHandler(logging.Handler):
 
     def shows(self, record: logging.LogRecord) -> bool:
         # The command reports a batch that failed in its own line.
-        return self.verbose or record.name != "opendata_buffer.producer.pipeline"
+        return self.verbose or record.name != "opendata_buffer.producer.sender"
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

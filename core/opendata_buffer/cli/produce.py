@@ -15,7 +15,6 @@ from typing import Any, BinaryIO, NamedTuple
 
 import click
 
-from opendata_buffer import mapping
 from opendata_buffer.cli.errors import Failure
 from opendata_buffer.cli.options import (
     POSITIVE,
@@ -31,10 +30,11 @@ from opendata_buffer.cli.target import target_of
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import InvalidInput, OpenDataBufferError
 from opendata_buffer.formats import MIB
-from opendata_buffer.formats.batch import Compression
+from opendata_buffer.formats.codec import Compression
 from opendata_buffer.framing import FRAMINGS, Framing
-from opendata_buffer.mapping import Mapping as Partitioner
 from opendata_buffer.producer.producer import Producer
+from opendata_buffer.topic import partitioner as partitioners
+from opendata_buffer.topic.partitioner import Partitioner
 from opendata_buffer.topic.producer import TopicProducer
 
 __all__ = ["InputProducer", "JsonRecords", "Labels", "LineFile", "Put", "Run", "produce"]
@@ -195,7 +195,7 @@ def produce(
         producer: Producer | TopicProducer
         if is_topic:
             producer = TopicProducer(target.config, store=target.store, runtime=runtime)
-            put = into_topic(producer, getattr(mapping, partitioner))
+            put = into_topic(producer, getattr(partitioners, partitioner))
         else:
             producer = Producer(target.config, store=target.store, runtime=runtime)
             put = into_queue(producer)

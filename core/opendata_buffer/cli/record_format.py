@@ -19,11 +19,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from opendata_buffer.consumer.batches import ArrowBatch
+from opendata_buffer.consumer.fetch import ArrowBatch
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.framing import Framing
-from opendata_buffer.topic.batch import TopicArrowBatch
+from opendata_buffer.topic.consumer import TopicArrowBatch
 
 __all__ = ["TOKENS", "Render", "as_json", "as_table", "by_format", "by_framing", "text_or_base64"]
 

@@ -25,16 +25,16 @@ from opendata_buffer.admin.status import (
     read_status,
     read_topic,
 )
-from opendata_buffer.broker.announcement import Announcement
 from opendata_buffer.broker.client import Connection
+from opendata_buffer.broker.lease import Announcement
 from opendata_buffer.cli.errors import Exceeded
 from opendata_buffer.cli.options import NATURAL, POSITIVE, json_option, queue_options, queue_words
 from opendata_buffer.cli.output import format_age, format_bytes, plural, waiting
 from opendata_buffer.cli.target import Target, target_of
+from opendata_buffer.concurrency import together
 from opendata_buffer.consumer.read_only import ReadOnlyReader
-from opendata_buffer.queue.holder import Holder
+from opendata_buffer.queue.consumer_info import Holder
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.together import together
 
 __all__ = ["name_value_table", "owner", "status", "topic_table"]
 

@@ -16,15 +16,15 @@ from opendata_buffer.cli.options import (
     remember_flags,
     remember_queue,
 )
+from opendata_buffer.concurrency import together
 from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, QueueConfig, StoreOptions
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import PermanentStorageError
-from opendata_buffer.queue.owner import check_owner
+from opendata_buffer.queue.ownership import check_owner
 from opendata_buffer.runtime import Runtime, deadline
-from opendata_buffer.stores import Store
-from opendata_buffer.stores.factory import open_store
-from opendata_buffer.together import together
-from opendata_buffer.topic.names import has_letters
+from opendata_buffer.stores.base import Store
+from opendata_buffer.stores.open import open_store
+from opendata_buffer.topic.description import has_letters
 from opendata_buffer.topic.topic import Topic
 
 if TYPE_CHECKING:  # It imports Arrow, and a probe that runs every few seconds does not need it.

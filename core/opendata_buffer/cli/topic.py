@@ -23,7 +23,7 @@ from opendata_buffer.cli.status import topic_table
 from opendata_buffer.cli.target import one_queue, store_options_of
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.topic.presence import is_topic
+from opendata_buffer.topic.description import is_topic
 from opendata_buffer.topic.topic import Topic
 
 __all__ = ["topic", "transactions"]

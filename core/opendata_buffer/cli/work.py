@@ -14,6 +14,7 @@ import click
 import pyarrow as pa
 
 from opendata_buffer.broker.network import require_websockets
+from opendata_buffer.broker.worker import Worker
 from opendata_buffer.cli.errors import Failure, one_line
 from opendata_buffer.cli.options import (
     NATURAL,
@@ -30,7 +31,6 @@ from opendata_buffer.config import WorkerConfig
 from opendata_buffer.errors import ClaimLost, Closed, InvalidInput, OpenDataBufferError
 from opendata_buffer.framing import FRAMINGS
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.worker.worker import Worker
 
 __all__ = ["CommandPool", "rest_ms", "work"]
 
@@ -133,7 +133,7 @@ def work(
 
 
 class Batch(Protocol):
-    """A :class:`~opendata_buffer.worker.worker.ClaimedBatch`."""
+    """A :class:`~opendata_buffer.broker.worker.ClaimedBatch`."""
 
     sequence: int
     location: str

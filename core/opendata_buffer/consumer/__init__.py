@@ -1,7 +1,1 @@
-"""Entries out: claimed, fetched in parallel, acknowledged in order."""
-
-from __future__ import annotations
-
-from opendata_buffer._public import attach
-
-__getattr__, __dir__, __all__ = attach(__name__)
+"""Reading a queue: claim it, fetch batches in parallel, acknowledge them in order."""

@@ -17,32 +17,29 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from opendata_buffer import metrics
-from opendata_buffer.broker.guest import GuestQueue
-from opendata_buffer.closing import ClosedAtEnd
+from opendata_buffer.broker.yielding_queue import GuestQueue
+from opendata_buffer.concurrency import ClosedAtEnd
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.descriptors import BatchDescriptor
-from opendata_buffer.consumer.frontier import Frontier
-from opendata_buffer.consumer.gap import behind_gap, report_loss
-from opendata_buffer.consumer.position import Position
+from opendata_buffer.consumer.cursors import Frontier, Position, behind_gap, report_loss
+from opendata_buffer.consumer.fetch import BatchDescriptor
 from opendata_buffer.errors import Closed, InvalidInput, OpenDataBufferError, QueueReset
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.late import late_imports
 from opendata_buffer.queue.cas import LAST_LOOK_S
-from opendata_buffer.queue.holder import note_holder
-from opendata_buffer.queue.marker import marker_key
-from opendata_buffer.queue.owner import claim_for_use
+from opendata_buffer.queue.consumer_info import note_holder
+from opendata_buffer.queue.ownership import claim_for_use, marker_key
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
-from opendata_buffer.stores import Store
-from opendata_buffer.stores.factory import open_store
+from opendata_buffer.stores.base import Store
+from opendata_buffer.stores.open import open_store
 
 if TYPE_CHECKING:
     from opendata_buffer.broker.network import Network
-    from opendata_buffer.consumer.batches import ConsumedBatch
-    from opendata_buffer.consumer.fetch import FetchHandle
+    from opendata_buffer.consumer.fetch import ConsumedBatch, FetchHandle
     from opendata_buffer.gc import GarbageCollector
 
 __all__ = ["Consumer"]
+
 
 log = logging.getLogger(__name__)
 

@@ -9,19 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
 
 from opendata_buffer import metrics
 from opendata_buffer.config import ConsumerConfig, StoreOptions
-from opendata_buffer.consumer.batches import (
-    ArrowBatch,
-    ConsumedBatch,
-    PooledBatch,
-    RawBatch,
-    Records,
-)
-from opendata_buffer.consumer.descriptors import BatchDescriptor
-from opendata_buffer.consumer.pace import Pace
 from opendata_buffer.errors import (
     BatchMissing,
     BatchUnreadable,
@@ -29,19 +25,367 @@ from opendata_buffer.errors import (
     CorruptData,
     ForeignLocation,
     InvalidInput,
+    MalformedRecord,
     ObjectNotFound,
 )
 from opendata_buffer.formats.arrow import ReadBuffer, decode_arrow, open_arrow
-from opendata_buffer.formats.batch import DEFAULT_MAX_BYTES, decode_batch, largest_object
+from opendata_buffer.formats.batch import decode_batch
+from opendata_buffer.formats.codec import DEFAULT_MAX_BYTES, largest_object
+from opendata_buffer.formats.entries import Metadata, QueueEntry
 from opendata_buffer.formats.keys import is_confined
 from opendata_buffer.runtime import Runtime, SystemRuntime
-from opendata_buffer.stores import Blob, Get, GetInto
-from opendata_buffer.stores.factory import open_store
+from opendata_buffer.stores.base import Blob, Get, GetInto, Near
+from opendata_buffer.stores.open import open_store
+from opendata_buffer.values.decoder import Decoder
+from opendata_buffer.values.infer import infer
+from opendata_buffer.values.options import DROPMALFORMED, FAILFAST, ValueOptions
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+__all__ = [
+    "ArrowBatch",
+    "BatchDescriptor",
+    "ConsumedBatch",
+    "FetchHandle",
+    "LEAST_THREADS",
+    "MOST_THREADS",
+    "Pace",
+    "PooledBatch",
+    "RawBatch",
+    "Records",
+    "records_to_table",
+]
 
-__all__ = ["FetchHandle"]
+
+NEAR_S, NEAR_BYTES_PER_S = 0.001, 1e9
+"""A fetch that waited no longer than this came from a page cache, and not over a network."""
+
+FAR, STRIKES = 4, 2
+"""Hysteresis: only so many times that wait, so often in a row, is not just a busy machine."""
+
+
+# ---- How long fetches wait for their store ----
+#
+# Whether threads have anything to hide, and how many.
+
+
+LEAST_THREADS, MOST_THREADS = 16, 128
+"""At once, where the caller does not say how many; the latter is what a store keeps connections
+for."""
+
+FORGETTING = 1.01
+
+
+class Pace:
+    """Whether fetches hardly wait for their store; may be kept from one read to the next.
+
+    A store that says itself that it is near stays so. Of the others it is measured, and there
+    nothing tells a slow answer from a machine with too much to do but how long it takes: a busy
+    one passes for a store that is far, and is then read ahead of for nothing.
+
+    Args:
+        declared: The store says that it is near.
+
+    Attributes:
+        near: They do not wait; None while nothing is known.
+        largest: Bytes of the largest result so far; None while nothing is known.
+    """
+
+    def __init__(self, *, declared: bool = False) -> None:
+        self.near: bool | None = True if declared else None
+        self.largest: int | None = None
+        self._declared = declared
+        self._strikes = 0
+        self._shortest: float | None = None
+        self._worked = 0.0
+        self._decoded = 0.0
+
+    @classmethod
+    def of(cls, store: object) -> Pace:
+        """That of a store: what it says of itself, if it says anything."""
+        return cls(declared=isinstance(store, Near) and store.is_near)
+
+    @property
+    def threads(self) -> int:
+        """How many fetches at once keep one processor busy, as far as known; 16 to 128.
+
+        While one waits, the others work: that takes as many as its wait is longer than its work.
+        The shortest wait counts. Longer ones are also waits for a processor, or for the store's
+        bandwidth, and grow with the number of threads.
+        """
+        if self._shortest is None:
+            return LEAST_THREADS
+        worked = self._worked + self._decoded
+        if self._shortest >= worked * MOST_THREADS:
+            return MOST_THREADS
+        return max(LEAST_THREADS, 1 + ceil(self._shortest / worked))
+
+    def saw(self, size: int, waited: float, worked: float = 0.0) -> None:
+        """A fetch of so many bytes waited and used the processor for so many seconds.
+
+        A busy machine lets a fetch wait about as long as it works, however near its store is.
+        """
+        self.largest = max(self.largest or 0, size)
+        if self._declared:
+            return
+        # It grows a little with each fetch, so that a store that gets slower is noticed.
+        shortest = waited if self._shortest is None else self._shortest * FORGETTING
+        self._shortest = min(waited, shortest)
+        self._worked = _average(self._worked, worked)
+        limit = max(NEAR_S + size / NEAR_BYTES_PER_S, worked)
+        if waited > FAR * limit:
+            self._strikes += 1
+            if self._strikes >= STRIKES:
+                self.near = False
+            return
+        self._strikes = 0
+        if waited <= limit:
+            self.near = True
+
+    def saw_decoding(self, worked: float) -> None:
+        """What was fetched took so many seconds of the processor more until it was handed out."""
+        self._decoded = _average(self._decoded, worked)
+
+
+def _average(so_far: float, value: float) -> float:
+    """Of about the last ten."""
+    return so_far + (value - so_far) / (10 if so_far else 1)
+
+
+# ---- The records of one batch as a table with columns. ----
+
+
+SAMPLE = 1000
+_HEAD = 64
+_OWN: dict[str, tuple[pa.DataType, ...]] = {
+    "_sequence": (pa.int64(),),
+    "_index": (pa.int32(), pa.int64()),
+    "_location": (pa.string(),),
+    "_ingestion_time": (pa.timestamp("us", "UTC"), pa.timestamp("ms", "UTC")),
+    "_metadata": (pa.binary(), pa.string()),
+}
+
+
+def records_to_table(
+    values: pa.BinaryArray,
+    sequence: int,
+    location: str,
+    metadata: tuple[Metadata, ...],
+    schema: pa.Schema | None,
+    options: ValueOptions,
+) -> pa.Table:
+    """See :meth:`opendata_buffer.consumer.fetch.ArrowBatch.to_table`."""
+    if schema is None:
+        schema = infer((each.as_py() for each in values[:SAMPLE]), options)
+        if not schema.names:
+            raise InvalidInput(
+                f"batch {sequence} has no record that shows which columns there are: name them, "
+                "to_table(pa.schema([('id', pa.int64())]))"
+            )
+    for each in schema:
+        if each.name in _OWN and each.type not in _OWN[each.name]:
+            types = " or ".join(map(str, _OWN[each.name]))
+            raise InvalidInput(f"column {each.name!r} is of type {each.type}: make it {types}")
+    fields = [each for each in schema if each.name not in _OWN]
+    decoded = Decoder(pa.schema(fields), options).decode(values)
+    if decoded.malformed and options.mode == FAILFAST:
+        row = min(decoded.malformed)
+        head = values[row].as_py()[:_HEAD]
+        raise MalformedRecord(sequence, row, location, decoded.malformed[row], head)
+    columns = {each.name: array for each, array in zip(fields, decoded.arrays, strict=True)}
+    for each in schema:
+        if each.name in _OWN:
+            columns[each.name] = _own(each, len(values), sequence, location, metadata)
+    table = pa.table([columns[each.name] for each in schema], schema=schema)
+    dropped = list(decoded.headers)
+    if options.mode == DROPMALFORMED:
+        dropped += decoded.malformed
+    if not dropped:
+        return table
+    kept = np.ones(len(values), np.bool_)
+    kept[dropped] = False
+    return table.filter(pa.array(kept))
+
+
+def _own(
+    field: pa.Field, count: int, sequence: int, location: str, metadata: tuple[Metadata, ...]
+) -> pa.Array:
+    if field.name == "_sequence":
+        return pa.repeat(pa.scalar(sequence, field.type), count)
+    if field.name == "_location":
+        return pa.repeat(pa.scalar(location, field.type), count)
+    if field.name == "_index":
+        return pa.array(np.arange(count), field.type)
+    found: list[Any] = [None] * count
+    for each in metadata:  # Each covers what is behind its start, until the next one does.
+        begin = min(each.start_index, count)
+        if field.name == "_metadata":
+            value: Any = each.payload
+            if pa.types.is_string(field.type):
+                value = each.payload.decode("utf-8", "replace")
+        else:
+            value = each.ingestion_time_ms * (1000 if field.type.unit == "us" else 1)
+        found[begin:] = [value] * (count - begin)
+    return pa.array(found, field.type)
+
+
+# ---- What a consumer hands out: a queue entry to fetch. ----
+#
+# What fetching it returns is in :mod:`opendata_buffer.consumer.fetch`; who plans a query needs
+# none of it.
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDescriptor:
+    """One queued batch that was handed out and is to be fetched. Small, hashable, picklable.
+
+    Attributes:
+        sequence: Position in the queue.
+        location: Key of the batch object, relative to the store.
+        metadata: Ranges of records with their ingestion time and payload.
+        size: Bytes of the object when somebody listed it; None when nobody did.
+    """
+
+    sequence: int
+    location: str
+    metadata: tuple[Metadata, ...] = ()
+    size: int | None = None
+
+    @classmethod
+    def of(cls, entry: QueueEntry, size: int | None = None) -> BatchDescriptor:
+        """The descriptor of a manifest entry."""
+        return cls(entry.sequence, entry.location, entry.metadata, size)
+
+
+# ---- What fetching a queue entry returns: a batch as stored, opened, or decoded. ----
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumedBatch:
+    """A decoded batch (OpenData RFC 0001, Consumer).
+
+    Attributes:
+        entries: The records, in ingestion order.
+        sequence: Position in the queue; what ``ack`` takes.
+        location: Key of the batch object.
+        metadata: Ranges of records with their ingestion time and payload. A ``start_index``
+            may lie beyond the last record: the format allows it.
+    """
+
+    entries: list[bytes]
+    sequence: int
+    location: str
+    metadata: tuple[Metadata, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the records."""
+        return sum(map(len, self.entries))
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowBatch:
+    """A decoded batch whose records are one Arrow array; no Python object each.
+
+    Attributes:
+        values: The records, in ingestion order, as ``pa.binary()``.
+        sequence: Position in the queue; what ``ack`` takes.
+        location: Key of the batch object.
+        metadata: As in :class:`ConsumedBatch`.
+    """
+
+    values: pa.BinaryArray
+    sequence: int
+    location: str
+    metadata: tuple[Metadata, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array's buffers."""
+        return int(self.values.nbytes)
+
+    def to_table(
+        self, schema: pa.Schema | None = None, options: ValueOptions | None = None
+    ) -> pa.Table:
+        """The records as rows with columns: JSON objects, or CSV lines.
+
+        Args:
+            schema: Names and types of the fields to read. Also, where they are named, the columns
+                ``_sequence``, ``_index``, ``_location``, ``_ingestion_time`` and ``_metadata``, and
+                one for the text of malformed records. None: what the first 1,000 records have.
+            options: How to read; JSON by default.
+
+        Returns:
+            One row for each record, in order; without malformed ones if the mode is DROPMALFORMED.
+
+        Raises:
+            InvalidInput: A type that records are not read into, or nothing to infer a schema from.
+            MalformedRecord: A record does not fit the schema, and the mode is FAILFAST.
+        """
+        from opendata_buffer.values.options import ValueOptions
+
+        return records_to_table(
+            self.values,
+            self.sequence,
+            self.location,
+            self.metadata,
+            schema,
+            options or ValueOptions(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RawBatch:
+    """A batch object as it is stored: fetched and not decoded.
+
+    Attributes:
+        data: The object's bytes.
+        sequence: Position in the queue.
+        location: Key of the object.
+        metadata: As in :class:`ConsumedBatch`.
+    """
+
+    data: bytes
+    sequence: int
+    location: str
+    metadata: tuple[Metadata, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the object."""
+        return len(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class PooledBatch:
+    """An undecoded batch; its bytes may lie in a ReadBuffer, so that decoding copies nothing."""
+
+    data: bytes | ReadBuffer
+    sequence: int
+    location: str
+    metadata: tuple[Metadata, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the object."""
+        return len(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """A batch that was opened; its records are decoded as they are asked for, once.
+
+    Attributes:
+        count: Records in the batch.
+        arrays: Arrays of type ``pa.binary()`` with the records in order.
+        sequence: Position in the queue.
+        location: Key of the batch object.
+        metadata: Ranges of records with their ingestion time and payload.
+    """
+
+    count: int
+    arrays: Iterator[pa.BinaryArray]
+    sequence: int
+    location: str
+    metadata: tuple[Metadata, ...]
 
 
 class FetchHandle:

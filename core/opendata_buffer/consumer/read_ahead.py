@@ -18,13 +18,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-from opendata_buffer.consumer.batches import PooledBatch
-from opendata_buffer.consumer.fetch import FetchHandle
-from opendata_buffer.consumer.pace import Pace
+from opendata_buffer.consumer.fetch import FetchHandle, Pace, PooledBatch
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.runtime import Runtime, SystemRuntime, Task
 
 __all__ = ["fetch_many", "read_ahead"]
+
 
 T = TypeVar("T")
 R = TypeVar("R")

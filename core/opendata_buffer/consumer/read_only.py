@@ -9,17 +9,21 @@ which reports that as ``DataLoss`` (failure F28).
 from __future__ import annotations
 
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.consumer.descriptors import BatchDescriptor
-from opendata_buffer.consumer.frontier import Frontier
-from opendata_buffer.consumer.gap import behind_gap
+from opendata_buffer.consumer.cursors import Frontier, behind_gap
+from opendata_buffer.consumer.fetch import BatchDescriptor
 from opendata_buffer.errors import DataLoss, InvalidInput, QueueReset
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.queue.continuity import ends_before
-from opendata_buffer.queue.nesting import PARTITION_NAME, TOPIC_KEY, exists, lost_topic
-from opendata_buffer.queue.owner import check_owner
+from opendata_buffer.queue.ownership import (
+    PARTITION_NAME,
+    TOPIC_KEY,
+    check_owner,
+    exists,
+    lost_topic,
+)
 from opendata_buffer.queue.queue import Queue
+from opendata_buffer.queue.rollback_checks import ends_before
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores import Store
+from opendata_buffer.stores.base import Store
 
 __all__ = ["ReadOnlyReader", "no_such_queue"]
 

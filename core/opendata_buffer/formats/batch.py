@@ -23,13 +23,11 @@ from opendata_buffer.formats.codec import (
     DEFAULT_MAX_BYTES,
     FOOTER,
     FOOTER_SIZE,
-    U32_MAX,
     VERSION,
     BatchFooter,
     Compression,
     check_block,
     join_records,
-    largest_object,
     parse_footer,
     split_records,
 )
@@ -38,23 +36,19 @@ if TYPE_CHECKING:
     from opendata_buffer.formats.arrow import ReadBuffer
 
 __all__ = [
-    "DEFAULT_MAX_BYTES",
-    "FOOTER_SIZE",
-    "VERSION",
-    "BatchFooter",
-    "Compression",
+    "U32_MAX",
     "decode_batch",
     "encode_batch",
     "encode_block",
     "encode_bytes",
-    "join_records",
-    "largest_object",
     "open_batch",
-    "parse_footer",
     "seal_block",
     "seal_pieces",
-    "split_records",
 ]
+
+U32_MAX = 2**32 - 1
+"""Most records of a batch, and most bytes of a record."""
+
 
 _MANY_RECORDS = 1024
 """From here on, splitting and joining in C++ beats a Python loop."""

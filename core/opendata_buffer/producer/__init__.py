@@ -1,7 +1,1 @@
-"""Entries in: batched, uploaded, handed to the committer."""
-
-from __future__ import annotations
-
-from opendata_buffer._public import attach
-
-__getattr__, __dir__, __all__ = attach(__name__)
+"""Writing to a queue: collect records, upload batches, append them to the manifest."""

@@ -1,7 +1,7 @@
 """The producer (OpenData RFC 0001, Producer).
 
 What callers see: checks and encoding in the calling thread, then the
-:class:`~.pipeline.Pipeline`, which batches, uploads and appends in threads of its own. Batches
+:class:`~.sender.Pipeline`, which batches, uploads and appends in threads of its own. Batches
 enter the queue in produce order, whatever order their uploads finish in.
 """
 
@@ -18,19 +18,26 @@ import pyarrow as pa
 
 from opendata_buffer import metrics
 from opendata_buffer.broker.network import Network
-from opendata_buffer.closing import ClosedAtEnd
-from opendata_buffer.commit.durability import DurabilityWatcher, WriteHandle, wakeable
+from opendata_buffer.concurrency import ClosedAtEnd
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, FlushFailed, InvalidInput
 from opendata_buffer.formats.keys import Transaction
-from opendata_buffer.messages import parse_uuid
-from opendata_buffer.producer.block import encode_entries, encode_list
-from opendata_buffer.producer.call import Call
-from opendata_buffer.producer.pipeline import Pipeline
-from opendata_buffer.producer.run import CLOSED, PIECE_HELD, RECORD_HELD, Current, Item
+from opendata_buffer.messages.message_ids import parse_uuid
+from opendata_buffer.producer.append_buffer import (
+    CLOSED,
+    PIECE_HELD,
+    RECORD_HELD,
+    Call,
+    Current,
+    Item,
+    encode_entries,
+    encode_list,
+)
+from opendata_buffer.producer.handle import DurabilityWatcher, WriteHandle, wakeable
+from opendata_buffer.producer.sender import Pipeline
 from opendata_buffer.runtime import Runtime, SystemRuntime
-from opendata_buffer.stores import Store
-from opendata_buffer.stores.factory import open_store
+from opendata_buffer.stores.base import Store
+from opendata_buffer.stores.open import open_store
 
 __all__ = ["Producer"]
 
@@ -101,7 +108,8 @@ class Producer(ClosedAtEnd):
         Raises:
             InvalidInput, Closed, KeyboardInterrupt: As :meth:`produce`.
         """
-        # How this comes without a lock: see producer/run.py. There is no call between reading
+        # How this comes without a lock: see producer/append_buffer.py. There is no call between
+        # reading
         # what is left and writing it, so no other thread subtracts in between. Functions that
         # are attributes go into variables first: the interpreter looks for `run.append(...)`
         # as for a method, which takes 30 ns longer.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from opendata_buffer import metrics
 from opendata_buffer.config import QueueConfig
@@ -23,19 +23,103 @@ from opendata_buffer.errors import (
     QueueFull,
     TransientStorageError,
 )
-from opendata_buffer.formats.invariants import check_transition
-from opendata_buffer.formats.manifest import SEALED_EPOCH, Manifest, NewEntry
-from opendata_buffer.formats.manifest_footer import MAX_MANIFEST_BYTES
-from opendata_buffer.queue.append import Append
-from opendata_buffer.queue.cas import CasStore, Done, Doubtful, Gone, Outcome, Raced, Register
-from opendata_buffer.queue.continuity import check_follows, check_resume, vanished
-from opendata_buffer.queue.owner import Claim
-from opendata_buffer.queue.words import named_manifest
+from opendata_buffer.formats.manifest import (
+    MAX_MANIFEST_BYTES,
+    SEALED_EPOCH,
+    Manifest,
+    NewEntry,
+    check_transition,
+)
+from opendata_buffer.queue.cas import (
+    CasStore,
+    Done,
+    Doubtful,
+    Gone,
+    Outcome,
+    Raced,
+    Register,
+    Untraceable,
+)
+from opendata_buffer.queue.ownership import Claim
+from opendata_buffer.queue.rollback_checks import (
+    check_follows,
+    check_resume,
+    named_manifest,
+    vanished,
+)
 from opendata_buffer.runtime import Runtime
 
-__all__ = ["Queue"]
+__all__ = ["Append", "Queue"]
+
+
+# ---- A group of batches on its way into the manifest, all of it or nothing. Pure. ----
+#
+# An append whose answer was lost is repeated until it is known to have landed, and must not land
+# twice: the group is recognised by its locations, each of which is used once (failures F1, F2).
+
 
 T = TypeVar("T")
+
+
+class Append(Generic[T]):
+    """The change of one append, and its :class:`~.cas.Proof`.
+
+    Args:
+        entries: At least one.
+        check: Called with each manifest that is about to be replaced and its successor; raises
+            when that must not be written.
+        guard: See :meth:`.Queue.append`.
+
+    Attributes:
+        sequence: Of the first entry, where it is now or was to go last; -1 before that.
+        stopped: What the guard answered in the last attempt; None to go on.
+    """
+
+    def __init__(
+        self,
+        entries: Sequence[NewEntry],
+        check: Callable[[Manifest, Manifest], None],
+        guard: Callable[[Manifest], T | None] | None,
+    ) -> None:
+        self._entries = entries
+        self._check = check
+        self._guard = guard
+        self.sequence = -1
+        self.stopped: T | None = None
+
+    def decide(self, before: Manifest) -> Manifest:
+        """The manifest with the group behind its entries; the same one where the guard stops."""
+        self.stopped = None if self._guard is None else self._guard(before)
+        if self.stopped is not None:
+            return before
+        after = before.append(self._entries)
+        self._check(before, after)
+        self.sequence = before.next_sequence
+        return after
+
+    def mark(self) -> int:
+        """The first sequence of the attempt."""
+        return self.sequence
+
+    def find(self, now: Manifest | None, marks: Sequence[int]) -> bool:
+        """Whether the group is in the manifest.
+
+        Raises:
+            Untraceable: It is not, and a consumer took entries that may have been it.
+        """
+        if now is None:
+            return False
+        # A search of bytes, decoding nothing. It looks for the last entry because the consumer
+        # drops the group from its front.
+        last = now.find(self._entries[-1].location)
+        if last is None:
+            if any(mark < now.first_sequence for mark in marks):
+                raise Untraceable("those sequences were dequeued since")
+            return False
+        self.sequence = last - len(self._entries) + 1
+        self.stopped = None
+        return True
+
 
 SOON_S = 0.1
 """Longest wait after a lost race, where a write takes longer than the first step of the backoff."""
@@ -345,7 +429,8 @@ class Queue:
         """Seconds to wait after a lost race; None for the backoff, which grows each time.
 
         Who waits longer each time hardly ever meets the gap that a busy writer leaves
-        (``commit/gaps.py``). What a write takes is wait enough, unless the store is quick.
+        (``producer/group_commit.py``). What a write takes is wait enough, unless the store is
+        quick.
         """
         took = self._runtime.monotonic() - self._decided_at
         if took <= self._config.backoff_base_ms / 1000:

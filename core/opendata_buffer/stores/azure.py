@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import builtins
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from email.utils import parsedate_to_datetime
 from itertools import islice
 from typing import Any, TypeVar
 
 from opendata_buffer.config import StoreOptions
-from opendata_buffer.errors import ObjectNotFound, StorageError, TransientStorageError
+from opendata_buffer.errors import (
+    ObjectNotFound,
+    PermanentStorageError,
+    StorageError,
+    TransientStorageError,
+)
 from opendata_buffer.formats.keys import check_key
+from opendata_buffer.redaction import redacted
 from opendata_buffer.runtime import Runtime, SystemRuntime, remaining
-from opendata_buffer.stores import (
+from opendata_buffer.stores.azure_client import connect
+from opendata_buffer.stores.base import (
     Absent,
     Applied,
     Blob,
@@ -24,29 +33,188 @@ from opendata_buffer.stores import (
     Unknown,
     Vanished,
     VersionConflict,
-)
-from opendata_buffer.stores.attempts import repeated, with_pause
-from opendata_buffer.stores.azure_answers import date_ms, modified_ms, objects_of
-from opendata_buffer.stores.azure_client import connect
-from opendata_buffer.stores.azure_errors import code_of, is_missing, status_of, storage_error
-from opendata_buffer.stores.azure_places import Places
-from opendata_buffer.stores.bounded import DeadlinePassed, in_time
-from opendata_buffer.stores.checksums import check_md5
-from opendata_buffer.stores.clients import AZURE_ENVIRONMENT, ProcessClient
-from opendata_buffer.stores.extras import load
-from opendata_buffer.stores.landed import looked_up
-from opendata_buffer.stores.probe import PROBE_DEADLINE_MS, SAFE, probe_conditional_writes
-from opendata_buffer.stores.ranges import (
     check_goes_on,
     check_limit,
     check_range,
     check_size,
     listed,
+    looked_up,
+    not_modified,
+    strong_etag,
+    unversioned,
+    weak_or_none,
 )
-from opendata_buffer.stores.root import Root
-from opendata_buffer.stores.versions import not_modified, strong_etag, unversioned, weak_or_none
+from opendata_buffer.stores.clients import AZURE_ENVIRONMENT, ProcessClient, load
+from opendata_buffer.stores.http import (
+    DeadlinePassed,
+    Root,
+    check_md5,
+    in_time,
+    repeated,
+    with_pause,
+)
+from opendata_buffer.stores.probe import PROBE_DEADLINE_MS, SAFE, probe_conditional_writes
 
-__all__ = ["AzureStore"]
+__all__ = [
+    "AzureStore",
+    "Places",
+    "code_of",
+    "date_ms",
+    "is_missing",
+    "modified_ms",
+    "objects_of",
+    "status_of",
+    "storage_error",
+]
+
+
+# ---- What an error of Azure's SDK means for the caller, and how to say it. ----
+
+
+_CREDENTIALS = {
+    "AuthenticationFailed",
+    "InvalidAuthenticationInfo",
+    "KeyBasedAuthenticationNotPermitted",
+    "NoAuthenticationInformation",
+}
+_HOW = (
+    "Log in ('az login'), give this machine a managed identity, or set AZURE_STORAGE_KEY, "
+    "AZURE_STORAGE_SAS_TOKEN or AZURE_STORAGE_CONNECTION_STRING"
+)
+
+
+def status_of(error: Any) -> int:
+    """The HTTP status of an answer; 0 where there was none."""
+    return int(getattr(error, "status_code", None) or 0)
+
+
+def code_of(error: Any) -> str:
+    """Azure's error code, such as ``BlobNotFound``; empty where there is none."""
+    code = getattr(error, "error_code", None)
+    return str(getattr(code, "value", code) or "")
+
+
+def is_missing(error: Any) -> bool:
+    """Whether the answer is Azure's that there is no such blob.
+
+    Azure always names its errors. A 404 without a name is that of a proxy, and not of a container
+    that is missing: then the blob would be, too.
+    """
+    return status_of(error) == 404 and code_of(error) not in ("", "ContainerNotFound")
+
+
+def storage_error(
+    error: Exception, *, verb: str, key: str, container: str, endpoint: str
+) -> StorageError:
+    """The error of this library for one of Azure's, with the fix in its message.
+
+    Args:
+        error: What azure-core, azure-identity or the socket raised.
+        verb: ``read``, ``write``, ``list`` or ``delete``.
+        key: The full key, or prefix.
+        container: The container.
+        endpoint: The account's URL.
+    """
+    status, code = status_of(error), code_of(error)
+    # Behind the first line come request ids and dates, and of credentials all that was tried.
+    said = redacted((str(error).strip().splitlines() or [""])[0]).rstrip(".")
+    what = f"cannot {verb} {key!r} in container {container!r} at {endpoint}: "
+    if not status:
+        if "Credential" in type(error).__name__ or "Authentication" in type(error).__name__:
+            return PermanentStorageError(f"{what}{said}. {_HOW}.")
+        return TransientStorageError(
+            f"{what}{type(error).__name__}: {said}. Check the endpoint and the network, or try "
+            "again later."
+        )
+    what += f"{status} {code} {said}".rstrip(". ")
+    if status < 300 or (status == 404 and not code):
+        return TransientStorageError(
+            f"{what}. That is no answer of Azure's: check what answers at the endpoint (a proxy?), "
+            "or try again later."
+        )
+    if status in (408, 429) or status >= 500:
+        return TransientStorageError(f"{what}. The store failed or is overloaded; try again later.")
+    if code in ("ContainerBeingDeleted", "OperationTimedOut"):
+        return TransientStorageError(f"{what}. Try again later.")
+    if status == 304 or code in ("ConditionNotMet", "InvalidRange"):
+        return TransientStorageError(f"{what}. The object changed while it was read; try again.")
+    if code == "Md5Mismatch":
+        return TransientStorageError(f"{what}. The bytes were garbled on the way; try again.")
+    if status == 404:
+        return PermanentStorageError(
+            f"{what}. Create container {container!r} or correct the store URL."
+        )
+    if code in _CREDENTIALS or status == 401:
+        return PermanentStorageError(f"{what}. Renew or correct the Azure credentials. {_HOW}.")
+    if status == 403:
+        return PermanentStorageError(
+            f"{what}. Allow these credentials to {verb} blobs of container {container!r} (role "
+            "'Storage Blob Data Contributor'), and look at the account's firewall."
+        )
+    if code.startswith("Lease"):
+        return PermanentStorageError(f"{what}. Somebody holds a lease on it: break the lease.")
+    return PermanentStorageError(
+        f"{what}. Check the container, its policies (immutability, archive tier), and that "
+        "Azure Blob Storage answers at this endpoint."
+    )
+
+
+# ---- Where Azure's listings go on: it takes its own tokens for that, and no keys. ----
+
+
+MOST = 16
+"""Listings of which it is remembered where they go on."""
+
+
+class Places:
+    """Tokens of the last listings of this process, by prefix and last key. A copy is empty."""
+
+    def __init__(self) -> None:
+        self._tokens: OrderedDict[tuple[str, str], str] = OrderedDict()
+
+    def behind(self, prefix: str, key: str) -> str | None:
+        """The token of a listing that goes on behind a key; None when none ended there."""
+        return self._tokens.get((prefix, key))
+
+    def remember(self, prefix: str, key: str, token: str) -> None:
+        """A listing ended behind a key. The oldest are forgotten."""
+        self._tokens[prefix, key] = token
+        while len(self._tokens) > MOST:
+            self._tokens.popitem(last=False)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"_tokens": OrderedDict()}
+
+
+# ---- What is read off an answer of Azure, as its SDK hands it on. Pure. ----
+
+
+def modified_ms(about: Any) -> int:
+    """When a blob was written, milliseconds since the Unix epoch; 0 when the answer does not say.
+
+    Args:
+        about: Its properties.
+    """
+    when = about.last_modified
+    return 0 if when is None else int(when.timestamp() * 1000)
+
+
+def date_ms(header: str | None) -> int | None:
+    """A date in a header, milliseconds since the Unix epoch; None where there is none."""
+    return None if not header else int(parsedate_to_datetime(header).timestamp() * 1000)
+
+
+def objects_of(blobs: Iterable[Any], root: str) -> list[ObjectInfo]:
+    """The objects of a page of a listing, their keys without the root.
+
+    Accounts with directories list those, too, as empty blobs.
+    """
+    return [
+        ObjectInfo(each.name[len(root) :], each.size, modified_ms(each))
+        for each in blobs
+        if (each.metadata or {}).get("hdi_isfolder") != "true"
+    ]
+
 
 _PAGE = 5_000
 """Most blobs of one page of a listing."""
@@ -167,16 +335,16 @@ class AzureStore:
 
     @property
     def probe_subject(self) -> str:
-        """See :class:`opendata_buffer.stores.Probed`."""
+        """See :class:`opendata_buffer.stores.base.Probed`."""
         return f"{self._endpoint()}/{self._container}"
 
     @property
     def is_probed(self) -> bool:
-        """See :class:`opendata_buffer.stores.Probed`."""
+        """See :class:`opendata_buffer.stores.base.Probed`."""
         return self.probe_subject in SAFE
 
     def take_as_probed(self) -> None:
-        """See :class:`opendata_buffer.stores.Probed`."""
+        """See :class:`opendata_buffer.stores.base.Probed`."""
         SAFE.add(self.probe_subject)
 
     def check_conditional_writes(self, near: str) -> None:

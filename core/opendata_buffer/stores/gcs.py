@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import binascii
 import builtins
-from collections.abc import Callable, Iterable
+import json
+import uuid
+from base64 import b64decode
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any, TypeVar
 
 import urllib3.exceptions
 
+from opendata_buffer.concurrency import together
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import (
     InvalidInput,
@@ -18,8 +25,9 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.keys import check_key
+from opendata_buffer.retry import full_jitter
 from opendata_buffer.runtime import Runtime, SystemRuntime
-from opendata_buffer.stores import (
+from opendata_buffer.stores.base import (
     Absent,
     Applied,
     Blob,
@@ -32,32 +40,252 @@ from opendata_buffer.stores import (
     Unknown,
     Vanished,
     VersionConflict,
+    check_goes_on,
+    check_limit,
+    check_range,
+    listed,
+    looked_up,
+    not_modified,
+    unversioned,
 )
-from opendata_buffer.stores import gcs_requests as requests
-from opendata_buffer.stores.attempts import repeated, with_pause
-from opendata_buffer.stores.bounded import in_time
-from opendata_buffer.stores.checksums import check_md5
-from opendata_buffer.stores.clients import GCS_ENVIRONMENT, ProcessClient
-from opendata_buffer.stores.extras import load
-from opendata_buffer.stores.gcs_answers import created_ms, date_ms, page_of, told_md5
-from opendata_buffer.stores.gcs_attempts import SlowDown, until_let_through
-from opendata_buffer.stores.gcs_body import read_object
-from opendata_buffer.stores.gcs_client import PUBLIC, Answer, GcsClient, connect
-from opendata_buffer.stores.gcs_errors import (
+from opendata_buffer.stores.clients import GCS_ENVIRONMENT, ProcessClient, load
+from opendata_buffer.stores.gcs_client import (
+    PUBLIC,
+    Answer,
+    GcsClient,
     answer_error,
+    connect,
     is_missing_bucket,
     is_throttled,
     network_error,
+    read_object,
 )
-from opendata_buffer.stores.landed import looked_up
-from opendata_buffer.stores.pace import Pace
+from opendata_buffer.stores.http import (
+    Root,
+    as_base64,
+    check_md5,
+    in_time,
+    md5,
+    repeated,
+    with_pause,
+)
 from opendata_buffer.stores.probe import PROBE_DEADLINE_MS, RACES, SAFE, probe_conditional_writes
-from opendata_buffer.stores.ranges import check_goes_on, check_limit, check_range, listed
-from opendata_buffer.stores.root import Root
-from opendata_buffer.stores.versions import not_modified, unversioned
-from opendata_buffer.together import together
 
-__all__ = ["GcsStore"]
+__all__ = [
+    "GcsStore",
+    "Pace",
+    "SlowDown",
+    "created_ms",
+    "date_ms",
+    "download",
+    "expected_generation",
+    "page_of",
+    "told_md5",
+    "until_let_through",
+    "upload",
+]
+
+
+# ---- How often a store takes writes of one object, learned from the writes that it refused. ----
+
+
+REMEMBERED_S = 600.0
+"""So long after a refusal its store counts as one that refuses. Then a write is tried at once, in
+case it has become another one; at most one in ten minutes is refused for that."""
+
+MOST_KEYS = 1_000
+"""Objects remembered; those that are written under a condition are few."""
+
+
+class Pace:
+    """When an object may be written again. Times are monotonic seconds.
+
+    A write that is refused costs its sender until the next one is let through, and holds what
+    has come meanwhile out. Who waits instead, and gathers, is refused no more, and has all that
+    has come in the write.
+
+    Thread-safe: what threads may lose of each other is one observation. It pickles as its rate.
+
+    Args:
+        every_s: Seconds between two writes of one object that the store takes.
+    """
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s = every_s
+        self._taken: dict[str, float] = {}
+        self._refused: dict[str, float] = {}
+
+    def taken(self, key: str, now: float) -> None:
+        """A write of the object was carried out."""
+        _keep(self._taken, key, now)
+
+    def refused(self, key: str, now: float) -> None:
+        """A write of the object was refused for its rate."""
+        _keep(self._refused, key, now)
+
+    def due(self, key: str, now: float) -> float:
+        """Seconds until the next write of the object is taken; 0 where it is as far as known."""
+        refused, taken = self._refused.get(key), self._taken.get(key)
+        if refused is None or taken is None or now - refused > REMEMBERED_S:
+            return 0.0
+        return max(0.0, taken + self._every_s - now)
+
+    def __getstate__(self) -> float:
+        return self._every_s  # another process has another clock
+
+    def __setstate__(self, every_s: float) -> None:
+        Pace.__init__(self, every_s)
+
+
+def _keep(times: dict[str, float], key: str, now: float) -> None:
+    if len(times) >= MOST_KEYS and key not in times:
+        times.clear()
+    times[key] = now
+
+
+# ---- What GCS is asked ----
+#
+# Queries, headers and bodies of its JSON API. Pure but for a random mark.
+
+
+_NO_GENERATION = "1"
+"""No object has it: generations are microseconds since 1970."""
+
+
+def download(
+    if_changed: str | None, byte_range: tuple[int, int] | None
+) -> tuple[dict[str, str | int], dict[str, str]]:
+    """Query and headers of a read.
+
+    Args:
+        if_changed: The generation of an object that need not be sent again.
+        byte_range: Start and end, the end exclusive.
+    """
+    query: dict[str, str | int] = {"alt": "media"}
+    if if_changed is not None and if_changed.isdecimal():
+        query["ifGenerationNotMatch"] = if_changed
+    if byte_range is None:
+        return query, {}
+    return query, {"Range": f"bytes={byte_range[0]}-{byte_range[1] - 1}"}
+
+
+def expected_generation(condition: Absent | IfVersion) -> str:
+    """What a conditional write expects; ``0`` is no object.
+
+    What is no generation matches no object, and the question is asked all the same.
+    """
+    if not isinstance(condition, IfVersion):
+        return "0"
+    version = condition.version
+    return version if version.isdecimal() and version != "0" else _NO_GENERATION
+
+
+def upload(full: str, data: bytes | memoryview) -> tuple[bytes, dict[str, str]]:
+    """Body and headers of an upload: the object's description, which has its checksum, and it.
+
+    No cache may keep it: for what anybody may read, GCS otherwise hands out an hour-old manifest.
+    """
+    about = {"name": full, "md5Hash": as_base64(md5(data)), "cacheControl": "no-store"}
+    mark = f"part-{uuid.uuid4().hex}".encode()
+    body = b"".join(
+        (
+            b"--" + mark + b"\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n",
+            json.dumps(about).encode(),
+            b"\r\n--" + mark + b"\r\nContent-Type: application/octet-stream\r\n\r\n",
+            data,
+            b"\r\n--" + mark + b"--\r\n",
+        )
+    )
+    return body, {"Content-Type": f"multipart/related; boundary={mark.decode()}"}
+
+
+# ---- Sending a conditional write again that GCS refused for its rate ----
+#
+# One a second is let through.
+
+
+_PATIENCE_MS = 5_000
+
+T = TypeVar("T")
+
+
+class SlowDown(Exception):
+    """A write was refused for its rate: it was not done, and may be sent again."""
+
+
+def until_let_through(runtime: Runtime, once: Callable[[], T]) -> T:
+    """Repeat a write that raises :class:`SlowDown`, for five seconds.
+
+    Evenly: the next write is let through within a second, and whoever waits longer after each
+    refusal, as after other errors, comes seconds too late.
+
+    Raises:
+        SlowDown: Of the last attempt.
+    """
+    policy = full_jitter(
+        runtime,
+        base_ms=100,
+        max_ms=400,
+        deadline_ms=_PATIENCE_MS,
+        retry_on=(SlowDown,),
+        pause=lambda _: 0.1 + 0.3 * runtime.random(),
+    )
+    return policy(once)
+
+
+# ---- What is read off an answer of GCS. Pure. ----
+
+
+def created_ms(about: Mapping[str, Any]) -> int:
+    """When an object was written, by its description; 0 where that does not say.
+
+    Milliseconds since the Unix epoch, in whole seconds, as the headers of a read tell it.
+    """
+    when = about.get("timeCreated")
+    return 0 if not when else int(datetime.fromisoformat(when).timestamp()) * 1000
+
+
+def date_ms(header: str | None) -> int | None:
+    """A date in a header, milliseconds since the Unix epoch; None where there is none."""
+    return None if not header else int(parsedate_to_datetime(header).timestamp()) * 1000
+
+
+def told_md5(headers: Mapping[str, str]) -> bytes | None:
+    """The MD5 of the whole object, by the headers of a read; None where they have none."""
+    for each in headers.get("x-goog-hash", "").split(","):
+        name, _, value = each.strip().partition("=")
+        if name == "md5":
+            try:
+                return b64decode(value, validate=True)
+            except binascii.Error:
+                return b""
+    return None
+
+
+def page_of(answer: Answer, root: str) -> tuple[list[ObjectInfo], str, int | None]:
+    """What a page of a listing tells.
+
+    Args:
+        answer: With the status of a success.
+        root: What stands before every key.
+
+    Returns:
+        Objects, their keys without the root; the token of the next page, empty at the last; and
+        the service's clock, milliseconds since the Unix epoch.
+
+    Raises:
+        ValueError, LookupError, TypeError: It is no page of a listing. Taken for an empty one, it
+            would hide all the objects that follow.
+    """
+    page = answer.fields()
+    if not page and b"".join(answer.body.split()) != b"{}":
+        raise ValueError("it is no page of a listing")
+    objects = [
+        ObjectInfo(item["name"][len(root) :], int(item["size"]), created_ms(item))
+        for item in page.get("items", ())
+    ]
+    return objects, str(page.get("nextPageToken") or ""), date_ms(answer.headers.get("date"))
+
 
 _PAGE = 1_000
 """Most keys of one page of a listing."""
@@ -66,8 +294,6 @@ _PACE_S = 1.0
 """Between two writes of one object that Google takes."""
 
 _FIELDS = "nextPageToken,items(name,size,timeCreated)"
-
-T = TypeVar("T")
 
 
 class GcsStore:
@@ -128,7 +354,7 @@ class GcsStore:
         """See :meth:`opendata_buffer.stores.Get.get`."""
         full = self._root.full(key)
         check_range(byte_range)
-        query, headers = requests.download(if_changed, byte_range)
+        query, headers = download(if_changed, byte_range)
 
         def once() -> Blob | NotModified:
             client = self._client.get()
@@ -162,7 +388,7 @@ class GcsStore:
     def put(self, key: str, data: bytes | memoryview) -> None:
         """See :meth:`opendata_buffer.stores.Put.put`."""
         full = self._root.full(key)
-        body, headers = requests.upload(full, data)
+        body, headers = upload(full, data)
 
         def once() -> None:
             answer = self._send_object({}, body, headers)
@@ -191,16 +417,16 @@ class GcsStore:
 
     @property
     def probe_subject(self) -> str:
-        """See :class:`opendata_buffer.stores.Probed`."""
+        """See :class:`opendata_buffer.stores.base.Probed`."""
         return f"{self._client.get().endpoint}/{self._bucket}"
 
     @property
     def is_probed(self) -> bool:
-        """See :class:`opendata_buffer.stores.Probed`."""
+        """See :class:`opendata_buffer.stores.base.Probed`."""
         return self.probe_subject in SAFE
 
     def take_as_probed(self) -> None:
-        """See :class:`opendata_buffer.stores.Probed`."""
+        """See :class:`opendata_buffer.stores.base.Probed`."""
         SAFE.add(self.probe_subject)
 
     def check_conditional_writes(self, near: str) -> None:
@@ -344,8 +570,8 @@ class GcsStore:
 
     def _put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
         full = self._root.full(key)
-        expected = requests.expected_generation(condition)
-        body, headers = requests.upload(full, data)
+        expected = expected_generation(condition)
+        body, headers = upload(full, data)
 
         def once() -> Answer:
             answer = self._send_object({"ifGenerationMatch": expected}, body, headers)

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -13,16 +14,93 @@ import urllib3
 import urllib3.exceptions
 
 from opendata_buffer.config import StoreOptions
-from opendata_buffer.errors import InvalidInput, PermanentStorageError
+from opendata_buffer.errors import (
+    InvalidInput,
+    PermanentStorageError,
+    StorageError,
+    TransientStorageError,
+)
 from opendata_buffer.redaction import check_no_secrets, redacted
 from opendata_buffer.runtime import remaining
-from opendata_buffer.stores.bounded import DeadlinePassed
-from opendata_buffer.stores.extras import load
-from opendata_buffer.stores.gcs_body import check_whole
-from opendata_buffer.stores.service_credential import service_credential
-from opendata_buffer.stores.wire import MOST_OF_A_PAGE, MOST_OF_AN_ERROR, PIECE, limited
+from opendata_buffer.stores.base import read_part
+from opendata_buffer.stores.clients import load, service_credential
+from opendata_buffer.stores.http import (
+    MOST_OF_A_PAGE,
+    MOST_OF_AN_ERROR,
+    PIECE,
+    DeadlinePassed,
+    limited,
+)
 
-__all__ = ["PUBLIC", "Answer", "GcsClient", "connect"]
+__all__ = [
+    "Answer",
+    "GcsClient",
+    "PUBLIC",
+    "answer_error",
+    "check_whole",
+    "connect",
+    "is_missing_bucket",
+    "is_throttled",
+    "network_error",
+    "read_object",
+]
+
+
+# ---- Bodies of answers of GCS, read as far as they were asked for. ----
+
+
+def read_object(
+    key: str, byte_range: tuple[int, int] | None, max_bytes: int | None, response: Any
+) -> bytes:
+    """An object, or the part of it that was asked for.
+
+    Args:
+        key: For errors.
+        byte_range: What was asked for; a server that knows no ranges sends the whole object.
+        max_bytes: Most bytes of that.
+        response: Of urllib3, with the status of a success.
+
+    Raises:
+        CorruptData: There are more.
+        TransientStorageError: There are more than were asked for.
+        HTTPError: The body broke off.
+    """
+    whole = byte_range is not None and response.status == 200
+    size = _size(response.headers)
+    return read_part(key, partial(_read, response), size, byte_range, max_bytes, whole=whole)
+
+
+def check_whole(headers: Mapping[str, str], content: bytes) -> None:
+    """Refuse a body that broke off, which urllib3 does not always see.
+
+    Raises:
+        ProtocolError: Fewer or more bytes came than the headers tell.
+    """
+    size = _size(headers)
+    if size is not None and size != len(content):
+        raise urllib3.exceptions.ProtocolError(f"{len(content)} of {size} bytes arrived")
+
+
+def _size(headers: Mapping[str, str]) -> int | None:
+    told = headers.get("content-length", "")
+    # What is compressed on the way has another size when it is unpacked.
+    return int(told) if told.isdecimal() and "content-encoding" not in headers else None
+
+
+def _read(response: Any, most: int | None) -> bytes:
+    if most is None:
+        content: bytes = response.read()
+        check_whole(response.headers, content)
+        return content
+    parts = []
+    for part in response.stream(PIECE, decode_content=True):
+        parts.append(part[:most])
+        most -= len(parts[-1])
+        if not most:
+            response.close()  # the rest of the body is on its way
+            break
+    return b"".join(parts)
+
 
 PUBLIC = "https://storage.googleapis.com"
 """Where Google answers."""
@@ -174,3 +252,84 @@ def _credentials(endpoint: str, options: StoreOptions) -> Any:
             "give this machine a service account."
         ) from error
     return credentials
+
+
+# ---- What an error of Google Cloud Storage means for the caller, and how to say it. ----
+
+
+_THROTTLED = {"rateLimitExceeded", "userRateLimitExceeded"}
+
+
+def _said(answer: Answer) -> tuple[str, str]:
+    """Reason and message of an error."""
+    error = answer.fields().get("error")
+    if not isinstance(error, dict):
+        return "", answer.body[:200].decode(errors="replace").strip()
+    reasons = error.get("errors")
+    first = reasons[0] if isinstance(reasons, list) and reasons else None
+    reason = first.get("reason", "") if isinstance(first, dict) else ""
+    return str(reason), str(error.get("message", ""))
+
+
+def is_throttled(answer: Answer) -> bool:
+    """Whether the request was refused for its rate, and so surely not carried out.
+
+    One object takes about one write a second.
+    """
+    return answer.status == 429 or (answer.status == 403 and _said(answer)[0] in _THROTTLED)
+
+
+def is_missing_bucket(answer: Answer) -> bool:
+    """Whether it is not the object that is missing."""
+    return answer.status == 404 and "bucket does not exist" in _said(answer)[1].lower()
+
+
+def answer_error(
+    answer: Answer, *, verb: str, key: str, bucket: str, endpoint: str
+) -> StorageError:
+    """The error of this library for an answer, with the fix in its message.
+
+    Args:
+        answer: With the status of an error.
+        verb: ``read``, ``write``, ``list`` or ``delete``.
+        key: The full key, or prefix.
+        bucket: The bucket.
+        endpoint: The endpoint's URL.
+    """
+    reason, message = _said(answer)
+    status = answer.status
+    what = (
+        f"cannot {verb} {key!r} in bucket {bucket!r} at {endpoint}: "
+        f"{redacted(f'{status} {reason} {message}')}"
+    ).rstrip(". ")
+    if is_throttled(answer):
+        return TransientStorageError(
+            f"{what}. GCS takes about one write a second to one object, and more requests to a "
+            "bucket only little by little; try again later. Many writers of one queue: use a "
+            "broker or a topic."
+        )
+    if status in (408, 409) or status >= 500:
+        return TransientStorageError(f"{what}. The store failed; try again later.")
+    if status == 404:
+        return PermanentStorageError(f"{what}. Create bucket {bucket!r} or correct the store URL.")
+    if status == 401:
+        return PermanentStorageError(f"{what}. Renew or correct the Google credentials.")
+    if status == 403:
+        return PermanentStorageError(
+            f"{what}. Allow these credentials to {verb} objects of bucket {bucket!r} "
+            "(roles/storage.objectUser has all that is needed)."
+        )
+    return PermanentStorageError(
+        f"{what}. Check that GCS's JSON API answers at this endpoint, and the bucket."
+    )
+
+
+def network_error(
+    error: Exception, *, verb: str, key: str, bucket: str, endpoint: str
+) -> TransientStorageError:
+    """The error for a request that was not answered. Arguments as there."""
+    return TransientStorageError(
+        f"cannot {verb} {key!r} in bucket {bucket!r} at {endpoint}: {type(error).__name__}: "
+        f"{redacted(str(error)).rstrip('.')}. Check the endpoint and the network, or try again "
+        "later."
+    )

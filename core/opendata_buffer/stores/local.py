@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 
 from opendata_buffer.errors import (
@@ -19,7 +23,7 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.keys import check_key
 from opendata_buffer.runtime import Runtime, SystemRuntime
-from opendata_buffer.stores import (
+from opendata_buffer.stores.base import (
     Absent,
     Applied,
     Blob,
@@ -27,14 +31,21 @@ from opendata_buffer.stores import (
     IfVersion,
     Listing,
     NotModified,
+    ObjectInfo,
     PutOutcome,
     Unknown,
     Vanished,
     VersionConflict,
+    check_limit,
+    check_range,
+    check_size,
+    cut,
 )
-from opendata_buffer.stores.file_lock import FileLock, LockTimeout
-from opendata_buffer.stores.files import (
+from opendata_buffer.stores.local_files import (
     MISSING,
+    FileLock,
+    LockTimeout,
+    is_on_this_machine,
     make_directories,
     read_into,
     read_range,
@@ -42,15 +53,274 @@ from opendata_buffer.stores.files import (
     stat_file,
     storage_error,
     sync_directory,
+    unlink_quietly,
     version_of,
+    write_all,
+    write_pieces,
 )
-from opendata_buffer.stores.local_listing import directory_of, files_below
-from opendata_buffer.stores.local_paths import LocalPaths
-from opendata_buffer.stores.local_temporary import TemporaryFile, TemporaryFiles
-from opendata_buffer.stores.mounts import is_on_this_machine
-from opendata_buffer.stores.ranges import check_limit, check_range, check_size, cut
 
-__all__ = ["LocalStore"]
+__all__ = [
+    "LocalPaths",
+    "LocalStore",
+    "RESERVED",
+    "TemporaryFile",
+    "TemporaryFiles",
+    "directory_of",
+    "files_below",
+]
+
+
+# ---- Files that are written and have no name in the store yet, in a directory of their own. ----
+
+
+_DAY_NS = 24 * 3600 * 10**9
+
+
+@dataclass(slots=True)
+class TemporaryFile:
+    """One of them.
+
+    Attributes:
+        fd: Open for writing.
+        path: Its name for now.
+        renamed: Whether it has got its name in the store.
+    """
+
+    fd: int
+    path: str
+    renamed: bool = False
+
+
+class TemporaryFiles:
+    """The temporary files of one store.
+
+    Args:
+        directory: Where they lie; on the file system of the store, or renames are not atomic.
+        runtime: Their names; the clock where the directory has none.
+    """
+
+    def __init__(self, directory: str, runtime: Runtime) -> None:
+        self._directory = directory
+        self._runtime = runtime
+        self._swept = False
+
+    def prepare(self) -> None:
+        """Make the directory if it is missing, and once remove what killed writers left in it."""
+        if not os.path.isdir(self._directory):
+            make_directories(self._directory)
+        if not self._swept:
+            self._swept = True
+            self._sweep()
+
+    def open(self) -> tuple[int, str]:
+        """A new empty file, open for writing; the caller closes it and removes or renames it."""
+        path = f"{self._directory}/{self._runtime.ulid()}"
+        return os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666), path
+
+    @contextmanager
+    def written(self, pieces: Sequence[bytes | memoryview]) -> Iterator[TemporaryFile]:
+        """A file of these bytes, durable; removed at the end unless it was renamed."""
+        fd, path = self.open()
+        file = TemporaryFile(fd, path)
+        try:
+            try:
+                if len(pieces) == 1:
+                    write_all(fd, pieces[0])
+                else:
+                    write_pieces(fd, pieces)
+                # Guards the bytes, before they have their name: after a power cut a name may be
+                # there whose file was never written out, as an empty one. POSIX's fsync() says
+                # that what it returned for can be read back, of this file and of no other.
+                # fdatasync() would do as well and save nothing: of a new file the length and the
+                # blocks are needed to read it back.
+                os.fsync(fd)
+                yield file
+            finally:
+                os.close(fd)
+        finally:
+            if not file.renamed:
+                unlink_quietly(path)
+
+    def now_ms(self) -> int:
+        """The time by the file system's clock, milliseconds since the Unix epoch.
+
+        That clock stamps the files, and on NFS it is the server's: ages must be differences of
+        one clock (failure F6). Where nothing can be written, it is the runtime's.
+        """
+        try:
+            fd, path = self.open()
+        except OSError:
+            return self._runtime.now_ms()
+        try:
+            return os.fstat(fd).st_mtime_ns // 1_000_000
+        finally:
+            os.close(fd)
+            os.unlink(path)
+
+    def _sweep(self) -> None:
+        """Remove what is older than a day: nobody writes one file for so long."""
+        now_ns = self.now_ms() * 1_000_000
+        with os.scandir(self._directory) as entries:
+            for entry in entries:
+                try:
+                    if now_ns - entry.stat(follow_symlinks=False).st_mtime_ns > _DAY_NS:
+                        os.unlink(entry.path)
+                except OSError:
+                    continue  # swept by another process meanwhile, or not ours to remove
+
+
+# ---- Where the local store keeps what: the files of objects, locks and writes below its root. ----
+#
+# Pure but for the links that a root is made of, which are followed once.
+
+
+RESERVED = ".opendata-buffer"
+"""Directories with lock files, and below the root files being written; no part of the store."""
+
+_LONGEST_NAME = 255
+
+
+class LocalPaths:
+    """The paths of one root.
+
+    Args:
+        root: The store's directory.
+
+    Raises:
+        InvalidInput: The root of the file system; or a Databricks mount, which has neither locks
+            nor atomic renames.
+    """
+
+    def __init__(self, root: os.PathLike[str] | str) -> None:
+        self.root = os.path.abspath(root)
+        _refuse_unsafe_roots(self.root)
+        self.temporary = f"{self.root}/{RESERVED}/tmp"
+        """The directory of files that have no name in the store yet."""
+        self.check = f"{self.root}/{RESERVED}/check"
+        """Locked once, to see whether the file system has locks."""
+
+    def object(self, key: str) -> str:
+        """The file of an object.
+
+        Raises:
+            InvalidInput: No file can have this name, or it is one of the store's own.
+        """
+        check_key("key", key)
+        segments = key.split("/")
+        if RESERVED in segments:
+            raise InvalidInput(
+                f"key {key!r} lies in {RESERVED!r}, where the store keeps its own files: "
+                "use another name"
+            )
+        for segment in segments:
+            if len(segment.encode()) > _LONGEST_NAME:
+                raise InvalidInput(
+                    f"key {key!r} has a part of {len(segment.encode())} bytes between slashes: "
+                    f"file names have at most {_LONGEST_NAME}, use shorter parts"
+                )
+        return f"{self.root}/{key}"
+
+    def lock(self, key: str) -> str:
+        """The lock file of an object: beside it, so that stores with another root find it, too."""
+        # Hashed, because a name may be as long as file names get.
+        directory, _, name = f"{self.root}/{key}".rpartition("/")
+        return f"{directory}/{RESERVED}/{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+
+
+def _refuse_unsafe_roots(root: str) -> None:
+    if root.strip("/") == "":
+        raise InvalidInput(f"store {root!r} is the root of the file system: use a directory")
+    for path in (root, os.path.realpath(root)):
+        top = path.split("/")[1]
+        if top == "dbfs" or (top == "Volumes" and sys.platform != "darwin"):
+            raise InvalidInput(
+                f"store {root!r} is a Databricks mount, which has no file locks and no atomic "
+                "rename: two writers would overwrite each other. Use the s3:// URL of the "
+                "volume's external location instead."
+            )
+
+
+# ---- The files below a directory as a store lists its objects ----
+#
+# By prefix, in the order of keys.
+
+
+def directory_of(prefix: str) -> str | None:
+    """The directory below which all keys with a prefix lie; None when no key starts so."""
+    directory, _, _ = prefix.rpartition("/")
+    parts = directory.split("/")
+    outside = directory and any(part in ("", ".", "..") for part in parts)
+    if outside or RESERVED in parts or "\0" in prefix or not _is_text(prefix):
+        return None
+    return directory
+
+
+def files_below(
+    root: str, directory: str, prefix: str, start_after: str = ""
+) -> Iterator[ObjectInfo]:
+    """The files below a directory whose key fits, in the order of their keys.
+
+    Args:
+        root: The store's directory; keys are relative to it.
+        directory: Where to begin, relative to it: :func:`directory_of` the prefix.
+        prefix: What keys start with.
+        start_after: Only keys behind this one.
+
+    Raises:
+        OSError: A directory cannot be read.
+    """
+    try:
+        with os.scandir(f"{root}/{directory}") as entries:
+            # By the key alone: pairs compare their first parts twice.
+            names = sorted(_names(directory, entries), key=itemgetter(0))
+    except OSError as error:
+        if error.errno in MISSING:
+            return  # pruned meanwhile, or nothing written yet
+        raise
+    for name, entry in names:
+        if name.endswith("/"):
+            wanted = name.startswith(prefix) or prefix.startswith(name)
+            if wanted and (name > start_after or start_after.startswith(name)):
+                yield from files_below(root, name[:-1], prefix, start_after)
+        elif name.startswith(prefix) and name > start_after:
+            info = _info(entry, name)
+            if info is not None:
+                yield info
+
+
+def _names(
+    directory: str, entries: Iterable[os.DirEntry[str]]
+) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Keys of a directory's files, and of its directories with a slash at the end.
+
+    The slash puts a directory where the keys below it belong: ``a-b`` comes before ``a/b``.
+    """
+    above = f"{directory}/" if directory else ""
+    for entry in entries:
+        name = entry.name
+        if name != RESERVED and _is_text(name):
+            end = "/" if entry.is_dir(follow_symlinks=False) else ""
+            yield f"{above}{name}{end}", entry
+
+
+def _info(entry: os.DirEntry[str], key: str) -> ObjectInfo | None:
+    try:
+        status = entry.stat()
+    except OSError:
+        return None  # deleted since it was listed
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    return ObjectInfo(key, status.st_size, status.st_mtime_ns // 1_000_000)
+
+
+def _is_text(name: str) -> bool:
+    if name.isascii():
+        return True
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False  # bytes that are not UTF-8: no key of ours
+    return True
 
 
 class LocalStore:

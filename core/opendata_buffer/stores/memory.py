@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from opendata_buffer.errors import InvalidInput, ObjectNotFound
 from opendata_buffer.formats.keys import check_key
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores import (
+from opendata_buffer.stores.base import (
     Absent,
     Applied,
     Blob,
@@ -22,8 +22,11 @@ from opendata_buffer.stores import (
     PutOutcome,
     Vanished,
     VersionConflict,
+    check_limit,
+    check_range,
+    check_size,
+    cut,
 )
-from opendata_buffer.stores.ranges import check_limit, check_range, check_size, cut
 
 __all__ = ["MemoryStore"]
 

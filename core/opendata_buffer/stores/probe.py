@@ -11,11 +11,12 @@ import logging
 from contextlib import suppress
 from typing import Protocol
 
+from opendata_buffer.concurrency import together
 from opendata_buffer.errors import ObjectNotFound, TransientStorageError, UnsafeStore
 from opendata_buffer.formats.keys import MAX_KEY_BYTES
 from opendata_buffer.retry import full_jitter
 from opendata_buffer.runtime import Runtime, deadline
-from opendata_buffer.stores import (
+from opendata_buffer.stores.base import (
     ABSENT,
     Absent,
     Applied,
@@ -30,7 +31,6 @@ from opendata_buffer.stores import (
     Vanished,
     VersionConflict,
 )
-from opendata_buffer.together import together
 
 __all__ = ["PROBE_DEADLINE_MS", "RACES", "SAFE", "probe_conditional_writes"]
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from email.utils import parsedate_to_datetime
 from functools import partial
-from typing import Any, TypeVar
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import botocore.exceptions as boto
+import urllib3.exceptions
 
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import (
@@ -19,8 +22,9 @@ from opendata_buffer.errors import (
     UnsafeStore,
 )
 from opendata_buffer.formats.keys import check_key
+from opendata_buffer.retry import full_jitter
 from opendata_buffer.runtime import Runtime, SystemRuntime
-from opendata_buffer.stores import (
+from opendata_buffer.stores.base import (
     Absent,
     Applied,
     Blob,
@@ -33,29 +37,315 @@ from opendata_buffer.stores import (
     Unknown,
     Vanished,
     VersionConflict,
+    check_goes_on,
+    check_limit,
+    check_range,
+    listed,
+    looked_up,
+    not_modified,
+    read_part,
+    strong_etag,
+    unversioned,
+    weak_or_none,
 )
-from opendata_buffer.stores import s3_answers as answers
-from opendata_buffer.stores import s3_requests as requests
-from opendata_buffer.stores.bounded import in_time
 from opendata_buffer.stores.clients import AWS_ENVIRONMENT, ProcessClient
-from opendata_buffer.stores.landed import looked_up
+from opendata_buffer.stores.http import Root, as_base64, crc32, in_time
 from opendata_buffer.stores.probe import PROBE_DEADLINE_MS, SAFE, probe_conditional_writes
-from opendata_buffer.stores.ranges import check_goes_on, check_limit, check_range, listed
-from opendata_buffer.stores.root import Root
-from opendata_buffer.stores.s3_attempts import BODY_LOST, BodyLost, Busy, until_whole, while_busy
-from opendata_buffer.stores.s3_client import S3Pair, connect
-from opendata_buffer.stores.s3_delete import chunks, delete_objects
-from opendata_buffer.stores.s3_errors import BUSY, NETWORK, code_of, status_of, storage_error
-from opendata_buffer.stores.s3_get import DirectGet
-from opendata_buffer.stores.versions import not_modified, strong_etag, unversioned, weak_or_none
+from opendata_buffer.stores.s3_client import (
+    BUSY,
+    NETWORK,
+    DirectGet,
+    S3Pair,
+    code_of,
+    connect,
+    status_of,
+    storage_error,
+)
 
-__all__ = ["S3Store"]
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+__all__ = [
+    "BODY_LOST",
+    "BodyLost",
+    "Busy",
+    "S3Store",
+    "chunks",
+    "conditional_upload",
+    "delete_objects",
+    "download",
+    "modified_ms",
+    "page_of",
+    "read_body",
+    "until_whole",
+    "upload",
+    "while_busy",
+]
+
+
+# ---- What S3 is asked: arguments of boto3's calls. Pure. ----
+
+
+def download(
+    bucket: str, full: str, if_changed: str | None, byte_range: tuple[int, int] | None
+) -> dict[str, Any]:
+    """Of ``get_object``.
+
+    Args:
+        bucket: The bucket.
+        full: The full key.
+        if_changed: The ETag of an object that need not be sent again.
+        byte_range: Start and end, the end exclusive.
+    """
+    arguments: dict[str, Any] = {"Bucket": bucket, "Key": full}
+    if if_changed is not None:
+        arguments["IfNoneMatch"] = if_changed
+    if byte_range is not None:
+        arguments["Range"] = f"bytes={byte_range[0]}-{byte_range[1] - 1}"
+    return arguments
+
+
+def upload(bucket: str, full: str, data: bytes) -> dict[str, Any]:
+    """Of ``put_object``.
+
+    The checksum is a header and not left to boto3, which over https would send a trailer in
+    aws-chunked encoding; many stores that look like S3 do not know that (failure F36).
+    """
+    return {
+        "Bucket": bucket,
+        "Key": full,
+        "Body": data,
+        "ChecksumCRC32": as_base64(crc32(data)),
+    }
+
+
+def conditional_upload(
+    bucket: str, full: str, data: bytes, condition: Absent | IfVersion
+) -> dict[str, Any]:
+    """Of ``put_object``, which writes only while the condition holds."""
+    if isinstance(condition, IfVersion):
+        return {**upload(bucket, full, data), "IfMatch": condition.version}
+    return {**upload(bucket, full, data), "IfNoneMatch": "*"}
+
+
+# ---- Deleting objects of a bucket, a thousand in one request where the store can. ----
+
+
+_BULK = 1_000
+"""Most keys of one DeleteObjects request."""
+
+
+def chunks(keys: Sequence[str]) -> Iterator[Sequence[str]]:
+    """The keys in groups of one request each."""
+    iterator = iter(keys)
+    while chunk := list(islice(iterator, _BULK)):
+        yield chunk
+
+
+def delete_objects(
+    client: S3Client,
+    bucket: str,
+    root: str,
+    keys: Sequence[str],
+    explain: Callable[..., StorageError],
+) -> list[DeleteFailure]:
+    """Delete at most 1,000 objects; a missing one counts as deleted.
+
+    Args:
+        client: Repeats requests that fail.
+        bucket: Its name.
+        root: What stands before every key, with its slash.
+        keys: Relative to the root.
+        explain: Makes an error of the library of one of boto3's; takes it, and ``key=``.
+
+    Returns:
+        What could not be deleted, and why.
+    """
+    objects = [{"Key": root + key} for key in keys]
+    try:
+        answer = client.delete_objects(
+            Bucket=bucket,
+            Delete={"Objects": objects, "Quiet": True},  # type: ignore[typeddict-item]
+        )
+    except NETWORK as error:
+        if isinstance(error, boto.ClientError) and _has_no_bulk(error):
+            return list(_delete_singly(client, bucket, root, keys, explain))
+        reason = str(explain(error, key=f"{len(keys)} objects"))
+        return [DeleteFailure(key, reason) for key in keys]
+    return [
+        DeleteFailure(
+            item.get("Key", "")[len(root) :],
+            f"{item.get('Code')} {item.get('Message', '')}".strip(),
+        )
+        for item in answer.get("Errors", ())
+        if item.get("Code") not in ("NoSuchKey", "NoSuchVersion")
+    ]
+
+
+def _delete_singly(
+    client: S3Client,
+    bucket: str,
+    root: str,
+    keys: Sequence[str],
+    explain: Callable[..., StorageError],
+) -> Iterator[DeleteFailure]:
+    for key in keys:
+        try:
+            client.delete_object(Bucket=bucket, Key=root + key)
+        except NETWORK as error:
+            if not isinstance(error, boto.ClientError) or code_of(error) != "NoSuchKey":
+                yield DeleteFailure(key, str(explain(error, key=key)))
+
+
+def _has_no_bulk(error: boto.ClientError) -> bool:
+    return status_of(error) in (405, 501) or code_of(error) in (
+        "InvalidRequest",
+        "MalformedXML",
+        "MissingContentMD5",
+        "NotImplemented",
+    )
+
+
+# ---- Sending again what boto3 does not ----
+#
+# Writes that met another one, reads whose body broke off.
+
+
+BODY_LOST = (
+    boto.FlexibleChecksumError,
+    boto.IncompleteReadError,
+    boto.ResponseStreamingError,
+    boto.ReadTimeoutError,
+    urllib3.exceptions.HTTPError,
+)
+"""Errors of an answer that began and whose body did not come through."""
+
+T = TypeVar("T")
+
+
+class Busy(Exception):
+    """409: not applied, another write was under way."""
+
+    def __init__(self, error: boto.ClientError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class BodyLost(Exception):
+    """The answer began and its body broke off.
+
+    Args:
+        error: What is raised when no further attempt is made.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def while_busy(runtime: Runtime, once: Callable[[], T]) -> T:
+    """Repeat a write that was answered with 409, for two seconds.
+
+    409 means that another operation was under way and this one was not applied: the same put may
+    simply be sent again (failure F3).
+
+    Raises:
+        Busy: Of the last attempt.
+    """
+    policy = full_jitter(runtime, base_ms=20, max_ms=200, deadline_ms=2_000, retry_on=(Busy,))
+    return policy(once)
+
+
+def until_whole(runtime: Runtime, options: StoreOptions, once: Callable[[], T]) -> T:
+    """Repeat a read that raises :class:`BodyLost`, for as long as all its attempts may take; so is
+    repeated one whose bytes do not have the checksum that the store told (failure F36).
+
+    Raises:
+        BodyLost: Of the last attempt.
+    """
+    policy = full_jitter(
+        runtime,
+        base_ms=50,
+        max_ms=1_000,
+        deadline_ms=options.read_timeout_ms * options.max_attempts,
+        retry_on=(BodyLost,),
+    )
+    return policy(once)
+
+
+# ---- What is read off an answer of S3, also of servers that leave out what S3 always sends. ----
+
+
+def read_body(
+    key: str,
+    response: Mapping[str, Any],
+    byte_range: tuple[int, int] | None,
+    max_bytes: int | None,
+) -> bytes:
+    """The bytes asked for, with the connection given back.
+
+    Args:
+        key: For errors.
+        response: Of ``get_object``.
+        byte_range: What was asked for; a store that knows no ranges sends the whole object.
+        max_bytes: Most bytes to read.
+
+    Raises:
+        CorruptData: There are more.
+        TransientStorageError: There are more than were asked for.
+    """
+    body = response["Body"]
+    whole = byte_range is not None and "ContentRange" not in response
+    size: int | None = response.get("ContentLength")
+    try:
+        return read_part(key, body.read, size, byte_range, max_bytes, whole=whole)
+    finally:
+        body.close()
+
+
+def modified_ms(response: Mapping[str, Any]) -> int:
+    """When the object was written, milliseconds since the epoch; 0 when the answer does not say."""
+    when = response.get("LastModified")
+    return 0 if when is None else _ms(when)
+
+
+def page_of(
+    response: Mapping[str, Any], root: str
+) -> tuple[list[ObjectInfo], str | None, int | None]:
+    """What ``list_objects_v2`` tells.
+
+    Args:
+        response: Its answer.
+        root: What stands before every key.
+
+    Returns:
+        Objects, their keys without the root; the token of the next page, None at the last; and
+        the store's clock, milliseconds since the Unix epoch.
+
+    Raises:
+        ValueError, LookupError: It is no page of a listing. Taken for an empty one, it would hide
+            all the objects that follow.
+    """
+    if response.keys() <= {"ResponseMetadata"}:
+        raise ValueError("it is no page of a listing")
+    token: str | None = response.get("NextContinuationToken")
+    more = bool(response.get("IsTruncated"))
+    if more and not token:
+        raise ValueError("more objects follow, and it does not say where: ListObjectsV2 is unknown")
+    date = response["ResponseMetadata"]["HTTPHeaders"].get("date")
+    objects = [
+        ObjectInfo(item["Key"][len(root) :], item["Size"], _ms(item["LastModified"]))
+        for item in response.get("Contents", ())
+    ]
+    return objects, token if more else None, _ms(parsedate_to_datetime(date)) if date else None
+
+
+def _ms(when: Any) -> int:
+    return int(when.timestamp() * 1000)
+
 
 _PAGE = 1_000
 """Most keys of one page of a listing."""
-
-
-T = TypeVar("T")
 
 
 class S3Store:
@@ -111,7 +401,7 @@ class S3Store:
         """See :meth:`opendata_buffer.stores.Get.get`."""
         full = self._root.full(key)
         check_range(byte_range)
-        arguments = requests.download(self._bucket, full, if_changed, byte_range)
+        arguments = download(self._bucket, full, if_changed, byte_range)
 
         def once() -> Blob | NotModified:
             client = self._clients.get().data
@@ -132,15 +422,15 @@ class S3Store:
                 if status == 404 and code != "NoSuchBucket":
                     raise ObjectNotFound(key, self.url) from None
                 raise
-            data = answers.read_body(key, response, byte_range, max_bytes)
-            return Blob(data, self._etag(response, "a read"), answers.modified_ms(response))
+            data = read_body(key, response, byte_range, max_bytes)
+            return Blob(data, self._etag(response, "a read"), modified_ms(response))
 
         return self._retried(once, "read", full)
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         """See :meth:`opendata_buffer.stores.Put.put`."""
         full = self._root.full(key)
-        arguments = requests.upload(self._bucket, full, bytes(data))
+        arguments = upload(self._bucket, full, bytes(data))
 
         def once() -> None:
             try:
@@ -174,16 +464,16 @@ class S3Store:
 
     @property
     def probe_subject(self) -> str:
-        """See :class:`opendata_buffer.stores.Probed`."""
+        """See :class:`opendata_buffer.stores.base.Probed`."""
         return f"{self._clients.get().endpoint}/{self._bucket}"
 
     @property
     def is_probed(self) -> bool:
-        """See :class:`opendata_buffer.stores.Probed`."""
+        """See :class:`opendata_buffer.stores.base.Probed`."""
         return self.probe_subject in SAFE
 
     def take_as_probed(self) -> None:
-        """See :class:`opendata_buffer.stores.Probed`."""
+        """See :class:`opendata_buffer.stores.base.Probed`."""
         SAFE.add(self.probe_subject)
 
     def check_conditional_writes(self, near: str) -> None:
@@ -231,7 +521,7 @@ class S3Store:
     ) -> tuple[builtins.list[ObjectInfo], str | None, int | None]:
         def once() -> tuple[builtins.list[ObjectInfo], str | None, int | None]:
             response = self._clients.get().data.list_objects_v2(**request)
-            return answers.page_of(response, self._root.prefix)
+            return page_of(response, self._root.prefix)
 
         return self._retried(once, "list", request["Prefix"])
 
@@ -327,7 +617,7 @@ class S3Store:
     def _past_the_end(self, key: str, full: str) -> Blob:
         """The empty range at the end of an object, which S3 answers with an error."""
         response = self._head(key, full)
-        return Blob(b"", self._etag(response, "a read"), answers.modified_ms(response))
+        return Blob(b"", self._etag(response, "a read"), modified_ms(response))
 
     def _head(self, key: str, full: str) -> Mapping[str, Any]:
         try:
@@ -340,7 +630,7 @@ class S3Store:
     def _put_if(
         self, key: str, full: str, data: bytes, condition: Absent | IfVersion
     ) -> PutOutcome:
-        arguments = requests.conditional_upload(self._bucket, full, data, condition)
+        arguments = conditional_upload(self._bucket, full, data, condition)
 
         def once() -> PutOutcome:
             try:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields
 
 from opendata_buffer.errors import InvalidInput, TransientStorageError
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores import (
+from opendata_buffer.stores.base import (
     Absent,
     Blob,
     DeleteFailure,

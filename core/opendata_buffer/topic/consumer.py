@@ -4,30 +4,163 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from dataclasses import dataclass
+from itertools import islice
+from typing import Protocol, TypeVar
 
 from opendata_buffer.broker.network import Network
-from opendata_buffer.closing import ClosedAtEnd
+from opendata_buffer.concurrency import ClosedAtEnd, together
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch
-from opendata_buffer.consumer.pace import Pace
-from opendata_buffer.consumer.read_committed import READ_COMMITTED
+from opendata_buffer.consumer.fetch import ArrowBatch, BatchDescriptor, ConsumedBatch, Pace
+from opendata_buffer.consumer.isolation import READ_COMMITTED
+from opendata_buffer.consumer.read_ahead import read_ahead
 from opendata_buffer.errors import Closed, DataLoss, Drained, InvalidInput, OpenDataBufferError
+from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.runtime import Runtime, SystemRuntime
-from opendata_buffer.stores import Store
-from opendata_buffer.together import together
-from opendata_buffer.topic.batch import Delivered, TopicArrowBatch, TopicBatch
-from opendata_buffer.topic.current import CurrentTopic
+from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.description import TopicDescription
-from opendata_buffer.topic.fair import in_turn
-from opendata_buffer.topic.group import Group
-from opendata_buffer.topic.position import PartitionPosition
-from opendata_buffer.topic.reader import PartitionReader
-from opendata_buffer.topic.topic import Topic
+from opendata_buffer.topic.partition_consumer import PartitionPosition, PartitionReader
+from opendata_buffer.topic.topic import CurrentTopic, Topic
 
-__all__ = ["TopicConsumer"]
+__all__ = ["Delivered", "Group", "TopicArrowBatch", "TopicBatch", "TopicConsumer", "in_turn"]
+
+
+# ---- Whose turn it is: one of each, round after round, so that no backlog holds others up. ----
+
+
+T = TypeVar("T")
+
+
+def in_turn(
+    waiting: Mapping[str, Sequence[T]], after: str | None, limit: int
+) -> list[tuple[str, T]]:
+    """The first of each partition, then the second of each, and so on, with their partitions.
+
+    Args:
+        waiting: What waits, by partition, in order.
+        after: The partition that had the last turn: the one behind it begins.
+        limit: Most that are given out.
+    """
+    names = list(waiting)
+    begin = names.index(after) + 1 if after is not None and after in waiting else 0
+    return list(islice(_rounds({n: waiting[n] for n in names[begin:] + names[:begin]}), limit))
+
+
+def _rounds(waiting: Mapping[str, Sequence[T]]) -> Iterator[tuple[str, T]]:
+    for turn in range(max(map(len, waiting.values()), default=0)):
+        for name, items in waiting.items():
+            if turn < len(items):
+                yield name, items[turn]
+
+
+# ---- What a topic's consumer hands out: a batch, and the partition that it is of. ----
+
+
+class Delivered(Protocol):
+    """A batch that was handed out, or what is kept of it: its records need not be."""
+
+    @property
+    def partition(self) -> str:
+        """Which one."""
+        ...
+
+    @property
+    def sequence(self) -> int:
+        """Position in the partition's queue."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TopicBatch:
+    """A decoded batch of one partition.
+
+    Attributes:
+        partition: Which one.
+        entries: The records, in ingestion order.
+        sequence: Position in the partition's queue.
+        location: Key of the batch object.
+        metadata: Ranges of records with their ingestion time and payload.
+    """
+
+    partition: str
+    entries: list[bytes]
+    sequence: int
+    location: str
+    metadata: tuple[Metadata, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicArrowBatch(ArrowBatch):
+    """A decoded batch of one partition whose records are one ``pa.binary()`` array.
+
+    Attributes:
+        partition: Which one. All else is as in :class:`.ArrowBatch`, also ``to_table()``.
+    """
+
+    partition: str
+
+
+# ---- Batches of several partitions that are ready: fetched ahead, and delivered in turn. ----
+
+
+class Group:
+    """What is fetched between two looks at the partitions. Not thread-safe.
+
+    Args:
+        batches: At least one, each with the name of its partition, in the order of delivery;
+            those of a partition are the first that wait in its reader.
+        readers: By partition.
+        arrow: Decode to Arrow arrays.
+        runtime: Threads.
+        pace: How long fetches of this store wait.
+    """
+
+    def __init__(
+        self,
+        batches: Sequence[tuple[str, BatchDescriptor]],
+        readers: Mapping[str, PartitionReader],
+        *,
+        arrow: bool,
+        runtime: Runtime,
+        pace: Pace,
+    ) -> None:
+        self._left = deque((name, readers[name]) for name, _ in batches)
+        owners = {id(descriptor): readers[name] for name, descriptor in batches}
+        self._fetched = read_ahead(
+            lambda descriptor: owners[id(descriptor)].read(descriptor),
+            [descriptor for _, descriptor in batches],
+            lambda descriptor, stored: owners[id(descriptor)].decode(stored, arrow=arrow),
+            runtime=runtime,
+            pace=pace,
+        )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all are taken."""
+        return not self._left
+
+    @property
+    def partition(self) -> str:
+        """Of the batch that comes next."""
+        return self._left[0][0]
+
+    def take(self) -> ConsumedBatch | ArrowBatch:
+        """The next batch, which waits in its reader no more. After an error nothing more comes.
+
+        Raises:
+            OpenDataBufferError: It could not be fetched or decoded, and waits in its reader.
+        """
+        found = next(self._fetched)
+        _, reader = self._left.popleft()
+        reader.ready.popleft()
+        return found
+
+    def close(self) -> None:
+        """End the fetching; what was not taken still waits in its reader."""
+        self._fetched.close()
+
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +171,6 @@ GROUP = 64
 """Batches fetched between two looks, at most: so long a new one in another partition waits."""
 
 PRUNE_S = 3_600.0
-
-T = TypeVar("T")
 
 
 class TopicConsumer(ClosedAtEnd):

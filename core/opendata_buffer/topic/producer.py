@@ -3,32 +3,376 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import logging
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from opendata_buffer import mapping
 from opendata_buffer.broker.network import Network
-from opendata_buffer.closing import ClosedAtEnd
-from opendata_buffer.commit.durability import WriteHandle
+from opendata_buffer.concurrency import ClosedAtEnd, locked, together
 from opendata_buffer.config import ProducerConfig
-from opendata_buffer.errors import InvalidInput
-from opendata_buffer.mapping import Keys, Mapping
-from opendata_buffer.producer.call import Call
+from opendata_buffer.errors import Closed, FlushFailed, InvalidInput, OpenDataBufferError
+from opendata_buffer.producer.append_buffer import Call
+from opendata_buffer.producer.handle import Durable, WriteHandle
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import Runtime, SystemRuntime
-from opendata_buffer.stores import Store
-from opendata_buffer.topic.current import CurrentTopic
+from opendata_buffer.stores.base import Store
+from opendata_buffer.topic import partitioner as mapping
 from opendata_buffer.topic.description import TopicDescription
-from opendata_buffer.topic.handle import TopicHandle, TopicWatcher
-from opendata_buffer.topic.pool import ProducerPool
-from opendata_buffer.topic.split import split
-from opendata_buffer.topic.topic import Topic
+from opendata_buffer.topic.partitioner import Keys, Partitioner, split
+from opendata_buffer.topic.topic import CurrentTopic, Topic
 
 if TYPE_CHECKING:
-    from opendata_buffer.topic.split import Entries
+    from opendata_buffer.topic.partitioner import Entries
 
-__all__ = ["TopicProducer"]
+__all__ = ["ProducerPool", "TopicHandle", "TopicProducer", "TopicWatcher"]
+
+
+# ---- What ``TopicProducer.produce()`` returns: one handle for the parts in all partitions. ----
+
+
+class TopicWatcher:
+    """Tells whether the entries of one call are durable in all partitions they went to.
+
+    Attributes:
+        parts: The handle of each partition that got some.
+    """
+
+    def __init__(self, parts: Mapping[str, WriteHandle], runtime: Runtime) -> None:
+        self.parts = parts
+        self._runtime = runtime
+
+    def result(self) -> dict[str, Durable] | None:
+        """None while a part waits; where each part is once all are durable.
+
+        Raises:
+            OpenDataBufferError: A part was given up, and all others have ended. Which, and which
+                are durable all the same, is told by :attr:`parts`.
+        """
+        found: dict[str, Durable] = {}
+        failure: BaseException | None = None
+        for name, part in self.parts.items():
+            try:
+                durable = part.watcher.result()
+            except Exception as error:
+                failure = failure or error
+                continue
+            if durable is None:
+                return None
+            found[name] = durable
+        if failure is not None:
+            raise failure
+        return found
+
+    def await_durable(self, timeout: float | None = None) -> dict[str, Durable]:
+        """Block until all parts are stored and queued.
+
+        Args:
+            timeout: Seconds for all of them; None waits until the delivery timeout.
+
+        Raises:
+            TimeoutError: Not yet; the producer goes on trying.
+            OpenDataBufferError: As in :meth:`result`.
+        """
+        until = None if timeout is None else self._runtime.monotonic() + timeout
+        failure: Exception | None = None
+        for part in self.parts.values():
+            left = None if until is None else max(0.0, until - self._runtime.monotonic())
+            try:
+                part.watcher.await_durable(left)
+            except TimeoutError:
+                raise
+            except Exception as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        result = self.result()
+        assert result is not None
+        return result
+
+    def add_done_callback(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once every part has ended, at once if they have already.
+
+        It is called from a thread of the producer, which waits for it: it must not block.
+        """
+        if not self.parts:
+            callback()
+            return
+        missing = _Countdown(len(self.parts), callback, self._runtime)
+        for part in self.parts.values():
+            part.watcher.add_done_callback(missing.one_less)
+
+    def __await__(self) -> Generator[None, None, dict[str, Durable]]:
+        return self._wait_async().__await__()
+
+    async def _wait_async(self) -> dict[str, Durable]:
+        async def ended(part: WriteHandle) -> None:
+            await part
+
+        outcomes = await asyncio.gather(*map(ended, self.parts.values()), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        result = self.result()
+        assert result is not None
+        return result
+
+
+class _Countdown:
+    def __init__(self, count: int, callback: Callable[[], None], runtime: Runtime) -> None:
+        self._left = count
+        self._callback = callback
+        self._condition = runtime.condition()
+
+    def one_less(self) -> None:
+        if self._take():
+            self._callback()
+
+    @locked
+    def _take(self) -> bool:
+        self._left -= 1
+        return self._left == 0
+
+
+@dataclass(frozen=True, slots=True)
+class TopicHandle:
+    """``await handle`` waits for durability in asyncio.
+
+    Attributes:
+        watcher: Tells when the entries are durable.
+        ingestion_time_ms: The earliest time recorded for them, milliseconds since the Unix
+            epoch; 0 for a call without entries.
+    """
+
+    watcher: TopicWatcher
+    ingestion_time_ms: int
+
+    def __await__(self) -> Generator[None, None, dict[str, Durable]]:
+        return self.watcher.__await__()
+
+
+# ---- One producer for each partition that is written ----
+#
+# Opened when needed, closed when it drains.
+
+
+log = logging.getLogger(__name__)
+
+
+class ProducerPool:
+    """The open producers of a topic, by partition. Thread-safe.
+
+    A producer is not closed while somebody uses it: a partition that drains gets what was under
+    way, and nothing after that. Nor is another one opened before it is closed, for a caller who
+    knows an older list of partitions: it could be faster, and its records come first.
+
+    Args:
+        open_producer: Opens the producer of one partition.
+        runtime: Threads and lock.
+    """
+
+    def __init__(self, open_producer: Callable[[str], Producer], runtime: Runtime) -> None:
+        self._open_producer = open_producer
+        self._runtime = runtime
+        self._condition = runtime.condition()
+        self._open: dict[str, Producer] = {}
+        self._opening: set[str] = set()
+        self._used: dict[str, int] = {}
+        self._leaving: set[str] = set()
+        """Those of the open ones that are to be closed once nobody uses them."""
+        self._closing: dict[str, Producer] = {}
+        self._lost_calls = 0
+        self._lost = ""
+        self._closed = False
+
+    @contextmanager
+    def using(self, names: Sequence[str]) -> Iterator[dict[str, Producer]]:
+        """The producers of some partitions, which stay open inside the block.
+
+        Raises:
+            Closed: The pool was closed.
+            OpenDataBufferError: One could not be opened.
+        """
+        self._hold(names)
+        try:
+            opened = self._find(names)
+            missing = [name for name in names if name not in opened]
+            opened |= zip(missing, together(self._runtime, self._open_one, missing), strict=True)
+            yield opened
+        finally:
+            self._give_back(names)
+
+    def has(self, names: Sequence[str]) -> bool:
+        """Whether all of these are open: :meth:`using` them waits for nothing."""
+        return len(self._find(names)) == len(set(names))
+
+    def open_all(self, names: Sequence[str]) -> None:
+        """Open those that are not.
+
+        Raises:
+            Closed, OpenDataBufferError: As :meth:`using`.
+        """
+        with self.using(names):
+            pass
+
+    def keep(self, active: Sequence[str]) -> None:
+        """Close, in the background, the producers of partitions that are written no more."""
+        for name in self._begin_leaving(active):
+            self._runtime.spawn(
+                lambda name=name: self._leave(name),  # type: ignore[misc]
+                "opendata-buffer-drain",
+            )
+
+    def flush(self, timeout: float | None) -> None:
+        """See :meth:`.Producer.flush`, of all at once.
+
+        Raises:
+            FlushFailed: Something was lost, now or before, also in a partition that has left.
+            TimeoutError: Not all is durable after ``timeout`` seconds.
+        """
+        self._all(lambda producer: producer.flush(timeout))
+
+    def close(self, timeout: float | None) -> None:
+        """Close all at once; a second call does nothing more.
+
+        Raises:
+            FlushFailed: As :meth:`flush`.
+        """
+        self._begin_closing()
+        self._all(lambda producer: producer.close(timeout))
+
+    @property
+    def buffered_bytes(self) -> int:
+        """What is not yet settled, of all."""
+        return sum(producer.buffered_bytes for producer in self._everyone())
+
+    def _all(self, call: Callable[[Producer], None]) -> None:
+        def outcome(producer: Producer) -> OpenDataBufferError | TimeoutError | None:
+            try:
+                call(producer)
+            except (OpenDataBufferError, TimeoutError) as error:
+                return error
+            return None
+
+        everyone = self._everyone()
+        # All at once, however many: the timeout is for all of them together.
+        found = together(self._runtime, outcome, everyone, most=max(1, len(everyone)))
+        failed = [error for error in found if isinstance(error, FlushFailed)]
+        others = [e for e in found if e is not None and not isinstance(e, FlushFailed)]
+        calls, cause = self._lost_so_far()
+        if failed or calls:
+            total = calls + sum(error.failed_calls for error in failed)
+            raise FlushFailed(total, cause or failed[0].cause)
+        if others:
+            raise others[0]
+
+    def _open_one(self, name: str) -> Producer:
+        found = self._begin_opening(name)
+        if found is not None:
+            return found
+        producer = None
+        try:
+            producer = self._open_producer(name)
+        finally:
+            self._opened(name, producer)
+        return producer
+
+    def _leave(self, name: str) -> None:
+        producer = self._await_unused(name)
+        if producer is None:
+            return
+        try:
+            producer.close()
+        except FlushFailed as error:
+            self._note_loss(error)
+        finally:
+            self._left(name)
+        log.info("partition %s drains: its producer has ended", name)
+
+    @locked
+    def _hold(self, names: Sequence[str]) -> None:
+        self._check_open()
+        for name in names:
+            self._used[name] = self._used.get(name, 0) + 1
+
+    @locked
+    def _give_back(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._used[name] -= 1
+        self._condition.notify_all()
+
+    @locked
+    def _find(self, names: Sequence[str]) -> dict[str, Producer]:
+        return {name: self._open[name] for name in names if name in self._open}
+
+    @locked
+    def _begin_opening(self, name: str) -> Producer | None:
+        """The producer that another caller has opened meanwhile; None: this one opens it."""
+        while name in self._opening or name in self._closing:
+            self._condition.wait()
+        self._check_open()  # or it would be opened behind close(), and nobody would close it
+        if name not in self._open:
+            self._opening.add(name)
+        return self._open.get(name)
+
+    @locked
+    def _opened(self, name: str, producer: Producer | None) -> None:
+        self._opening.discard(name)
+        if producer is not None:
+            self._open[name] = producer
+        self._condition.notify_all()
+
+    @locked
+    def _begin_leaving(self, active: Sequence[str]) -> list[str]:
+        kept = set(active)
+        if not self._leaving.isdisjoint(kept):
+            # Somebody who knows an older list has sent a new partition away.
+            self._leaving -= kept
+            self._condition.notify_all()
+        gone = [name for name in self._open if name not in kept and name not in self._leaving]
+        self._leaving.update(gone)
+        return gone
+
+    @locked
+    def _await_unused(self, name: str) -> Producer | None:
+        """The producer, which nobody gets any more; None: it shall stay after all."""
+        while name in self._leaving and self._used.get(name, 0):
+            self._condition.wait()
+        if name not in self._leaving:
+            return None
+        self._leaving.discard(name)
+        producer = self._closing[name] = self._open.pop(name)
+        return producer
+
+    @locked
+    def _left(self, name: str) -> None:
+        del self._closing[name]
+        self._condition.notify_all()
+
+    @locked
+    def _begin_closing(self) -> None:
+        self._closed = True
+        while self._opening:
+            self._condition.wait()
+
+    @locked
+    def _everyone(self) -> list[Producer]:
+        return [*self._open.values(), *self._closing.values()]
+
+    @locked
+    def _note_loss(self, error: FlushFailed) -> None:
+        self._lost_calls += error.failed_calls
+        self._lost = self._lost or error.cause
+
+    @locked
+    def _lost_so_far(self) -> tuple[int, str]:
+        return self._lost_calls, self._lost
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("the producer of the topic is closed: make a new one")
+
 
 REFRESH_S = 2.0
 """Age of the list of partitions at which it is read again."""
@@ -85,7 +429,7 @@ class TopicProducer(ClosedAtEnd):
         record: bytes | bytearray | memoryview,
         *,
         key: bytes | str | None = None,
-        partitioner: Mapping | None = None,
+        partitioner: Partitioner | None = None,
         partition: str | None = None,
     ) -> WriteHandle:
         """Accept one record without metadata: the way to produce records one by one.
@@ -121,7 +465,7 @@ class TopicProducer(ClosedAtEnd):
         entries: Entries,
         *,
         keys: Keys | None = None,
-        partitioner: Mapping | None = None,
+        partitioner: Partitioner | None = None,
         partition: str | None = None,
         metadata: bytes = b"",
     ) -> TopicHandle:
@@ -133,7 +477,8 @@ class TopicProducer(ClosedAtEnd):
             keys: One for each entry: an Arrow column of binary or string type, or bytes and text.
                 Without keys a call stays together and calls go to the partitions in turn.
             partitioner: From keys and names to indices into the names: ``modulo`` (default, the
-                even one), ``rendezvous`` or ``random`` of :mod:`opendata_buffer.mapping`, or a
+                even one), ``rendezvous`` or ``random`` of
+                :mod:`opendata_buffer.topic.partitioner`, or a
                 function of your own. Use the same one for every call, in every process: order
                 per key depends on it.
             partition: Put all entries into this partition, whatever their keys: its name or its
@@ -166,7 +511,7 @@ class TopicProducer(ClosedAtEnd):
         entries: Entries,
         *,
         keys: Keys | None = None,
-        partitioner: Mapping | None = None,
+        partitioner: Partitioner | None = None,
         partition: str | None = None,
         metadata: bytes = b"",
     ) -> TopicHandle:
@@ -206,7 +551,7 @@ class TopicProducer(ClosedAtEnd):
         entries: Entries,
         *,
         keys: Keys | None = None,
-        partitioner: Mapping | None = None,
+        partitioner: Partitioner | None = None,
         partition: str | None = None,
         metadata: bytes = b"",
     ) -> TopicHandle:
@@ -282,7 +627,7 @@ class TopicProducer(ClosedAtEnd):
         self,
         entries: Entries,
         keys: Keys | None,
-        partitioner: Mapping | None,
+        partitioner: Partitioner | None,
         partition: str | None,
         active: Sequence[str],
     ) -> dict[str, Entries]:

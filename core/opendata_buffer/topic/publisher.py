@@ -19,36 +19,118 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from opendata_buffer.broker.network import Network
-from opendata_buffer.closing import ClosedAtEnd
-from opendata_buffer.commit.ledger import Ledger
-from opendata_buffer.commit.settlement import ROLL_BACK
+from opendata_buffer.concurrency import ClosedAtEnd, locked
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, InvalidInput, OpenDataBufferError
-from opendata_buffer.messages import new_producer_id
+from opendata_buffer.messages.message_ids import OUTSIDE_TXN, Clock, build_uuid, new_producer_id
+from opendata_buffer.producer.append_buffer import Call
+from opendata_buffer.producer.handle import WriteHandle
+from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
-from opendata_buffer.stores import Store
-from opendata_buffer.topic.endings import Endings
-from opendata_buffer.topic.handle import TopicHandle
-from opendata_buffer.topic.intents import AckIntents
-from opendata_buffer.topic.named import PublisherName, name_of
-from opendata_buffer.topic.one_at_a_time import OneAtATime
-from opendata_buffer.topic.outside import Outside
-from opendata_buffer.topic.producer import TopicProducer
+from opendata_buffer.stores.base import Store
+from opendata_buffer.topic.producer import TopicHandle, TopicProducer
 from opendata_buffer.topic.topic import Topic
-from opendata_buffer.topic.transaction import OpenTransaction
+from opendata_buffer.topic.transaction import (
+    AckIntents,
+    Endings,
+    OpenTransaction,
+    PublisherName,
+    name_of,
+)
+from opendata_buffer.transactions.coordinator import Ledger
+from opendata_buffer.transactions.markers import ROLL_BACK
 
 if TYPE_CHECKING:
-    from opendata_buffer.mapping import Keys
-    from opendata_buffer.mapping import Mapping as Partitioner
-    from opendata_buffer.topic.split import Entries
+    from opendata_buffer.topic.partitioner import Entries, Keys, Partitioner
 
-__all__ = ["Publisher"]
+__all__ = ["OneAtATime", "Outside", "Publisher"]
+
+
+# ---- Calls that are carried out one after the other, without a lock that is held through them ----
+
+
+class OneAtATime:
+    """Lets one caller in at a time: ``with turns.taken(): ...``. Thread-safe, not reentrant.
+
+    A lock could not do it: a call that waits for storage holds it for seconds, and a thread that
+    is interrupted while it waits must leave it as it was.
+
+    Args:
+        runtime: The lock and its waiting room.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._condition = runtime.condition()
+        self._holder: object | None = None
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Wait for the others, and keep them waiting until the end of the block."""
+        own = object()
+        try:
+            self._take(own)
+            yield
+        finally:
+            # Also when an interruption came out of the waiting: then it is another one's turn.
+            self._give_back(own)
+
+    @locked
+    def _take(self, own: object) -> None:
+        while self._holder is not None:
+            self._condition.wait()
+        self._holder = own
+
+    @locked
+    def _give_back(self, own: object) -> None:
+        if self._holder is own:
+            self._holder = None
+            self._condition.notify_all()
+
+
+# ---- What a publisher writes outside of its transactions ----
+#
+# Messages that count as they are durable.
+
+
+class Outside:
+    """One producer of messages, in whichever partitions. Not thread-safe.
+
+    Args:
+        producer: Its own id, 6 bytes.
+
+    Attributes:
+        producer: As given.
+    """
+
+    def __init__(self, producer: bytes) -> None:
+        self.producer = producer
+        self._clock = Clock()
+        self._partitions: set[str] = set()
+
+    def at(self, now_ms: int) -> None:
+        """Let the next messages be of this time, milliseconds since the Unix epoch."""
+        self._clock.update(now_ms)
+
+    def accept(self, name: str, producer: Producer, call: Call) -> WriteHandle:
+        """Have one part of a call accepted as the next message."""
+        call.message = build_uuid(self.producer, self._clock.tick(), OUTSIDE_TXN)
+        self._partitions.add(name)
+        return producer.accept(call)
+
+    def say_goodbye(self, endings: Endings) -> None:
+        """Let readers forget this producer, which writes nothing more.
+
+        Raises:
+            OpenDataBufferError: See :meth:`.Endings.say_goodbye`.
+        """
+        endings.say_goodbye(self.producer, self._clock.value + 1, self._partitions)
+
 
 log = logging.getLogger(__name__)
 

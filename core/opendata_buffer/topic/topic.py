@@ -7,25 +7,25 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TypeVar
 
+from opendata_buffer.concurrency import locked
 from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, QueueConfig
 from opendata_buffer.errors import (
     Drained,
     InvalidInput,
+    OpenDataBufferError,
     QueueReset,
     TransientStorageError,
 )
 from opendata_buffer.queue.cas import Done, Gone, Outcome, Register
-from opendata_buffer.queue.marker import MARKER_NAME
-from opendata_buffer.queue.nesting import LOOKED_AT, TOPIC_KEY
-from opendata_buffer.queue.owner import check_owner
+from opendata_buffer.queue.ownership import LOOKED_AT, MARKER_NAME, TOPIC_KEY, check_owner
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
-from opendata_buffer.stores import Store
-from opendata_buffer.stores.factory import open_store
-from opendata_buffer.topic.description import DESCRIPTION, DRAIN_S, TopicDescription
-from opendata_buffer.topic.presence import is_topic
+from opendata_buffer.stores.base import Store
+from opendata_buffer.stores.open import open_store
+from opendata_buffer.topic.description import DESCRIPTION, DRAIN_S, TopicDescription, is_topic
 
-__all__ = ["Topic", "is_topic"]
+__all__ = ["CurrentTopic", "Topic", "is_topic"]
+
 
 log = logging.getLogger(__name__)
 
@@ -337,3 +337,80 @@ def _refuse_queues(store: Store) -> None:
                 f"there is a queue at {folder!r} in {store.url}: a topic wants a root of its own, "
                 "and its first partitions must be new. Take another root."
             )
+
+
+# ---- The partitions of a topic as a producer needs them ----
+#
+# At once, and not older than some seconds.
+
+
+OUTDATED = 5
+"""Ages after which a caller waits for a look: nobody has asked for long."""
+
+LOOK_S = 10.0
+"""How long a look may take. Without an answer the caller goes on with what is known: a partition
+that has left refuses what is appended."""
+
+
+class CurrentTopic:
+    """A topic's description, read again by age. Thread-safe.
+
+    Args:
+        topic: Opened; nobody else uses it.
+        runtime: Clock and threads.
+        max_age_s: Seconds after which the next question starts a look. The caller does not wait
+            for it: the answer to the questions after it is new.
+    """
+
+    def __init__(self, topic: Topic, runtime: Runtime, max_age_s: float) -> None:
+        self._topic = topic
+        self._runtime = runtime
+        self._max_age_s = max_age_s
+        self._condition = runtime.condition()
+        self._known = topic.description
+        self._known_at = runtime.monotonic()
+        self._looking = False
+
+    def get(self) -> TopicDescription:
+        """The description; raises nothing."""
+        age_s, looks = self._ask()
+        if looks and age_s >= OUTDATED * self._max_age_s:
+            self._look()
+        elif looks:
+            try:
+                self._runtime.spawn(self._look, "opendata-buffer-topic")
+            except RuntimeError:
+                self._look()  # the process has no thread left
+        return self._known
+
+    @property
+    @locked
+    def is_outdated(self) -> bool:
+        """Whether the next :meth:`get` waits for a look."""
+        age_s = self._runtime.monotonic() - self._known_at
+        return not self._looking and age_s >= OUTDATED * self._max_age_s
+
+    @locked
+    def _ask(self) -> tuple[float, bool]:
+        """How old the answer is, and whether the caller is the one who sees to a new one."""
+        age_s = self._runtime.monotonic() - self._known_at
+        looks = age_s >= self._max_age_s and not self._looking
+        self._looking = self._looking or looks
+        return age_s, looks
+
+    def _look(self) -> None:
+        found = None
+        try:
+            with deadline(self._runtime, LOOK_S):
+                found = self._topic.read()
+        except OpenDataBufferError as error:
+            log.warning("the topic at %s could not be looked at: %s", self._topic.url, error)
+        finally:
+            self._looked(found)
+
+    @locked
+    def _looked(self, found: TopicDescription | None) -> None:
+        self._looking = False
+        self._known_at = self._runtime.monotonic()  # also after a failure: not at every call
+        if found is not None:
+            self._known = found

@@ -14,7 +14,7 @@ from opendata_buffer import Producer, ProducerConfig, Transaction
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.factory import open_store
+from opendata_buffer.stores.open import open_store
 
 APP = "writer"
 RECORDS_EACH = 20

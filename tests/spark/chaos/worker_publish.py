@@ -12,9 +12,9 @@ import sys
 import time
 
 from opendata_buffer import ProducerConfig, Publisher, QueueConfig, Topic
-from opendata_buffer.mapping import rendezvous
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.topic.partitioner import rendezvous
 from tests.spark.chaos.worker_produce import GRACE_MS, length
 
 RECORDS_EACH = 24

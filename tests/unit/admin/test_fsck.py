@@ -16,11 +16,13 @@ from opendata_buffer.admin.fsck import (
 )
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.formats.batch import Compression, encode_batch
+from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.codec import Compression
+from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.formats.keys import batch_key
-from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
+from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores import Blob, NotModified
+from opendata_buffer.stores.base import Blob, NotModified
 from opendata_buffer.stores.memory import MemoryStore
 
 CONFIG = ConsumerConfig(store="memory://fsck")

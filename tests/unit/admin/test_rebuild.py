@@ -11,17 +11,24 @@ from opendata_buffer.admin.fsck import check_queue
 from opendata_buffer.admin.rebuild import GRACE_MS, RebuildPlan, plan_rebuild, rebuild
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, ProducerConfig
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.read_committed import ReadCommitted
+from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import Conflict, InvalidInput, QueueReset
-from opendata_buffer.formats.entries import Metadata
+from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.formats.keys import Transaction, batch_key
-from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.formats.manifest_footer import FOOTER_SIZE
-from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, FINAL, build_uuid
+from opendata_buffer.formats.manifest import FOOTER_SIZE, Manifest
+from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, FINAL, build_uuid
 from opendata_buffer.producer.producer import Producer
-from opendata_buffer.queue.watermark import Watermark
+from opendata_buffer.queue.rollback_checks import Watermark
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores import Absent, Blob, IfVersion, Listing, ObjectInfo, PutOutcome, Unknown
+from opendata_buffer.stores.base import (
+    Absent,
+    Blob,
+    IfVersion,
+    Listing,
+    ObjectInfo,
+    PutOutcome,
+    Unknown,
+)
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 

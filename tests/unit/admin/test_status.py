@@ -19,22 +19,23 @@ from opendata_buffer.admin.status import (
     read_topic,
     summarise,
 )
-from opendata_buffer.broker import dial as dial_module
-from opendata_buffer.broker.announcement import Announcement
+from opendata_buffer.broker import ws_client as dial_module
 from opendata_buffer.broker.claims import Claims, claims_key, encode
 from opendata_buffer.broker.client import Connection
-from opendata_buffer.broker.dial import connect
+from opendata_buffer.broker.lease import Announcement
+from opendata_buffer.broker.ws_client import connect
 from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import CorruptData, InvalidInput
 from opendata_buffer.formats import manifest as manifest_module
+from opendata_buffer.formats.entries import Metadata, NewEntry, QueueEntry
 from opendata_buffer.formats.keys import Transaction, batch_key
-from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry, QueueEntry
-from opendata_buffer.messages import CONTINUE_TXN, build_uuid
-from opendata_buffer.queue.holder import note_holder
+from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.messages.message_ids import CONTINUE_TXN, build_uuid
+from opendata_buffer.queue.consumer_info import note_holder
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores import Listing, ObjectInfo
+from opendata_buffer.stores.base import Listing, ObjectInfo
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import Topic

@@ -11,21 +11,22 @@ from opendata_buffer.admin.transactions import (
     abort,
     list_open,
 )
-from opendata_buffer.commit.ledger import Attempt, Ledger
-from opendata_buffer.commit.settlement import Ending, settle
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.consumer.read_committed import ReadCommitted
+from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import InvalidInput, Superseded
 from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.formats.keys import Transaction, batch_key
-from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
-from opendata_buffer.messages import CONTINUE_TXN, build_uuid
-from opendata_buffer.queue.owner import claim_for_use
+from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.messages.message_ids import CONTINUE_TXN, build_uuid
+from opendata_buffer.queue.ownership import claim_for_use
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.stores import Blob
+from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import Topic
+from opendata_buffer.transactions.coordinator import Attempt, Ledger
+from opendata_buffer.transactions.markers import Ending, settle
 
 A, B, C = b"\1AAAAA", b"\1BBBBB", b"\1CCCCC"
 NAMES = ["p-00000-04pn", "p-00001-05mv", "p-00002-0bvb"]

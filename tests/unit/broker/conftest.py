@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from opendata_buffer.admin import status as admin_status
-from opendata_buffer.broker import calls, client, committer, dial, messages, server
+from opendata_buffer.broker import client, committer, server
+from opendata_buffer.broker import client as calls
+from opendata_buffer.broker import protocol as messages
+from opendata_buffer.broker import ws_client as dial
 
 
 @pytest.fixture(autouse=True)

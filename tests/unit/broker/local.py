@@ -7,19 +7,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from opendata_buffer.broker.announcement import SECRET_BYTES, Announcement
+from opendata_buffer.broker.broker import Service
 from opendata_buffer.broker.client import ChannelClosed, Connection
-from opendata_buffer.broker.dial import connect
-from opendata_buffer.broker.host import Host, ListeningPort
-from opendata_buffer.broker.lease import Lease
+from opendata_buffer.broker.election import Host, ListeningPort
+from opendata_buffer.broker.lease import SECRET_BYTES, Announcement, Lease
 from opendata_buffer.broker.server import Listen, WebSocketPort
-from opendata_buffer.broker.service import Service
+from opendata_buffer.broker.ws_client import connect
 from opendata_buffer.config import ProducerConfig, QueueConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime
-from opendata_buffer.stores import Absent, IfVersion, PutOutcome, Store, VersionConflict
+from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome, Store, VersionConflict
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opendata_buffer.broker.announcement import Announcement, announcement_key, decode, encode
+from opendata_buffer.broker.lease import Announcement, announcement_key, decode, encode
 from opendata_buffer.errors import CorruptData
 
 ONE = Announcement(

@@ -6,12 +6,19 @@ import threading
 
 import pytest
 
-from opendata_buffer.broker.announcement import Announcement
-from opendata_buffer.broker.calls import Answer, Appended, Lost, Refused
-from opendata_buffer.broker.client import SILENCE_S, ChannelClosed, Connection
-from opendata_buffer.broker.dial import connect
-from opendata_buffer.broker.messages import MAX_ENTRIES, MAX_OPEN_REQUESTS, error_body
-from opendata_buffer.broker.wire import MAX_MESSAGE_BYTES, BrokerEnd
+from opendata_buffer.broker.channel import MAX_MESSAGE_BYTES, BrokerEnd
+from opendata_buffer.broker.client import (
+    SILENCE_S,
+    Answer,
+    Appended,
+    ChannelClosed,
+    Connection,
+    Lost,
+    Refused,
+)
+from opendata_buffer.broker.lease import Announcement
+from opendata_buffer.broker.protocol import MAX_ENTRIES, MAX_OPEN_REQUESTS, error_body
+from opendata_buffer.broker.ws_client import connect
 from opendata_buffer.errors import QueueFull
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.runtime import Task

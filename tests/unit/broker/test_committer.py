@@ -7,12 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from opendata_buffer.broker import committer as committer_module
-from opendata_buffer.broker.announcement import Announcement
-from opendata_buffer.broker.calls import Appended, Lost, Refused
-from opendata_buffer.broker.client import ChannelClosed, Connection
+from opendata_buffer.broker.client import Appended, ChannelClosed, Connection, Lost, Refused
 from opendata_buffer.broker.committer import LOOK_S, BrokeredCommitter
-from opendata_buffer.broker.dial import connect
-from opendata_buffer.broker.lease import Lease
+from opendata_buffer.broker.lease import Announcement, Lease
+from opendata_buffer.broker.ws_client import connect
 from opendata_buffer.errors import (
     CommitStateUnknown,
     OpenDataBufferError,

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from websockets.sync import client as websockets_client
 
-from opendata_buffer.broker.announcement import Announcement
 from opendata_buffer.broker.client import ChannelClosed, ChannelRefused
-from opendata_buffer.broker.dial import dial
+from opendata_buffer.broker.lease import Announcement
+from opendata_buffer.broker.ws_client import dial
 
 
 def announced(port: int) -> Announcement:

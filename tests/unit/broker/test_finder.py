@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from opendata_buffer.broker.announcement import Announcement
 from opendata_buffer.broker.client import ChannelClosed, Connection
-from opendata_buffer.broker.finder import Finder
-from opendata_buffer.broker.lease import Lease
+from opendata_buffer.broker.discovery import Finder
+from opendata_buffer.broker.lease import Announcement, Lease
 from opendata_buffer.runtime import SystemRuntime, Task
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.broker.local import CONFIG, RUNTIME, eventually

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from opendata_buffer.broker.floor import FLOOR_S, Floor, Guest
-from opendata_buffer.testing.simulation import SimRuntime, Simulation
+from opendata_buffer.broker.write_pause import FLOOR_S, Floor, Guest
+from tests.support.simulation import SimRuntime, Simulation
 
 
 class Desk:

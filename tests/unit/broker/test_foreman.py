@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from opendata_buffer import metrics
-from opendata_buffer.broker import foreman, shelf
+from opendata_buffer.broker import dispatch_round as shelf
+from opendata_buffer.broker import dispatcher as foreman
 from opendata_buffer.broker.claims import decode
-from opendata_buffer.broker.foreman import Foreman
-from opendata_buffer.broker.requests import ClaimRequest, FinishRequest
-from opendata_buffer.broker.shelf import MAX_ANSWER_BYTES
+from opendata_buffer.broker.dispatch_round import MAX_ANSWER_BYTES
+from opendata_buffer.broker.dispatcher import Foreman
+from opendata_buffer.broker.protocol import ClaimRequest, FinishRequest
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import InvalidInput
@@ -20,7 +21,7 @@ from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.quarantine import list_quarantine
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores import Absent, Blob, IfVersion, PutOutcome
+from opendata_buffer.stores.base import Absent, Blob, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import RUNTIME, eventually

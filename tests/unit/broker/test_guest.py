@@ -10,16 +10,14 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.broker.announcement import Announcement
-from opendata_buffer.broker.calls import Lost, Refused, Reply
-from opendata_buffer.broker.client import ChannelClosed, Connection
-from opendata_buffer.broker.guest import ASK_S, LOOK_S, PATIENCE_S, GuestQueue
-from opendata_buffer.broker.host import ListeningPort
-from opendata_buffer.broker.lease import Lease
+from opendata_buffer.broker.client import ChannelClosed, Connection, Lost, Refused, Reply
+from opendata_buffer.broker.election import ListeningPort
+from opendata_buffer.broker.lease import Announcement, Lease
+from opendata_buffer.broker.yielding_queue import ASK_S, LOOK_S, PATIENCE_S, GuestQueue
 from opendata_buffer.errors import QueueFull
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.stores import Blob, NotModified
+from opendata_buffer.stores.base import Blob, NotModified
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import CONFIG, entries

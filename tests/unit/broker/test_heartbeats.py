@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from opendata_buffer.broker.claims import Holder
-from opendata_buffer.broker.heartbeats import LATE_S, MOST_TOKENS, Heartbeats
+from opendata_buffer.broker.claims import LATE_S, MOST_TOKENS, Heartbeats, Holder
 from opendata_buffer.testing.runtime import ManualRuntime
 
 HOLDER = Holder("w", token=5, timeout_ms=1_000)

@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.broker import host as host_module
-from opendata_buffer.broker.calls import Appended
-from opendata_buffer.broker.client import ChannelRefused
-from opendata_buffer.broker.host import Host
+from opendata_buffer.broker import election as host_module
+from opendata_buffer.broker.client import Appended, ChannelRefused
+from opendata_buffer.broker.election import Host
 from opendata_buffer.broker.lease import Lease
 from opendata_buffer.broker.server import Listen, WebSocketPort
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import InvalidInput, TransientStorageError
-from opendata_buffer.stores import Store
+from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.broker.local import CONFIG, RUNTIME, connected, entries, eventually, host, soon
 
@@ -70,7 +69,7 @@ def test_a_broker_that_died_without_a_word_is_replaced_once_its_port_refuses() -
 
 
 def type_of_announcement() -> type:
-    from opendata_buffer.broker.announcement import Announcement
+    from opendata_buffer.broker.lease import Announcement
 
     return Announcement
 

@@ -8,7 +8,7 @@ import sys
 CODE = """
 import os, socket, sys, warnings
 warnings.simplefilter("ignore", DeprecationWarning)
-from opendata_buffer.broker.inherited import give_up_in_children
+from opendata_buffer.broker.ws_client import give_up_in_children
 
 class Owner:
     def __init__(self, *sockets):

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from opendata_buffer.broker.announcement import Announcement
-from opendata_buffer.broker.lease import Lease, Watch
+from opendata_buffer.broker.lease import Announcement, Lease, Watch
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptData
-from opendata_buffer.stores import Absent, IfVersion, PutOutcome, Unknown
+from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome, Unknown
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 

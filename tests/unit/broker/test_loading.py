@@ -8,7 +8,7 @@ import sys
 CODE = """
 import sys, threading
 sys.setswitchinterval(1e-6)
-from opendata_buffer.broker.loading import load_websockets
+from opendata_buffer.broker.ws_client import load_websockets
 
 failed = []
 start = threading.Barrier(8)
@@ -42,7 +42,7 @@ def test_threads_that_load_at_once_all_get_whole_modules() -> None:
 FORK = """
 import os, signal, sys, threading, warnings
 warnings.simplefilter("ignore", DeprecationWarning)
-from opendata_buffer.broker.loading import load_websockets
+from opendata_buffer.broker.ws_client import load_websockets
 
 importing, forking = threading.Event(), threading.Event()
 

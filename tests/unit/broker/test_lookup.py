@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opendata_buffer.broker.lookup import Landed, look_up
+from opendata_buffer.broker.broker import Landed, look_up
 from opendata_buffer.errors import CommitStateUnknown
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opendata_buffer import errors
-from opendata_buffer.broker.messages import (
+from opendata_buffer.broker.channel import ProtocolError
+from opendata_buffer.broker.protocol import (
     VALID_MS,
     append_body,
     clock_body,
@@ -19,7 +20,6 @@ from opendata_buffer.broker.messages import (
     moment_of,
     parse_append,
 )
-from opendata_buffer.broker.wire import ProtocolError
 from opendata_buffer.errors import CommitStateUnknown, Conflict, OpenDataBufferError, QueueFull
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.runtime import Moment

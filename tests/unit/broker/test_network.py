@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.broker.announcement import Announcement
-from opendata_buffer.broker.calls import Appended
+from opendata_buffer.broker.broker import Service
+from opendata_buffer.broker.client import Appended
+from opendata_buffer.broker.lease import Announcement
 from opendata_buffer.broker.network import WebSocketNetwork, listen_for, websockets_installed
 from opendata_buffer.broker.server import Listen, own_address
-from opendata_buffer.broker.service import Service
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.local import LocalStore

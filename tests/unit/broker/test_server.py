@@ -16,15 +16,14 @@ from typing import Any
 import pytest
 
 from opendata_buffer.broker import server
-from opendata_buffer.broker.announcement import Announcement
-from opendata_buffer.broker.calls import Appended
-from opendata_buffer.broker.client import ChannelClosed
-from opendata_buffer.broker.dial import connect, dial
+from opendata_buffer.broker.channel import MAX_MESSAGE_BYTES, ClientEnd, ProtocolError
+from opendata_buffer.broker.client import Appended, ChannelClosed
+from opendata_buffer.broker.lease import Announcement
 from opendata_buffer.broker.server import QUEUED_ANSWERS, Listen, WebSocketPort
-from opendata_buffer.broker.wire import MAX_MESSAGE_BYTES, ClientEnd, ProtocolError
+from opendata_buffer.broker.ws_client import connect, dial
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.stores import Absent, IfVersion, PutOutcome
+from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.broker.local import RUNTIME, connected, entries, eventually, queued, serving, soon
 

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from opendata_buffer import metrics
-from opendata_buffer.broker.messages import VALID_MS, append_body
-from opendata_buffer.broker.service import MAX_WAITING_BYTES, Service
-from opendata_buffer.broker.wire import ProtocolError
+from opendata_buffer.broker.broker import MAX_WAITING_BYTES, Service
+from opendata_buffer.broker.channel import ProtocolError
+from opendata_buffer.broker.protocol import VALID_MS, append_body
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import CommitStateUnknown
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores import Absent, IfVersion, PutOutcome, Unknown
+from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome, Unknown
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import CONFIG, queued

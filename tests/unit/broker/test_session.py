@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.broker.foreman import Foreman
-from opendata_buffer.broker.service import Service
-from opendata_buffer.broker.session import MAX_OPEN_REQUESTS
-from opendata_buffer.broker.wire import ProtocolError
+from opendata_buffer.broker.broker import Service
+from opendata_buffer.broker.channel import ProtocolError
+from opendata_buffer.broker.dispatcher import Foreman
+from opendata_buffer.broker.server import MAX_OPEN_REQUESTS
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.formats.manifest import NewEntry

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from opendata_buffer.broker.committer import open_committer
 from opendata_buffer.broker.lease import Lease
-from opendata_buffer.broker.shared import open_committer
-from opendata_buffer.commit.committer import Committer, GroupCommitter
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import InvalidInput
+from opendata_buffer.producer.group_commit import Committer, GroupCommitter
 from opendata_buffer.runtime import SystemRuntime, Task
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.broker.local import CONFIG, RUNTIME, entries, eventually, queued, soon

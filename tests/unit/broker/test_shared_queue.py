@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.broker.shared_queue import FRESH_S, SharedQueue
+from opendata_buffer.broker.dispatcher_term import FRESH_S, SharedQueue
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Fenced
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.stores import Absent, IfVersion, PutOutcome
+from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import eventually

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.broker import shelf as module
-from opendata_buffer.broker.shelf import Shelf
+from opendata_buffer.broker import dispatch_round as module
+from opendata_buffer.broker.dispatch_round import Shelf
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import InvalidInput

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from opendata_buffer.broker.claims import Claims, decode, encode
-from opendata_buffer.broker.tenure import Tenure, stored_epoch
+from opendata_buffer.broker.dispatcher_term import Tenure, stored_epoch
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import Closed, Fenced
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.stores import Absent, Blob, IfVersion, PutOutcome, Unknown
+from opendata_buffer.stores.base import Absent, Blob, IfVersion, PutOutcome, Unknown
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 

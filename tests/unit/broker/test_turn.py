@@ -6,14 +6,11 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.broker.claims import Claims
-from opendata_buffer.broker.heartbeats import Heartbeats
-from opendata_buffer.broker.messages import error_of
-from opendata_buffer.broker.requests import ClaimRequest, FinishRequest
-from opendata_buffer.broker.shelf import MAX_ANSWER_BYTES, Shelf
-from opendata_buffer.broker.turn import Turn
+from opendata_buffer.broker.claims import Claims, Heartbeats
+from opendata_buffer.broker.dispatch_round import MAX_ANSWER_BYTES, Shelf, Turn
+from opendata_buffer.broker.protocol import ClaimRequest, FinishRequest, error_of
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.descriptors import BatchDescriptor
+from opendata_buffer.consumer.fetch import BatchDescriptor
 from opendata_buffer.errors import ClaimLost
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.quarantine import list_quarantine

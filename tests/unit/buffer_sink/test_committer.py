@@ -8,11 +8,9 @@ import pytest
 from buffer_sink.committer import WriteCommitter
 from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
-from opendata_buffer.broker.announcement import Announcement, announcement_key
-from opendata_buffer.broker.lease import Lease
-from opendata_buffer.commit.record import CommitRecord, record_key
+from opendata_buffer.broker.lease import Announcement, Lease, announcement_key
 from opendata_buffer.config import ConsumerConfig, QueueConfig
-from opendata_buffer.consumer.transactions import TransactionFilter
+from opendata_buffer.consumer.isolation import TransactionFilter
 from opendata_buffer.errors import (
     CommitStateUnknown,
     InvalidInput,
@@ -25,10 +23,10 @@ from opendata_buffer.formats.batch import decode_batch, encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key, later_ulid, parse_location
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.gc import GarbageCollector
-from opendata_buffer.queue.owner import check_owner, claim_queue
+from opendata_buffer.queue.ownership import check_owner, claim_queue
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment
-from opendata_buffer.stores import (
+from opendata_buffer.stores.base import (
     Absent,
     IfVersion,
     Listing,
@@ -38,6 +36,7 @@ from opendata_buffer.stores import (
 )
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
+from opendata_buffer.transactions.commit_record import CommitRecord, record_key
 from tests.unit.scripted import (
     ScriptedStore,
     applied,

@@ -13,14 +13,14 @@ from buffer_sink.committer import WriteCommitter
 from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.consumer.transactions import TransactionFilter
+from opendata_buffer.consumer.isolation import TransactionFilter
 from opendata_buffer.errors import CommitStateUnknown
 from opendata_buffer.formats.batch import decode_batch, encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment
-from opendata_buffer.stores import Absent, IfVersion, PutOutcome, Unknown
+from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome, Unknown
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 

@@ -12,11 +12,11 @@ from buffer_sink.decision import (
     is_queued,
     transaction_prefix,
 )
-from opendata_buffer.commit.record import CommitRecord, record_key
-from opendata_buffer.consumer.transactions import TransactionFilter
+from opendata_buffer.consumer.isolation import TransactionFilter
 from opendata_buffer.errors import QueueReset
 from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
+from opendata_buffer.transactions.commit_record import CommitRecord, record_key
 
 PREFIX = "ingest"
 ULIDS = [f"01JD0000000000000000000{number:03}" for number in range(100)]

@@ -16,8 +16,8 @@ from opendata_buffer.formats.arrow import encode_arrow_block
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.keys import Transaction, parse_location
 from opendata_buffer.formats.manifest import Metadata
-from opendata_buffer.messages import parse_uuid
-from opendata_buffer.stores import Blob
+from opendata_buffer.messages.message_ids import parse_uuid
+from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 

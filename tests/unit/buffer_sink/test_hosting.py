@@ -12,12 +12,11 @@ import pytest
 from buffer_sink import hosting
 from buffer_sink.hosting import host
 from buffer_sink.options import SinkOptions
-from opendata_buffer.broker.announcement import Announcement
-from opendata_buffer.broker.lease import Lease
+from opendata_buffer.broker.lease import Announcement, Lease
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, TransientStorageError
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.factory import open_store
+from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.topic import Topic
 from tests.unit.broker.local import eventually
 

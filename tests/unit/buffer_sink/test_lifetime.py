@@ -10,7 +10,7 @@ from buffer_sink.lifetime import Expiry, Lifetimes
 from buffer_sink.messages import Group, UploadedBatch
 from opendata_buffer.errors import TransientStorageError
 from opendata_buffer.formats.keys import Transaction, batch_key, later_ulid
-from opendata_buffer.gc.decision import Queued, plan
+from opendata_buffer.gc import Queued, plan
 from opendata_buffer.runtime import Moment
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime

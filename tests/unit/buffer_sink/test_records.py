@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from buffer_sink.records import CommitRecords
-from opendata_buffer.commit.record import CommitRecord, record_key
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptData, InvalidInput, TransientStorageError
-from opendata_buffer.stores import Absent, IfVersion, PutOutcome, Unknown
+from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome, Unknown
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
+from opendata_buffer.transactions.commit_record import CommitRecord, record_key
 from tests.unit.scripted import ScriptedStore, applied_answer_lost, before
 
 CONFIG = QueueConfig(store="memory://x", data_path_prefix="p")

@@ -9,9 +9,9 @@ import pytest
 from buffer_sink.blocks import Columns
 from buffer_sink.routing import GATHERED_BYTES, Router, check_topic, gathered
 from buffer_sink.topic_write import TopicWrite
-from opendata_buffer import mapping
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.testing.runtime import ManualRuntime
+from opendata_buffer.topic import partitioner as mapping
 
 NAMES = ("p-00000", "p-00002", "p-00003", "p-00004", "p-00005")
 WRITE = TopicWrite(NAMES, ("p-00001",), b"\x01" * 6, "write-x")

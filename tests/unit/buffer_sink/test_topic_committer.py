@@ -8,20 +8,20 @@ from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
 from buffer_sink.topic_committer import TopicCommitter
 from buffer_sink.topic_write import TopicWrite
-from opendata_buffer.commit.record import CommitRecord, record_key
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.consumer.read_committed import ReadCommitted
+from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import Drained, InvalidInput, Superseded, TransientStorageError
 from opendata_buffer.formats.batch import decode_batch, encode_batch
 from opendata_buffer.formats.keys import Transaction, later_ulid
 from opendata_buffer.formats.manifest import Manifest, Metadata
-from opendata_buffer.messages import undecided
+from opendata_buffer.messages.sequencer import undecided
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment
-from opendata_buffer.stores import Absent, IfVersion, PutOutcome, Unknown, VersionConflict
+from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome, Unknown, VersionConflict
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import Topic
+from opendata_buffer.transactions.commit_record import CommitRecord, record_key
 
 CONFIG = QueueConfig(store="memory://x")
 OPTIONS = SinkOptions(queue=CONFIG)

@@ -5,14 +5,14 @@ import pickle
 import pytest
 
 from buffer_sink.topic_write import FIRST_CLOCK, TopicWrite, find_topic
-from opendata_buffer.commit.settlement import ROLL_BACK
 from opendata_buffer.errors import CorruptData, PermanentStorageError, TransientStorageError
 from opendata_buffer.formats.keys import Transaction, parse_location
-from opendata_buffer.messages import CONTINUE_TXN, parse_uuid
+from opendata_buffer.messages.message_ids import CONTINUE_TXN, parse_uuid
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.description import TopicDescription
 from opendata_buffer.topic.topic import Topic
+from opendata_buffer.transactions.markers import ROLL_BACK
 
 ULID = "01JD0000000000000000000001"
 

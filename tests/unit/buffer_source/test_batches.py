@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from buffer_source.batches import PartitionBatch, tasks_of
 from buffer_source.options import SourceOptions
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.consumer.descriptors import BatchDescriptor
+from opendata_buffer.consumer.fetch import BatchDescriptor
 from opendata_buffer.formats import MIB
 from opendata_buffer.formats.manifest import Metadata
 

@@ -5,7 +5,7 @@ import pytest
 
 from buffer_source.columns import COLUMNS, Piece
 from buffer_source.runs import Runs
-from opendata_buffer.consumer.batches import Records
+from opendata_buffer.consumer.fetch import Records
 from opendata_buffer.formats.manifest import Metadata
 
 

@@ -9,9 +9,9 @@ import pytest
 from buffer_source.cursor import Cursor
 from buffer_source.offsets import Position
 from buffer_source.options import SourceOptions
-from opendata_buffer.broker.guest import GuestQueue
+from opendata_buffer.broker.yielding_queue import GuestQueue
 from opendata_buffer.errors import DataLoss, InvalidInput, QueueReset
-from opendata_buffer.stores import VersionConflict
+from opendata_buffer.stores.base import VersionConflict
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.buffer_source.world import World
 

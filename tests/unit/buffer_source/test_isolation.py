@@ -7,10 +7,10 @@ import pytest
 from buffer_source.isolation import Walk, check_remembered, floor_of, rule_behind, vouched_for
 from buffer_source.offsets import Position
 from buffer_source.options import SourceOptions
-from opendata_buffer.consumer.descriptors import BatchDescriptor
+from opendata_buffer.consumer.fetch import BatchDescriptor
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import Transaction, batch_key
-from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
+from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.testing.runtime import ManualRuntime
 
 PRODUCER = b"writer"

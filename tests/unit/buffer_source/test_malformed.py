@@ -7,7 +7,7 @@ import pytest
 
 from buffer_source.malformed import Malformed
 from buffer_source.rows import RowBuilder
-from opendata_buffer.consumer.batches import Records
+from opendata_buffer.consumer.fetch import Records
 from opendata_buffer.errors import MalformedRecord
 from opendata_buffer.values.options import ValueOptions
 from tests.unit.buffer_source.structs import struct

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from buffer_source.measures import LIST_INTERVAL_S, PAGE, UNKNOWN_SIZE, WORTH_LISTING, Measures
-from opendata_buffer.consumer.descriptors import BatchDescriptor
+from opendata_buffer.consumer.fetch import BatchDescriptor
 from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.stores import Listing
+from opendata_buffer.stores.base import Listing
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 

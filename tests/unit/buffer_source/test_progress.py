@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from buffer_source.progress import Progress
-from opendata_buffer.consumer.descriptors import BatchDescriptor
+from opendata_buffer.consumer.fetch import BatchDescriptor
 
 
 def test_counts_add_up_over_micro_batches(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,7 +6,7 @@ import itertools
 
 from buffer_source.query_note import INTERVAL_S, PROGRAM, QueryNotes, add_query
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.queue.holder import note_holder, read_holder
+from opendata_buffer.queue.consumer_info import note_holder, read_holder
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 

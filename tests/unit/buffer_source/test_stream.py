@@ -14,7 +14,7 @@ from buffer_source.options import SourceOptions
 from buffer_source.stream import StreamDriver
 from opendata_buffer import metrics
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.transactions import HORIZON_DAYS
+from opendata_buffer.consumer.isolation import HORIZON_DAYS
 from opendata_buffer.errors import (
     DataLoss,
     Fenced,
@@ -28,7 +28,7 @@ from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.quarantine import quarantine
-from opendata_buffer.stores import Blob, NotModified
+from opendata_buffer.stores.base import Blob, NotModified
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.buffer_source.world import World

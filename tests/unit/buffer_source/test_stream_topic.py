@@ -10,8 +10,8 @@ import pytest
 from buffer_source.offsets import SourceOffset
 from buffer_source.stream import StreamDriver
 from opendata_buffer.errors import DataLoss, Fenced, InvalidInput
-from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
-from opendata_buffer.stores import NotModified
+from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, build_uuid
+from opendata_buffer.stores.base import NotModified
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import DRAIN_S
 from tests.unit.buffer_source.world import TopicWorld, values_of

@@ -12,11 +12,12 @@ from buffer_source.rows import default_schema
 from buffer_source.task import read_batches
 from opendata_buffer import metrics
 from opendata_buffer.errors import BatchMissing, BatchUnreadable, ForeignLocation
-from opendata_buffer.formats.batch import Compression, encode_batch
+from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.codec import Compression
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.quarantine import list_quarantine, read_copy
-from opendata_buffer.stores import Store
-from opendata_buffer.stores.factory import open_store
+from opendata_buffer.stores.base import Store
+from opendata_buffer.stores.open import open_store
 from opendata_buffer.testing.runtime import ManualRuntime
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from buffer_source.times import newest_ms, oldest_ms
-from opendata_buffer.consumer.descriptors import BatchDescriptor
+from opendata_buffer.consumer.fetch import BatchDescriptor
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.testing.runtime import ManualRuntime

@@ -8,12 +8,13 @@ from typing import Any
 import click
 from click.testing import CliRunner, Result
 
-from opendata_buffer import Producer, ProducerConfig
 from opendata_buffer.cli.main import cli
+from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores import Blob
+from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic.topic import Topic
 

@@ -13,9 +13,8 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from opendata_buffer import Consumer, ConsumerConfig, Producer, ProducerConfig, Publisher
 from opendata_buffer.admin.trim import Start
-from opendata_buffer.broker.guest import GuestQueue
+from opendata_buffer.broker.yielding_queue import GuestQueue
 from opendata_buffer.cli.consume import (
     Consumed,
     ReadOnlyPartition,
@@ -25,16 +24,20 @@ from opendata_buffer.cli.consume import (
     write_out,
 )
 from opendata_buffer.cli.main import cli
-from opendata_buffer.consumer.batches import ArrowBatch
-from opendata_buffer.consumer.fetch import FetchHandle
+from opendata_buffer.config import ConsumerConfig, ProducerConfig
+from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.consumer.fetch import ArrowBatch, FetchHandle
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import BatchMissing, DataLoss, Fenced
 from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.formats.entries import NewEntry
+from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores import PutOutcome, VersionConflict
+from opendata_buffer.stores.base import PutOutcome, VersionConflict
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.topic.batch import TopicArrowBatch
+from opendata_buffer.topic.consumer import TopicArrowBatch
+from opendata_buffer.topic.publisher import Publisher
 from opendata_buffer.topic.topic import Topic
 from tests.unit.cli.shell import (
     LATER,
@@ -281,6 +284,23 @@ def test_what_consume_prints_as_json_is_what_produce_reads(url: str, store: Memo
     assert [(each.start_index, each.payload) for each in entry.metadata] == [
         (0, b"m"), (2, b"\xfe"),
     ]  # fmt: skip
+
+
+def test_a_topic_is_piped_into_another_store_with_metadata_keys_and_order(url: str) -> None:
+    source, target = f"{url}-source", f"{url}-target"
+    topic_of(source, 2)
+    topic_of(target, 3)
+    records = "".join(f'{{"value": "{n}", "metadata": "{n % 5}"}}\n' for n in range(20))
+    ok("produce", source, "--json", "--key-is-metadata", stdin=records.encode())
+    printed = ok("consume", source, "--no-ack", "--json")
+    piped = ok("produce", target, "--json", "--key-is-metadata", stdin=printed.stdout_bytes)
+    assert json.loads(piped.stdout)["records"] == json.loads(printed.stderr)["records"] == 20
+    lines = [json.loads(line) for line in ok("consume", target, "--json").stdout.splitlines()]
+    for key in "01234":
+        values = [int(each["value"]) for each in lines if each["metadata"] == key]
+        assert values == [n for n in range(20) if n % 5 == int(key)]
+    ok("seek", source, "--to", "latest", "--yes")
+    assert ok("consume", source).stdout == ""
 
 
 def test_consume_by_a_format(url: str) -> None:

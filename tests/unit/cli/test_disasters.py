@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from opendata_buffer import Consumer, ConsumerConfig
+from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import DataLoss, QueueReset
-from opendata_buffer.stores import Blob
+from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.cli.shell import fails, fill, manifest_of, ok, records_of, run, topic_of
 

@@ -18,8 +18,10 @@ from opendata_buffer.errors import (
     InvalidInput,
     ObjectNotFound,
 )
-from opendata_buffer.formats.batch import Compression, encode_batch
-from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
+from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.codec import Compression
+from opendata_buffer.formats.entries import Metadata, NewEntry
+from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.cli.shell import fails, fill, ok
 

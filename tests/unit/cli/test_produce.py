@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer import mapping
 from opendata_buffer.cli import produce as produce_module
 from opendata_buffer.cli.produce import (
     InputProducer,
@@ -24,8 +23,9 @@ from opendata_buffer.cli.produce import (
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import InvalidInput, PermanentStorageError
 from opendata_buffer.producer.producer import Producer
-from opendata_buffer.stores import Blob
+from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.topic import partitioner as mapping
 from tests.unit.broker.local import eventually, host
 from tests.unit.cli.shell import LATER, fails, fill, manifest_of, ok, records_of, run, topic_of
 

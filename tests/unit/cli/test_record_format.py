@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from opendata_buffer.cli.record_format import TOKENS, as_json, as_table, by_format, text_or_base64
-from opendata_buffer.consumer.batches import ArrowBatch
+from opendata_buffer.consumer.fetch import ArrowBatch
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.entries import Metadata
 

@@ -8,14 +8,17 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from opendata_buffer import Consumer, ConsumerConfig, Fenced
 from opendata_buffer.cli.main import cli
+from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.errors import Fenced
 from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.formats.keys import Transaction, batch_key
-from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.queue.marker import marker_key
+from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.queue.ownership import marker_key
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores import Blob
+from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.cli.shell import fails, fill, manifest_of, ok, records_of, run, topic_of
 

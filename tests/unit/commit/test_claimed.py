@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from opendata_buffer.commit.claimed import ClaimedRecord
-from opendata_buffer.commit.record import RECORD, CommitRecord
-from opendata_buffer.commit.settlement import ROLL_BACK, Ending
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.messages import CONTINUE_TXN, build_uuid
+from opendata_buffer.messages.message_ids import CONTINUE_TXN, build_uuid
 from opendata_buffer.queue.cas import Register
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
+from opendata_buffer.transactions.commit_record import RECORD, ClaimedRecord, CommitRecord
+from opendata_buffer.transactions.markers import ROLL_BACK, Ending
 
 APP, KEY = "q", "_topic/app=q/_commit.json"
 MINE, THEIRS = b"\x01" * 6, b"\x02" * 6

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.commit.committer import GroupCommitter, shared_committer
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import (
     CommitStateUnknown,
@@ -18,8 +17,9 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.producer.group_commit import GroupCommitter, shared_committer
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores import Absent, IfVersion, NotModified, PutOutcome, Unknown
+from opendata_buffer.stores.base import Absent, IfVersion, NotModified, PutOutcome, Unknown
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 

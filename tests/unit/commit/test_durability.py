@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from opendata_buffer.commit.durability import Completion, DurabilityWatcher, Durable, WriteHandle
 from opendata_buffer.errors import TransientStorageError
+from opendata_buffer.producer.handle import Completion, DurabilityWatcher, Durable, WriteHandle
 from opendata_buffer.runtime import SystemRuntime
 
 DURABLE = Durable(7, "ingest/x.batch")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opendata_buffer.commit.gaps import ALONE_S, BESIDE_S, KNOWN_S, Gaps
+from opendata_buffer.producer.group_commit import ALONE_S, BESIDE_S, KNOWN_S, Gaps
 
 WRITE_S = 0.06
 

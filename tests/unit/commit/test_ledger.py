@@ -10,26 +10,24 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.commit.ledger import Attempt, Ledger
-from opendata_buffer.commit.record import CommitRecord, record_key
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, Superseded, TransientStorageError
 from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.messages import (
+from opendata_buffer.messages.message_ids import (
     ACK_TXN,
     CONTINUE_TXN,
     FINAL,
-    Message,
-    Sequencer,
     build_uuid,
     parse_uuid,
-    undecided,
 )
+from opendata_buffer.messages.sequencer import Message, Sequencer, undecided
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.stores import Unknown
+from opendata_buffer.stores.base import Unknown
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
+from opendata_buffer.transactions.commit_record import CommitRecord, record_key
+from opendata_buffer.transactions.coordinator import Attempt, Ledger
 
 PARTITIONS = ("p-00000", "p-00001", "p-00002")
 CONFIG = QueueConfig(store="memory://x")

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from opendata_buffer.commit.record import (
+from opendata_buffer.errors import CorruptData, InvalidInput
+from opendata_buffer.transactions.commit_record import (
     CommitRecord,
     Verdict,
     began,
@@ -10,7 +11,6 @@ from opendata_buffer.commit.record import (
     decided,
     verdict,
 )
-from opendata_buffer.errors import CorruptData, InvalidInput
 
 
 def test_the_record_on_storage() -> None:

@@ -4,7 +4,23 @@ from dataclasses import replace
 
 import pytest
 
-from opendata_buffer.commit.settlement import (
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.errors import PermanentStorageError, QueueFull, TransientStorageError
+from opendata_buffer.formats.batch import decode_batch
+from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
+from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
+from opendata_buffer.messages.message_ids import (
+    ACK_TXN,
+    CONTINUE_TXN,
+    FINAL,
+    build_uuid,
+    parse_uuid,
+)
+from opendata_buffer.messages.sequencer import undecided
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
+from opendata_buffer.transactions.markers import (
     ROLL_BACK,
     Ending,
     PatientPut,
@@ -12,22 +28,6 @@ from opendata_buffer.commit.settlement import (
     settle,
     undecided_of,
 )
-from opendata_buffer.config import QueueConfig
-from opendata_buffer.errors import PermanentStorageError, QueueFull, TransientStorageError
-from opendata_buffer.formats.batch import decode_batch
-from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
-from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
-from opendata_buffer.messages import (
-    ACK_TXN,
-    CONTINUE_TXN,
-    FINAL,
-    build_uuid,
-    parse_uuid,
-    undecided,
-)
-from opendata_buffer.queue.queue import Queue
-from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.scripted import ScriptedStore, applied_answer_lost, before
 
 PREFIX = "p-00000"

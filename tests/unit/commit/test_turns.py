@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from opendata_buffer.commit.turns import MAX_PAUSE_S, MAX_TAGS, WINDOW_S, Turns
 from opendata_buffer.formats.keys import batch_key, tagged_ulid, ulid_tag
+from opendata_buffer.producer.group_commit import MAX_PAUSE_S, MAX_TAGS, WINDOW_S, Turns
 from opendata_buffer.testing.runtime import ManualRuntime
 
 RUNTIME = ManualRuntime()

@@ -4,14 +4,14 @@ import time
 
 import pytest
 
-from opendata_buffer.commit.durability import Completion, Durable
-from opendata_buffer.commit.upload import Lane, Stage, Upload
 from opendata_buffer.errors import (
     Closed,
     CommitStateUnknown,
     PermanentStorageError,
     TransientStorageError,
 )
+from opendata_buffer.producer.handle import Completion, Durable
+from opendata_buffer.producer.ordered_uploads import Lane, Stage, Upload
 from opendata_buffer.runtime import Moment
 from opendata_buffer.testing.runtime import ManualRuntime
 

@@ -7,7 +7,7 @@ import pickle
 import pyarrow as pa
 import pytest
 
-from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch, RawBatch
+from opendata_buffer.consumer.fetch import ArrowBatch, ConsumedBatch, RawBatch
 from opendata_buffer.formats.entries import Metadata
 
 META = (Metadata(0, -1, b"m"),)

@@ -19,7 +19,7 @@ from opendata_buffer.config import (
     QueueConfig,
 )
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.position import Position
+from opendata_buffer.consumer.cursors import Position
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.errors import (
     BatchMissing,
@@ -39,11 +39,11 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
-from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
+from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.producer.producer import Producer
-from opendata_buffer.queue.owner import check_owner, claim_queue
+from opendata_buffer.queue.ownership import check_owner, claim_queue
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.stores import Absent, Blob, IfVersion, PutOutcome
+from opendata_buffer.stores.base import Absent, Blob, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import Overtaken

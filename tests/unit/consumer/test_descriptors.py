@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from opendata_buffer.consumer.descriptors import BatchDescriptor
+from opendata_buffer.consumer.fetch import BatchDescriptor
 from opendata_buffer.formats.manifest import Metadata, QueueEntry
 
 META = (Metadata(0, -1, b"m"),)

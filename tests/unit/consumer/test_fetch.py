@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.descriptors import BatchDescriptor
-from opendata_buffer.consumer.fetch import FetchHandle
+from opendata_buffer.consumer.fetch import BatchDescriptor, FetchHandle
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.errors import (
     BatchMissing,
@@ -22,12 +21,13 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.arrow import ReadBuffer
-from opendata_buffer.formats.batch import Compression, encode_batch
+from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.codec import Compression
 from opendata_buffer.formats.manifest import Metadata
-from opendata_buffer.stores import Blob, Store
-from opendata_buffer.stores.factory import open_store
+from opendata_buffer.stores.base import Blob, Store
 from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.stores.open import open_store
 from opendata_buffer.testing.runtime import ManualRuntime
 
 LOCATION = "ingest/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opendata_buffer.consumer.frontier import Frontier
+from opendata_buffer.consumer.cursors import Frontier
 from opendata_buffer.errors import InvalidInput
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opendata_buffer.consumer.frontier import Frontier
-from opendata_buffer.consumer.gap import behind_gap
+from opendata_buffer.consumer.cursors import Frontier, behind_gap
 from opendata_buffer.errors import DataLoss
 from opendata_buffer.formats.manifest import Manifest
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opendata_buffer.consumer.pace import Pace
+from opendata_buffer.consumer.fetch import Pace
 from opendata_buffer.stores.memory import MemoryStore
 
 

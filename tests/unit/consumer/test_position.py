@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 import opendata_buffer
-from opendata_buffer.consumer.position import Position
+from opendata_buffer.consumer.cursors import Position
 from opendata_buffer.errors import InvalidInput
 
 ID = "01JD5T4R3KXBMZ7QV9N2WG8Y00"

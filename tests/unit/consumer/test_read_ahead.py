@@ -10,13 +10,19 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch, PooledBatch, RawBatch
-from opendata_buffer.consumer.descriptors import BatchDescriptor
-from opendata_buffer.consumer.fetch import FetchHandle
-from opendata_buffer.consumer.pace import Pace
+from opendata_buffer.consumer.fetch import (
+    ArrowBatch,
+    BatchDescriptor,
+    ConsumedBatch,
+    FetchHandle,
+    Pace,
+    PooledBatch,
+    RawBatch,
+)
 from opendata_buffer.consumer.read_ahead import fetch_many, read_ahead
 from opendata_buffer.errors import BatchMissing, InvalidInput
-from opendata_buffer.formats.batch import Compression, encode_batch
+from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.codec import Compression
 from opendata_buffer.runtime import Condition, SystemRuntime, Task
 from opendata_buffer.stores.memory import MemoryStore
 

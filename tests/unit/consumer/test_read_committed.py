@@ -8,15 +8,21 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.consumer.read_committed import (
+from opendata_buffer.consumer.isolation import (
     READ_UNCOMMITTED,
     ReadCommitted,
+    TransactionFilter,
     is_acknowledgement,
 )
-from opendata_buffer.consumer.transactions import TransactionFilter
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import Transaction, batch_key
-from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, FINAL, OUTSIDE_TXN, build_uuid
+from opendata_buffer.messages.message_ids import (
+    ACK_TXN,
+    CONTINUE_TXN,
+    FINAL,
+    OUTSIDE_TXN,
+    build_uuid,
+)
 from opendata_buffer.testing.runtime import ManualRuntime
 
 DAY_MS = 24 * 60 * 60 * 1000

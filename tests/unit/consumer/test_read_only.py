@@ -9,9 +9,10 @@ import pytest
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import DataLoss, InvalidInput, QueueReset
-from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.queue.owner import claim_for_use
-from opendata_buffer.stores import Blob
+from opendata_buffer.formats.entries import NewEntry
+from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.queue.ownership import claim_for_use
+from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 

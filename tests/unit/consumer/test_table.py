@@ -5,8 +5,7 @@ import datetime
 import pyarrow as pa
 import pytest
 
-from opendata_buffer.consumer.batches import ArrowBatch
-from opendata_buffer.consumer.table import records_to_table
+from opendata_buffer.consumer.fetch import ArrowBatch, records_to_table
 from opendata_buffer.errors import InvalidInput, MalformedRecord
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.values.options import ValueOptions

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opendata_buffer.consumer.transactions import HORIZON_DAYS, TransactionFilter
+from opendata_buffer.consumer.isolation import HORIZON_DAYS, TransactionFilter
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.testing.runtime import ManualRuntime

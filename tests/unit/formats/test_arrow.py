@@ -12,12 +12,8 @@ import pytest
 from opendata_buffer.errors import CorruptBatch, InvalidInput
 from opendata_buffer.formats import arrow
 from opendata_buffer.formats.arrow import decode_arrow, encode_arrow_block, encode_bytes_list
-from opendata_buffer.formats.batch import (
-    Compression,
-    encode_batch,
-    join_records,
-    seal_block,
-)
+from opendata_buffer.formats.batch import encode_batch, seal_block
+from opendata_buffer.formats.codec import Compression, join_records
 
 RECORDS = [b"hello", b"", b"w\xc3\xb6rld", b"x" * 300]
 TYPES = [

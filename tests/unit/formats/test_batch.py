@@ -7,16 +7,13 @@ import pytest
 from opendata_buffer.errors import CorruptBatch, InvalidInput
 from opendata_buffer.formats.arrow import decode_arrow
 from opendata_buffer.formats.batch import (
-    BatchFooter,
-    Compression,
     decode_batch,
     encode_batch,
     encode_block,
-    join_records,
     open_batch,
     seal_block,
-    split_records,
 )
+from opendata_buffer.formats.codec import BatchFooter, Compression, join_records, split_records
 
 # Three records "hello", "" and 00 ff: every byte of the format.
 BLOCK = b"\x05\x00\x00\x00hello" + b"\x00\x00\x00\x00" + b"\x02\x00\x00\x00\x00\xff"

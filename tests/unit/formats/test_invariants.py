@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from opendata_buffer.errors import CorruptManifest
-from opendata_buffer.formats.invariants import check_transition
-from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.formats.manifest import Manifest, NewEntry, check_transition
 
 
 def queue(first: int, count: int, epoch: int = 0) -> Manifest:

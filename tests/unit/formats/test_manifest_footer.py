@@ -6,8 +6,7 @@ import pytest
 
 from opendata_buffer.errors import CorruptManifest
 from opendata_buffer.formats.entries import LEAST_SIZE
-from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.formats.manifest_footer import FOOTER_SIZE, Footer
+from opendata_buffer.formats.manifest import FOOTER_SIZE, Footer, Manifest, NewEntry
 
 LITERAL = (
     b"\x02\x00\x00\x00"  # entry_count

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from opendata_buffer.formats.parquet_page import HEAD_SIZE, TAIL_SIZE, head, tail
+from opendata_buffer.formats.arrow import HEAD_SIZE, TAIL_SIZE, head, tail
 
 
 @pytest.mark.parametrize("records", [[b""], [b"one", b"", b"three"], [b"x" * 1000] * 70_000])

@@ -8,18 +8,19 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.broker import announcement, claims
-from opendata_buffer.commit.record import CommitRecord
+from opendata_buffer.broker import claims
+from opendata_buffer.broker import lease as announcement
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptData
 from opendata_buffer.formats.entries import Metadata
-from opendata_buffer.gc.place import Place
+from opendata_buffer.gc import Place
 from opendata_buffer.quarantine import QuarantineReport, read_report, write_report
-from opendata_buffer.queue.holder import Holder
-from opendata_buffer.queue.owner import read_marker
+from opendata_buffer.queue.consumer_info import Holder
+from opendata_buffer.queue.ownership import read_marker
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.description import TopicDescription
+from opendata_buffer.transactions.commit_record import CommitRecord
 
 CONFIG = QueueConfig(store="memory://", data_path_prefix="in")
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.framing.lines import LineSplitter, join_lines
+from opendata_buffer.framing import LineSplitter, join_lines
 
 
 def split(*chunks: bytes, max_bytes: int = 100) -> list[bytes]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opendata_buffer.framing.splitter import broken, too_large
+from opendata_buffer.framing import broken, too_large
 
 
 def test_an_error_names_record_and_byte_and_what_to_do() -> None:

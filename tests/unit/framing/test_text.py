@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.framing import CsvSplitter, NdjsonSplitter, join_csv, join_ndjson
-from opendata_buffer.framing.splitter import Splitter
+from opendata_buffer.framing import CsvSplitter, NdjsonSplitter, Splitter, join_csv, join_ndjson
 
 
 def split(splitter: Splitter, stream: bytes, size: int = 5) -> list[bytes]:

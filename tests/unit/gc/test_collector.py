@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from opendata_buffer import gc as module
 from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.errors import (
     CorruptManifest,
@@ -19,11 +20,9 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.gc import collector as module
-from opendata_buffer.gc.collector import GarbageCollector
-from opendata_buffer.gc.place import PLACE_NAME, Place
-from opendata_buffer.queue.owner import check_owner, claim_queue
-from opendata_buffer.stores import DeleteFailure, Listing
+from opendata_buffer.gc import PLACE_NAME, GarbageCollector, Place
+from opendata_buffer.queue.ownership import check_owner, claim_queue
+from opendata_buffer.stores.base import DeleteFailure, Listing
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from opendata_buffer.errors import CorruptManifest
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.gc.decision import (
+from opendata_buffer.gc import (
     GcPlan,
     Queued,
     clock_fault,
@@ -20,8 +20,8 @@ from opendata_buffer.gc.decision import (
     spare,
     unknown_markers,
 )
-from opendata_buffer.messages import CONTINUE_TXN, build_uuid
-from opendata_buffer.stores import Listing, ObjectInfo
+from opendata_buffer.messages.message_ids import CONTINUE_TXN, build_uuid
+from opendata_buffer.stores.base import Listing, ObjectInfo
 from opendata_buffer.testing.runtime import ManualRuntime
 
 MINUTE = 60_000

@@ -9,8 +9,8 @@ import pytest
 
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptData, PermanentStorageError
-from opendata_buffer.gc.place import Place, SavedPlace
-from opendata_buffer.stores import Absent, IfVersion, PutOutcome
+from opendata_buffer.gc import Place, SavedPlace
+from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 

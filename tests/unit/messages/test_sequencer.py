@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN
+from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN
 from opendata_buffer.messages.sequencer import Message, Outcome, ProducerState, Sequencer
 
 VECTORS = Path(__file__).parents[2] / "golden" / "gazette" / "vectors.json.gz"

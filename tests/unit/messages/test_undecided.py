@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from opendata_buffer.consumer.read_committed import ReadCommitted
+from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.formats.keys import Transaction, batch_key
-from opendata_buffer.messages import (
+from opendata_buffer.messages.message_ids import (
     ACK_TXN,
     CONTINUE_TXN,
     FINAL,
     OUTSIDE_TXN,
-    Undecided,
     build_uuid,
-    undecided,
 )
+from opendata_buffer.messages.sequencer import Undecided, undecided
 
 ULID = "01J5T4R3KXBMZ7QV9N2WG8YDHP"
 A, B = b"\1AAAAA", b"\1BBBBB"

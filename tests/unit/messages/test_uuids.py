@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.messages import Clock, MessageId, build_uuid, new_producer_id, parse_uuid
+from opendata_buffer.messages.message_ids import (
+    Clock,
+    MessageId,
+    build_uuid,
+    new_producer_id,
+    parse_uuid,
+)
 
 VECTORS = Path(__file__).parents[2] / "golden" / "gazette" / "vectors.json.gz"
 UUIDS = json.loads(gzip.decompress(VECTORS.read_bytes()))["uuid"]

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.commit.durability import Completion, Durable
-from opendata_buffer.commit.upload import Upload
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import (
     Closed,
@@ -17,9 +15,10 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.keys import Transaction
-from opendata_buffer.producer.backlog import Backlog
-from opendata_buffer.producer.call import CALL_BYTES, Call
-from opendata_buffer.producer.work import Work
+from opendata_buffer.producer.accumulator import Backlog, Work
+from opendata_buffer.producer.append_buffer import CALL_BYTES, Call
+from opendata_buffer.producer.handle import Completion, Durable
+from opendata_buffer.producer.ordered_uploads import Upload
 from opendata_buffer.runtime import Moment
 from opendata_buffer.testing.runtime import ManualRuntime
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from opendata_buffer.commit.durability import Completion
-from opendata_buffer.formats.batch import Compression, decode_batch
+from opendata_buffer.formats.batch import decode_batch
+from opendata_buffer.formats.codec import Compression
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Metadata
-from opendata_buffer.producer.batch import RANGE_BYTES, Batch
-from opendata_buffer.producer.call import CALL_BYTES, Call
-from opendata_buffer.producer.run import RECORD_HELD, Run
+from opendata_buffer.producer.append_buffer import CALL_BYTES, RECORD_HELD, Call, Run
+from opendata_buffer.producer.batching import RANGE_BYTES, Batch
+from opendata_buffer.producer.handle import Completion
 from opendata_buffer.testing.runtime import ManualRuntime
 
 

@@ -4,13 +4,13 @@ from uuid import UUID
 
 import pytest
 
-from opendata_buffer.commit.durability import Completion
-from opendata_buffer.formats.batch import Compression, decode_batch
+from opendata_buffer.formats.batch import decode_batch
+from opendata_buffer.formats.codec import Compression
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Metadata
-from opendata_buffer.producer.batch import RANGE_BYTES, Batch
-from opendata_buffer.producer.batcher import METADATA_FLUSH_BYTES, Batcher
-from opendata_buffer.producer.call import CALL_BYTES, Call
+from opendata_buffer.producer.append_buffer import CALL_BYTES, Call
+from opendata_buffer.producer.batching import METADATA_FLUSH_BYTES, RANGE_BYTES, Batch, Batcher
+from opendata_buffer.producer.handle import Completion
 from opendata_buffer.testing.runtime import ManualRuntime
 
 
@@ -134,7 +134,7 @@ def test_no_batch_exceeds_what_readers_accept() -> None:
 def test_f34_no_batch_has_more_records_than_its_footer_can_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("opendata_buffer.producer.batcher.MAX_RECORDS", 2)
+    monkeypatch.setattr("opendata_buffer.producer.batching.MAX_RECORDS", 2)
     b = batcher()
     added = []
     for _ in range(3):

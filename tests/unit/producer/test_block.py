@@ -8,14 +8,17 @@ import pyarrow as pa
 import pytest
 
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.formats.batch import encode_block, split_records
-from opendata_buffer.producer.block import (
+from opendata_buffer.formats.batch import encode_block
+from opendata_buffer.formats.codec import split_records
+from opendata_buffer.producer.append_buffer import (
+    PIECE_HELD,
+    RECORD_HELD,
     RECORDS_AT_ONCE,
     BlockBuilder,
+    Run,
     encode_entries,
     encode_list,
 )
-from opendata_buffer.producer.run import PIECE_HELD, RECORD_HELD, Run
 
 
 def closed(*items: Any) -> Run:

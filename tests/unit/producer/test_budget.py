@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from opendata_buffer.commit.durability import Completion
-from opendata_buffer.commit.upload import Upload
-from opendata_buffer.producer.budget import Budget
+from opendata_buffer.producer.accumulator import Budget
+from opendata_buffer.producer.handle import Completion
+from opendata_buffer.producer.ordered_uploads import Upload
 from opendata_buffer.testing.runtime import ManualRuntime
 
 

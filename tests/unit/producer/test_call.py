@@ -5,7 +5,7 @@ from __future__ import annotations
 from uuid import UUID
 
 from opendata_buffer.formats.keys import Transaction
-from opendata_buffer.producer.call import CALL_BYTES, Call
+from opendata_buffer.producer.append_buffer import CALL_BYTES, Call
 
 
 def test_a_call_takes_its_bytes_its_metadata_and_what_its_objects_take() -> None:

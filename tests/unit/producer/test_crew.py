@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opendata_buffer.producer.crew import Crew
+from opendata_buffer.producer.accumulator import Crew
 
 
 def test_while_some_upload_and_tell_one_more_keeps_the_time() -> None:

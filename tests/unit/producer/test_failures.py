@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from opendata_buffer.commit.durability import Completion
-from opendata_buffer.commit.upload import Upload
 from opendata_buffer.errors import FlushFailed, PermanentStorageError
-from opendata_buffer.producer.failures import Failures
+from opendata_buffer.producer.accumulator import Failures
+from opendata_buffer.producer.handle import Completion
+from opendata_buffer.producer.ordered_uploads import Upload
 from opendata_buffer.testing.runtime import ManualRuntime
 
 DENIED, LATER = PermanentStorageError("denied"), PermanentStorageError("later")

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.commit.durability import WriteHandle
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import (
     Closed,
@@ -25,9 +24,10 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.producer.append_buffer import RECORD_HELD
+from opendata_buffer.producer.handle import WriteHandle
 from opendata_buffer.producer.producer import Producer
-from opendata_buffer.producer.run import RECORD_HELD
-from opendata_buffer.stores import Absent, Blob, IfVersion, NotModified, PutOutcome
+from opendata_buffer.stores.base import Absent, Blob, IfVersion, NotModified, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import eventually

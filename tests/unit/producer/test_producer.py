@@ -9,9 +9,8 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from opendata_buffer.commit.upload import Stage
 from opendata_buffer.config import ProducerConfig
-from opendata_buffer.consumer.transactions import TransactionFilter
+from opendata_buffer.consumer.isolation import TransactionFilter
 from opendata_buffer.errors import (
     Closed,
     CommitStateUnknown,
@@ -24,13 +23,15 @@ from opendata_buffer.errors import (
     TransientStorageError,
     UnsafeStore,
 )
-from opendata_buffer.formats.batch import Compression, decode_batch
+from opendata_buffer.formats.batch import decode_batch
+from opendata_buffer.formats.codec import Compression
 from opendata_buffer.formats.keys import Transaction, parse_location
 from opendata_buffer.formats.manifest import Manifest, QueueEntry
-from opendata_buffer.messages import CONTINUE_TXN, OUTSIDE_TXN, build_uuid
+from opendata_buffer.messages.message_ids import CONTINUE_TXN, OUTSIDE_TXN, build_uuid
+from opendata_buffer.producer.ordered_uploads import Stage
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores import Absent, Blob, IfVersion, NotModified, PutOutcome, Unknown
+from opendata_buffer.stores.base import Absent, Blob, IfVersion, NotModified, PutOutcome, Unknown
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import eventually

@@ -15,7 +15,7 @@ from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.producer import producer as producer_module
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import SystemRuntime, Task
-from opendata_buffer.stores import NotModified
+from opendata_buffer.stores.base import NotModified
 from opendata_buffer.stores.memory import MemoryStore
 
 WAIT_S = 60.0

@@ -8,15 +8,23 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.commit.durability import Completion, DurabilityWatcher, WriteHandle
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, InvalidInput
-from opendata_buffer.formats.batch import Compression, decode_batch, encode_block
+from opendata_buffer.formats.batch import decode_batch, encode_block
+from opendata_buffer.formats.codec import Compression
 from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.producer.append_buffer import (
+    CLOSED,
+    PIECE_HELD,
+    RECORD_HELD,
+    RUN_HELD,
+    Item,
+    Run,
+)
+from opendata_buffer.producer.handle import Completion, DurabilityWatcher, WriteHandle
 from opendata_buffer.producer.producer import Producer
-from opendata_buffer.producer.run import CLOSED, PIECE_HELD, RECORD_HELD, RUN_HELD, Item, Run
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores import NotModified
+from opendata_buffer.stores.base import NotModified
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.interrupts import interrupted

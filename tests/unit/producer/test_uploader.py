@@ -5,17 +5,17 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.commit.durability import Completion
-from opendata_buffer.commit.upload import Stage, Upload
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import PermanentStorageError, TransientStorageError
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Metadata
-from opendata_buffer.producer.batch import Batch
-from opendata_buffer.producer.call import Call
-from opendata_buffer.producer.uploader import Uploader
-from opendata_buffer.stores import NotModified
+from opendata_buffer.producer.append_buffer import Call
+from opendata_buffer.producer.batching import Batch
+from opendata_buffer.producer.handle import Completion
+from opendata_buffer.producer.ordered_uploads import Stage, Upload
+from opendata_buffer.producer.sender import Uploader
+from opendata_buffer.stores.base import NotModified
 from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from opendata_buffer.commit.durability import Completion
-from opendata_buffer.commit.upload import Stage, Upload
-from opendata_buffer.producer.batch import Batch
-from opendata_buffer.producer.work import UploadLine
+from opendata_buffer.producer.accumulator import UploadLine
+from opendata_buffer.producer.batching import Batch
+from opendata_buffer.producer.handle import Completion
+from opendata_buffer.producer.ordered_uploads import Stage, Upload
 from opendata_buffer.testing.runtime import ManualRuntime
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from opendata_buffer.errors import QueueFull
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.queue.append import Append
-from opendata_buffer.queue.attempts import Untraceable
+from opendata_buffer.queue.cas import Untraceable
+from opendata_buffer.queue.queue import Append
 
 
 def entry(n: int) -> NewEntry:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from opendata_buffer.queue.attempts import Attempts, Untraceable
+from opendata_buffer.queue.cas import Attempts, Untraceable
 
 
 class Marks:

@@ -14,9 +14,8 @@ from opendata_buffer.errors import (
     PermanentStorageError,
     TransientStorageError,
 )
-from opendata_buffer.queue.attempts import Untraceable
-from opendata_buffer.queue.cas import Done, Doubtful, Gone, Raced, Register
-from opendata_buffer.stores import (
+from opendata_buffer.queue.cas import Done, Doubtful, Gone, Raced, Register, Untraceable
+from opendata_buffer.stores.base import (
     ABSENT,
     Absent,
     Applied,

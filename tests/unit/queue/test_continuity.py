@@ -7,8 +7,13 @@ import pytest
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import DataLoss, InvalidInput, QueueReset
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.queue.continuity import check_follows, check_reached, check_resume, vanished
-from opendata_buffer.queue.watermark import Watermark
+from opendata_buffer.queue.rollback_checks import (
+    Watermark,
+    check_follows,
+    check_reached,
+    check_resume,
+    vanished,
+)
 
 URL = "s3://bucket/root"
 CONFIG = QueueConfig(store=URL, data_path_prefix="orders", manifest_path="orders/manifest")

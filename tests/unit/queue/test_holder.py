@@ -11,8 +11,8 @@ import pytest
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import CorruptData, PermanentStorageError
-from opendata_buffer.queue.holder import Holder, note_holder, note_query, read_holder
-from opendata_buffer.stores import Absent, Blob, IfVersion, PutOutcome, Unknown
+from opendata_buffer.queue.consumer_info import Holder, note_holder, note_query, read_holder
+from opendata_buffer.stores.base import Absent, Blob, IfVersion, PutOutcome, Unknown
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from opendata_buffer.errors import CorruptData
-from opendata_buffer.queue.marker import Marker, marker_key
-from opendata_buffer.queue.watermark import Watermark
+from opendata_buffer.queue.ownership import Marker, marker_key
+from opendata_buffer.queue.rollback_checks import Watermark
 
 
 def test_the_marker_names_the_manifest_relative_to_itself() -> None:

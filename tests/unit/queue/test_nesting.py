@@ -6,9 +6,7 @@ import pytest
 
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, PermanentStorageError
-from opendata_buffer.queue.marker import MARKER_NAME
-from opendata_buffer.queue.nesting import TOPIC_KEY, refuse_nesting
-from opendata_buffer.queue.owner import claim_for_use
+from opendata_buffer.queue.ownership import MARKER_NAME, TOPIC_KEY, claim_for_use, refuse_nesting
 from opendata_buffer.stores.memory import MemoryStore
 
 

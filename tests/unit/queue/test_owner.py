@@ -6,9 +6,14 @@ import pytest
 
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptData, PrefixConflict, TransientStorageError, UnsafeStore
-from opendata_buffer.queue.marker import MARKER, marker_key
-from opendata_buffer.queue.owner import check_owner, claim_for_use, claim_queue
-from opendata_buffer.stores import ABSENT, Absent, Blob, IfVersion, PutOutcome, Unknown
+from opendata_buffer.queue.ownership import (
+    MARKER,
+    check_owner,
+    claim_for_use,
+    claim_queue,
+    marker_key,
+)
+from opendata_buffer.stores.base import ABSENT, Absent, Blob, IfVersion, PutOutcome, Unknown
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 

@@ -14,15 +14,10 @@ from opendata_buffer.errors import CorruptManifest, Fenced, OpenDataBufferError,
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.producer.producer import Producer
-from opendata_buffer.queue.owner import (
-    NOTE_INTERVAL_S,
-    check_owner,
-    claim_for_use,
-    claim_queue,
-)
+from opendata_buffer.queue.ownership import NOTE_INTERVAL_S, check_owner, claim_for_use, claim_queue
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.queue.watermark import Watermark
-from opendata_buffer.stores import Absent, Blob, IfVersion, PutOutcome
+from opendata_buffer.queue.rollback_checks import Watermark
+from opendata_buffer.stores.base import Absent, Blob, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 

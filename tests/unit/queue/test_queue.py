@@ -21,7 +21,7 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.stores import (
+from opendata_buffer.stores.base import (
     ABSENT,
     Absent,
     Applied,

@@ -8,14 +8,13 @@ import pytest
 
 from opendata_buffer.config import QueueConfig, StoreOptions
 from opendata_buffer.errors import PrefixConflict, TransientStorageError, UnsafeStore
-from opendata_buffer.queue.owner import claim_for_use
-from opendata_buffer.queue.verdict import KEPT_MS, VERDICT_NAME
-from opendata_buffer.stores import Absent, Blob, IfVersion, PutOutcome
+from opendata_buffer.queue.ownership import KEPT_MS, VERDICT_NAME, claim_for_use
+from opendata_buffer.stores.base import Absent, Blob, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.stores.probe import SAFE
 from opendata_buffer.stores.s3 import S3Store
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.testing.s3_server import S3Server
+from tests.support.s3_server import S3Server
 
 CONFIG = QueueConfig(store="memory://unused")
 KEY = f"ingest/{VERDICT_NAME}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.queue.watermark import Watermark
+from opendata_buffer.queue.rollback_checks import Watermark
 
 
 def test_the_watermark_of_a_manifest_knows_what_has_left_it() -> None:

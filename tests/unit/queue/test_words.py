@@ -8,9 +8,8 @@ import pytest
 
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptManifest
-from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.formats.manifest_footer import FOOTER_SIZE
-from opendata_buffer.queue.words import named_manifest, shell_words
+from opendata_buffer.formats.manifest import FOOTER_SIZE, Manifest, NewEntry
+from opendata_buffer.queue.rollback_checks import named_manifest, shell_words
 
 
 def test_what_is_the_default_is_left_out() -> None:

@@ -7,7 +7,7 @@ import pytest
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import PermanentStorageError, TransientStorageError
 from opendata_buffer.runtime import deadline
-from opendata_buffer.stores.attempts import repeated, with_pause
+from opendata_buffer.stores.http import repeated, with_pause
 from opendata_buffer.testing.runtime import ManualRuntime
 
 

@@ -13,7 +13,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
     UnsafeStore,
 )
-from opendata_buffer.stores import (
+from opendata_buffer.stores.base import (
     ABSENT,
     Applied,
     IfVersion,

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from opendata_buffer.stores import ObjectInfo
-from opendata_buffer.stores.azure_answers import date_ms, modified_ms, objects_of
+from opendata_buffer.stores.azure import date_ms, modified_ms, objects_of
+from opendata_buffer.stores.base import ObjectInfo
 
 WHEN = datetime(2026, 1, 1, tzinfo=UTC)
 

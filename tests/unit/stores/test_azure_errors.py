@@ -9,7 +9,7 @@ import pytest
 from azure.core.exceptions import ClientAuthenticationError, HttpResponseError, ServiceRequestError
 
 from opendata_buffer.errors import PermanentStorageError, StorageError, TransientStorageError
-from opendata_buffer.stores.azure_errors import code_of, status_of, storage_error
+from opendata_buffer.stores.azure import code_of, status_of, storage_error
 
 WHERE = {"verb": "write", "key": "k", "container": "box", "endpoint": "https://host"}
 

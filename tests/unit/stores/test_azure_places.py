@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 
-from opendata_buffer.stores.azure_places import MOST, Places
+from opendata_buffer.stores.azure import MOST, Places
 
 
 def test_a_listing_goes_on_behind_the_key_where_it_ended_and_nowhere_else() -> None:

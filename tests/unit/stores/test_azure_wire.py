@@ -10,8 +10,8 @@ import pytest
 import requests
 from urllib3.response import HTTPResponse
 
-from opendata_buffer.stores.azure_wire import bounded_answer
-from opendata_buffer.stores.wire import MOST_OF_A_PAGE, TooLong
+from opendata_buffer.stores.azure_client import bounded_answer
+from opendata_buffer.stores.http import MOST_OF_A_PAGE, TooLong
 
 
 def answer(
@@ -48,7 +48,7 @@ def test_anything_else_is_no_longer_than_a_page(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(requests.exceptions.ConnectionError):
         answer(0, told=str(MOST_OF_A_PAGE + 1))
     answer(0, told="99999999999", method="HEAD")  # the size of the blob, of which nothing comes
-    monkeypatch.setattr("opendata_buffer.stores.azure_wire.MOST_OF_A_PAGE", 10)
+    monkeypatch.setattr("opendata_buffer.stores.azure_client.MOST_OF_A_PAGE", 10)
     assert read(answer(10)) == 10
     with pytest.raises(TooLong):
         read(answer(11))

@@ -10,7 +10,7 @@ import pytest
 
 from opendata_buffer.errors import InvalidInput, TransientStorageError
 from opendata_buffer.runtime import SystemRuntime, deadline, remaining
-from opendata_buffer.stores.bounded import DeadlinePassed, bounded, in_time
+from opendata_buffer.stores.http import DeadlinePassed, bounded, in_time
 from opendata_buffer.testing.runtime import ManualRuntime
 
 SYSTEM = SystemRuntime()

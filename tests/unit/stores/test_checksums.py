@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from opendata_buffer.errors import TransientStorageError
-from opendata_buffer.stores.checksums import as_base64, check_md5, crc32, md5
+from opendata_buffer.stores.http import as_base64, check_md5, crc32, md5
 
 
 def test_checksums_are_those_that_services_count() -> None:

@@ -20,7 +20,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.runtime import SystemRuntime, deadline
-from opendata_buffer.stores import (
+from opendata_buffer.stores.base import (
     ABSENT,
     Applied,
     Blob,
@@ -142,7 +142,7 @@ def test_a_date_that_is_none_is_transient(cloud: Cloud, script: Script) -> None:
 def test_an_answer_that_is_too_long_is_read_no_further(
     cloud: Cloud, script: Script, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
-    for module in ("azure_wire", "gcs_client"):
+    for module in ("azure_client", "gcs_client"):
         monkeypatch.setattr(f"opendata_buffer.stores.{module}.MOST_OF_A_PAGE", 1_000)
     store, _ = script(Reply(status, b"x" * 100_000, {"etag": '"7"'}))
     for call in (lambda: store.put("k", b"x"), lambda: store.list("")):

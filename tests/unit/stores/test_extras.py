@@ -7,7 +7,7 @@ import json
 import pytest
 
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.stores.extras import load
+from opendata_buffer.stores.clients import load
 
 
 def test_a_module_that_is_there_is_loaded() -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.stores.factory import open_store
 from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.stores.open import open_store
 from opendata_buffer.stores.s3 import S3Store
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from opendata_buffer.runtime import SystemRuntime, deadline
-from opendata_buffer.stores.file_lock import FileLock, LockTimeout
+from opendata_buffer.stores.local_files import FileLock, LockTimeout
 from opendata_buffer.testing.runtime import ManualRuntime
 
 HOLD = """
 import sys
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.file_lock import FileLock
+from opendata_buffer.stores.local_files import FileLock
 with FileLock(sys.argv[1], SystemRuntime()):
     print("held", flush=True)
     sys.stdin.read()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from opendata_buffer.errors import InvalidInput, PermanentStorageError, TransientStorageError
-from opendata_buffer.stores import files
+from opendata_buffer.stores import local_files as files
 
 
 def opened(path: Path) -> int:

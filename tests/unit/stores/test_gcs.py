@@ -10,7 +10,7 @@ import pytest
 
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import TransientStorageError, UnsafeStore
-from opendata_buffer.stores import (
+from opendata_buffer.stores.base import (
     ABSENT,
     Applied,
     Blob,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from opendata_buffer.stores.checksums import md5
-from opendata_buffer.stores.gcs_answers import created_ms, date_ms, told_md5
+from opendata_buffer.stores.gcs import created_ms, date_ms, told_md5
+from opendata_buffer.stores.http import md5
 
 
 def test_times_of_descriptions_and_headers_are_the_same_whole_seconds() -> None:

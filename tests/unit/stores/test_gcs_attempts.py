@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from opendata_buffer.stores.gcs_attempts import SlowDown, until_let_through
+from opendata_buffer.stores.gcs import SlowDown, until_let_through
 from opendata_buffer.testing.runtime import ManualRuntime
 
 

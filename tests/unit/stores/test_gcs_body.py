@@ -12,8 +12,7 @@ import urllib3.exceptions
 
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import CorruptData, TransientStorageError
-from opendata_buffer.stores.gcs_body import check_whole, read_object
-from opendata_buffer.stores.gcs_client import connect
+from opendata_buffer.stores.gcs_client import check_whole, connect, read_object
 from tests.http_scripts import Reply, ScriptedServer
 
 TEN = b"0123456789"

@@ -14,8 +14,8 @@ import urllib3
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import InvalidInput, PermanentStorageError
 from opendata_buffer.runtime import deadline
-from opendata_buffer.stores.bounded import DeadlinePassed
 from opendata_buffer.stores.gcs_client import connect
+from opendata_buffer.stores.http import DeadlinePassed
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.http_scripts import Reply, ScriptedServer
 

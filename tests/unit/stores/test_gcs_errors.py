@@ -7,8 +7,8 @@ import json
 import pytest
 
 from opendata_buffer.errors import PermanentStorageError, StorageError, TransientStorageError
-from opendata_buffer.stores.gcs_client import Answer
-from opendata_buffer.stores.gcs_errors import (
+from opendata_buffer.stores.gcs_client import (
+    Answer,
     answer_error,
     is_missing_bucket,
     is_throttled,

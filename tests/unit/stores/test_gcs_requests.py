@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from opendata_buffer.stores import ABSENT, IfVersion
-from opendata_buffer.stores.gcs_requests import download, expected_generation, upload
+from opendata_buffer.stores.base import ABSENT, IfVersion
+from opendata_buffer.stores.gcs import download, expected_generation, upload
 
 
 def test_a_read_asks_for_what_is_wanted_and_no_more() -> None:

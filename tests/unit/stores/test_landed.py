@@ -12,8 +12,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
     UnsafeStore,
 )
-from opendata_buffer.stores import Applied, Blob, Unknown
-from opendata_buffer.stores.landed import looked_up
+from opendata_buffer.stores.base import Applied, Blob, Unknown, looked_up
 from opendata_buffer.stores.memory import MemoryStore
 
 

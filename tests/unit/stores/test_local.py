@@ -20,7 +20,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
     UnsafeStore,
 )
-from opendata_buffer.stores import (
+from opendata_buffer.stores.base import (
     ABSENT,
     Applied,
     Blob,
@@ -32,11 +32,9 @@ from opendata_buffer.stores import (
     Vanished,
     VersionConflict,
 )
-from opendata_buffer.stores.file_lock import FileLock
-from opendata_buffer.stores.local import LocalStore
-from opendata_buffer.stores.local_paths import RESERVED, LocalPaths
+from opendata_buffer.stores.local import RESERVED, LocalPaths, LocalStore
+from opendata_buffer.stores.local_files import FileLock, is_on_this_machine
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.stores.mounts import is_on_this_machine
 from opendata_buffer.testing.runtime import ManualRuntime
 
 
@@ -258,7 +256,7 @@ def test_who_never_got_the_lock_surely_wrote_nothing(
 
 
 def _raise_timeout() -> None:
-    from opendata_buffer.stores.file_lock import LockTimeout
+    from opendata_buffer.stores.local_files import LockTimeout
 
     raise LockTimeout("lock")
 

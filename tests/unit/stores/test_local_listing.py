@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from opendata_buffer.stores.local_listing import directory_of, files_below
-from opendata_buffer.stores.local_paths import RESERVED
+from opendata_buffer.stores.local import RESERVED, directory_of, files_below
 
 
 def keys_below(root: Path, prefix: str, start_after: str = "") -> list[str]:

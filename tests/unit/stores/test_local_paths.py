@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.stores.local_paths import RESERVED, LocalPaths
+from opendata_buffer.stores.local import RESERVED, LocalPaths
 
 
 def test_an_object_is_a_file_of_its_own_name() -> None:

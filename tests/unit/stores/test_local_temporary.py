@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from opendata_buffer.stores.local_temporary import TemporaryFiles
+from opendata_buffer.stores.local import TemporaryFiles
 from opendata_buffer.testing.runtime import ManualRuntime
 
 

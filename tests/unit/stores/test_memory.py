@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.stores import ABSENT, Applied, Blob
+from opendata_buffer.stores.base import ABSENT, Applied, Blob
 from opendata_buffer.stores.memory import MemoryStore
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from opendata_buffer.stores import mounts
-from opendata_buffer.stores.mounts import is_on_this_machine, kinds_of
+from opendata_buffer.stores import local_files as mounts
+from opendata_buffer.stores.local_files import is_on_this_machine, kinds_of
 
 MOUNTS = r"""
 22 1 254:1 / / rw,relatime shared:1 master:2 - ext4 /dev/vda1 rw

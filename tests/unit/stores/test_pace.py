@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 
-from opendata_buffer.stores.pace import MOST_KEYS, REMEMBERED_S, Pace
+from opendata_buffer.stores.gcs import MOST_KEYS, REMEMBERED_S, Pace
 
 
 def test_a_store_that_refuses_nothing_is_never_waited_for() -> None:

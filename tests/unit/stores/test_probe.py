@@ -12,7 +12,7 @@ import pytest
 
 from opendata_buffer.errors import PermanentStorageError, TransientStorageError, UnsafeStore
 from opendata_buffer.runtime import remaining
-from opendata_buffer.stores import (
+from opendata_buffer.stores.base import (
     ABSENT,
     Absent,
     Blob,

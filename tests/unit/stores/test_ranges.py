@@ -7,8 +7,8 @@ import io
 import pytest
 
 from opendata_buffer.errors import CorruptData, InvalidInput, TransientStorageError
-from opendata_buffer.stores import ObjectInfo
-from opendata_buffer.stores.ranges import (
+from opendata_buffer.stores.base import (
+    ObjectInfo,
     check_goes_on,
     check_limit,
     check_range,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.stores.root import Root
+from opendata_buffer.stores.http import Root
 
 
 def test_the_root_is_before_every_key() -> None:

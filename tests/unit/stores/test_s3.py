@@ -25,7 +25,7 @@ from opendata_buffer.errors import (
     UnsafeStore,
 )
 from opendata_buffer.runtime import SystemRuntime, deadline
-from opendata_buffer.stores import (
+from opendata_buffer.stores.base import (
     ABSENT,
     Applied,
     Blob,
@@ -36,8 +36,8 @@ from opendata_buffer.stores import (
 )
 from opendata_buffer.stores.s3 import S3Store
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.testing.s3_server import Answer, Fault, Request, S3Server
 from tests.http_scripts import Reply, ScriptedServer
+from tests.support.s3_server import Answer, Fault, Request, S3Server
 from tests.unit.broker.local import eventually
 
 T = TypeVar("T")

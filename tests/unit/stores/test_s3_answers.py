@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from opendata_buffer.errors import CorruptData
-from opendata_buffer.stores.s3_answers import modified_ms, read_body
+from opendata_buffer.stores.s3 import modified_ms, read_body
 
 
 def answer(**fields: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import botocore.exceptions as boto
 import pytest
 
 from opendata_buffer.config import StoreOptions
-from opendata_buffer.stores.s3_attempts import BodyLost, Busy, until_whole, while_busy
+from opendata_buffer.stores.s3 import BodyLost, Busy, until_whole, while_busy
 from opendata_buffer.testing.runtime import ManualRuntime
 
 CONFLICT = boto.ClientError({"Error": {"Code": "OperationAborted"}}, "PutObject")

@@ -14,7 +14,7 @@ from botocore import UNSIGNED
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import PermanentStorageError
 from opendata_buffer.stores.clients import AWS_ENVIRONMENT, ProcessClient
-from opendata_buffer.stores.factory import open_store
+from opendata_buffer.stores.open import open_store
 from opendata_buffer.stores.s3 import S3Store
 from opendata_buffer.stores.s3_client import S3Pair, connect
 

@@ -15,7 +15,7 @@ import pytest
 
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import ObjectNotFound, PermanentStorageError
-from opendata_buffer.stores import IfVersion
+from opendata_buffer.stores.base import IfVersion
 from opendata_buffer.stores.s3 import S3Store
 from tests.http_scripts import Reply, ScriptedServer
 

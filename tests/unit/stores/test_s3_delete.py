@@ -9,8 +9,8 @@ import botocore.exceptions as boto
 import pytest
 
 from opendata_buffer.errors import StorageError, TransientStorageError
-from opendata_buffer.stores import DeleteFailure
-from opendata_buffer.stores.s3_delete import chunks, delete_objects
+from opendata_buffer.stores.base import DeleteFailure
+from opendata_buffer.stores.s3 import chunks, delete_objects
 
 
 def explain(error: Exception, key: str) -> StorageError:

@@ -7,7 +7,7 @@ import pytest
 import urllib3.exceptions
 
 from opendata_buffer.errors import PermanentStorageError, TransientStorageError
-from opendata_buffer.stores.s3_errors import code_of, status_of, storage_error
+from opendata_buffer.stores.s3_client import code_of, status_of, storage_error
 
 
 def answer(status: int, code: str, message: str = "") -> boto.ClientError:

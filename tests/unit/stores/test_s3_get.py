@@ -20,11 +20,11 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.runtime import SystemRuntime, deadline
-from opendata_buffer.stores import Blob, NotModified
+from opendata_buffer.stores.base import Blob, NotModified
 from opendata_buffer.stores.s3 import S3Store
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.testing.s3_server import Answer, Fault, S3Server
 from tests.http_scripts import Reply, ScriptedServer
+from tests.support.s3_server import Answer, Fault, S3Server
 
 DATA = b"0123456789" * 1_000
 

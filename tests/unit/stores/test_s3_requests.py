@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from opendata_buffer.stores import ABSENT, IfVersion
-from opendata_buffer.stores.s3_requests import conditional_upload, download, upload
+from opendata_buffer.stores.base import ABSENT, IfVersion
+from opendata_buffer.stores.s3 import conditional_upload, download, upload
 
 
 def test_a_read_asks_for_what_is_wanted_and_no_more() -> None:

@@ -14,7 +14,7 @@ from opendata_buffer.errors import (
     StorageError,
     TransientStorageError,
 )
-from opendata_buffer.stores import ABSENT, Blob, IfVersion, NotModified, Unknown, Vanished
+from opendata_buffer.stores.base import ABSENT, Blob, IfVersion, NotModified, Unknown, Vanished
 from opendata_buffer.stores.s3 import S3Store
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.http_scripts import Reply, ScriptedServer
@@ -52,7 +52,7 @@ def test_an_answer_that_is_too_long_is_read_no_further(
     script: Script, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
     most = "MOST_OF_A_PAGE" if status == 200 else "MOST_OF_AN_ERROR"
-    monkeypatch.setattr(f"opendata_buffer.stores.s3_session.{most}", 1_000)
+    monkeypatch.setattr(f"opendata_buffer.stores.s3_client.{most}", 1_000)
     store, _ = script(Reply(status, b"<Code>" + b"x" * 1_000_000))
     said = "has more than the 1000 bytes that it may have"
     for call in calls(store)[1:] if status == 200 else calls(store):
@@ -67,7 +67,7 @@ def test_an_answer_that_is_too_long_is_read_no_further(
 
 
 def test_an_object_may_be_longer(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("opendata_buffer.stores.s3_session.MOST_OF_A_PAGE", 1_000)
+    monkeypatch.setattr("opendata_buffer.stores.s3_client.MOST_OF_A_PAGE", 1_000)
     store, _ = script(Reply(200, b"x" * 5_000, {"ETag": '"7"'}))
     for _ in range(2):  # by boto3, and past it
         found = store.get("k")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from opendata_buffer.errors import InvalidInput, PermanentStorageError
-from opendata_buffer.stores.service_credential import service_credential
+from opendata_buffer.stores.clients import service_credential
 
 
 class Holder:

@@ -6,8 +6,8 @@ import pytest
 
 from opendata_buffer.errors import CorruptData, ObjectNotFound
 from opendata_buffer.formats.sidecar import Sidecar
+from opendata_buffer.stores.base import read_sidecar
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.stores.sidecars import read_sidecar
 
 NOTE = Sidecar("the note", "Delete it.", max_bytes=30)
 

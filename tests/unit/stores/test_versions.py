@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from opendata_buffer.errors import TransientStorageError, UnsafeStore
-from opendata_buffer.stores import NotModified
-from opendata_buffer.stores.versions import (
+from opendata_buffer.stores.base import (
+    NotModified,
     not_modified,
     strong_etag,
     unversioned,

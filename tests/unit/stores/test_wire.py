@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from opendata_buffer.stores.wire import TooLong, limited
+from opendata_buffer.stores.http import TooLong, limited
 
 
 def test_what_is_not_too_long_is_passed_on() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from opendata_buffer.testing.simulation import SimRuntime, Simulation
+from tests.support.simulation import SimRuntime, Simulation
 
 
 def simulate(main: Callable[[Simulation, SimRuntime], None], seed: int = 1) -> Simulation:

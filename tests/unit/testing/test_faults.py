@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from opendata_buffer.errors import InvalidInput, ObjectNotFound, TransientStorageError
-from opendata_buffer.stores import (
+from opendata_buffer.stores.base import (
     ABSENT,
     Applied,
     Blob,

@@ -6,8 +6,7 @@ import gc
 
 import pytest
 
-from opendata_buffer.testing.garbage import no_collections
-from opendata_buffer.testing.simulation import Simulation
+from tests.support.simulation import Simulation, no_collections
 
 
 def test_nothing_is_collected_meanwhile_and_it_goes_on_afterwards_also_after_an_error() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
-from opendata_buffer.testing.model import DeliveryModel, Record, Sink
+from tests.support.model import DeliveryModel, Record, Sink
 
 A = "ingest/01JMTRJ8G00000000000000000.batch"
 B = "ingest/01JMTRJ8G00000000000000001.batch"

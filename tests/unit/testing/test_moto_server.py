@@ -12,7 +12,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from opendata_buffer.testing.moto_server import MotoServer, OneAtATime
+from tests.support.moto_server import MotoServer, OneAtATime
 
 
 def test_the_second_request_begins_when_the_first_answer_is_whole() -> None:

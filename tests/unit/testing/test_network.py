@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from opendata_buffer.broker.announcement import Announcement
+from opendata_buffer.broker.broker import Service
 from opendata_buffer.broker.client import ChannelClosed, ChannelRefused
-from opendata_buffer.broker.service import Service
+from opendata_buffer.broker.lease import Announcement
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.testing.network import SimNetwork
-from opendata_buffer.testing.simulation import Simulation
+from tests.support.network import SimNetwork
+from tests.support.simulation import Simulation
 
 CONFIG = QueueConfig(store="memory://unused")
 

@@ -8,8 +8,7 @@ import threading
 
 import pytest
 
-from opendata_buffer.testing.processor import on_one_processor
-from opendata_buffer.testing.simulation import Simulation
+from tests.support.simulation import Simulation, on_one_processor
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux binds threads")
 

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from opendata_buffer.testing.s3_server import Answer, Fault, S3Server
+from tests.support.s3_server import Answer, Fault, S3Server
 from tests.unit.broker.local import eventually
 
 

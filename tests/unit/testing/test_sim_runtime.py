@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from opendata_buffer.testing.simulation import SimRuntime, Simulation
+from tests.support.simulation import SimRuntime, Simulation
 from tests.unit.testing.simulated import simulate
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from opendata_buffer.testing.simulation import SimRuntime, Simulation, SimulationFailed
+from tests.support.simulation import SimRuntime, Simulation, SimulationFailed
 from tests.unit.testing.simulated import simulate
 
 

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opendata_buffer.testing.ticks import TICK_S, later, up_to_tick
+from tests.support.simulation import TICK_S, later, up_to_tick
 
 SECONDS = st.floats(min_value=0, max_value=10**9)
 

@@ -6,11 +6,10 @@ import pytest
 
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.stores import ABSENT
+from opendata_buffer.stores.base import ABSENT
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.testing.model import DeliveryModel
-from opendata_buffer.testing.simulation import Simulation, SimulationFailed
-from opendata_buffer.testing.watched_store import WatchedStore
+from tests.support.model import DeliveryModel, WatchedStore
+from tests.support.simulation import Simulation, SimulationFailed
 
 A = "ingest/01JMTRJ8G00000000000000000.batch"
 B = "ingest/01JMTRJ8G00000000000000001.batch"

@@ -6,7 +6,7 @@ import pickle
 
 import pyarrow as pa
 
-from opendata_buffer.topic.batch import TopicArrowBatch
+from opendata_buffer.topic.consumer import TopicArrowBatch
 
 
 def test_an_arrow_batch_of_a_partition_is_one_of_a_queue_that_names_its_partition() -> None:

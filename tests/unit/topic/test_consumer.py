@@ -21,15 +21,20 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, FINAL, OUTSIDE_TXN, build_uuid
-from opendata_buffer.queue.holder import read_holder
+from opendata_buffer.messages.message_ids import (
+    ACK_TXN,
+    CONTINUE_TXN,
+    FINAL,
+    OUTSIDE_TXN,
+    build_uuid,
+)
+from opendata_buffer.queue.consumer_info import read_holder
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.stores import Blob, NotModified
+from opendata_buffer.stores.base import Blob, NotModified
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.topic.batch import TopicBatch
-from opendata_buffer.topic.consumer import GROUP, TopicConsumer
-from opendata_buffer.topic.names import name_of
+from opendata_buffer.topic.consumer import GROUP, TopicBatch, TopicConsumer
+from opendata_buffer.topic.description import name_of
 from opendata_buffer.topic.topic import Topic
 from tests.unit.broker.local import Overtaken
 from tests.unit.topic.world import URL, consuming

@@ -9,11 +9,10 @@ import pytest
 
 from opendata_buffer.errors import TransientStorageError
 from opendata_buffer.runtime import Task
-from opendata_buffer.stores import Blob, NotModified
+from opendata_buffer.stores.base import Blob, NotModified
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.topic.current import CurrentTopic
-from opendata_buffer.topic.topic import Topic
+from opendata_buffer.topic.topic import CurrentTopic, Topic
 from tests.unit.topic.world import URL, WAIT_S, topic_in
 
 

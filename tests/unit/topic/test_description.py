@@ -14,8 +14,9 @@ from opendata_buffer.topic.description import (
     Partition,
     State,
     TopicDescription,
+    number_of,
+    place_of,
 )
-from opendata_buffer.topic.names import number_of, place_of
 
 THREE = TopicDescription.new("01J5", 3)
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from opendata_buffer.consumer.read_committed import ReadCommitted
+from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, FINAL, OUTSIDE_TXN, build_uuid
+from opendata_buffer.messages.message_ids import (
+    ACK_TXN,
+    CONTINUE_TXN,
+    FINAL,
+    OUTSIDE_TXN,
+    build_uuid,
+)
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.topic.endings import Endings
+from opendata_buffer.topic.transaction import Endings
 from tests.unit.topic.world import producing
 
 A = b"\1AAAAA"

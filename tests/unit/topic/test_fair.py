@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opendata_buffer.topic.fair import in_turn
+from opendata_buffer.topic.consumer import in_turn
 
 
 def test_a_backlog_waits_for_those_that_have_little() -> None:

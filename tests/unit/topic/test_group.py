@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.consumer.batches import ConsumedBatch
-from opendata_buffer.consumer.descriptors import BatchDescriptor
-from opendata_buffer.consumer.pace import Pace
+from opendata_buffer.consumer.fetch import BatchDescriptor, ConsumedBatch, Pace
 from opendata_buffer.errors import BatchMissing
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.topic.group import Group
+from opendata_buffer.topic.consumer import Group
 
 STORE = MemoryStore()
 

@@ -6,16 +6,11 @@ import asyncio
 
 import pytest
 
-from opendata_buffer.commit.durability import (
-    Completion,
-    DurabilityWatcher,
-    Durable,
-    WriteHandle,
-)
 from opendata_buffer.errors import Drained, TransientStorageError
+from opendata_buffer.producer.handle import Completion, DurabilityWatcher, Durable, WriteHandle
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.topic.handle import TopicHandle, TopicWatcher
+from opendata_buffer.topic.producer import TopicHandle, TopicWatcher
 
 ONE, TWO = Durable(1, "p-00000/a.batch"), Durable(2, "p-00001/b.batch")
 

@@ -6,7 +6,7 @@ import pytest
 
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import Transaction
-from opendata_buffer.topic.intents import AckIntents
+from opendata_buffer.topic.transaction import AckIntents
 
 A = b"\1AAAAA"
 WHOLE = '{"version":1,"topic":"T","producer":"014141414141","clocks":{"p":5}'

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from opendata_buffer.commit.ledger import Ledger
 from opendata_buffer.errors import InvalidInput, Superseded
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import NewEntry
-from opendata_buffer.messages import CONTINUE_TXN, build_uuid
+from opendata_buffer.messages.message_ids import CONTINUE_TXN, build_uuid
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.topic.endings import Endings
-from opendata_buffer.topic.intents import AckIntents
-from opendata_buffer.topic.named import PublisherName, app_of
-from opendata_buffer.topic.transaction import OpenTransaction
+from opendata_buffer.topic.transaction import (
+    AckIntents,
+    Endings,
+    OpenTransaction,
+    PublisherName,
+    app_of,
+)
+from opendata_buffer.transactions.coordinator import Ledger
 from tests.unit.topic.world import producing
 
 RUNTIME = SystemRuntime()

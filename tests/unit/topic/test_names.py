@@ -9,9 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from opendata_buffer.mapping import fnv1a, rendezvous
-from opendata_buffer.topic.description import MAX_PARTITIONS
-from opendata_buffer.topic.names import (
+from opendata_buffer.topic.description import (
+    MAX_PARTITIONS,
     PLACES,
     free_places,
     has_letters,
@@ -21,6 +20,7 @@ from opendata_buffer.topic.names import (
     number_of,
     place_of,
 )
+from opendata_buffer.topic.partitioner import fnv1a, rendezvous
 
 
 def pairs(letters: str) -> list[str]:

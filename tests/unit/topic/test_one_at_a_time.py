@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from opendata_buffer.testing.simulation import SimRuntime, SimTask, Simulation
-from opendata_buffer.topic.one_at_a_time import OneAtATime
+from opendata_buffer.topic.publisher import OneAtATime
+from tests.support.simulation import SimRuntime, SimTask, Simulation
 
 
 class Calls:

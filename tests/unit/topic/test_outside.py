@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from opendata_buffer.consumer.read_committed import ReadCommitted
+from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.formats.keys import parse_location
-from opendata_buffer.messages import OUTSIDE_TXN, parse_uuid
+from opendata_buffer.messages.message_ids import OUTSIDE_TXN, parse_uuid
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.topic.endings import Endings
-from opendata_buffer.topic.outside import Outside
+from opendata_buffer.topic.publisher import Outside
 from opendata_buffer.topic.topic import Topic
+from opendata_buffer.topic.transaction import Endings
 from tests.unit.topic.world import WAIT_S, producing
 
 A = b"\1AAAAA"

@@ -9,7 +9,7 @@ import pytest
 
 from opendata_buffer.errors import Closed, FlushFailed, TransientStorageError
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.topic.pool import ProducerPool
+from opendata_buffer.topic.producer import ProducerPool
 from tests.unit.topic.world import WAIT_S
 
 

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.topic.position import PartitionPosition
+from opendata_buffer.topic.partition_consumer import PartitionPosition
 
 EXAMPLES = [
     PartitionPosition("01J5T4R3KXBMZ7QV9N2WG8Y000", 41),

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from opendata_buffer.queue.nesting import TOPIC_KEY
+from opendata_buffer.queue.ownership import TOPIC_KEY
 from opendata_buffer.stores.local import LocalStore
-from opendata_buffer.topic.presence import MAX_BYTES, is_topic
+from opendata_buffer.topic.description import MAX_BYTES, is_topic
 from opendata_buffer.topic.topic import Topic
 
 

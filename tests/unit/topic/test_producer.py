@@ -9,14 +9,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from opendata_buffer import mapping
-from opendata_buffer.commit.durability import Durable
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, Drained, FlushFailed, InvalidInput
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.stores import Absent, IfVersion, PutOutcome, VersionConflict
+from opendata_buffer.producer.handle import Durable
+from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome, VersionConflict
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.topic.names import name_of
+from opendata_buffer.topic import partitioner as mapping
+from opendata_buffer.topic.description import name_of
 from opendata_buffer.topic.producer import TopicProducer
 from tests.unit.topic.world import URL, WAIT_S, producing, records, topic_in
 

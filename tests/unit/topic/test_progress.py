@@ -10,10 +10,9 @@ import pytest
 
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import batch_key
-from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid
+from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.topic.position import PartitionPosition
-from opendata_buffer.topic.progress import Progress
+from opendata_buffer.topic.partition_consumer import PartitionPosition, Progress
 
 PREFIX = "p-00000"
 RUNTIME = ManualRuntime()

@@ -21,11 +21,11 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.keys import Transaction, parse_location
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores import Blob, Unknown
+from opendata_buffer.stores.base import Blob, Unknown
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.topic.intents import AckIntents
 from opendata_buffer.topic.publisher import Publisher
 from opendata_buffer.topic.topic import Topic
+from opendata_buffer.topic.transaction import AckIntents
 from tests.unit.topic.world import URL, WAIT_S, delivered, producing, records, topic_in
 
 NAMES = ["p-00000-04pn", "p-00001-05mv", "p-00002-0bvb"]

@@ -6,18 +6,17 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch
+from opendata_buffer.consumer.fetch import ArrowBatch, ConsumedBatch
 from opendata_buffer.errors import Drained, InvalidInput, QueueReset
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
+from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.stores import Blob
+from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.topic.position import PartitionPosition
-from opendata_buffer.topic.reader import PartitionReader
+from opendata_buffer.topic.partition_consumer import PartitionPosition, PartitionReader
 from opendata_buffer.topic.topic import Topic
 from tests.unit.topic.world import consuming
 

@@ -9,8 +9,7 @@ import pyarrow as pa
 import pytest
 
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.mapping import modulo, rendezvous
-from opendata_buffer.topic.split import split
+from opendata_buffer.topic.partitioner import modulo, rendezvous, split
 
 NAMES = ["p-00000", "p-00001", "p-00002"]
 ENTRIES = [b"entry %d" % number for number in range(1000)]

@@ -7,10 +7,9 @@ import pytest
 from opendata_buffer.config import ConsumerConfig, ProducerConfig, QueueConfig
 from opendata_buffer.errors import CorruptData, Drained, InvalidInput, QueueReset
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.queue.nesting import TOPIC_KEY
-from opendata_buffer.queue.owner import claim_for_use
+from opendata_buffer.queue.ownership import TOPIC_KEY, claim_for_use
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.stores import Blob
+from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.description import DRAIN_S

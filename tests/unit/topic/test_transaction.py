@@ -6,14 +6,13 @@ import pytest
 
 from opendata_buffer.errors import TransientStorageError
 from opendata_buffer.formats.keys import Transaction, parse_location
-from opendata_buffer.messages import CONTINUE_TXN, MessageId, parse_uuid
-from opendata_buffer.producer.call import Call
+from opendata_buffer.messages.message_ids import CONTINUE_TXN, MessageId, parse_uuid
+from opendata_buffer.producer.append_buffer import Call
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.topic.intents import AckIntents
 from opendata_buffer.topic.topic import Topic
-from opendata_buffer.topic.transaction import OpenTransaction
+from opendata_buffer.topic.transaction import AckIntents, OpenTransaction
 from tests.unit.topic.world import WAIT_S, producing
 
 A = b"\1AAAAA"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, ProducerConfig
-from opendata_buffer.consumer.read_committed import ReadCommitted
+from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.stores import Blob
+from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic.topic import Topic
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from opendata_buffer.broker.requests import MAX_REASON_CHARS, parse_finish
+from opendata_buffer.broker.protocol import MAX_REASON_CHARS, parse_finish
+from opendata_buffer.broker.worker import Claim
 from opendata_buffer.runtime import Moment
-from opendata_buffer.worker.claim import Claim
 
 ASKED = Moment(wall_ms=1_000_000, monotonic=50.0)
 

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.broker.calls import Lost, Refused
+from opendata_buffer.broker.client import Lost, Refused
+from opendata_buffer.broker.worker import Claim, Line
 from opendata_buffer.errors import Closed, Fenced, TransientStorageError
 from opendata_buffer.runtime import Moment
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.worker.claim import Claim
-from opendata_buffer.worker.line import Line
 
 ANSWER = {"op": "claimed", "batches": []}
 LOST = Lost(since=0, safe_at=0.0)

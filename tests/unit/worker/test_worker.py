@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from opendata_buffer.broker.claims import Claims
-from opendata_buffer.broker.foreman import Foreman
-from opendata_buffer.broker.host import Host
-from opendata_buffer.broker.messages import MAX_OPEN_REQUESTS
-from opendata_buffer.broker.tenure import Tenure
+from opendata_buffer.broker.dispatcher import Foreman
+from opendata_buffer.broker.dispatcher_term import Tenure
+from opendata_buffer.broker.election import Host
+from opendata_buffer.broker.protocol import MAX_OPEN_REQUESTS
+from opendata_buffer.broker.worker import ClaimedBatch, Line, Worker
 from opendata_buffer.config import ConsumerConfig, WorkerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import (
@@ -30,14 +31,12 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import NewEntry
-from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
+from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.quarantine import list_quarantine
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.worker.line import Line
-from opendata_buffer.worker.worker import ClaimedBatch, Worker
 from tests.unit.broker.local import CONFIG, RUNTIME, eventually, host, queued
 
 SETTINGS = WorkerConfig(store="memory://unused", broker="auto", claim_timeout_ms=60_000)

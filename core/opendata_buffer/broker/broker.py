@@ -1,0 +1,422 @@
+"""What a broker does with what its clients send: one group commit for all of them.
+
+While one compare-and-swap is on its way, requests of all clients pile up; the next one takes
+them all. A request is answered after its compare-and-swap has landed and never before. The
+service has one thread; sessions hand it requests and are called back with answers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from opendata_buffer import metrics
+from opendata_buffer.broker.dispatcher import Foreman
+from opendata_buffer.broker.protocol import AppendRequest, clock_body, error_body
+from opendata_buffer.broker.write_pause import Floor, Guest
+from opendata_buffer.errors import CommitStateUnknown, QueueFull
+from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.producer.group_commit import Gaps
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.runtime import Condition, Moment, Runtime, Task
+
+__all__ = ["Client", "Landed", "Service", "Waiting", "look_up"]
+
+
+# ---- Appends of which an earlier attempt may have landed without anybody knowing. Pure. ----
+#
+# Whoever appends a second time looks first, on the very manifest its compare-and-swap replaces: if
+# the first attempt has landed it is there, and if it lands later, the second one loses its race
+# and looks again.
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """The earlier attempt is in the manifest; ``sequence`` is its first entry's."""
+
+    sequence: int
+
+
+def look_up(
+    key: str, entries: Sequence[NewEntry], since: int
+) -> Callable[[Manifest], Landed | None]:
+    """A guard for :meth:`.Queue.append` that finds an earlier attempt of the same append.
+
+    Args:
+        key: The manifest's key, for the error.
+        entries: What is to be appended.
+        since: The earlier attempt can only have landed at this sequence or later.
+
+    Raises:
+        CommitStateUnknown: By the guard: the attempt is not in the manifest, but a consumer has
+            dequeued entries among which it may have been.
+    """
+
+    def guard(before: Manifest) -> Landed | None:
+        # The last entry, because a consumer takes an append from its front.
+        last = before.find(entries[-1].location)
+        if last is not None:
+            return Landed(last - len(entries) + 1)
+        if before.first_sequence > since:
+            raise CommitStateUnknown(
+                key,
+                since,
+                tuple(entry.location for entry in entries),
+                before.next_sequence,
+                "the broker that was to append it gave no answer, and sequences where it may "
+                "have been were dequeued since",
+            )
+        return None
+
+    return guard
+
+
+log = logging.getLogger(__name__)
+
+Body = dict[str, Any]
+
+MAX_WAITING_ENTRIES = 100_000
+"""Entries that wait for the next compare-and-swap, of all sessions; beyond it they are refused."""
+
+MAX_WAITING_BYTES = 64 * 1024 * 1024
+"""The same for the bytes of their messages: metadata may be large."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Expired:
+    """A guard's answer: some requests of the group became too old to be appended."""
+
+
+_Stop: TypeAlias = Landed | _Expired
+_Guard: TypeAlias = Callable[[Manifest], _Stop | None]
+
+
+class Client(Protocol):
+    """Who asks; see :class:`~opendata_buffer.broker.server.Session`."""
+
+    def remember(self, waiting: Waiting) -> None:
+        """An append waits from now on."""
+        ...
+
+    def answer(self, body: Body) -> None:
+        """Take the answer to one request, from any thread."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A request that waits for its turn."""
+
+    client: Client
+    request: AppendRequest
+    heard: Moment
+
+    def is_late(self, now: Moment) -> bool:
+        """Whether no write of it may begin any more."""
+        heard = self.heard
+        # A clock that runs backwards tells no age: the client sends the request again.
+        return not heard.precedes(now) or heard.age_ms(now) > self.request.valid_ms
+
+
+class Service:
+    """The broker of one queue.
+
+    Args:
+        queue: What it writes; nobody else in the process may use it.
+        runtime: Clocks and threads.
+        data_path_prefix: Locations must lie below it.
+        on_conflict: Called after a write that lost a race: is another broker at work?
+        foreman: Hands batches to workers; None when this broker does not.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        runtime: Runtime,
+        data_path_prefix: str,
+        on_conflict: Callable[[], None] = lambda: None,
+        foreman: Foreman | None = None,
+    ) -> None:
+        self._queue = queue
+        self._runtime = runtime
+        self.data_path_prefix = data_path_prefix
+        self._on_conflict = on_conflict
+        self.foreman = foreman
+        self._condition = runtime.condition()
+        self._waiting: list[Waiting] = []
+        self._entries = 0
+        self._bytes = 0
+        self._next = 0
+        self._leaving = False
+        self._gaps = Gaps()
+        self._floor: Floor[Client] = Floor(runtime, self._condition)
+        self._others_wrote = False
+        self._task: Task | None = None
+        self.sessions = 0
+        self.commits = 0
+        self.appended = 0
+        self._since = runtime.monotonic()
+
+    def start(self) -> None:
+        """Read the queue's end and begin to serve.
+
+        Raises:
+            OpenDataBufferError: The manifest cannot be read.
+        """
+        manifest = self._queue.read()
+        self._next = 0 if manifest is None else manifest.next_sequence
+        self._since = self._runtime.monotonic()
+        metrics.broker_clients.watch(self, Service.clients_now, self._queue.labels)
+        metrics.broker_waiting_entries.watch(self, Service.waiting_now, self._queue.labels)
+        self._task = self._runtime.spawn(self._run, "opendata-buffer-broker")
+
+    def stop(self, timeout: float | None = None) -> None:
+        """Refuse what waits and everything that comes; end after the write under way."""
+        with self._condition:
+            self._leaving = True
+            self._condition.notify_all()
+        metrics.broker_clients.unwatch(self)
+        metrics.broker_waiting_entries.unwatch(self)
+        if self.foreman is not None:
+            self.foreman.stop(timeout)
+        if self._task is not None:
+            self._task.join(timeout)
+
+    def lock(self) -> Condition:
+        """A new lock for a session."""
+        return self._runtime.condition()
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return self._runtime.monotonic()
+
+    def clock(self) -> list[float]:
+        """The clock that every message carries."""
+        return clock_body(Moment.now(self._runtime))
+
+    @property
+    def next_sequence(self) -> int:
+        """The queue's end, as far as the broker knows; it is never behind this."""
+        return self._next
+
+    def submit(self, client: Client, request: AppendRequest, message_bytes: int) -> None:
+        """Append when its turn comes; the client gets the answer."""
+        size = len(request.entries)
+        waiting = Waiting(client, request, request.heard)
+        client.remember(waiting)
+        with self._condition:
+            if self._leaving:
+                why = "moved"
+            elif (
+                self._entries + size > MAX_WAITING_ENTRIES
+                or self._bytes + message_bytes > MAX_WAITING_BYTES
+            ):
+                why = "busy"
+            else:
+                self._waiting.append(waiting)
+                self._entries += size
+                self._bytes += message_bytes
+                self._condition.notify_all()
+                return
+        self._refuse(waiting, why)
+
+    def ask_floor(self, client: Client, number: int) -> bool:
+        """Let a client write the manifest itself, once what is being written has landed.
+
+        Returns:
+            False when it has asked for that already.
+        """
+        with self._condition:
+            if not self._leaving:
+                return self._floor.ask(Guest(client, number))
+        client.answer({"op": "refused", "n": number, "why": "moved"})
+        return True
+
+    def end_floor(self, client: Client) -> None:
+        """The client has written, or is gone; free to repeat."""
+        with self._condition:
+            waiting = self._floor.end(client)
+        if waiting is not None:
+            client.answer({"op": "refused", "n": waiting.number, "why": "over"})
+
+    def clients_now(self) -> float:
+        """Connections that have shaken hands."""
+        return self.sessions
+
+    def waiting_now(self) -> float:
+        """Entries that wait for the next write."""
+        return self._entries
+
+    def stats(self) -> Body:
+        """Counters for ``status`` and metrics."""
+        return {
+            "clients": self.sessions,
+            "waiting": self._entries,
+            "commits": self.commits,
+            "appended": self.appended,
+            "conflicts": self._queue.conflicts,
+            "attempts": self._queue.attempts,
+            "next": self._next,
+            "floors": self._floor.given,
+            "serving_s": self._runtime.monotonic() - self._since,
+        }
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                while not self._waiting and not self._leaving and not self._floor.is_wanted:
+                    self._condition.wait()
+                # One guest between two writes: however many there are, clients have their turn.
+                if self._floor.give(_tell, lambda: self._leaving):
+                    self._others_wrote = True
+                group, self._waiting = self._waiting, []
+                self._entries = self._bytes = 0
+                leaving = self._leaving
+                guests = self._floor.clear() if leaving else []
+            if leaving:
+                for each in group:
+                    self._refuse(each, "moved")
+                for guest in guests:
+                    guest.client.answer({"op": "refused", "n": guest.number, "why": "moved"})
+                return
+            if not group:
+                continue
+            began, conflicts = self._runtime.monotonic(), self._queue.conflicts
+            try:
+                self._commit(group)
+            except Exception as error:
+                # A thread that dies would leave every client waiting until it gives up.
+                log.exception("group commit failed")
+                self._fail(group, error)
+            now = self._runtime.monotonic()
+            if self._queue.conflicts > conflicts:
+                self._gaps.lost(now)
+                self._on_conflict()
+            self._let_others_in(self._gaps.wrote(began, now))
+
+    def _let_others_in(self, seconds: float) -> None:
+        until = self._runtime.monotonic() + seconds
+        with self._condition:
+            while not self._leaving and not self._floor.is_wanted:
+                left = until - self._runtime.monotonic()
+                if left <= 0:
+                    break
+                self._condition.wait(left)
+
+    def _commit(self, group: Sequence[Waiting]) -> None:
+        fresh = []
+        for each in group:
+            if each.request.since is None:
+                fresh.append(each)
+            else:
+                # Alone: whether it has landed before is a question to the whole write.
+                self._append([each])
+        if fresh:
+            self._append(fresh)
+
+    def _append(self, group: Sequence[Waiting]) -> None:
+        """Append requests in one write, in order; answer each."""
+        while group:
+            group = self._without_late(group)
+            if not group:
+                return
+            entries = [entry for each in group for entry in each.request.entries]
+            try:
+                # What is remembered is out of date behind a guest: one read saves a lost race.
+                read_first, self._others_wrote = self._others_wrote, False
+                outcome: int | _Stop = self._queue.append(
+                    entries, guard=self._guard(group, entries), read_first=read_first
+                )
+            except QueueFull as error:
+                if len(group) == 1:
+                    self._fail(group, error)
+                    return
+                # Half of them may fit; all together never would, also into an empty queue.
+                half = len(group) // 2
+                self._append(group[:half])
+                group = group[half:]
+                continue
+            except Exception as error:
+                self._fail(group, error)
+                return
+            if isinstance(outcome, _Expired):
+                continue
+            self.commits += 1
+            metrics.broker_commits.add(1)
+            metrics.broker_entries_appended.add(len(entries))
+            first = outcome.sequence if isinstance(outcome, Landed) else outcome
+            for each in group:
+                self._done(each, first)
+                first += len(each.request.entries)
+            if self.foreman is not None:
+                self.foreman.appended()
+            return
+
+    def _guard(self, group: Sequence[Waiting], entries: Sequence[NewEntry]) -> _Guard:
+        since = group[0].request.since
+        search = None if since is None else look_up(self._queue.key, entries, since)
+
+        def guard(before: Manifest) -> _Stop | None:
+            # On each attempt: while the last one was on its way, a client may have waited long
+            # enough to ask another broker.
+            now = Moment.now(self._runtime)
+            if any(each.is_late(now) for each in group):
+                return _Expired()
+            return None if search is None else search(before)
+
+        return guard
+
+    def _without_late(self, group: Sequence[Waiting]) -> list[Waiting]:
+        now = Moment.now(self._runtime)
+        kept = []
+        for each in group:
+            if each.is_late(now):
+                self._refuse(each, "expired")
+            else:
+                kept.append(each)
+        return kept
+
+    def _may_be_found(self, error: CommitStateUnknown) -> bool:
+        """Whether a later look can tell: nothing was dequeued where the append may be.
+
+        The requests became too old while storage did not answer. Their clients can ask again,
+        and the next attempt looks first; a local committer would go on looking, too.
+        """
+        seen = self._queue.last_seen
+        first = 0 if seen is None else seen.first_sequence
+        return error.sequence is not None and first <= error.sequence
+
+    def _done(self, each: Waiting, sequence: int) -> None:
+        size = len(each.request.entries)
+        self._next = max(self._next, sequence + size)
+        self.appended += size
+        each.client.answer(
+            {"op": "done", "n": each.request.number, "sequence": sequence, "next": self._next}
+        )
+
+    def _refuse(self, each: Waiting, why: str) -> None:
+        each.client.answer({"op": "refused", "n": each.request.number, "why": why})
+
+    def _fail(self, group: Sequence[Waiting], error: BaseException) -> None:
+        if isinstance(error, CommitStateUnknown) and self._may_be_found(error):
+            for each in group:
+                since = each.request.since if each.request.since is not None else error.sequence
+                each.client.answer({"op": "lost", "n": each.request.number, "since": since})
+            return
+        for each in group:
+            told = error
+            if isinstance(error, CommitStateUnknown):
+                # Of the group's locations each client is told its own.
+                locations = tuple(entry.location for entry in each.request.entries)
+                told = CommitStateUnknown(
+                    error.key, error.sequence, locations, error.next_sequence, error.reason
+                )
+            each.client.answer(
+                {"op": "failed", "n": each.request.number, "error": error_body(told)}
+            )
+
+
+def _tell(guest: Guest[Client]) -> None:
+    guest.client.answer({"op": "given", "n": guest.number})

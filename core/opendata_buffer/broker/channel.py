@@ -1,0 +1,201 @@
+"""Both ends of a connection between a client and a broker, as machines of bytes. Pure.
+
+::
+
+    broker  hello     {"v": 1, "term": 7, "nonce": A}
+    client  prove     {"v": 1, "nonce": B, "proof": HMAC(secret, "client", A, B)}
+    broker  welcome   {"proof": HMAC(secret, "broker", A, B)}
+    then, both ways   16 bytes of HMAC(key, direction, count, body), body
+
+The secret never travels: each side shows that it knows it by answering the other's nonce, and
+the key of the messages is made from both nonces, so nothing recorded from one connection is good
+for another. ``count`` numbers the messages of one direction: one that is changed, left out,
+repeated or moved does not verify, and ends the connection with nothing done.
+
+Bodies are JSON objects. Without TLS anybody on the way can read them; they hold locations of
+batches and what producers passed as metadata, no records.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from opendata_buffer.broker.lease import proof
+from opendata_buffer.errors import OpenDataBufferError
+
+__all__ = ["BrokerEnd", "ClientEnd", "MAX_MESSAGE_BYTES", "ProtocolError"]
+
+
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+"""Largest message, either way. A client appends by itself what does not fit."""
+
+MAX_HANDSHAKE_BYTES = 1024
+NONCE_BYTES = 32
+
+_VERSION = 1
+_TAG_BYTES = 16
+
+
+class ProtocolError(OpenDataBufferError):
+    """The other side is no broker or client of this queue, or speaks another version."""
+
+
+class _End:
+    """What both ends share once the handshake is over."""
+
+    def __init__(self, sends: bytes, receives: bytes) -> None:
+        self._key = b""
+        self._sends, self._receives = sends, receives
+        self._sent = self._received = 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether both sides have shown that they know the secret."""
+        return bool(self._key)
+
+    def seal(self, body: Mapping[str, Any]) -> bytes:
+        """The next message to send.
+
+        Raises:
+            ProtocolError: It is larger than the other side accepts.
+        """
+        data = json.dumps(body, separators=(",", ":")).encode()
+        if _TAG_BYTES + len(data) > MAX_MESSAGE_BYTES:
+            raise ProtocolError(
+                f"a message of {len(data)} bytes is larger than {MAX_MESSAGE_BYTES}: send less "
+                "metadata, or append without a broker"
+            )
+        tag = self._tag(self._sends, self._sent, data)
+        self._sent += 1
+        return tag + data
+
+    def open(self, message: bytes) -> dict[str, Any]:
+        """The body of the next message received.
+
+        Raises:
+            ProtocolError: It does not verify, or is no JSON object. Close the connection.
+        """
+        tag, data = message[:_TAG_BYTES], message[_TAG_BYTES:]
+        if not hmac.compare_digest(tag, self._tag(self._receives, self._received, data)):
+            raise ProtocolError("a message was not made by who shook hands, or came twice")
+        self._received += 1
+        return _object(data)
+
+    def _tag(self, direction: bytes, count: int, data: bytes) -> bytes:
+        if not self._key:
+            raise ProtocolError("a message came before the handshake was over")
+        return proof(self._key, direction, count.to_bytes(8, "big"), data)[:_TAG_BYTES]
+
+
+class BrokerEnd(_End):
+    """The broker's end of one connection.
+
+    Args:
+        secret: Of the announcement.
+        term: Of the announcement.
+        nonce: Random bytes, :data:`NONCE_BYTES` of them.
+    """
+
+    def __init__(self, secret: bytes, term: int, nonce: bytes) -> None:
+        super().__init__(b"broker", b"client")
+        self._secret, self._term, self._nonce = secret, term, nonce
+
+    def hello(self) -> bytes:
+        """The first message, the broker's."""
+        return _line({"v": _VERSION, "term": self._term, "nonce": self._nonce.hex()})
+
+    def welcome(self, prove: bytes) -> bytes:
+        """The answer to the client's message, which shows that it knows the secret.
+
+        Raises:
+            ProtocolError: It does not. Close the connection, and say nothing more.
+        """
+        message = _handshake(prove)
+        theirs, shown = _bytes(message, "nonce"), _bytes(message, "proof")
+        expected = proof(self._secret, b"client", self._nonce, theirs)
+        if len(theirs) != NONCE_BYTES or not hmac.compare_digest(shown, expected):
+            raise ProtocolError("a client does not know this term's secret")
+        self._key = proof(self._secret, b"messages", self._nonce, theirs)
+        return _line({"proof": proof(self._secret, b"broker", self._nonce, theirs).hex()})
+
+
+class ClientEnd(_End):
+    """The client's end of one connection.
+
+    Args:
+        secret: Of the announcement.
+        term: Of the announcement.
+        nonce: Random bytes, :data:`NONCE_BYTES` of them.
+    """
+
+    def __init__(self, secret: bytes, term: int, nonce: bytes) -> None:
+        super().__init__(b"client", b"broker")
+        self._secret, self._term, self._nonce = secret, term, nonce
+        self._theirs = b""
+
+    def prove(self, hello: bytes) -> bytes:
+        """The answer to the broker's first message.
+
+        Raises:
+            ProtocolError: The other side is a broker of another term, or none.
+        """
+        message = _handshake(hello)
+        if message.get("term") != self._term:
+            raise ProtocolError(
+                f"the broker serves in term {message.get('term')!r}, and term {self._term} is "
+                "announced"
+            )
+        self._theirs = _bytes(message, "nonce")
+        if len(self._theirs) != NONCE_BYTES or self._theirs == self._nonce:
+            raise ProtocolError("the broker's nonce is none")
+        shown = proof(self._secret, b"client", self._theirs, self._nonce)
+        return _line({"v": _VERSION, "nonce": self._nonce.hex(), "proof": shown.hex()})
+
+    def finish(self, welcome: bytes) -> None:
+        """Check the broker's answer; messages can be sent after it.
+
+        Raises:
+            ProtocolError: The other side does not know the secret.
+        """
+        shown = _bytes(_object(welcome[:MAX_HANDSHAKE_BYTES]), "proof")
+        expected = proof(self._secret, b"broker", self._theirs, self._nonce)
+        if not hmac.compare_digest(shown, expected):
+            raise ProtocolError("who answers at the broker's address does not know the secret")
+        self._key = proof(self._secret, b"messages", self._theirs, self._nonce)
+
+
+def _line(message: Mapping[str, Any]) -> bytes:
+    return json.dumps(message).encode()
+
+
+def _handshake(data: bytes) -> dict[str, Any]:
+    if len(data) > MAX_HANDSHAKE_BYTES:
+        raise ProtocolError(f"a handshake of {len(data)} bytes is none")
+    message = _object(data)
+    if message.get("v") != _VERSION:
+        raise ProtocolError(
+            f"the other side speaks version {message.get('v')!r} of the broker's protocol, and "
+            f"this library version {_VERSION}: run one version of opendata-buffer everywhere"
+        )
+    return message
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    try:
+        message = json.loads(data)
+    except (ValueError, RecursionError):
+        message = None
+    if not isinstance(message, dict):
+        raise ProtocolError("a message is no JSON object")
+    return message
+
+
+def _bytes(message: Mapping[str, Any], name: str) -> bytes:
+    value = message.get(name)
+    try:
+        return bytes.fromhex(value) if isinstance(value, str) else b""
+    except ValueError:
+        return b""

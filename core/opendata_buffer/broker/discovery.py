@@ -1,0 +1,210 @@
+"""What ``<prefix>/_broker.json`` says: who appends for everybody, and how to reach it. Pure.
+
+The announcement is a hint and no permission. A broker whose announcement was replaced may still
+append, and a client that finds none appends by itself: the manifest's compare-and-swap keeps
+both right. All the announcement does is to bring everybody to one place.
+
+Whether the announced broker still lives is told without comparing clocks of two machines: who
+watches looks whether ``beat`` changes within a time on its own clock.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from opendata_buffer.broker.channel import ProtocolError
+from opendata_buffer.broker.client import ChannelClosed, Connection
+from opendata_buffer.broker.lease import Announcement, Lease
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.errors import CorruptData, StorageError
+from opendata_buffer.runtime import Runtime
+from opendata_buffer.stores.base import Store
+
+__all__ = ["Finder"]
+
+
+# ---- Finds the announced broker and keeps the connection to it: for appends and for workers. ----
+#
+# A look runs in a thread of its own. A broker with many clients at once, on a busy machine, takes
+# longer to shake hands than an append should wait: it goes on alone, and the next one has the
+# connection.
+
+
+log = logging.getLogger(__name__)
+
+
+class Finder:
+    """One connection to the broker of a queue, for all threads of a process. Thread-safe.
+
+    Args:
+        store: Where the queue lives.
+        config: The queue.
+        runtime: Clock and threads.
+        connect: Opens a connection to a broker.
+        waits_s: How long :meth:`find` waits for a look, at most: nothing while the announced broker
+            was not reached when last tried. None: until the look is over.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        config: QueueConfig,
+        runtime: Runtime,
+        connect: Callable[[Announcement], Connection],
+        *,
+        waits_s: float | None = None,
+    ) -> None:
+        self._connect = connect
+        self._runtime = runtime
+        self._waits_s = waits_s
+        self._wait_until: float | None = None
+        self._unreached = False
+        self._new_lease = partial(Lease, store, config, runtime)
+        self._lease = self._new_lease()
+        self._condition = runtime.condition()
+        self._connection: Connection | None = None
+        self._silent: Announcement | None = None
+        self._beat: int | None = None
+        self._looking: object | None = None
+        self._closed = False
+        self.announced = False
+        """Whether the last look found a broker announced, or could not tell."""
+        self.reason = ""
+        """Why the last look found none."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed: nothing is found any more."""
+        return self._closed
+
+    @property
+    def connection(self) -> Connection | None:
+        """The connection there is, if it has not ended."""
+        connection = self._connection
+        return None if connection is None or connection.is_over else connection
+
+    def find(
+        self,
+        may_look: Callable[[], bool] = lambda: True,
+        looked: Callable[[], None] = lambda: None,
+    ) -> Connection | None:
+        """The connection to use, or None. One thread looks, the others wait for what it finds.
+
+        Args:
+            may_look: Asked where there is no connection: whether to look for a broker now.
+            looked: Called after a look, before any other thread asks whether it may.
+        """
+        look = object()
+        try:
+            with self._condition:
+                if not self._await_look():
+                    return None
+                if self.connection is not None or not may_look():
+                    return self.connection
+                self._looking = look
+                self._wait_until = None
+                if self._waits_s is not None:
+                    patience_s = 0.0 if self._unreached else self._waits_s
+                    self._wait_until = self._runtime.monotonic() + patience_s
+            self._begin(look, looked)
+        except BaseException:
+            # Ctrl-C: whether a thread looks is not known, and the others would wait for ever.
+            with self._condition:
+                if self._looking is look:
+                    self._looking, self._lease = None, self._new_lease()
+                    self._condition.notify_all()
+            raise
+        with self._condition:
+            return self.connection if self._await_look() else None
+
+    def _await_look(self) -> bool:
+        """With the lock: whether no look is under way any more, after waiting for it."""
+        while self._looking and not self._closed:
+            left = None
+            if self._wait_until is not None:
+                left = self._wait_until - self._runtime.monotonic()
+                if left <= 0:
+                    return False
+            self._condition.wait(left)
+        return not self._closed
+
+    def _begin(self, look: object, looked: Callable[[], None]) -> None:
+        try:
+            self._runtime.spawn(
+                lambda: self._look_for_all(look, looked), "opendata-buffer-broker-finder"
+            )
+        except RuntimeError:
+            # No thread is left, or the interpreter ends and starts none.
+            self._look_for_all(look, looked)
+
+    def _look_for_all(self, look: object, looked: Callable[[], None]) -> None:
+        with self._condition:
+            if self._looking is not look:
+                return  # Given up before it began.
+            lease = self._lease
+        connection = None
+        try:
+            connection = self._look(lease)
+        finally:
+            with self._condition:
+                is_awaited = self._looking is look
+                if connection is not None and (self._closed or not is_awaited):
+                    connection.close()
+                    connection = None
+                if is_awaited:
+                    self._looking, self._connection = None, connection
+                    looked()
+                    self._condition.notify_all()
+
+    def forget(self, connection: Connection, *, fell_silent: bool = False) -> None:
+        """Use it no more.
+
+        Args:
+            connection: What :meth:`find` gave.
+            fell_silent: Its broker may be dead or suspended: it is asked again once it has given
+                a sign of life in its announcement, for one that is suspended takes connections.
+        """
+        connection.close()
+        with self._condition:
+            if self._connection is connection:
+                self._connection = None
+                if fell_silent:
+                    self._silent, self._beat = connection.announcement, None
+
+    def close(self) -> Connection | None:
+        """Look no more; gives the connection there was, to be closed. Free to repeat."""
+        with self._condition:
+            self._closed = True
+            connection, self._connection = self._connection, None
+            self._condition.notify_all()
+        return connection
+
+    def _look(self, lease: Lease) -> Connection | None:
+        self.announced, self.reason = True, ""
+        try:
+            found = lease.read()
+            if found is None or not found.serves:
+                self.announced = found is not None
+                self.reason = "none is announced; start one, or use broker='host'"
+                return None
+            if self._is_silent(found):
+                self.reason = f"{found.address} gives no sign of life"
+                return None
+            connection = self._connect(found)
+        except (ChannelClosed, ProtocolError, CorruptData, StorageError) as error:
+            self.reason = str(error)
+            self._unreached = True
+            log.warning("no broker is reached: %s", error)
+            return None
+        self._silent = None
+        self._unreached = False
+        return connection
+
+    def _is_silent(self, found: Announcement) -> bool:
+        if self._silent is None or not self._silent.same_broker(found):
+            return False
+        if self._beat is None:
+            self._beat = found.beat  # As of the first look after it was lost.
+        return found.beat == self._beat

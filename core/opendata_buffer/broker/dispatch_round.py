@@ -1,0 +1,283 @@
+"""One turn of a foreman: what one group commit changes, and what is said once it has landed.
+
+A turn begins with the claims as they are stored. Silent workers lose theirs, finished batches are
+taken out, free ones are given to who waits; all of it is in one new value of the claims, which is
+then written at once. Nothing is said before, and nothing that outlives the turn is changed but
+what the shelf copies to the quarantine, which is free to repeat.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from opendata_buffer.broker.channel import MAX_MESSAGE_BYTES
+from opendata_buffer.broker.claims import Claims, Heartbeats
+from opendata_buffer.broker.dispatcher_term import QueueConsumer
+from opendata_buffer.broker.protocol import (
+    ClaimRequest,
+    FinishRequest,
+    Responder,
+    error_body,
+    metadata_body,
+)
+from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.errors import ClaimLost, InvalidInput
+from opendata_buffer.quarantine import Entry, quarantine
+from opendata_buffer.runtime import Runtime
+from opendata_buffer.stores.base import Store
+
+__all__ = ["MAX_ANSWER_BYTES", "Shelf", "Turn"]
+
+
+# ---- The queue's batches as a foreman knows them: what it can hand out, and what it must not. ----
+
+
+log = logging.getLogger(__name__)
+
+MAX_ANSWER_BYTES = MAX_MESSAGE_BYTES // 2
+"""About the size of one answer; the batches that do not fit are handed out later."""
+
+
+class Shelf:
+    """Batches that wait or are being worked on. One thread uses it.
+
+    Args:
+        store: Where the queue lives.
+        config: The consumer's settings.
+        runtime: Clock.
+    """
+
+    def __init__(self, store: Store, config: ConsumerConfig, runtime: Runtime) -> None:
+        self._store = store
+        self._config = config
+        self._runtime = runtime
+        self._known: dict[int, Entry] = {}
+        self._stuck: set[int] = set()
+        self.end = 0
+        """Batches before this sequence are known."""
+        self.looked_at = float("-inf")
+        """When it was last looked for more, monotonic seconds."""
+        self.rests: dict[int, float] = {}
+        """Until when a released batch rests, monotonic seconds."""
+
+    def begin(self, first: int) -> None:
+        """Forget everything: the queue begins at this sequence."""
+        self._known, self.rests, self.end = {}, {}, first
+
+    def look_for(self, count: int, consumer: QueueConsumer, now: float) -> bool:
+        """Look for more batches; False when there are none."""
+        self.looked_at = now
+        found = consumer.next_descriptors(count)
+        for each in found:
+            self._known[each.sequence] = each
+            self.end = each.sequence + 1
+        return bool(found)
+
+    def resting(self, now: float) -> set[int]:
+        """What is not to be handed out just now."""
+        self.rests = {key: at for key, at in self.rests.items() if at > now}
+        return {*self.rests, *self._stuck}
+
+    def size_of(self, sequence: int) -> int:
+        """About how many bytes a batch takes in an answer."""
+        known = self._known[sequence]
+        ranges = sum(80 + len(each.payload) * 4 // 3 for each in known.metadata)
+        return 200 + len(known.location) + ranges
+
+    def body_of(self, sequence: int) -> dict[str, Any]:
+        """A batch as an answer names it."""
+        known = self._known[sequence]
+        return {
+            "sequence": sequence,
+            "location": known.location,
+            "metadata": metadata_body(known.metadata),
+        }
+
+    def quarantine(self, sequence: int, reason: str) -> bool:
+        """Copy a batch to the quarantine; False when it is too large for that.
+
+        It then stays in the queue and is handed to nobody: finished, it would be deleted, and
+        an error would be told to everybody who asks for any batch.
+        """
+        try:
+            quarantine(
+                self._store,
+                self._config.data_path_prefix,
+                self._known[sequence],
+                reason,
+                query="worker",
+                runtime=self._runtime,
+            )
+        except InvalidInput as error:
+            self._stuck.add(sequence)
+            log.error(
+                "batch %d (%s) stays in the queue and is handed to nobody: %s. To pass it by: "
+                "'opendata-buffer skip %s %d'",
+                sequence,
+                reason,
+                error,
+                self._store.url,
+                sequence,
+            )
+            return False
+        log.warning("batch %d goes to the quarantine: %s", sequence, reason)
+        return True
+
+    def drop_before(self, frontier: int) -> None:
+        """Batches before it are acknowledged."""
+        self._known = {key: each for key, each in self._known.items() if key >= frontier}
+        self._stuck = {key for key in self._stuck if key >= frontier}
+
+
+class Turn:
+    """What changes in one turn. Times are monotonic seconds.
+
+    Args:
+        claims: As they are stored.
+        shelf: The queue's batches.
+        heartbeats: Who lives.
+        ended_before: How the last claims ended, by token.
+        now: When the turn began.
+
+    Attributes:
+        claims: As they shall be.
+        said: Whom to answer what, once that is stored.
+        lapses: Of each batch whose claim changed, when it is looked at next; None for never.
+        rests: Until when released batches rest.
+        ended: How claims ended in this turn, by token.
+        lapsed: Claims that were lost by silence.
+    """
+
+    def __init__(
+        self,
+        claims: Claims,
+        shelf: Shelf,
+        heartbeats: Heartbeats,
+        ended_before: Mapping[int, str],
+        now: float,
+    ) -> None:
+        self._shelf = shelf
+        self._heartbeats = heartbeats
+        self._ended_before = ended_before
+        self._now = now
+        self.claims = claims
+        self.said: list[tuple[Responder, dict[str, Any]]] = []
+        self.lapses: dict[int, float | None] = {}
+        self.rests: dict[int, float] = {}
+        self.ended: dict[int, str] = {}
+        self.lapsed = 0
+
+    def lapse(self) -> None:
+        """Take batches from workers that fell silent."""
+        for sequence, at in self._heartbeats.lapses.items():
+            holder = self.claims.held.get(sequence)
+            if at > self._now or holder is None:
+                continue
+            until = self._heartbeats.until(sequence, holder, self._now)
+            self.lapses[sequence] = until
+            if until is None:
+                log.warning("worker %s of batch %d fell silent", holder.worker, sequence)
+                self.claims = self.claims.release(sequence)
+                self.lapsed += 1
+
+    def finish(self, request: FinishRequest) -> None:
+        """End a claim as its worker says, if it is the worker's still."""
+        sequence, token = request.sequence, request.token
+        finished = {"op": "finished", "n": request.number}
+        if request.how == (self.ended.get(token) or self._ended_before.get(token)):
+            # Asked again, by a worker that heard no answer.
+            self.said.append((request.answer, finished))
+            return
+        if not self.claims.holds(sequence, token):
+            error = error_body(ClaimLost(sequence))
+            self.said.append(
+                (request.answer, {"op": "failed", "n": request.number, "error": error})
+            )
+            return
+        if request.how == "release":
+            self.claims = self.claims.release(sequence)
+            self.rests[sequence] = self._now + request.rest_ms / 1000
+        elif request.how == "done" or self._shelf.quarantine(sequence, request.reason):
+            self.claims = self.claims.finish(sequence)
+        else:
+            self.claims = self.claims.release(sequence)
+        self.lapses[sequence] = None
+        self.ended[token] = request.how
+        self._heartbeats.drop(token)
+        self.said.append((request.answer, finished))
+
+    def hand_out(
+        self, claiming: Sequence[ClaimRequest], look: Callable[[int], object] | None
+    ) -> list[ClaimRequest]:
+        """Give what is free to who waits longest.
+
+        Args:
+            claiming: Who waits, the longest first.
+            look: Looks for so many more batches, where too few are known; None when that is not
+                to be done now.
+
+        Returns:
+            Who goes on waiting.
+        """
+        shelf = self._shelf
+        # Also when nobody waits: rests that are over are forgotten by this.
+        resting = shelf.resting(self._now)
+        resting.update(key for key, at in self.rests.items() if at > self._now)
+        wanted = sum(each.most for each in claiming)
+        free = self.claims.free(shelf.end, resting) if wanted else []
+        if len(free) < wanted and look is not None:
+            look(wanted - len(free))
+            free = self.claims.free(shelf.end, resting)
+        left = []
+        place = 0
+        for request in claiming:
+            given: list[int] = []
+            size = 0
+            while len(given) < request.most and place < len(free):
+                sequence = free[place]
+                size += shelf.size_of(sequence)
+                if given and size > MAX_ANSWER_BYTES:
+                    break
+                place += 1
+                if self._is_worn_out(sequence, request):
+                    continue
+                if shelf.size_of(sequence) > MAX_ANSWER_BYTES:
+                    reason = "its metadata is larger than what a broker and a worker exchange"
+                    if shelf.quarantine(sequence, reason):
+                        self.claims = self.claims.finish(sequence)
+                    continue
+                given.append(sequence)
+            if given:
+                self._give(request, given)
+            elif self._now >= request.until:
+                body = {"op": "claimed", "n": request.number, "batches": []}
+                self.said.append((request.answer, body))
+            else:
+                left.append(request)
+        return left
+
+    def _is_worn_out(self, sequence: int, request: ClaimRequest) -> bool:
+        count = self.claims.deliveries.get(sequence, 0)
+        if not 0 < request.max_deliveries <= count:
+            return False
+        if self._shelf.quarantine(sequence, f"handed out {count} times and never finished"):
+            self.claims = self.claims.finish(sequence)
+        return True
+
+    def _give(self, request: ClaimRequest, given: Sequence[int]) -> None:
+        self.claims = self.claims.claim(given, request.worker, request.timeout_ms)
+        batches = []
+        for sequence in given:
+            self.lapses[sequence] = self._now + request.timeout_ms / 1000
+            self.rests.pop(sequence, None)
+            batches.append(
+                {
+                    **self._shelf.body_of(sequence),
+                    "token": self.claims.held[sequence].token,
+                    "deliveries": self.claims.deliveries[sequence],
+                }
+            )
+        body = {"op": "claimed", "n": request.number, "batches": batches}
+        self.said.append((request.answer, body))

@@ -1,0 +1,323 @@
+"""Hands the queue's batches to workers: the broker as the queue's consumer.
+
+Requests of all workers pile up while one compare-and-swap on the claims is on its way, and the
+next one takes them all; each is answered after it has landed. Heartbeats are kept in memory
+only. What is finished without a gap is acknowledged behind that, so a foreman that dies in
+between only acknowledges later.
+
+Another consumer of the queue, or another foreman, fences this one: it tells its workers so, and
+they look for the broker that is announced now.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from opendata_buffer import metrics
+from opendata_buffer.broker.claims import Heartbeats
+from opendata_buffer.broker.dispatch_round import Shelf, Turn
+from opendata_buffer.broker.dispatcher_term import OpenConsumer, SharedQueue, Tenure, stored_epoch
+from opendata_buffer.broker.protocol import ClaimRequest, FinishRequest, error_body
+from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.errors import Fenced, OpenDataBufferError, TransientStorageError
+from opendata_buffer.runtime import Runtime, Task
+from opendata_buffer.stores.base import Store
+
+__all__ = ["Foreman"]
+
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.25
+"""Between two looks for batches that somebody else appended, while workers wait."""
+
+ACK_S = 1.0
+"""Between two acknowledgements while workers wait: each is a write for which they would wait."""
+
+MAX_ENDED = 10_000
+"""Claims of which it is remembered how they ended, for workers that ask again."""
+
+QUARREL_S = 3.0
+"""A broker that is announced no more finds that within two seconds, and steps down."""
+
+RETRY_S = 1.0
+"""After storage did not answer."""
+
+
+class Foreman:
+    """The claims of one queue's workers.
+
+    Args:
+        store: Where the queue lives.
+        config: The consumer's settings.
+        runtime: Clock and threads.
+        open_consumer: Takes the queue over.
+        queue: What the broker appends to; None for a queue of its own.
+        is_announced: Whether clients are sent to this broker and to no other; reads the store.
+        is_current: Whether that was so some seconds ago.
+        steady_since: Since when this broker has been at work without a long pause, monotonic
+            seconds. Heartbeats of a pause may have been missed.
+        may_take: Asked before the claims are taken over from another foreman; reads the store.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        config: ConsumerConfig,
+        runtime: Runtime,
+        open_consumer: OpenConsumer,
+        queue: SharedQueue | None = None,
+        is_announced: Callable[[], bool] = lambda: False,
+        is_current: Callable[[], bool] = lambda: True,
+        steady_since: Callable[[], float] = lambda: float("-inf"),
+        may_take: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._store = store
+        self._open_consumer = open_consumer
+        self._queue = queue
+        self._is_announced = is_announced
+        self._is_current = is_current
+        self._may_take = may_take
+        self._config = config
+        self._runtime = runtime
+        self._labels = {"queue": metrics.queue_label(store.url, config.manifest_path)}
+        self._condition = runtime.condition()
+        self._finishing: list[FinishRequest] = []
+        self._claiming: list[ClaimRequest] = []
+        self._heartbeats = Heartbeats(self._condition, steady_since)
+        self._shelf = Shelf(store, config, runtime)
+        self._tenure: Tenure | None = None
+        self._last_epoch = -1
+        self._leaving = False
+        self._fenced: Fenced | None = None
+        self._news = False
+        self._task: Task | None = None
+        self._ended: dict[int, str] = {}
+        self._acked_at = float("-inf")
+
+    def submit(self, request: ClaimRequest | FinishRequest) -> None:
+        """Take a request; its ``answer`` is called when it is settled."""
+        with self._condition:
+            if not self._leaving:
+                if isinstance(request, ClaimRequest):
+                    self._claiming.append(request)
+                else:
+                    self._finishing.append(request)
+                if self._task is None:
+                    # Not before a worker asks: taking claims fences any other consumer.
+                    metrics.claims_held.watch(self, Foreman.held_now, self._labels)
+                    self._task = self._runtime.spawn(self._run, "opendata-buffer-foreman")
+                self._condition.notify_all()
+                return
+        request.answer({"op": "refused", "n": request.number, "why": "moved"})
+
+    def beat(self, tokens: list[int]) -> bool:
+        """A worker lives, and works on these; False when another broker is to be told.
+
+        One that does not reach the store may have been replaced. Heartbeats that it answered
+        would keep its workers from the next one, which would give their claims away.
+        """
+        if not self._is_current():
+            return False
+        now = self._runtime.monotonic()
+        with self._condition:
+            self._heartbeats.hear(tokens, now)
+            if tokens and not self._leaving and self._task is None:
+                # Take the claims over at once: a predecessor that was only suspended would find
+                # no heartbeats and give them away.
+                self._news = True
+                self._task = self._runtime.spawn(self._run, "opendata-buffer-foreman")
+        return True
+
+    def held_now(self) -> float | None:
+        """Batches that workers hold; None while this broker hands out nothing."""
+        tenure = self._tenure
+        return None if tenure is None else len(tenure.claims.held)
+
+    def appended(self) -> None:
+        """There are new batches in the queue."""
+        if self._task is not None:
+            with self._condition:
+                self._news = True
+                self._condition.notify_all()
+
+    def stop(self, timeout: float | None = None) -> None:
+        """Answer what waits with ``moved``, and leave the queue's consumer to a successor."""
+        with self._condition:
+            self._leaving = True
+            self._condition.notify_all()
+        metrics.claims_held.unwatch(self)
+        if self._task is not None:
+            self._task.join(timeout)
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._condition:
+                    self._wait()
+                    if self._leaving:
+                        return
+                    finishing, self._finishing = self._finishing, []
+                    # A batch for a worker that is gone would rest until its claim lapsed, and
+                    # count as handed out.
+                    claiming = [each for each in self._claiming if each.waits()]
+                    self._claiming = []
+                    news, self._news = self._news, False
+                try:
+                    left = self._take_turn(finishing, claiming, news)
+                except Exception as error:
+                    left = []
+                    self._give_up([*finishing, *claiming], error)
+                with self._condition:
+                    self._claiming = [*left, *self._claiming]
+                try:
+                    self._acknowledge()
+                except Exception as error:
+                    # Everybody has been answered: what is done stays done.
+                    self._give_up([], error)
+        finally:
+            with self._condition:
+                self._leaving = True
+                waiting: list[ClaimRequest | FinishRequest] = [*self._finishing, *self._claiming]
+            self._refuse(waiting)
+            self._leave()
+
+    def _wait(self) -> None:
+        """Until there is something to do; with the lock."""
+        while not self._leaving and not self._finishing and not self._news:
+            now = self._runtime.monotonic()
+            times = [*self._heartbeats.lapses.values(), *self._shelf.rests.values()]
+            if self._claiming:
+                times.append(self._shelf.looked_at + POLL_S)
+                times += [each.until for each in self._claiming]
+            if times and min(times) <= now:
+                return
+            self._condition.wait(min(times) - now if times else None)
+
+    def _take_turn(
+        self, finishing: list[FinishRequest], claiming: list[ClaimRequest], news: bool
+    ) -> list[ClaimRequest]:
+        tenure = self._in_office()
+        shelf, now = self._shelf, self._runtime.monotonic()
+        turn = Turn(tenure.claims, shelf, self._heartbeats, self._ended, now)
+        turn.lapse()
+        for request in finishing:
+            turn.finish(request)
+
+        def look(count: int) -> None:
+            shelf.look_for(count, tenure.consumer, now)
+
+        due = news or now >= shelf.looked_at + POLL_S
+        left = turn.hand_out(claiming, look if due else None)
+        tenure.write(turn.claims)
+        # Landed: now it may be said, and acted on.
+        self._heartbeats.landed(turn.lapses)
+        shelf.rests.update(turn.rests)
+        self._ended.update(turn.ended)
+        while len(self._ended) > MAX_ENDED:
+            del self._ended[next(iter(self._ended))]
+        metrics.claims_lapsed.add(turn.lapsed)
+        self._heartbeats.forget(turn.claims.held)
+        for answer, body in turn.said:
+            answer(body)
+        return left
+
+    def _in_office(self) -> Tenure:
+        if self._fenced is not None:
+            # Whoever took the queue meant to. Taking it back would begin a quarrel.
+            raise self._fenced
+        if self._tenure is not None:
+            return self._tenure
+        if not self._may_take():
+            # Taken all the same, and given up before the claims are written, they would look as
+            # if another consumer had the queue: the announced broker would leave it to that one.
+            raise TransientStorageError("another broker is announced by now: ask that one")
+        tenure = Tenure(self._store, self._config, self._runtime, self._open_consumer, self._queue)
+        claims, shelf = tenure.claims, self._shelf
+        # Where somebody deleted the claims, tokens are drawn again that named others before.
+        self._ended = {token: how for token, how in self._ended.items() if token <= claims.tokens}
+        self._last_epoch = tenure.epoch
+        shelf.begin(tenure.first)
+        now = self._runtime.monotonic()
+        self._heartbeats.begin(claims.held, now)
+        self._tenure = tenure
+        # What is held or done must be known, to be handed out again or acknowledged.
+        needed = max([claims.frontier, *(key + 1 for key in claims.held)])
+        while shelf.end < needed and shelf.look_for(needed - shelf.end, tenure.consumer, now):
+            pass
+        log.info("handing out batches from %d on, epoch %d", claims.frontier, claims.epoch)
+        return tenure
+
+    def _acknowledge(self) -> None:
+        if self._tenure is None:
+            return
+        frontier, consumer = self._tenure.claims.frontier, self._tenure.consumer
+        acked = consumer.last_acked_sequence
+        is_acked = acked is not None and acked >= frontier - 1
+        if frontier == 0 or is_acked or self._shelf.end < frontier:
+            return
+        now = self._runtime.monotonic()
+        if (self._finishing or self._news) and now - self._acked_at < ACK_S:
+            return  # There is another turn at once.
+        self._acked_at = now
+        try:
+            consumer.ack_through(frontier - 1)
+        except TransientStorageError as error:
+            log.warning("acknowledging through %d is put off: %s", frontier - 1, error)
+            return
+        self._shelf.drop_before(frontier)
+
+    def _give_up(self, requests: list[ClaimRequest | FinishRequest], error: BaseException) -> None:
+        """Nothing of a turn has landed, or nobody knows: begin anew from what storage holds."""
+        self._leave()
+        if isinstance(error, Fenced):
+            if self._fenced is None and self._is_by_a_broker_that_must_go():
+                log.warning("a broker that is announced no more took the claims: taking them back")
+                self._refuse(requests)
+                return
+            if self._fenced is None:
+                log.warning("hands out no more batches: %s", error)
+            self._fenced = error
+        elif isinstance(error, OpenDataBufferError):
+            log.warning("the foreman begins anew: %s", error)
+        else:
+            log.error("the foreman begins anew", exc_info=error)
+        told = error_body(error)
+        for request in requests:
+            request.answer({"op": "failed", "n": request.number, "error": told})
+        if self._fenced is None:
+            self._runtime.sleep(RETRY_S)
+
+    def _is_by_a_broker_that_must_go(self) -> bool:
+        """Whether not another consumer fenced this foreman, but that of a broker before it.
+
+        A broker that was suspended and wakes up takes the claims over on a heartbeat, before it
+        finds that another one is announced. It steps down then, and nobody would hand out.
+        """
+        until = self._runtime.monotonic() + QUARREL_S
+        with self._condition:
+            while not self._leaving and (left := until - self._runtime.monotonic()) > 0:
+                self._condition.wait(left)
+            if self._leaving:
+                return False
+        try:
+            found = stored_epoch(self._store, self._config, self._runtime)
+            return found is not None and found > self._last_epoch and self._is_announced()
+        except OpenDataBufferError as error:
+            log.warning("who fenced the foreman is not known: %s", error)
+            return False
+
+    def _refuse(self, requests: list[ClaimRequest | FinishRequest]) -> None:
+        for request in requests:
+            request.answer({"op": "refused", "n": request.number, "why": "moved"})
+
+    def _leave(self) -> None:
+        tenure, self._tenure = self._tenure, None
+        self._heartbeats.end()
+        self._shelf.rests = {}
+        if tenure is not None:
+            try:
+                tenure.consumer.close()
+            except OpenDataBufferError as error:
+                log.warning("the foreman's consumer did not close cleanly: %s", error)

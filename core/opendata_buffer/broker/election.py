@@ -1,0 +1,332 @@
+"""Serves a queue while nobody else does: the broker of a command, or one inside a producer.
+
+One thread watches the announcement. While another broker is announced and alive, it stands by;
+when that one is dead it announces itself, and the compare-and-swap on the announcement lets one
+of many through. While it serves, it gives signs of life, and steps down once somebody else is
+announced. Two that serve at once are safe, and only slow.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Protocol
+
+from opendata_buffer.broker.broker import Service
+from opendata_buffer.broker.channel import ProtocolError
+from opendata_buffer.broker.client import ChannelClosed, ChannelRefused, Connection
+from opendata_buffer.broker.dispatcher import Foreman
+from opendata_buffer.broker.dispatcher_term import OpenConsumer, SharedQueue
+from opendata_buffer.broker.lease import (
+    SECRET_BYTES,
+    Announcement,
+    Lease,
+    Watch,
+)
+from opendata_buffer.config import (
+    ConsumerConfig,
+    GarbageCollectorConfig,
+    ProducerConfig,
+    QueueConfig,
+)
+from opendata_buffer.errors import CorruptData, OpenDataBufferError, StorageError
+from opendata_buffer.queue.ownership import claim_for_use
+from opendata_buffer.runtime import Runtime, Task
+from opendata_buffer.stores.base import Store
+
+__all__ = ["Host", "ListeningPort"]
+
+
+log = logging.getLogger(__name__)
+
+BEAT_S = 2.0
+"""Between two signs of life."""
+
+SILENT_S = 2.5 * BEAT_S
+"""A broker that is not reached is dead after so long without a sign of life. One that others
+reach goes on giving them, and is left alone."""
+
+LATE_S = 1.5 * BEAT_S
+"""A sign of life that comes so long after the last one shows that this broker was suspended, or did
+not reach the store: it may have missed what others told it meanwhile."""
+
+STAND_BY_S = 1.0
+"""Between two looks at the broker that serves."""
+
+DOUBT_S = 0.5
+"""Between two looks whether another broker is announced, however many races are lost."""
+
+REFUSED_S = 0.2
+"""Between the first refused connection and the second, which proves the process has ended."""
+
+
+class ListeningPort(Protocol):
+    """Where clients come in."""
+
+    certificate: str
+
+    @property
+    def address(self) -> str:
+        """For the announcement."""
+        ...
+
+    def open(self, service: Service, announcement: Announcement) -> None:
+        """Serve the clients of one term."""
+        ...
+
+    def shut(self) -> None:
+        """Serve nobody."""
+        ...
+
+    def close(self) -> None:
+        """Give it up."""
+        ...
+
+
+class Host:
+    """A broker that serves when no other one does.
+
+    Args:
+        store: Where the queue lives.
+        config: The queue.
+        runtime: Clocks, threads, names.
+        listen: Opens a port.
+        connect: Opens a connection to another broker, to see whether it lives.
+        entropy: Gives random bytes; :func:`secrets.token_bytes` in production.
+        open_consumer: Takes the queue over, once a worker asks for its batches.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        config: QueueConfig,
+        runtime: Runtime,
+        listen: Callable[[], ListeningPort],
+        connect: Callable[[Announcement], Connection],
+        entropy: Callable[[int], bytes],
+        open_consumer: OpenConsumer,
+    ) -> None:
+        self._store = store
+        self._config = config
+        self._runtime = runtime
+        self._listen = listen
+        self._connect = connect
+        self._entropy = entropy
+        self._open_consumer = open_consumer
+        self._lease = Lease(store, config, runtime)
+        self._watch = Watch()
+        self._condition = runtime.condition()
+        self._doubted = False
+        self._stopping = False
+        self._port: ListeningPort | None = None
+        self._service: Service | None = None
+        self._mine: Announcement | None = None
+        self._is_open = False
+        self._beaten_at = 0.0
+        self._steady_at = 0.0
+        self._failure: OpenDataBufferError | None = None
+        self._id = runtime.ulid()
+        self._task: Task = runtime.spawn(self._run, "opendata-buffer-broker-host")
+
+    @property
+    def serving(self) -> Announcement | None:
+        """What it announced, while it serves: from when its port is open on."""
+        return self._mine if self._is_open else None
+
+    @property
+    def stands_by_for(self) -> Announcement | None:
+        """The broker that serves in its stead, as last looked at."""
+        seen = self._watch.seen
+        return None if self._mine is not None or seen is None or not seen.serves else seen
+
+    @property
+    def failure(self) -> OpenDataBufferError | None:
+        """Why it last did not serve: an address that cannot be used, a prefix of another queue."""
+        return self._failure
+
+    @property
+    def service(self) -> Service | None:
+        """The service, while it serves."""
+        return self._service
+
+    def stop(self, timeout: float | None = None) -> None:
+        """Step down and say so, so that the next broker need not wait."""
+        with self._condition:
+            self._stopping = True
+            self._condition.notify_all()
+        self._task.join(timeout)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                try:
+                    wait = self._keep() if self._mine is not None else self._stand_by()
+                except (StorageError, CorruptData) as error:
+                    # While storage does not answer nobody can append, whoever serves.
+                    log.warning("broker of %s: %s", self._store.url, error)
+                    wait = STAND_BY_S
+                    if self._mine is not None and self._is_cut_off():
+                        # Its clients reach it, and storage may be reached by others: as long as
+                        # it answers them they wait for writes that it cannot make.
+                        log.warning("%s does not reach the store: it steps down", self._mine)
+                        self._step_down()
+                except OpenDataBufferError as error:
+                    # A port that is taken, a queue that needs an operator: somebody may mend it
+                    # while this process lives.
+                    log.error("broker of %s does not serve: %s", self._store.url, error)
+                    self._failure = error
+                    wait = SILENT_S
+                except Exception:
+                    # No thread left, or a bug. A host that ended here would never serve, and
+                    # nobody would know.
+                    log.exception("broker of %s does not serve", self._store.url)
+                    wait = SILENT_S
+                self._wait(wait)
+        finally:
+            self._leave()
+
+    def _is_cut_off(self) -> bool:
+        return self._runtime.monotonic() - self._beaten_at >= SILENT_S
+
+    def _steady_since(self) -> float:
+        now = self._runtime.monotonic()
+        return now if now - self._beaten_at >= LATE_S else self._steady_at
+
+    def _wait(self, seconds: float) -> None:
+        now = self._runtime.monotonic()
+        until, doubt_from = now + seconds, now + min(DOUBT_S, seconds)
+        with self._condition:
+            while not self._stopping and now < (doubt_from if self._doubted else until):
+                self._condition.wait((doubt_from if self._doubted else until) - now)
+                now = self._runtime.monotonic()
+
+    def _keep(self) -> float:
+        assert self._mine is not None
+        self._doubted = False
+        beaten = self._lease.beat(self._mine)
+        if beaten is None:
+            log.warning("another broker is announced: %s steps down", self._mine)
+            self._step_down()
+            return 0.0
+        self._mine = beaten
+        # In this order: the foreman asks between the two.
+        self._steady_at = self._steady_since()
+        self._beaten_at = self._runtime.monotonic()
+        return BEAT_S
+
+    def _stand_by(self) -> float:
+        announced = self._lease.read()
+        quiet = self._watch.look(announced, self._runtime.monotonic())
+        if announced is not None and announced.serves:
+            alive = self._is_alive(announced)
+            if alive is None and quiet < SILENT_S:
+                return STAND_BY_S
+            if alive:
+                return STAND_BY_S
+        return self._take_over(announced)
+
+    def _is_alive(self, announced: Announcement) -> bool | None:
+        """False when its process has surely ended; None when it is not reached."""
+        for last in (False, True):
+            try:
+                self._connect(announced).close()
+                return True
+            except ChannelRefused:
+                if last:
+                    return False
+                self._runtime.sleep(REFUSED_S)
+            except (ChannelClosed, ProtocolError):
+                return None
+        return None
+
+    def _take_over(self, announced: Announcement | None) -> float:
+        if self._port is None:
+            self._port = self._listen()
+        wanted = Announcement(
+            term=0,
+            id=self._id,
+            address=self._port.address,
+            secret=self._entropy(SECRET_BYTES),
+            certificate=self._port.certificate,
+            seen_ms=self._runtime.now_ms(),
+        )
+        claim = claim_for_use(self._store, self._config, runtime=self._runtime)
+        queue = SharedQueue(self._store, self._config, runtime=self._runtime, claim=claim)
+        service = Service(
+            queue,
+            self._runtime,
+            self._config.data_path_prefix,
+            on_conflict=self._doubt,
+            foreman=Foreman(
+                self._store,
+                consumer_settings(self._config),
+                self._runtime,
+                self._open_consumer,
+                queue,
+                self._is_announced,
+                lambda: not self._is_cut_off(),
+                self._steady_since,
+                self._is_announced,
+            ),
+        )
+        try:
+            service.start()
+            taken = self._lease.take(wanted, announced)
+        except BaseException:
+            service.stop()
+            raise
+        if taken is None:
+            service.stop()
+            return STAND_BY_S
+        self._service, self._mine = service, taken
+        self._beaten_at = self._steady_at = self._runtime.monotonic()
+        self._port.open(service, taken)
+        self._is_open = True
+        log.info("serving as the broker: %s", taken)
+        return BEAT_S
+
+    def _is_announced(self) -> bool:
+        """Whether this broker serves, and is the one that is announced; asked by its foreman."""
+        mine = self._mine
+        # A lease of its own: another thread gives signs of life by the host's.
+        announced = Lease(self._store, self._config, self._runtime).read()
+        return mine is not None and mine.same_broker(announced)
+
+    def _doubt(self) -> None:
+        """Another writer was faster: look at once whether it is another broker."""
+        with self._condition:
+            self._doubted = True
+            self._condition.notify_all()
+
+    def _step_down(self) -> None:
+        service, self._service, self._mine, self._is_open = self._service, None, None, False
+        if service is not None:
+            # What waits is refused, so its clients know at once that it was not appended.
+            service.stop(timeout=5)
+        if self._port is not None:
+            self._port.shut()
+
+    def _leave(self) -> None:
+        mine = self._mine
+        self._step_down()
+        if self._port is not None:
+            self._port.close()
+        if mine is not None:
+            try:
+                self._lease.leave(mine)
+            except (StorageError, CorruptData) as error:
+                log.warning("the broker left without saying so: %s", error)
+
+
+def consumer_settings(config: QueueConfig) -> ConsumerConfig:
+    """What the broker's consumer goes by: the queue's settings, and defaults for the rest."""
+    if isinstance(config, ConsumerConfig):
+        return config
+    shared = {each.name: getattr(config, each.name) for each in fields(QueueConfig)}
+    collector = GarbageCollectorConfig()
+    if isinstance(config, ProducerConfig):
+        # A collector must not be quicker than the producers beside it (failure F5).
+        grace_ms = max(collector.grace_period_ms, config.gc_grace_period_ms)
+        collector = replace(collector, grace_period_ms=grace_ms)
+    return ConsumerConfig(**shared, gc=collector)

@@ -1,0 +1,376 @@
+"""What client and broker say to each other once they have shaken hands. Pure.
+
+=========  =====================================================================================
+client     ``append``: entries to append in one piece; ``renew``: it waits on; ``ping``;
+           ``stats``
+broker     ``done``: appended at a sequence; ``refused``: surely not appended, ask again;
+           ``lost``: storage gave no answer, look whether it is there; ``failed``: what the
+           queue raised; ``pong``; ``stats``
+=========  =====================================================================================
+
+**Until when a broker may append.** A client that gets no answer turns to another broker, which
+looks whether the append has landed, and appends it if not. A broker that was only slow must not
+append it after that. So each message of a broker carries its clock, and a request carries the
+clock it heard last and for how long it holds: the broker does not begin a write for a request
+that is older than that by its own clock. The client has waited that long on its own clock
+before it asks anybody else. While it waits and hears the broker, it renews the request by the
+newest clock it heard, and counts from then itself. No two clocks are ever compared, they only have
+to run equally fast.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from opendata_buffer import errors
+from opendata_buffer.broker.channel import ProtocolError
+from opendata_buffer.errors import OpenDataBufferError
+from opendata_buffer.formats.manifest import Metadata, NewEntry
+from opendata_buffer.runtime import Moment
+
+__all__ = [
+    "AppendRequest",
+    "ClaimRequest",
+    "FinishRequest",
+    "Responder",
+    "VALID_MS",
+    "append_body",
+    "clock_body",
+    "error_body",
+    "error_of",
+    "metadata_body",
+    "moment_of",
+    "parse_append",
+    "parse_beat",
+    "parse_claim",
+    "parse_finish",
+    "parse_metadata",
+    "parse_renewal",
+    "whole",
+]
+
+
+VALID_MS = 2_000
+"""How long a request holds, at most: the longest a client waits before it asks another broker."""
+
+MAX_ENTRIES = 10_000
+"""Of one append; a client appends by itself what has more."""
+
+MAX_OPEN_REQUESTS = 64
+"""Unanswered requests of one connection; a client that sends more is sent away."""
+
+MAX_LOCATION_CHARS = 2_048
+
+
+@dataclass(frozen=True, slots=True)
+class AppendRequest:
+    """One append as a client asks for it.
+
+    Attributes:
+        number: Of the request on its connection; the answer carries it.
+        entries: What to append, contiguous and in order, all or none.
+        heard: The broker's own clock, as the client last heard it.
+        valid_ms: For how long after that a write may begin.
+        since: Where an earlier attempt may have landed: at this sequence or later. None when
+            there was none.
+    """
+
+    number: int
+    entries: tuple[NewEntry, ...]
+    heard: Moment
+    valid_ms: int
+    since: int | None = None
+
+
+def append_body(
+    number: int,
+    entries: Sequence[NewEntry],
+    clock: Any,
+    valid_ms: int,
+    since: int | None,
+) -> dict[str, Any]:
+    """The message of an append; ``clock`` is what the broker's last message had."""
+    return {
+        "op": "append",
+        "n": number,
+        "clock": clock,
+        "valid_ms": valid_ms,
+        "since": since,
+        "entries": [[entry.location, metadata_body(entry.metadata)] for entry in entries],
+    }
+
+
+def metadata_body(metadata: Sequence[Metadata]) -> list[list[Any]]:
+    """Ranges of metadata as messages carry them."""
+    return [
+        [each.start_index, each.ingestion_time_ms, b64encode(each.payload).decode()]
+        for each in metadata
+    ]
+
+
+def parse_append(body: Mapping[str, Any], data_path_prefix: str) -> AppendRequest:
+    """An append out of a message.
+
+    Raises:
+        ProtocolError: A field is missing, of another type or out of bounds.
+    """
+    number, valid_ms = whole(body, "n"), whole(body, "valid_ms")
+    since = None if body.get("since") is None else whole(body, "since")
+    rows = body.get("entries")
+    if not isinstance(rows, list) or not 1 <= len(rows) <= MAX_ENTRIES:
+        raise ProtocolError(f"an append has no list of 1 to {MAX_ENTRIES} entries")
+    return AppendRequest(
+        number,
+        tuple(_entry(row, data_path_prefix) for row in rows),
+        moment_of(body.get("clock")),
+        min(valid_ms, VALID_MS),
+        since,
+    )
+
+
+def _entry(row: Any, data_path_prefix: str) -> NewEntry:
+    match row:
+        case [str(location), [*ranges]] if (
+            location.startswith(f"{data_path_prefix}/")
+            and len(location) <= MAX_LOCATION_CHARS
+            and _is_unicode(location)
+        ):
+            return NewEntry(location, parse_metadata(ranges))
+    raise ProtocolError(
+        f"an entry is no location below {data_path_prefix!r} with its metadata: {str(row)[:200]}"
+    )
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it can be stored: in JSON half of a surrogate pair is a character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def parse_metadata(rows: Sequence[Any]) -> tuple[Metadata, ...]:
+    """Ranges of metadata out of a message.
+
+    Raises:
+        ProtocolError: One of them is none.
+    """
+    return tuple(_metadata(each) for each in rows)
+
+
+def _metadata(row: Any) -> Metadata:
+    match row:
+        case [int(start), int(time_ms), str(payload)] if (
+            0 <= start < 1 << 32 and -(1 << 63) <= time_ms < 1 << 63
+        ):
+            try:
+                return Metadata(start, time_ms, b64decode(payload, validate=True))
+            except ValueError:
+                pass
+    raise ProtocolError("a range of metadata is no index, time and payload")
+
+
+def parse_renewal(body: Mapping[str, Any]) -> list[int]:
+    """The numbers of the requests that are to hold on.
+
+    Raises:
+        ProtocolError: They are none.
+    """
+    numbers = body.get("n")
+    if isinstance(numbers, list) and len(numbers) <= MAX_OPEN_REQUESTS:
+        return [each for each in numbers if isinstance(each, int)]
+    raise ProtocolError(f"a renewal has no list of up to {MAX_OPEN_REQUESTS} requests")
+
+
+def clock_body(now: Moment) -> list[float]:
+    """A broker's clock as its messages carry it; nobody but the broker reads it."""
+    return [now.monotonic, now.wall_ms]
+
+
+def moment_of(clock: Any) -> Moment:
+    """A broker's clock as it comes back to it.
+
+    Raises:
+        ProtocolError: It is none.
+    """
+    match clock:
+        # Within bounds, or an age could not be computed, in the middle of everybody's write.
+        case [int() | float() as monotonic, int(wall_ms)] if (
+            -(1 << 63) <= monotonic < 1 << 63 and -(1 << 63) <= wall_ms < 1 << 63
+        ):
+            return Moment(wall_ms, float(monotonic))
+    raise ProtocolError("a message carries no clock of the broker's")
+
+
+def error_body(error: BaseException) -> dict[str, Any]:
+    """An error as a message carries it: its name, its text, and the values it names."""
+    known = isinstance(error, OpenDataBufferError) and type(error).__name__ in errors.__all__
+    name = type(error).__name__ if known else "OpenDataBufferError"
+    text = str(error) if known else f"{type(error).__name__}: {error}"
+    values = {
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in vars(error).items()
+        if not key.startswith("_") and _plain(value)
+    }
+    return {"name": name, "text": text, "values": values if known else {}}
+
+
+def error_of(body: Any) -> OpenDataBufferError:
+    """The error that a broker met, for the caller of the client.
+
+    Raises:
+        ProtocolError: It is none that this release knows.
+    """
+    match body:
+        case {"name": str(name), "text": str(text), "values": dict(values)} if (
+            name in errors.__all__
+        ):
+            kind: type[OpenDataBufferError] = getattr(errors, name)
+            error = kind.__new__(kind)
+            error.args = (text,)
+            error.__dict__.update(
+                {
+                    key: tuple(each) if isinstance(each, list) else each
+                    for key, each in values.items()
+                }
+            )
+            return error
+    raise ProtocolError("a broker reports an error that is none")
+
+
+def _plain(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(isinstance(each, str | int | float) for each in value)
+    return value is None or isinstance(value, str | int | float)
+
+
+def whole(body: Mapping[str, Any], name: str) -> int:
+    """A field that is a whole number and not negative.
+
+    Raises:
+        ProtocolError: It is missing or none.
+    """
+    value = body.get(name)
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63:
+        return value
+    raise ProtocolError(f"a message has no whole number {name!r}")
+
+
+# ---- What workers ask the broker for. Pure. ----
+
+
+Responder: TypeAlias = Callable[[dict[str, Any]], None]
+"""Takes the answer to a request, as a message's body."""
+
+MAX_CLAIMED = 1_000
+MAX_WAIT_MS = 60_000
+MAX_REST_MS = 3_600_000
+MAX_NAME_CHARS = 256
+MAX_REASON_CHARS = 4_096
+
+
+@dataclass(slots=True, eq=False)
+class ClaimRequest:
+    """A worker asks for batches.
+
+    Attributes:
+        number: Of the request.
+        most: Batches, at most.
+        until: When to answer with none, monotonic seconds.
+        worker: Its name.
+        timeout_ms: Without a heartbeat for so long, its batches go to somebody else.
+        max_deliveries: A batch that was handed out so often goes to the quarantine instead.
+        answer: Takes the answer.
+        waits: Whether somebody still waits for it.
+    """
+
+    number: int
+    most: int
+    until: float
+    worker: str
+    timeout_ms: int
+    max_deliveries: int
+    answer: Responder
+    waits: Callable[[], bool] = lambda: True
+
+
+@dataclass(slots=True, eq=False)
+class FinishRequest:
+    """A worker is done with a batch, gives it back, or rejects it.
+
+    Attributes:
+        number: Of the request.
+        how: ``done``, ``release`` or ``reject``.
+        sequence: Which batch.
+        token: Of the claim.
+        reason: Of a rejection.
+        rest_ms: Of a release: not to be handed out again before.
+        answer: Takes the answer.
+    """
+
+    number: int
+    how: str
+    sequence: int
+    token: int
+    reason: str
+    rest_ms: int
+    answer: Responder
+
+
+def parse_claim(
+    body: Mapping[str, Any], now: float, answer: Responder, waits: Callable[[], bool] = lambda: True
+) -> ClaimRequest:
+    """A claim out of a message.
+
+    Raises:
+        ProtocolError: A field is missing or out of bounds.
+    """
+    match body:
+        case {"worker": str(worker)} if len(worker) <= MAX_NAME_CHARS:
+            return ClaimRequest(
+                number=whole(body, "n"),
+                most=min(max(1, whole(body, "max")), MAX_CLAIMED),
+                until=now + min(whole(body, "wait_ms"), MAX_WAIT_MS) / 1000,
+                worker=worker,
+                timeout_ms=max(1, whole(body, "timeout_ms")),
+                max_deliveries=whole(body, "max_deliveries"),
+                answer=answer,
+                waits=waits,
+            )
+    raise ProtocolError("a claim does not name its worker")
+
+
+def parse_finish(body: Mapping[str, Any], now: float, answer: Responder) -> FinishRequest:
+    """The end of a claim out of a message.
+
+    Raises:
+        ProtocolError: A field is missing or out of bounds.
+    """
+    match body:
+        case {"how": "done" | "release" | "reject" as how, "reason": str(reason)}:
+            return FinishRequest(
+                number=whole(body, "n"),
+                how=how,
+                sequence=whole(body, "sequence"),
+                token=whole(body, "token"),
+                reason=reason[:MAX_REASON_CHARS],
+                rest_ms=min(whole(body, "rest_ms"), MAX_REST_MS),
+                answer=answer,
+            )
+    raise ProtocolError("the end of a claim does not say how it ended")
+
+
+def parse_beat(body: Mapping[str, Any]) -> list[int]:
+    """The tokens of a heartbeat.
+
+    Raises:
+        ProtocolError: They are none.
+    """
+    match body.get("tokens"):
+        case [*tokens] if all(type(each) is int for each in tokens):
+            return tokens
+    raise ProtocolError("a heartbeat names no tokens")

@@ -1,0 +1,545 @@
+"""A worker: claims batches, works on them, says how it went.
+
+Several workers share one queue: each batch is handed to one of them, oldest first, and to
+another one when it is released or its worker falls silent. What Kafka calls a share group, and
+SQS a visibility timeout. A batch is done at least once; twice only after a claim lapsed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+from weakref import WeakValueDictionary
+
+from opendata_buffer.broker.client import Connection, Lost, Refused
+from opendata_buffer.broker.discovery import Finder
+from opendata_buffer.broker.election import Host
+from opendata_buffer.broker.network import Network, WebSocketNetwork, listen_for, require_websockets
+from opendata_buffer.broker.protocol import MAX_REASON_CHARS, parse_metadata
+from opendata_buffer.config import WorkerConfig
+from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.consumer.fetch import BatchDescriptor, FetchHandle, PooledBatch
+from opendata_buffer.consumer.read_ahead import read_ahead
+from opendata_buffer.errors import (
+    ClaimLost,
+    Closed,
+    Fenced,
+    InvalidInput,
+    OpenDataBufferError,
+    PoisonBatch,
+    TransientStorageError,
+)
+from opendata_buffer.formats.manifest import Metadata
+from opendata_buffer.runtime import Moment, Runtime, SystemRuntime
+from opendata_buffer.stores.base import Store
+from opendata_buffer.stores.open import open_store
+
+__all__ = ["Claim", "ClaimedBatch", "LOOK_S", "Line", "Worker"]
+
+
+# ---- A worker's claim of one batch ----
+#
+# Whether it may have lapsed, and what its end is told as. Pure.
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """What a worker knows of a claim that a broker gave it.
+
+    Attributes:
+        sequence: Of the batch.
+        token: Drawn for this claim alone; names it to the broker.
+        beaten: When the last heartbeat was sent that a broker answered; before the first one,
+            when the claim was asked for.
+        asked: An attempt to end it may have been stored: its answer was lost.
+        over: It has ended, and that is known.
+    """
+
+    sequence: int
+    token: int
+    beaten: Moment
+    asked: bool = False
+    over: bool = False
+
+    def is_sure(self, now: Moment, timeout_ms: int) -> bool:
+        """Whether it cannot have lapsed: less than its time has passed since ``beaten``."""
+        return self.beaten.precedes(now) and self.beaten.age_ms(now) < timeout_ms
+
+    def end(self, how: str, *, reason: str = "", rest_ms: int = 0) -> dict[str, Any]:
+        """The request that ends it.
+
+        Args:
+            how: ``done``, ``release`` or ``reject``.
+            reason: Of a rejection.
+            rest_ms: Of a release: not to be handed out again before.
+        """
+        return {
+            "op": "finish",
+            "n": 0,
+            "how": how,
+            "sequence": self.sequence,
+            "token": self.token,
+            "reason": reason[:MAX_REASON_CHARS],
+            "rest_ms": rest_ms,
+        }
+
+
+# ---- A worker's line to whichever broker hands out batches now. ----
+
+
+LOOK_S = 0.25
+"""Between two looks for a broker."""
+
+
+class Line:
+    """Asks the broker that is announced; when it is gone or replaced, the next one.
+
+    Args:
+        finder: Finds brokers, and connects.
+        runtime: Clock.
+        patience_s: Seconds without any broker after which asking is given up.
+        url: The store's, for errors.
+    """
+
+    def __init__(self, finder: Finder, runtime: Runtime, patience_s: float, url: str) -> None:
+        self._finder = finder
+        self._runtime = runtime
+        self._patience_s = patience_s
+        self._url = url
+        self._closed = False
+
+    @property
+    def connection(self) -> Connection | None:
+        """The one in use; None while there is none."""
+        return self._finder.connection
+
+    def forget(self, connection: Connection) -> None:
+        """Its broker is the wrong one, or gone: the next call finds another."""
+        self._finder.forget(connection)
+
+    def close(self) -> Connection | None:
+        """Ask nobody any more; returns the connection in use, for last words."""
+        self._closed = True
+        return self._finder.close()
+
+    def ask(self, body: dict[str, Any], claim: Claim | None = None) -> dict[str, Any]:
+        """What the broker, or the next one, answers.
+
+        Args:
+            body: The request. It is repeated when its answer is lost: a claim that nobody heard
+                of lapses by itself.
+            claim: Which one it is to end; notes that an attempt may have been stored.
+
+        Raises:
+            Fenced: Another consumer took the queue.
+            TransientStorageError: No broker answered in time.
+            Closed: It was closed meanwhile.
+        """
+        limit_s = self._patience_s + body.get("wait_ms", 0) / 1000
+        deadline = self._runtime.monotonic() + limit_s
+        while True:
+            connection = self.find(min(deadline, self._runtime.monotonic() + self._patience_s))
+            try:
+                reply = connection.ask(body)
+            except (TransientStorageError, Fenced):
+                # Fenced, too: the write may have landed before, and its answer been lost.
+                if claim is not None:
+                    claim.asked = True
+                raise
+            match reply:
+                case Lost():
+                    if claim is not None:
+                        claim.asked = True
+                    self._finder.forget(connection)
+                case Refused(why):
+                    if claim is not None and why != "unsent":
+                        claim.asked = True
+                    if why in ("unsent", "moved"):
+                        self._finder.forget(connection)
+                    if why != "unsent":
+                        self._runtime.sleep(LOOK_S)
+                case _:
+                    return reply
+            if self._runtime.monotonic() >= deadline:
+                raise TransientStorageError(
+                    f"no broker of {self._url} answered within {limit_s:g} s. Try again."
+                )
+
+    def find(self, deadline: float) -> Connection:
+        """A connection to the broker that is announced.
+
+        Args:
+            deadline: Until when it is looked for, monotonic seconds; once in any case.
+
+        Raises:
+            TransientStorageError: There was none.
+            Closed: It was closed meanwhile.
+        """
+        while True:
+            connection = self._finder.find()
+            if self._closed:
+                raise Closed("the worker was closed: claim() needs an open one")
+            if connection is not None:
+                return connection
+            if self._runtime.monotonic() >= deadline:
+                raise TransientStorageError(
+                    f"no broker of {self._url} hands out batches: {self._finder.reason}. Try again."
+                )
+            self._runtime.sleep(LOOK_S)
+
+
+log = logging.getLogger(__name__)
+
+WAIT_S = 20.0
+"""One claim waits at the broker no longer; a worker that waits longer claims again."""
+
+BEATS_PER_CLAIM = 4
+"""Heartbeats within one ``claim_timeout_ms``: three may be lost before the claim is."""
+
+
+class ClaimedBatch:
+    """A batch that is this worker's until it says how it went, or falls silent.
+
+    Attributes:
+        sequence: Its position in the queue.
+        location: Key of its object.
+        entries: Its records.
+        metadata: Ranges of records with their ingestion time and payload.
+        delivery_count: How often it was handed out, this time included.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        descriptor: BatchDescriptor,
+        claim: Claim,
+        delivery_count: int,
+    ) -> None:
+        self._worker = worker
+        self._claim = claim
+        self.sequence = descriptor.sequence
+        self.location = descriptor.location
+        self.metadata: tuple[Metadata, ...] = descriptor.metadata
+        self.delivery_count = delivery_count
+        self.entries: Sequence[bytes] = ()
+
+    def done(self) -> None:
+        """It is worked off and leaves the queue; kept by storage when this returns.
+
+        Raises:
+            ClaimLost: The claim had lapsed: another worker got or gets the batch, too. Or nobody
+                can tell, because no broker answered for as long as a claim lasts.
+            TransientStorageError: Nobody knows yet; call it again.
+        """
+        self._finish("done")
+
+    def release(self, rest_ms: int = 0) -> None:
+        """Give it back, to be handed out again, not before ``rest_ms`` milliseconds from now.
+
+        Raises:
+            ClaimLost: The claim had lapsed.
+            TransientStorageError: Nobody knows yet; call it again, or let the claim lapse.
+        """
+        self._finish("release", rest_ms=rest_ms)
+
+    def reject(self, reason: str) -> None:
+        """Nobody can work on it: copy it to the quarantine, with the reason, and pass it by.
+
+        Raises:
+            ClaimLost: The claim had lapsed.
+            TransientStorageError: Nobody knows yet; call it again.
+        """
+        self._finish("reject", reason=reason)
+
+    def _finish(self, how: str, *, reason: str = "", rest_ms: int = 0) -> None:
+        if not self._claim.over:
+            self._worker._finish(self._claim, how, reason, rest_ms)
+            self._claim.over = True
+
+
+class Worker:
+    """One of the workers of a queue. Thread-safe, not fork-safe.
+
+    It knows nothing of transactions: on a partition of a topic it is handed the batches of
+    undecided and of rolled back ones as any others, and their acknowledgements as empty batches.
+
+    Args:
+        config: Settings.
+        store: Use this store instead of opening ``config.store``.
+        runtime: Clock and threads; the system's by default.
+        network: How brokers are reached; WebSockets by default.
+
+    Raises:
+        InvalidInput: A setting or the URL is wrong, or the extra ``broker`` is not installed.
+        StorageError: The store cannot be reached.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        *,
+        store: Store | None = None,
+        runtime: Runtime | None = None,
+        network: Network | None = None,
+    ) -> None:
+        self._config = config
+        self._pid = os.getpid()
+        self._runtime = runtime or SystemRuntime()
+        self._store = store or open_store(config.store, config.store_options)
+        if network is None:
+            require_websockets()
+            network = WebSocketNetwork(self._runtime, listen_for(self._store))
+        self._network = network
+        self._fetch = FetchHandle.of(config, store=self._store, runtime=self._runtime)
+        self._pace = self._fetch.pace()
+        finder = Finder(self._store, config, self._runtime, network.connect)
+        patience_s = config.cas_deadline_ms / 1000
+        self._line = Line(finder, self._runtime, patience_s, self._store.url)
+        self.name = (
+            config.name or f"{os.uname().nodename}-{os.getpid()}-{self._runtime.ulid()[-6:]}"
+        )
+        self._condition = self._runtime.condition()
+        self._claims: dict[int, Claim] = {}
+        # Weak: a batch that its user dropped without a word must not be kept by heartbeats for
+        # ever. The next one gives it back.
+        self._batches: WeakValueDictionary[int, ClaimedBatch] = WeakValueDictionary()
+        self._closed = False
+        self._beat_again = False
+        self._host = None
+        if config.broker == "host":
+            self._host = Host(
+                self._store,
+                config,
+                self._runtime,
+                self._network.listen,
+                self._network.connect,
+                secrets.token_bytes,
+                Consumer,
+            )
+        self._beating = self._runtime.spawn(self._beat, "opendata-buffer-worker")
+
+    def claim(self, max: int = 1, timeout: float | None = None) -> list[ClaimedBatch]:  # noqa: A002
+        """The oldest batches that nobody works on, fetched.
+
+        A batch that cannot be read goes to the quarantine, and another one takes its place.
+
+        Args:
+            max: Batches, at most; fewer when fewer are there.
+            timeout: Seconds to wait for a first one; None waits until there is one.
+
+        Returns:
+            Empty when none came in time.
+
+        Raises:
+            Fenced: Another consumer took the queue.
+            TransientStorageError: No broker could be reached within ``cas_deadline_ms``.
+            Closed: The worker was closed, or made before this process was forked.
+        """
+        if max < 1:
+            raise InvalidInput(f"max is {max!r}: use a whole number of at least 1")
+        deadline = None if timeout is None else self._runtime.monotonic() + timeout
+        while True:
+            # Half of a claim's time: the claim counts from when it was asked for.
+            left = min(WAIT_S, self._config.claim_timeout_ms / 2000)
+            if deadline is not None:
+                left = min(left, deadline - self._runtime.monotonic())
+            asked = Moment.now(self._runtime)
+            reply = self._ask(
+                {
+                    "op": "claim",
+                    "max": max,
+                    "wait_ms": int((0.0 if left < 0 else left) * 1000),
+                    "worker": self.name,
+                    "timeout_ms": self._config.claim_timeout_ms,
+                    "max_deliveries": self._config.max_deliveries,
+                }
+            )
+            batches = self._claimed(reply, asked)
+            if batches or (deadline is not None and self._runtime.monotonic() >= deadline):
+                return batches
+
+    def close(self, timeout: float | None = 10.0) -> None:
+        """Give back what is claimed, and end. Free to repeat; in a fork it does nothing."""
+        if self._pid != os.getpid():
+            return  # What is claimed is the parent's to finish.
+        with self._condition:
+            if self._closed:
+                return
+            self._closed = True
+            claims = list(self._claims.values())
+            self._condition.notify_all()
+        connection = self._line.close()
+        if connection is not None:
+            until = None if timeout is None else self._runtime.monotonic() + timeout
+            for claim in claims:
+                connection.post(claim.end("release"), until)
+            connection.await_posted(until)
+            connection.close()
+        if self._host is not None:
+            self._host.stop(timeout)
+        self._beating.join(timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def __aiter__(self) -> AsyncIterator[ClaimedBatch]:
+        """Batch after batch, without blocking the loop; ``await asyncio.to_thread(batch.done)``."""
+        while not self._closed:
+            try:
+                batches = await asyncio.to_thread(self.claim, 1, 1.0)
+            except Closed:
+                return
+            for batch in batches:
+                yield batch
+
+    def _claimed(self, reply: dict[str, Any], asked: Moment) -> list[ClaimedBatch]:
+        made = []
+        for each in reply["batches"]:
+            descriptor = BatchDescriptor(
+                each["sequence"], each["location"], parse_metadata(each["metadata"])
+            )
+            claim = Claim(descriptor.sequence, each["token"], beaten=asked)
+            batch = ClaimedBatch(self, descriptor, claim, each["deliveries"])
+            made.append((batch, descriptor))
+            # All of them before the first is fetched: they need heartbeats meanwhile.
+            with self._condition:
+                self._claims[claim.token] = claim
+                self._batches[claim.token] = batch
+        found = read_ahead(
+            self._read_or_why_not,
+            [descriptor for _, descriptor in made],
+            self._decode_or_why_not,
+            runtime=self._runtime,
+            pace=self._pace,
+        )
+        fetched = []
+        try:
+            for (batch, _), entries in zip(made, found, strict=True):
+                if isinstance(entries, PoisonBatch):
+                    with suppress(ClaimLost):
+                        batch.reject(str(entries))
+                    continue
+                batch.entries = entries
+                fetched.append(batch)
+        except BaseException:
+            # Nobody gets to see these: kept alive by heartbeats they would never be done.
+            self._give_back([batch for batch, _ in made])
+            raise
+        # After a pause of this process somebody else may have them, and have done them.
+        lapsed = [batch for batch in fetched if not self._is_sure_of(batch._claim)]
+        self._give_back(lapsed)
+        return [batch for batch in fetched if batch not in lapsed]
+
+    def _read_or_why_not(self, descriptor: BatchDescriptor) -> PooledBatch | PoisonBatch:
+        try:
+            return self._fetch.fetch_pooled(descriptor)
+        except PoisonBatch as error:
+            return error
+
+    def _decode_or_why_not(
+        self, _: BatchDescriptor, stored: PooledBatch | PoisonBatch
+    ) -> Sequence[bytes] | PoisonBatch:
+        if isinstance(stored, PoisonBatch):
+            return stored
+        try:
+            return self._fetch.decode(stored).entries
+        except PoisonBatch as error:
+            return error
+
+    def _give_back(self, batches: Sequence[ClaimedBatch]) -> None:
+        connection = self._line.connection
+        until = self._runtime.monotonic() + self._config.cas_deadline_ms / 1000
+        for batch in batches:
+            claim = batch._claim
+            self._drop(claim)
+            if connection is not None and not claim.over:
+                connection.post(claim.end("release"), until)
+
+    def _finish(self, claim: Claim, how: str, reason: str, rest_ms: int) -> None:
+        try:
+            self._ask(claim.end(how, reason=reason, rest_ms=rest_ms), claim)
+        except ClaimLost:
+            self._drop(claim)
+            if not (claim.asked and self._is_sure_of(claim)):
+                raise
+            # The claim cannot have lapsed: an earlier attempt to end it has landed.
+        self._drop(claim)
+
+    def _is_sure_of(self, claim: Claim) -> bool:
+        return claim.is_sure(Moment.now(self._runtime), self._config.claim_timeout_ms)
+
+    def _drop(self, claim: Claim) -> None:
+        with self._condition:
+            self._claims.pop(claim.token, None)
+            self._batches.pop(claim.token, None)
+
+    def _ask(self, body: dict[str, Any], claim: Claim | None = None) -> dict[str, Any]:
+        if self._pid != os.getpid():
+            raise Closed(
+                f"this worker belongs to process {self._pid}, which forked this one: its "
+                "heartbeats are not here. Make a worker in each process, after the fork."
+            )
+        return self._line.ask(body, claim)
+
+    def _beat(self) -> None:
+        every = self._config.claim_timeout_ms / 1000 / BEATS_PER_CLAIM
+        while True:
+            with self._condition:
+                if self._closed:
+                    return
+                self._condition.wait(LOOK_S if self._beat_again else every)
+            self._beat_once()
+
+    def _beat_once(self) -> None:
+        with self._condition:
+            held: list[Claim] = []
+            dropped: list[Claim] = []
+            for claim in self._claims.values():
+                (held if claim.token in self._batches else dropped).append(claim)
+            connection = self._line.connection
+        if not held and not dropped:
+            return
+        now = Moment.now(self._runtime)
+        try:
+            if connection is None:
+                connection = self._line.find(self._runtime.monotonic())
+            # Asked, not told: a broker that went without a sound would be told for ever.
+            answer = connection.ask({"op": "beat", "tokens": [each.token for each in held]})
+            # Without waiting for room: heartbeats do not wait for it either. The rest is given back
+            # with the next ones.
+            asap = self._runtime.monotonic()
+            dropped = [each for each in dropped if connection.post(each.end("release"), asap)]
+        except OpenDataBufferError as error:
+            log.debug("a heartbeat was not sent: %s", error)
+            return
+        if isinstance(answer, Refused):
+            # The next beat finds the broker that is announced now. It comes at once: claims do
+            # not wait for as long as between two of them.
+            self._line.forget(connection)
+            with self._condition:
+                self._beat_again = not self._beat_again
+        elif isinstance(answer, dict):
+            with self._condition:
+                self._beat_again = False
+                for claim in dropped:
+                    self._claims.pop(claim.token, None)
+                for claim in held:
+                    # A broker answers heartbeats of lapsed claims, too: one that comes too late
+                    # renews nothing, and must not make the worker sure of its claim again.
+                    if claim.token in self._batches and self._is_sure_of(claim):
+                        claim.beaten = now

@@ -1,0 +1,249 @@
+"""How far a consumer has read and acknowledged: a pure value, no IO.
+
+Three cursors, each the sequence that comes next, move over the queue in this order::
+
+    dequeued ............ acknowledged ............ handed out ............ end of queue
+              next_dequeue              next_ack                 next_hand_out
+
+Every move returns a new value or raises, so a consumer that fails halfway through a manifest
+write still has the value from before it (OpenData RFC 0003, ack_through).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass, replace
+
+from opendata_buffer.errors import DataLoss, InvalidInput
+from opendata_buffer.formats.manifest import Manifest
+
+__all__ = ["Frontier", "Position", "behind_gap", "report_loss"]
+
+
+# ---- Where a reader is in a queue, as a value to be saved beside what it wrote. ----
+
+
+_FORM = re.compile(r"(?:([^\s:]+):)?([0-9]{1,20})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The last batch of one queue that is surely processed.
+
+    A sequence alone says nothing about a queue that was deleted and made again at the same
+    place: its first batches would pass for read (failure F4). So save this, in the transaction
+    that writes the records, and start the next consumer with it. It pickles, and
+    ``Position.parse(str(position)) == position``::
+
+        01JD5T4R3KXBMZ7QV9N2WG8Y00:41
+
+    Attributes:
+        queue_id: Of the queue; empty for one whose owner marker has none.
+        sequence: Of the batch.
+    """
+
+    queue_id: str
+    sequence: int
+
+    def __str__(self) -> str:
+        return f"{self.queue_id}:{self.sequence}" if self.queue_id else str(self.sequence)
+
+    @classmethod
+    def parse(cls, text: str) -> Position:
+        """Read what ``str`` printed. A bare sequence is a position in whatever queue is there.
+
+        Raises:
+            InvalidInput: It is no position.
+        """
+        found = _FORM.fullmatch(text)
+        if found is None:
+            raise InvalidInput(
+                f"position is {text!r}: use '<queue id>:<sequence>', as Consumer.position prints it"
+            )
+        return cls(found[1] or "", int(found[2]))
+
+    @classmethod
+    def of(cls, given: Position | int | str) -> Position:
+        """A position from any of its forms; an int is a sequence in whatever queue is there.
+
+        Raises:
+            InvalidInput: It is none.
+        """
+        if isinstance(given, Position):
+            return given
+        if isinstance(given, str):
+            return cls.parse(given)
+        if isinstance(given, bool) or not isinstance(given, int) or given < 0:
+            raise InvalidInput(
+                f"last_acked_sequence is {given!r}: use a sequence, a Position, or None to start "
+                "at the oldest queued batch"
+            )
+        return cls("", given)
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """The cursors of one consumer.
+
+    Attributes:
+        next_dequeue: Everything before is out of the manifest.
+        next_ack: Everything before is acknowledged.
+        next_hand_out: Everything before was handed out or skipped.
+        skipped: Unacknowledged sequences that were given up; ``ack`` may pass over them.
+    """
+
+    next_dequeue: int
+    next_ack: int
+    next_hand_out: int
+    skipped: frozenset[int] = frozenset()
+
+    @classmethod
+    def at(cls, next_sequence: int) -> Frontier:
+        """A consumer that starts reading at ``next_sequence``."""
+        return cls(next_sequence, next_sequence, next_sequence)
+
+    @property
+    def last_acked(self) -> int | None:
+        """The last acknowledged sequence; None when there is none before the cursor."""
+        return self.next_ack - 1 if self.next_ack else None
+
+    @property
+    def last_handed_out(self) -> int | None:
+        """The last sequence handed out; None when there is none before the cursor."""
+        return self.next_hand_out - 1 if self.next_hand_out else None
+
+    @property
+    def undequeued(self) -> int:
+        """Acknowledged entries that the manifest still lists."""
+        return self.next_ack - self.next_dequeue
+
+    def hand_out(self, through: int) -> Frontier:
+        """Sequences up to and including ``through`` were handed out; earlier ones may be again."""
+        return replace(self, next_hand_out=max(self.next_hand_out, through + 1))
+
+    def skip(self, sequence: int) -> Frontier:
+        """Give up one sequence: the next to be handed out, or one that was and is not acked.
+
+        Raises:
+            InvalidInput: Any other sequence. Nothing changed.
+        """
+        if not self.next_ack <= sequence <= self.next_hand_out:
+            raise InvalidInput(
+                f"cannot skip sequence {sequence}: only {self._range(self.next_hand_out)} can be "
+                "skipped, those handed out and not acknowledged and the next one"
+            )
+        return replace(
+            self,
+            next_hand_out=max(self.next_hand_out, sequence + 1),
+            skipped=self.skipped | {sequence},
+        )
+
+    def ack(self, sequence: int) -> Frontier:
+        """Acknowledge the next sequence; skipped ones before it need no acknowledgement.
+
+        Raises:
+            InvalidInput: It was not handed out, is acknowledged already, or leaves a gap
+                (failure F26). Nothing changed.
+        """
+        self._check(sequence)
+        missing = next(
+            (each for each in range(self.next_ack, sequence) if each not in self.skipped), None
+        )
+        if missing is not None:
+            raise InvalidInput(
+                f"cannot ack sequence {sequence}: {missing} comes first. Acknowledge in order, or "
+                "everything up to a sequence with ack_through."
+            )
+        return self._acked(sequence)
+
+    def ack_through(self, sequence: int) -> Frontier:
+        """Acknowledge everything up to and including ``sequence``.
+
+        Raises:
+            InvalidInput: It was not handed out (failure F27) or is acknowledged already.
+                Nothing changed.
+        """
+        self._check(sequence)
+        return self._acked(sequence)
+
+    def dequeued(self) -> Frontier:
+        """All that is acknowledged has left the manifest."""
+        return replace(self, next_dequeue=self.next_ack)
+
+    def jump(self, next_sequence: int) -> Frontier:
+        """Go on at a later sequence because those before it are lost."""
+        return Frontier(
+            max(self.next_dequeue, next_sequence),
+            max(self.next_ack, next_sequence),
+            max(self.next_hand_out, next_sequence),
+            frozenset(each for each in self.skipped if each >= next_sequence),
+        )
+
+    def _acked(self, sequence: int) -> Frontier:
+        skipped = self.skipped and frozenset(each for each in self.skipped if each > sequence)
+        return replace(self, next_ack=sequence + 1, skipped=skipped)
+
+    def _check(self, sequence: int) -> None:
+        if sequence < self.next_ack:
+            raise InvalidInput(
+                f"cannot ack sequence {sequence}: everything through {self.next_ack - 1} is "
+                "acknowledged already"
+            )
+        if sequence >= self.next_hand_out:
+            raise InvalidInput(
+                f"cannot ack sequence {sequence}: it was not handed out. "
+                f"{self._range(self.next_hand_out - 1).capitalize()} can be acknowledged."
+            )
+
+    def _range(self, last: int) -> str:
+        if last < self.next_ack:
+            return "nothing"
+        if last == self.next_ack:
+            return f"sequence {last}"
+        return f"sequences {self.next_ack} to {last}"
+
+
+# ---- Entries that left a queue before this reader got them ----
+#
+# An error, or a loss that was allowed.
+
+
+log = logging.getLogger(__name__)
+
+
+def behind_gap(
+    frontier: Frontier, manifest: Manifest, key: str, *, allowed: bool, cause: str
+) -> Frontier:
+    """Where a reader goes on: where it is, or where the queue begins by now (failure F28).
+
+    Entries that left the queue behind the reader's cursor are no loss: they were handed out.
+
+    Args:
+        frontier: Of the reader.
+        manifest: As it is now.
+        key: The manifest's.
+        allowed: Go on behind a gap, with a warning.
+        cause: How entries can have gone, in a sentence.
+
+    Raises:
+        DataLoss: There is a gap, and none is allowed.
+    """
+    needed, oldest = frontier.next_hand_out, manifest.first_sequence
+    if oldest <= needed:
+        return frontier
+    if not allowed:
+        raise DataLoss(key, needed, oldest, cause)
+    report_loss(key, needed, oldest)
+    return frontier.jump(oldest)
+
+
+def report_loss(key: str, needed: int, oldest: int) -> None:
+    """Warn that entries from ``needed`` up to ``oldest`` are passed by."""
+    log.warning(
+        "data loss allowed: %s starts at %d, sequences %d to %d are gone unread",
+        key,
+        oldest,
+        needed,
+        oldest - 1,
+    )

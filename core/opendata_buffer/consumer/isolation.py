@@ -1,0 +1,563 @@
+"""Which queued batches count, each once: the one rule for everything that reads. Pure.
+
+Two kinds of identity lie in the names of batches, and each has its part of the rule:
+
+- ``app=<id>/batch=<n>/`` alone: written in one append, and repeated by a writer that could not
+  tell whether it landed. :class:`~.isolation.TransactionFilter` drops the repeat.
+- ``message=<uuid>/``: producer, clock and flags. :class:`~.messages.sequencer.Sequencer` holds
+  back what is undecided, drops duplicates and what was rolled back, and releases a transaction at
+  its acknowledgement. An acknowledgement itself is never delivered.
+
+Batches with neither are delivered at once. No producer waits for another: an undecided
+transaction holds up what its own producer wrote, and nothing else.
+
+Because batches of a transaction are delivered late, a reader acknowledges only what lies before
+:meth:`ReadCommitted.floor`. So the entries of open transactions are still in the manifest when
+they are decided, after any number of restarts, and are read from there once more (failure
+F38).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Hashable, Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+from opendata_buffer.errors import InvalidInput
+from opendata_buffer.formats.keys import BatchLocation, Transaction, parse_location
+from opendata_buffer.late import late_imports
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from opendata_buffer.messages.sequencer import Message, ProducerState, Sequencer
+
+__all__ = [
+    "ISOLATION_LEVELS",
+    "READ_COMMITTED",
+    "READ_UNCOMMITTED",
+    "ReadCommitted",
+    "Replay",
+    "TransactionFilter",
+    "is_acknowledgement",
+]
+
+
+# ---- Exactly-once across writers that retry: pass each transaction once. ----
+#
+# A transactional writer (the Spark sink) names its batches
+# ``<prefix>/app=<id>/batch=<n>/<ULID>.batch`` and appends all batches of a transaction in one
+# compare-and-swap, with batch numbers that only grow. When it cannot tell whether that landed,
+# it appends them again. The reader sees both and keeps the first.
+#
+# One compare-and-swap means that a transaction is *contiguous* in sequence. So an entry repeats
+# what was passed before when its batch number is
+#
+# * lower than the highest one passed of its app, or
+# * equal to it, and the entry is not adjacent to the last entry passed of that transaction.
+#
+# The rule cannot tell a repeat that is adjacent to the original: two appends of one transaction
+# with nothing between them look like one larger transaction. A writer that may be repeating
+# itself must therefore not append directly behind itself; an empty batch without a transaction
+# in front of the repeated group is enough. It can happen only where the writer does not see the
+# original, that is when it finds the queue empty.
+#
+# A transaction that could not be delivered is the exception: when its batch is skipped
+# (:meth:`TransactionFilter.skip`) it was not passed, whatever later ones were, and its repeat is.
+#
+# What is remembered of an app is forgotten when the app has written nothing for
+# :data:`HORIZON_DAYS` days (:meth:`TransactionFilter.prune`), or the state would grow with every
+# app that ever wrote. A writer may therefore be stopped between an append and its repeat for that
+# long; a repeat that comes later is read as new.
+
+
+HORIZON_DAYS = 30
+"""Days without a batch after which an app is forgotten."""
+
+_VERSION = 1
+_DAY_MS = 24 * 60 * 60 * 1000
+
+
+class TransactionFilter:
+    """Remembers per app the last transaction passed, and which entry ended it.
+
+    Not thread-safe. The state grows with the number of apps that write, and with nothing else;
+    a queue without transactions keeps it constant, and :meth:`prune` forgets old apps.
+
+    Args:
+        data_path_prefix: The queue's data prefix; batches elsewhere have no transaction.
+    """
+
+    def __init__(self, data_path_prefix: str) -> None:
+        self._prefix = data_path_prefix
+        self._high: dict[str, int] = {}
+        self._tail: tuple[str, int, int] | None = None  # app, batch, sequence
+        self._missing: dict[str, set[int]] = {}
+        self._seen: dict[str, int] = {}  # app: day since the Unix epoch of its newest batch
+
+    def offer(self, sequence: int, location: str) -> bool:
+        """Whether to pass the entry (True) or to drop it as a repeat (False).
+
+        Offer every entry in order of sequence: one that was neither offered, skipped nor told
+        to be :meth:`lost` tears its transaction apart, and the rest of it would be taken for a
+        repeat. Entries without a transaction always pass.
+        """
+        named = parse_location(location, self._prefix)
+        if named is None or named.txn is None or named.message is not None:
+            # One append writes a transaction without a gap. So an entry without a transaction
+            # ends it: what follows of the same transaction is a second append. Whether a message
+            # counts, ReadCommitted decides.
+            self._tail = None
+            return True
+        txn = named.txn
+        self._saw(named, txn)
+        high = self._high.get(txn.app, -1)
+        if txn.batch <= high and not self._continues(txn, sequence) and not self._misses(txn):
+            return False
+        self._found(txn)
+        self._high[txn.app] = max(high, txn.batch)
+        self._tail = (txn.app, txn.batch, sequence)
+        return True
+
+    def skip(self, sequence: int, location: str) -> None:
+        """Instead of :meth:`offer`, for an entry that could not be delivered and was passed by.
+
+        An append that landed later than the collector's grace period allows may name an object
+        that is gone (failure F5). Its writer knows and appends the transaction again. Had the
+        filter counted the first one, or the next one behind it, that repeat would be dropped.
+
+        Of a transaction in several batches the rest is still passed; then its repeat is not,
+        because part of it would come twice, and what was skipped is lost.
+        """
+        named = parse_location(location, self._prefix)
+        if named is None or named.txn is None or named.message is not None:
+            return
+        txn = named.txn
+        if self._continues(txn, sequence):
+            self._tail = (txn.app, txn.batch, sequence)
+        elif txn.batch > self._high.get(txn.app, -1):
+            self._missing.setdefault(txn.app, set()).add(txn.batch)
+            self._saw(named, txn)
+
+    def lost(self, through: int) -> None:
+        """Sequences up to and including ``through`` are gone, and nobody knows what they were.
+
+        What follows is passed even when it belongs to the transaction before the gap: it is
+        more likely the rest of that transaction than a repeat whose separator is gone.
+        """
+        if self._tail is not None and self._tail[2] < through:
+            self._tail = (*self._tail[:2], through)
+
+    def prune(self, now_ms: int, horizon_days: int = HORIZON_DAYS) -> None:
+        """Forget apps whose newest batch is older than the horizon.
+
+        The age is measured to the newest batch of any app or to ``now_ms``, whichever is
+        earlier: neither one name nor one clock that is far ahead makes all apps old. Apps of a
+        state that was written before ages were kept are as old as this call.
+
+        Args:
+            now_ms: Milliseconds since the Unix epoch, by the caller's clock.
+            horizon_days: Age in days.
+        """
+        if not self._seen:
+            return
+        today = min(now_ms // _DAY_MS, max(self._seen.values()))
+        current = None if self._tail is None else self._tail[0]
+        for app in {*self._high, *self._missing}:
+            if today - self._seen.setdefault(app, today) > horizon_days and app != current:
+                self._high.pop(app, None)
+                self._missing.pop(app, None)
+                del self._seen[app]
+
+    def _saw(self, named: BatchLocation, txn: Transaction) -> None:
+        self._seen[txn.app] = max(self._seen.get(txn.app, 0), named.timestamp_ms // _DAY_MS)
+
+    def _continues(self, txn: Transaction, sequence: int) -> bool:
+        return self._tail == (txn.app, txn.batch, sequence - 1)
+
+    def _misses(self, txn: Transaction) -> bool:
+        return txn.batch in self._missing.get(txn.app, ())
+
+    def _found(self, txn: Transaction) -> None:
+        if self._misses(txn):
+            self._missing[txn.app].discard(txn.batch)
+            if not self._missing[txn.app]:
+                del self._missing[txn.app]
+
+    def copy(self) -> TransactionFilter:
+        """An independent filter in the same state, to try a plan out."""
+        other = TransactionFilter(self._prefix)
+        other._high = dict(self._high)
+        other._tail = self._tail
+        other._missing = {app: set(batches) for app, batches in self._missing.items()}
+        other._seen = dict(self._seen)
+        return other
+
+    def to_json(self) -> str:
+        """The state as one line of JSON; equal states give equal text."""
+        return json.dumps(self.to_dict(), separators=(",", ":"))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The state as a value for JSON, keys in a fixed order.
+
+        ``{"v": 1, "apps": {app: highest batch}, "tail": [app, sequence] or null}``; ``tail`` is
+        the last entry passed, if it had a transaction, with its batch if that is not the app's
+        highest. After skips there is also ``"missing": {app: [batch, ...]}``; and, once an app
+        was seen, ``"seen": {app: day of its newest batch, since the Unix epoch}``.
+        """
+        state: dict[str, Any] = {"v": _VERSION, "apps": dict(sorted(self._high.items()))}
+        state["tail"] = None
+        if self._tail is not None:
+            app, batch, sequence = self._tail
+            state["tail"] = [app, sequence, batch][: 2 if batch == self._high[app] else 3]
+        if self._missing:
+            state["missing"] = {app: sorted(self._missing[app]) for app in sorted(self._missing)}
+        if self._seen:
+            state["seen"] = dict(sorted(self._seen.items()))
+        return state
+
+    @classmethod
+    def from_json(cls, text: str, data_path_prefix: str) -> TransactionFilter:
+        """The filter that :meth:`to_json` wrote.
+
+        Raises:
+            InvalidInput: Another program or a later version wrote it.
+        """
+        try:
+            state = json.loads(text)
+        except (TypeError, ValueError):
+            raise _unreadable_transaction(text) from None
+        return cls.from_dict(state, data_path_prefix)
+
+    @classmethod
+    def from_dict(cls, state: Any, data_path_prefix: str) -> TransactionFilter:
+        """The filter that :meth:`to_dict` described.
+
+        Raises:
+            InvalidInput: Another program or a later version wrote it.
+        """
+        made = cls(data_path_prefix)
+        match state:
+            case {"v": 1, "apps": dict(apps), "tail": tail} if all(map(_is_batch, apps.values())):
+                made._high = dict(apps)
+            case _:
+                raise _unreadable_transaction(state)
+        match tail:
+            case None:
+                pass
+            case [str() as app, int() as sequence] if app in apps:
+                made._tail = (app, apps[app], sequence)
+            case [str() as app, int() as sequence, int() as batch] if app in apps:
+                made._tail = (app, batch, sequence)
+            case _:
+                raise _unreadable_transaction(state)
+        match state.get("missing", {}):
+            case dict(missing) if all(
+                isinstance(batches, list) and all(map(_is_batch, batches))
+                for batches in missing.values()
+            ):
+                made._missing = {app: set(batches) for app, batches in missing.items()}
+            case _:
+                raise _unreadable_transaction(state)
+        match state.get("seen", {}):
+            case dict(seen) if all(map(_is_batch, seen.values())):
+                made._seen = dict(seen)
+            case _:
+                raise _unreadable_transaction(state)
+        return made
+
+
+def _is_batch(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _unreadable_transaction(state: object) -> InvalidInput:
+    return InvalidInput(
+        f"transaction state {state!r:.200} is not version {_VERSION} of this library: resume with "
+        "the version that wrote it, or start without state and accept repeats"
+    )
+
+
+READ_COMMITTED: Final = "read_committed"
+READ_UNCOMMITTED: Final = "read_uncommitted"
+ISOLATION_LEVELS = (READ_COMMITTED, READ_UNCOMMITTED)
+
+Replay = Callable[[int, int], Iterable[tuple[int, str]]]
+"""Sequence and location of all entries from the first sequence up to, not including, the second."""
+_PRODUCER_HEX = 12
+
+
+def is_acknowledgement(location: str, data_path_prefix: str) -> bool:
+    """Whether an entry only decides others: it is offered, and its object is never read."""
+    parsed = parse_location(location, data_path_prefix)
+    if parsed is None or parsed.message is None:
+        return False
+    with late_imports():
+        from opendata_buffer.messages.message_ids import ACK_TXN, FINAL, parse_uuid
+
+    return parse_uuid(parsed.message).flags & ~FINAL == ACK_TXN
+
+
+class ReadCommitted:
+    """Offer every entry in order; get the sequences that are to be delivered now.
+
+    Not thread-safe. What it remembers grows with the apps and the producers that write: a
+    producer is forgotten at its final acknowledgement, the others by :meth:`prune`.
+
+    Args:
+        data_path_prefix: The queue's data prefix; batches elsewhere have no identity.
+        isolation: ``read_committed``; or ``read_uncommitted``, which delivers everything but
+            acknowledgements at once: undecided and rolled back batches, duplicates and repeats
+            as well. It holds nothing back, and remembers nothing but what it was made from.
+        buffer: Undecided messages that are kept; of larger transactions the beginning is read
+            again from the manifest when they are decided.
+
+    Raises:
+        InvalidInput: There is no such isolation.
+    """
+
+    def __init__(
+        self, data_path_prefix: str, isolation: str = READ_COMMITTED, *, buffer: int = 4096
+    ) -> None:
+        if isolation not in ISOLATION_LEVELS:
+            raise InvalidInput(f"isolation is {isolation!r}: use {' or '.join(ISOLATION_LEVELS)}")
+        self._prefix = data_path_prefix
+        self._isolation = isolation
+        self._transactions = TransactionFilter(data_path_prefix)
+        # None until there is a message: most queues have none, and each query's start would wait
+        # for all that messages need.
+        self._sequencer: Sequencer | None = None
+        self._buffer = buffer
+        self._seen: dict[Hashable, int] = {}  # producer: day since the epoch of its newest batch
+        self._judged: int | None = None
+
+    def offer(self, sequence: int, location: str, replay: Replay) -> list[int]:
+        """The sequences that are to be delivered now that this entry was seen, in order.
+
+        Offer every entry in order of sequence; one that was neither offered, skipped nor told to
+        be :meth:`lost` may be the acknowledgement that others wait for.
+
+        Args:
+            sequence: The entry's.
+            location: The entry's.
+            replay: Gives earlier entries again, all in a range; called at most once, and only by
+                an acknowledgement. Never asked for what lies before :meth:`floor`.
+
+        Raises:
+            Exception: What ``replay`` raised. Make the same call again to go on.
+        """
+        if self._isolation == READ_UNCOMMITTED:
+            return [] if is_acknowledgement(location, self._prefix) else [sequence]
+        passes = self._transactions.offer(sequence, location)
+        # Most queues have no messages, and names are not read twice for nothing.
+        parsed = parse_location(location, self._prefix) if "/message=" in location else None
+        if parsed is None or parsed.message is None:
+            return [sequence] if passes else []
+        message, final = _message(sequence, parsed.message)
+        sequencer = self._sequencer = self._sequencer or _sequencer((), self._buffer)
+        if message.clock:
+            day = parsed.timestamp_ms // _DAY_MS
+            self._seen[message.producer] = max(self._seen.get(message.producer, 0), day)
+        if self._judged != sequence:
+            sequencer.queue_uncommitted(message)
+            self._judged = sequence
+        delivered = self._committed(sequencer, replay)
+        self._judged = None
+        if final and message.clock:
+            self._forget(message.producer)
+        return delivered
+
+    def _committed(self, sequencer: Sequencer, replay: Replay) -> list[int]:
+        from opendata_buffer.messages.message_ids import ACK_TXN
+
+        if not sequencer.has_committed():
+            return []
+        begin, end = sequencer.replay_range()
+        if begin != end:
+            # All of it before the first is taken: an error here leaves the state as it was. What
+            # has no clock was delivered when it was read.
+            again = []
+            for sequence, location in replay(begin, end):
+                parsed = parse_location(location, self._prefix)
+                if parsed is not None and parsed.message is not None:
+                    message, _ = _message(sequence, parsed.message)
+                    if message.clock:
+                        again.append(message)
+            sequencer.start_replay(again)
+        return [
+            message.begin for message in sequencer.dequeue_committed() if message.flags != ACK_TXN
+        ]
+
+    def floor(self, next_sequence: int) -> int:
+        """The first sequence that must not be acknowledged yet.
+
+        Args:
+            next_sequence: Behind the last entry offered; the answer where nothing is undecided.
+        """
+        pending = None if self._sequencer is None else self._sequencer.pending_from()
+        return next_sequence if pending is None else min(pending, next_sequence)
+
+    def skip(self, sequence: int, location: str) -> None:
+        """Instead of :meth:`offer`, for an entry whose object is gone and that was passed by.
+
+        Of a message nothing is remembered: it is as if it had never been written, and a repeat
+        of it counts. See :meth:`.TransactionFilter.skip` for the others.
+
+        Raises:
+            InvalidInput: It is an acknowledgement: that needs no object, and others wait for it.
+        """
+        if self._isolation == READ_UNCOMMITTED:
+            return
+        if is_acknowledgement(location, self._prefix):
+            raise InvalidInput(
+                f"sequence {sequence} at {location!r} is an acknowledgement: offer it, no object "
+                "is needed for that"
+            )
+        self._transactions.skip(sequence, location)
+
+    def lost(self, through: int) -> None:
+        """Sequences up to and including ``through`` are gone, and nobody knows what they were.
+
+        Transactions that were open are given up: their batches are gone with them, and the
+        acknowledgement may be, too. Of one that goes on behind the gap the rest is delivered
+        when it is committed.
+        """
+        if self._isolation == READ_UNCOMMITTED:
+            return
+        self._transactions.lost(through)
+        if self._sequencer is not None:
+            self._sequencer.drop_before(through + 1)
+
+    def prune(self, now_ms: int, horizon_days: int = HORIZON_DAYS) -> None:
+        """Forget apps and producers whose newest batch is older than the horizon.
+
+        Ages go by the ULIDs of batches and not by the producers' clocks, which need not be
+        times. A producer with an open transaction is not forgotten.
+
+        Args:
+            now_ms: Milliseconds since the Unix epoch, by the caller's clock.
+            horizon_days: Age in days.
+        """
+        self._transactions.prune(now_ms, horizon_days)
+        if self._sequencer is None or not self._seen:
+            return
+        # Whichever is earlier: neither one name nor one clock that is far ahead makes all old.
+        today = min(now_ms // _DAY_MS, max(self._seen.values()))
+        for state in self._sequencer.checkpoint():
+            producer = _id(state)
+            if today - self._seen.setdefault(producer, today) > horizon_days and state.begin < 0:
+                self._forget(producer)
+
+    def copy(self) -> ReadCommitted:
+        """An independent one in the same state, to try a plan out."""
+        other = ReadCommitted(self._prefix, self._isolation, buffer=self._buffer)
+        other._transactions = self._transactions.copy()
+        other._sequencer = None if self._sequencer is None else self._sequencer.copy()
+        other._seen = dict(self._seen)
+        return other
+
+    def to_dict(self) -> dict[str, Any]:
+        """The state as a value for JSON, keys in a fixed order; equal states give equal values.
+
+        That of :meth:`.TransactionFilter.to_dict` and, once there was a message, ``"producers":
+        {id in hex: [clock of the last committed message, sequence that its open transaction
+        begins at or -1, day of its newest batch since the Unix epoch]}``.
+        """
+        state = self._transactions.to_dict()
+        if self._sequencer is None:
+            return state
+        producers = {
+            _id(each).hex(): [each.last_ack, each.begin, self._seen[_id(each)]]
+            for each in self._sequencer.checkpoint()
+        }
+        if producers:
+            state["producers"] = dict(sorted(producers.items()))
+        return state
+
+    @classmethod
+    def from_dict(
+        cls,
+        state: Any,
+        data_path_prefix: str,
+        isolation: str = READ_COMMITTED,
+        *,
+        buffer: int = 4096,
+    ) -> ReadCommitted:
+        """What :meth:`to_dict` described, or :meth:`.TransactionFilter.to_dict` before it.
+
+        Raises:
+            InvalidInput: Another program or a later version wrote it.
+        """
+        made = cls(data_path_prefix, isolation, buffer=buffer)
+        made._transactions = TransactionFilter.from_dict(state, data_path_prefix)
+        states = []
+        match state.get("producers", {}):
+            case dict(producers):
+                pass
+            case _:
+                raise _unreadable(state)
+        if not producers:
+            return made
+        with late_imports():
+            from opendata_buffer.messages.message_ids import CLOCK_MAX
+            from opendata_buffer.messages.sequencer import ProducerState
+        for name, value in producers.items():
+            match value:
+                case [int() as last_ack, int() as begin, int() as day] if (
+                    0 <= last_ack <= CLOCK_MAX and begin >= -1 and day >= 0
+                ):
+                    producer = _producer(name)
+                    if producer is None:
+                        raise _unreadable(state)
+                    states.append(ProducerState(producer, last_ack, begin))
+                    made._seen[producer] = day
+                case _:
+                    raise _unreadable(state)
+        made._sequencer = _sequencer(states, buffer)
+        return made
+
+    def _forget(self, producer: Hashable) -> None:
+        if self._sequencer is not None:
+            self._sequencer.forget(producer)
+        self._seen.pop(producer, None)
+
+
+def _sequencer(states: Iterable[ProducerState], buffer: int) -> Sequencer:
+    with late_imports():
+        from opendata_buffer.messages.sequencer import Sequencer
+
+    return Sequencer(states, buffer)
+
+
+def _message(sequence: int, identity: UUID) -> tuple[Message, bool]:
+    """For the sequencer; and whether it is the last one of its producer."""
+    with late_imports():
+        from opendata_buffer.messages.message_ids import ACK_TXN, FINAL, parse_uuid
+        from opendata_buffer.messages.sequencer import Message
+
+    read = parse_uuid(identity)
+    flags = read.flags & ~FINAL
+    final = flags == ACK_TXN and read.flags != flags
+    return Message(read.producer, read.clock, flags, sequence, sequence + 1), final
+
+
+def _id(state: ProducerState) -> bytes:
+    producer = state.producer
+    assert isinstance(producer, bytes)
+    return producer
+
+
+def _producer(name: object) -> bytes | None:
+    if not isinstance(name, str) or len(name) != _PRODUCER_HEX:
+        return None
+    try:
+        return bytes.fromhex(name)
+    except ValueError:
+        return None
+
+
+def _unreadable(state: object) -> InvalidInput:
+    return InvalidInput(
+        f"transaction state {state!r:.200} is not version 1 of this library: resume with the "
+        "version that wrote it, or start without state and accept repeats"
+    )

@@ -1,0 +1,618 @@
+"""How records are told apart in a stream of bytes: a file, a pipe, a socket.
+
+==================  ==========================================================  =============
+framing             a record in the stream                                      any bytes?
+==================  ==========================================================  =============
+``lines``           what ends at a newline; a ``\\r`` before it belongs to it    without newline
+``ndjson``          one JSON value and a newline                                JSON text
+``csv``             one row of RFC 4180; quoted fields may hold newlines        CSV text
+``protobuf-fixed``  magic word, u32 length, the record (Gazette's framing)      yes
+``length``          u32 length, the record                                      yes
+==================  ==========================================================  =============
+
+All lengths are little-endian. A splitter is fed pieces of the stream, of any size, and gives
+back the records that are complete; it holds one unfinished record and never more than the
+largest record allowed.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from io import BytesIO
+from typing import BinaryIO, Literal, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from opendata_buffer.errors import InvalidInput
+
+__all__ = [
+    "CsvSplitter",
+    "FRAMINGS",
+    "FixedSplitter",
+    "Framing",
+    "LengthSplitter",
+    "LineSplitter",
+    "NdjsonSplitter",
+    "Splitter",
+    "broken",
+    "join_csv",
+    "join_fixed",
+    "join_length",
+    "join_lines",
+    "join_ndjson",
+    "too_large",
+    "unpack_fixed",
+]
+
+
+# ---- What every framing offers: pieces of a stream in, whole records out. ----
+
+
+class Splitter(Protocol):
+    """Cuts one stream into records.
+
+    Errors name the record, counted from 1, and the byte of the stream at which it begins,
+    counted from 0. The records before a broken one are given back first: the error is raised by
+    the next call.
+    """
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The records that ``chunk`` completes.
+
+        Raises:
+            InvalidInput: A record is broken, or larger than allowed.
+        """
+        ...
+
+    def finish(self) -> list[bytes]:
+        """What the end of the stream completes.
+
+        Raises:
+            InvalidInput: The stream ends in the middle of a record.
+        """
+        ...
+
+
+def broken(record: int, begin: int, reason: str) -> InvalidInput:
+    """The error of a record that is not what the framing says."""
+    return InvalidInput(
+        f"record {record}, at byte {begin} of the input: {reason}. The records before it were "
+        "taken; mend the input, or choose the framing it was written with."
+    )
+
+
+def too_large(record: int, begin: int, size: int, limit: int) -> InvalidInput:
+    """The error of a record that fits into no batch."""
+    return broken(
+        record,
+        begin,
+        f"it has {size} bytes or more, and a record may have {limit}: raise the limit on a "
+        "batch's size here and at the consumer, or split the record",
+    )
+
+
+# ---- Gazette's fixed framing, ``application/x-protobuf-fixed``. ----
+#
+# ::
+#
+#     frame   magic word 66 33 93 36 | length u32, little-endian | that many bytes
+#
+# The magic word lets a reader that lost its place, because a writer died in the middle of a frame
+# or somebody wrote garbage, find the next frame. What it passes over is reported, never hidden.
+
+
+WORD = b"\x66\x33\x93\x36"
+HEADER = struct.Struct("<4sI")
+READ_BYTES = 64 * 1024
+
+MAX_FRAME_BYTES = 256 * 1024 * 1024
+
+Kind = Literal["frame", "desync", "error"]
+
+
+def unpack_fixed(
+    stream: BinaryIO | bytes, *, max_bytes: int = MAX_FRAME_BYTES
+) -> Iterator[tuple[Kind, bytes]]:
+    """Frames of a stream, and what lies between them.
+
+    Args:
+        stream: Read to its end; or all its bytes.
+        max_bytes: Longest content of a frame. A longer one is an error before memory is taken.
+
+    Yields:
+        ``("frame", bytes)``: a frame with its header of 8 bytes; ``("desync", bytes)``: bytes
+        that were passed over to find the next magic word, long garbage in pieces;
+        ``("error", bytes)``: the last item, where the stream ends in the middle of a frame or
+        a frame is too long: what there is of it.
+    """
+    source = BytesIO(stream) if isinstance(stream, bytes) else stream
+    frames = _Frames(max_bytes)
+    while chunk := source.read(READ_BYTES):
+        yield from frames.feed(chunk)
+        if frames.failed:
+            return
+    yield from frames.finish()
+
+
+class _Frames:
+    """The framing as a machine: bytes in, frames and gaps out."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._held = bytearray()
+        self.failed = False
+        self.size = 0
+        """Length of the frame at the front, where its header is complete."""
+
+    def feed(self, chunk: bytes) -> Iterator[tuple[Kind, bytes]]:
+        """What ``chunk`` completes."""
+        self._held += chunk
+        while len(self._held) >= HEADER.size and not self.failed:
+            word, self.size = HEADER.unpack_from(self._held)
+            if word != WORD:
+                yield "desync", self._take(self._garbage())
+            elif self.size > self._max_bytes:
+                self.failed = True
+                yield "error", self._take(len(self._held))
+            elif len(self._held) < HEADER.size + self.size:
+                return
+            else:
+                yield "frame", self._take(HEADER.size + self.size)
+
+    def finish(self) -> Iterator[tuple[Kind, bytes]]:
+        """What the end of the stream leaves: nothing where it ends behind a frame."""
+        if self._held:
+            self.failed = True
+            yield "error", self._take(len(self._held))
+
+    def _garbage(self) -> int:
+        """Bytes before the next magic word, or before what may be the beginning of one."""
+        found = self._held.find(WORD, 1)
+        return found if found >= 0 else len(self._held) - (len(WORD) - 1)
+
+    def _take(self, size: int) -> bytes:
+        taken = bytes(memoryview(self._held)[:size])
+        del self._held[:size]
+        return taken
+
+
+class FixedSplitter:
+    """Cuts a stream of fixed frames into records, without their headers.
+
+    Args:
+        max_bytes: Largest record.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._frames = _Frames(max_bytes)
+        self._max_bytes = max_bytes
+        self._record = 1
+        self._begin = 0
+        self._error: InvalidInput | None = None
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The records that ``chunk`` completes."""
+        self._raise()
+        return self._records(self._frames.feed(chunk))
+
+    def finish(self) -> list[bytes]:
+        """Nothing, where the stream ends behind a frame."""
+        self._raise()
+        records = self._records(self._frames.finish())
+        self._raise()
+        return records
+
+    def _records(self, items: Iterator[tuple[Kind, bytes]]) -> list[bytes]:
+        records = []
+        for kind, data in items:
+            if kind == "frame":
+                records.append(data[HEADER.size :])
+                self._record += 1
+                self._begin += len(data)
+                continue
+            self._error = self._error_of(kind, data)
+            break
+        return records
+
+    def _error_of(self, kind: Kind, data: bytes) -> InvalidInput:
+        if kind == "desync":
+            reason = f"no magic word {WORD.hex(' ')} but {data[:16].hex(' ')}"
+            return broken(self._record, self._begin, reason)
+        if len(data) >= HEADER.size and self._frames.size > self._max_bytes:
+            return too_large(self._record, self._begin, self._frames.size, self._max_bytes)
+        reason = f"the input ends {len(data)} bytes into the frame"
+        return broken(self._record, self._begin, reason)
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+def join_fixed(records: Iterable[bytes]) -> bytes:
+    """The records as frames."""
+    pieces: list[bytes] = []
+    for record in records:
+        pieces += (HEADER.pack(WORD, len(record)), record)
+    return b"".join(pieces)
+
+
+# ---- Records with their length in front: ``u32`` little-endian, then that many bytes. ----
+
+
+_LENGTH = struct.Struct("<I")
+
+
+class LengthSplitter:
+    """Cuts a stream of length-prefixed records.
+
+    Args:
+        max_bytes: Largest record; a length above it is refused before memory is taken for it.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._held = bytearray()
+        self._record = 1
+        self._begin = 0
+        self._error: InvalidInput | None = None
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The records that ``chunk`` completes."""
+        self._raise()
+        self._held += chunk
+        records: list[bytes] = []
+        at = 0
+        with memoryview(self._held) as held:
+            while len(held) - at >= _LENGTH.size:
+                (size,) = _LENGTH.unpack_from(held, at)
+                if size > self._max_bytes:
+                    self._error = too_large(self._record, self._begin, size, self._max_bytes)
+                    break
+                end = at + _LENGTH.size + size
+                if end > len(held):
+                    break
+                records.append(bytes(held[at + _LENGTH.size : end]))
+                self._record += 1
+                self._begin += end - at
+                at = end
+        del self._held[:at]
+        return records
+
+    def finish(self) -> list[bytes]:
+        """Nothing, where the stream ends between two records."""
+        self._raise()
+        if self._held:
+            raise broken(
+                self._record,
+                self._begin,
+                f"the input ends {len(self._held)} bytes into the record and its length",
+            )
+        return []
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+def join_length(records: Iterable[bytes]) -> bytes:
+    """The records, each behind its length."""
+    pieces: list[bytes] = []
+    for record in records:
+        pieces += (_LENGTH.pack(len(record)), record)
+    return b"".join(pieces)
+
+
+# ---- Records as lines, of any text or bytes. ----
+#
+# A record ends at ``\n`` and only there: a ``\r`` before it belongs to the record, so binary data
+# without ``\n`` passes unchanged. The last line needs no ``\n``. An empty line is an empty record.
+
+
+class LineSplitter:
+    """Cuts a stream of chunks into lines, holding no more than one unfinished line.
+
+    Args:
+        max_bytes: Longest line accepted; longer ones would have no batch to go into.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        # Pieces, not one growing string: a line of n chunks would be copied n times.
+        self._pieces: list[bytes] = []
+        self._held = 0
+        self._lines = 0
+        self._too_long = False
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """Take the next chunk and return the lines it completes, newlines stripped.
+
+        Raises:
+            InvalidInput: A line is longer than ``max_bytes``. It is raised by the call after
+                the one that returned the lines before it.
+        """
+        self._raise_too_long()
+        first, *rest = chunk.split(b"\n")
+        self._hold(first)
+        if not rest or self._too_long:
+            return []
+        lines = [self._take()]
+        for line in rest[:-1]:
+            if len(line) > self._max_bytes:
+                self._too_long = True
+                break
+            lines.append(line)
+        else:
+            self._hold(rest[-1])
+        self._lines += len(lines)
+        return lines
+
+    def finish(self) -> list[bytes]:
+        """The last line when the stream does not end in a newline; else nothing.
+
+        Raises:
+            InvalidInput: A line is longer than ``max_bytes``.
+        """
+        self._raise_too_long()
+        return [self._take()] if self._held else []
+
+    def _hold(self, piece: bytes) -> None:
+        self._held += len(piece)
+        self._too_long = self._held > self._max_bytes
+        if piece and not self._too_long:
+            self._pieces.append(piece)
+
+    def _take(self) -> bytes:
+        line = b"".join(self._pieces)
+        self._pieces, self._held = [], 0
+        return line
+
+    def _raise_too_long(self) -> None:
+        if self._too_long:
+            raise InvalidInput(
+                f"line {self._lines + 1} has more than {self._max_bytes} bytes: a line is one "
+                "record and must fit into a batch. Break the input into lines, or raise "
+                "--max-batch-bytes here and at the consumer."
+            )
+
+
+def join_lines(records: pa.BinaryArray, end: bytes = b"\n") -> memoryview:
+    """The records as lines, each with its ending; no Python object per record."""
+    # 64-bit offsets: the newlines may take the text past what 32-bit ones reach.
+    wide = records.cast(pa.large_binary())
+    empty, newline = (pa.scalar(each, pa.large_binary()) for each in (b"", end))
+    joined = pc.binary_join_element_wise(wide, empty, newline)
+    data = joined.buffers()[2]
+    return memoryview(data)[: _end(joined)] if len(joined) else memoryview(b"")
+
+
+def _end(values: pa.LargeBinaryArray) -> int:
+    """Where the last value ends; buffers may be longer than what they hold."""
+    offsets = memoryview(values.buffers()[1]).cast("q")
+    return offsets[len(values)]
+
+
+# ---- Records of text: JSON values in lines (``ndjson``), and rows of RFC 4180 (``csv``). ----
+#
+# A record keeps the bytes it has in the stream, without its line ending: it is checked, and not
+# written anew, so what goes in comes out.
+
+
+class _Lines:
+    """A stream's complete lines, with their newlines, and what is left of the last one."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self.held = 0
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        *lines, rest = chunk.split(b"\n")
+        complete = [line + b"\n" for line in lines]
+        if complete:
+            complete[0] = self.take() + complete[0]
+        if rest:
+            # Pieces, not one growing string: a line of n chunks would be copied n times.
+            self._pieces.append(rest)
+            self.held += len(rest)
+        return complete
+
+    def take(self) -> bytes:
+        line = b"".join(self._pieces)
+        self._pieces, self.held = [], 0
+        return line
+
+
+class _TextSplitter:
+    """What both framings share: lines that are put together until they are one record.
+
+    Args:
+        max_bytes: Largest record.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._lines = _Lines()
+        self._open: list[bytes] = []
+        self._open_size = 0
+        self._record = 1
+        self._begin = 0
+        self._error: InvalidInput | None = None
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The records that ``chunk`` completes."""
+        self._raise()
+        records = list(self._records(self._lines.feed(chunk)))
+        self._check_size(self._open_size + self._lines.held)
+        return records
+
+    def finish(self) -> list[bytes]:
+        """The last record, where its line does not end in a newline."""
+        self._raise()
+        rest = self._lines.take()
+        records = list(self._records([rest] if rest else []))
+        self._raise()
+        if self._open:
+            raise broken(self._record, self._begin, "the input ends inside a quoted field")
+        return records
+
+    def _records(self, lines: Iterable[bytes]) -> Iterator[bytes]:
+        for line in lines:
+            self._open.append(line)
+            self._open_size += len(line)
+            self._check_size(self._open_size)
+            if self._error is not None:
+                return
+            if not self._ends(line):
+                continue
+            data = b"".join(self._open)
+            try:
+                self._check(data)
+            except ValueError as error:
+                self._error = broken(self._record, self._begin, str(error))
+                return
+            self._open, self._open_size = [], 0
+            self._begin += len(data)
+            record = data.removesuffix(b"\n").removesuffix(b"\r")
+            if record:
+                self._record += 1
+                yield record
+
+    def _ends(self, line: bytes) -> bool:
+        """Whether the record ends with this line of it; asked of each line once, in order."""
+        return True
+
+    def _check(self, data: bytes) -> None:
+        """Raise ValueError when a whole record, with its line ending, is none."""
+        raise NotImplementedError
+
+    def _check_size(self, size: int) -> None:
+        if size > self._max_bytes + 2 and self._error is None:  # Two for the line ending.
+            self._error = too_large(self._record, self._begin, size, self._max_bytes)
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+class NdjsonSplitter(_TextSplitter):
+    """Cuts a stream into JSON values, one a line. Empty lines are passed over."""
+
+    def _check(self, data: bytes) -> None:
+        text = data.strip(b" \t\r\n")
+        if not text:
+            return
+        try:
+            json.loads(text, parse_int=str)  # int() refuses more than 4300 digits.
+        except RecursionError:
+            raise ValueError("JSON that is nested too deeply") from None
+        except UnicodeDecodeError as error:
+            raise ValueError(f"no UTF-8 text ({error.reason} at byte {error.start})") from None
+        except json.JSONDecodeError as error:
+            raise ValueError(f"no JSON value: {error.msg} at character {error.pos}") from None
+
+
+class CsvSplitter(_TextSplitter):
+    """Cuts a stream into rows of comma-separated values. Empty lines are passed over."""
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(max_bytes)
+        # The library's own limit on a field, 128 KiB, holds for the whole process; a record's
+        # size is bounded here.
+        csv.field_size_limit(max(csv.field_size_limit(), max_bytes))
+        self._quotes = 0
+
+    def _ends(self, line: bytes) -> bool:
+        # Inside a quoted field the quotes so far are odd in number. Counting them, a field of
+        # many lines is parsed once and not at each of its lines.
+        self._quotes += line.count(b'"')
+        return self._quotes % 2 == 0
+
+    def _check(self, data: bytes) -> None:
+        self._quotes = 0
+        try:
+            list(csv.reader([data.decode()], strict=True))
+        except UnicodeDecodeError as error:
+            raise ValueError(f"no UTF-8 text ({error.reason} at byte {error.start})") from None
+        except csv.Error as error:
+            raise ValueError(f"no CSV row: {error}") from None
+
+
+def join_ndjson(records: Iterable[bytes]) -> bytes:
+    """The records as lines."""
+    return b"".join(record + b"\n" for record in records)
+
+
+def join_csv(records: Iterable[bytes]) -> bytes:
+    """The records as rows, with the line ending that RFC 4180 asks for."""
+    return b"".join(record + b"\r\n" for record in records)
+
+
+# ---- The framings by their names, each with both directions. ----
+
+
+@dataclass(frozen=True)
+class Framing:
+    """One way to tell records apart.
+
+    Attributes:
+        name: As the command line has it.
+        unit: What a record is called in messages, in the plural.
+        splitter: From the largest record, in bytes, to a new splitter of a stream.
+        join: From records to the bytes of a stream.
+        checks: Whether a record must look like something to be one; then :meth:`framed` looks.
+    """
+
+    name: str
+    unit: str
+    splitter: Callable[[int], Splitter]
+    join: Callable[[pa.BinaryArray], bytes | memoryview]
+    checks: bool = False
+
+    def framed(self, records: pa.BinaryArray, sequence: int) -> bytes | memoryview:
+        """The bytes of a batch's records.
+
+        Raises:
+            InvalidInput: A record would not be read again as what it is: no JSON value on one
+                line, no row, or nothing at all. None of the batch must be written then.
+        """
+        data = self.join(records)
+        if self.checks:
+            self._check(records, data, sequence)
+        return data
+
+    def _check(self, records: pa.BinaryArray, data: bytes | memoryview, sequence: int) -> None:
+        expected = records.to_pylist()
+        reason = ""
+        found: list[bytes] = []
+        try:
+            splitter = self.splitter(len(data))
+            found += splitter.feed(bytes(data))
+            found += splitter.finish()
+        except InvalidInput as error:
+            reason = f": {error}"
+        if found != expected:
+            pairs = enumerate(zip(found, expected, strict=False))
+            number = next((n for n, (one, other) in pairs if one != other), len(found))
+            raise InvalidInput(
+                f"record {number} of batch {sequence} cannot be written as {self.name}{reason} "
+                "Nothing of the batch was written or acknowledged; records of any bytes go "
+                "through --framing length."
+            )
+
+
+FRAMINGS = {
+    framing.name: framing
+    for framing in (
+        Framing("lines", "lines", LineSplitter, join_lines),
+        Framing("ndjson", "records", NdjsonSplitter, join_lines, checks=True),
+        Framing("csv", "records", CsvSplitter, lambda each: join_lines(each, b"\r\n"), checks=True),
+        Framing(
+            "protobuf-fixed", "records", FixedSplitter, lambda each: join_fixed(each.to_pylist())
+        ),
+        Framing("length", "records", LengthSplitter, lambda each: join_length(each.to_pylist())),
+    )
+}

@@ -1,0 +1,679 @@
+"""Runs the collection, once or in the background: list a page, read the manifest, delete.
+
+:mod:`opendata_buffer.gc` says what may be deleted. What this module adds to that:
+
+* Each page is listed *before* the manifest is read: what was enqueued in between is in the
+  manifest. A page gives up its remaining deletes when its manifest is older than a quarter of
+  the grace period (failure F5).
+* The prefix belongs to this queue (failure F7). A collector of a fenced consumer stops (failure
+  F9). A manifest that is not there proves nothing: nothing is deleted (failure F4).
+* A run may end at any moment. The place is saved after each page, so that many short runs
+  together see all objects.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import posixpath
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from opendata_buffer import metrics
+from opendata_buffer.config import ConsumerConfig, QueueConfig
+from opendata_buffer.errors import (
+    CorruptData,
+    CorruptManifest,
+    Fenced,
+    ObjectNotFound,
+    OpenDataBufferError,
+    PrefixConflict,
+    QueueReset,
+    StorageError,
+)
+from opendata_buffer.formats.keys import MAX_KEY_BYTES, location_timestamp_ms, parse_location
+from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
+from opendata_buffer.formats.sidecar import Sidecar
+from opendata_buffer.queue.cas import CasStore, Done, Gone, Register
+from opendata_buffer.queue.ownership import MARKER_NAME, Claim, check_owner, claim_queue, exists
+from opendata_buffer.queue.rollback_checks import (
+    Watermark,
+    check_reached,
+    named_manifest,
+    shell_words,
+)
+from opendata_buffer.runtime import Runtime, SystemRuntime, Task
+from opendata_buffer.stores.base import (
+    Delete,
+    DeleteFailure,
+    List,
+    Listing,
+    NotModified,
+    ObjectInfo,
+)
+
+__all__ = [
+    "GarbageCollector",
+    "GcPlan",
+    "GcReport",
+    "PLACE_NAME",
+    "Place",
+    "Queued",
+    "SavedPlace",
+    "clock_fault",
+    "name_time_ms",
+    "plan",
+    "spare",
+    "unknown_markers",
+]
+
+
+# ---- How far the collector has come ----
+#
+# A small object beside the manifest, so that runs can be short.
+#
+# A job that runs for a minute an hour cannot look at a large prefix in one go. It goes on where
+# the run before it stopped, and after the last object begins again at the first. The place is a
+# hint: a lost or a wrong one makes some objects wait for a round longer, and nothing else.
+
+
+log = logging.getLogger(__name__)
+
+PLACE_NAME = "_gc.json"
+_PLACE = Sidecar(
+    "the garbage collector's place",
+    "Nothing depends on it: the collector writes another.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where to go on.
+
+    Attributes:
+        after: Key of the last object dealt with; empty for the beginning.
+    """
+
+    after: str = ""
+
+    def to_json(self) -> bytes:
+        """The object's bytes."""
+        return json.dumps({"version": _PLACE.version, "after": self.after}).encode()
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> Place:
+        """Read the object's bytes.
+
+        Raises:
+            CorruptData: They are no place of this version.
+        """
+        return cls(_PLACE.decode(raw).text("after"))
+
+
+class SavedPlace:
+    """The place of the collectors of one queue, at ``<prefix>/_gc.json``.
+
+    Args:
+        store: Where the queue lives.
+        config: The queue's data prefix; backoff and deadline of a write.
+        runtime: Clock and jitter.
+    """
+
+    def __init__(self, store: CasStore, config: QueueConfig, runtime: Runtime) -> None:
+        self._store = store
+        self._config = config
+        self._runtime = runtime
+        self._prefix = config.data_path_prefix
+        self._register = self._opened()
+        self._known = Place()
+
+    def load(self) -> str:
+        """Key after which to go on; empty for the beginning."""
+        try:
+            found = self._register.read()
+        except CorruptData as error:
+            log.warning("the collector begins at the first object: %s", error)
+            found = Done(None)
+        if isinstance(found, Gone):
+            self._register = self._opened()
+        self._known = (found.value if isinstance(found, Done) else None) or Place()
+        # Another prefix's key would skip everything, and what is no key fails each listing.
+        after = self._known.after
+        return after if after.startswith(f"{self._prefix}/") and _is_key(after) else ""
+
+    def save(self, after: str) -> None:
+        """Remember a key; whoever saves last wins, and a failure is only logged."""
+        place = Place(after)
+        if place == self._known:
+            return
+        try:
+            outcome = self._register.update(lambda _: place, from_memory=True)
+        except (CorruptData, StorageError) as error:
+            log.warning("the collector's place was not saved: %s", error)
+            return
+        if isinstance(outcome, Done):
+            self._known = place
+        elif isinstance(outcome, Gone):
+            # Somebody deleted it. This register never writes it again; the next page's does.
+            self._register = self._opened()
+
+    def _opened(self) -> Register[Place]:
+        return Register(
+            self._store,
+            f"{self._prefix}/{PLACE_NAME}",
+            decode=self._read,
+            encode=Place.to_json,
+            runtime=self._runtime,
+            settings=self._config,
+            max_bytes=_PLACE.max_bytes,
+            unreadable=_PLACE.unreadable,
+        )
+
+    def _read(self, raw: bytes) -> Place:
+        """The place; the beginning where there is none, so that the next one can be saved."""
+        try:
+            return Place.from_json(raw)
+        except CorruptData as error:
+            key = self._register.key
+            log.warning("the collector begins at the first object: %r: %s", key, error)
+            return Place()
+
+
+def _is_key(text: str) -> bool:
+    try:
+        return len(text.encode()) <= MAX_KEY_BYTES
+    except UnicodeEncodeError:
+        return False
+
+
+# ---- Which objects the collector may delete ----
+#
+# Pure decisions on a manifest and a page of a listing.
+#
+# What keeps them from naming a batch that may still be read:
+#
+# * A batch between its upload and its append is in no manifest. It is not deleted before it is
+#   older than the grace period, and its age is the *smallest* of what three clocks say: the
+#   writer's, in its name; the store's; and the collector's own. One clock that is wrong makes
+#   nothing old (failure F6), and its writer does not append what is older than half of the grace
+#   period (failure F5).
+# * Clocks that are far apart stop the collection: one of them is wrong, and nobody knows which.
+# * The manifest is read after the listing, so what was appended in between is in the manifest
+#   (failure F5). That order is the caller's part.
+# * Only names that producers give to batches are looked at, and none below a queue that lies
+#   inside the prefix (failure F7).
+
+
+_LEAST_TOLERANCE_MS = 5_000  # S3 tells its time in whole seconds, and answers take some
+
+
+@dataclass(frozen=True, slots=True)
+class GcPlan:
+    """What to delete, and why the rest stays.
+
+    Attributes:
+        delete: Orphans that nobody can come to need, oldest first within a page of the listing.
+        referenced: Batches the manifest names.
+        waiting: Orphans that are too young, or newer than the oldest queued batch.
+        ignored: Objects that are no batch of this queue.
+        held: Why nothing may be deleted at all, or None.
+    """
+
+    delete: tuple[ObjectInfo, ...] = ()
+    referenced: int = 0
+    waiting: int = 0
+    ignored: int = 0
+    held: str | None = None
+
+    @property
+    def delete_bytes(self) -> int:
+        """Bytes of the objects to delete."""
+        return sum(each.size for each in self.delete)
+
+    def __add__(self, other: GcPlan) -> GcPlan:
+        """The plan of two pages."""
+        return GcPlan(
+            self.delete + other.delete,
+            self.referenced + other.referenced,
+            self.waiting + other.waiting,
+            self.ignored + other.ignored,
+            other.held or self.held,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """What the queue holds, as the collector needs it.
+
+    Attributes:
+        locations: Of all queued batches.
+        oldest_ms: When the first of them was written, milliseconds since the Unix epoch; None
+            when the queue is empty.
+    """
+
+    locations: frozenset[str] = frozenset()
+    oldest_ms: int | None = None
+
+    @classmethod
+    def of(cls, manifest: Manifest, oldest_ms: int | None) -> Queued:
+        """What a manifest names.
+
+        Raises:
+            CorruptManifest: The manifest's entries break the format.
+        """
+        return cls(frozenset(entry.location for entry in manifest.entries()), oldest_ms)
+
+
+def plan(
+    queued: Queued, page: Listing, *, own_ms: int, data_path_prefix: str, grace_ms: int
+) -> GcPlan:
+    """Which objects of a page to delete (OpenData RFC 0001, Garbage Collection, Mechanism).
+
+    Args:
+        queued: What a manifest names that was read *after* the page was listed.
+        page: Objects below the data prefix, and the store's own clock.
+        own_ms: The collector's clock before it listed them; milliseconds since the Unix epoch.
+        data_path_prefix: The queue's data prefix.
+        grace_ms: Least age of a deleted object, milliseconds.
+    """
+    newest_ms = min(page.now_ms, own_ms) - grace_ms
+    referenced = waiting = ignored = 0
+    delete: list[tuple[int, str, ObjectInfo]] = []
+    for info in page.objects:
+        parsed = parse_location(info.key, data_path_prefix)
+        if info.key in queued.locations:
+            referenced += 1
+        elif parsed is None:
+            ignored += 1
+        else:
+            # The later of both times makes for the smaller age (failure F6).
+            written_ms = max(parsed.timestamp_ms, info.last_modified_ms)
+            named_ms = name_time_ms(info.key)
+            compared_ms = info.last_modified_ms if named_ms is None else named_ms
+            if written_ms >= newest_ms or (
+                queued.oldest_ms is not None and compared_ms >= queued.oldest_ms
+            ):
+                waiting += 1
+            else:
+                delete.append((compared_ms, info.key, info))
+    made = GcPlan(
+        tuple(info for _, _, info in sorted(delete, key=lambda each: each[:2])),
+        referenced,
+        waiting,
+        ignored,
+    )
+    return spare(made, _nested_queues(page.objects, data_path_prefix))
+
+
+def name_time_ms(location: str) -> int | None:
+    """When a batch was named, by its ULID; None for a name that does not tell.
+
+    OpenData's Go producer names the run and not the batch: batches of a run that lasts for
+    weeks would all look as old as its first one, and as new as each other.
+    """
+    return location_timestamp_ms(location) if location.endswith(".batch") else None
+
+
+def clock_fault(store_ms: int, own_ms: int, grace_ms: int) -> str | None:
+    """Why the clocks do not allow to collect, or None.
+
+    Args:
+        store_ms: The store's clock, milliseconds since the Unix epoch.
+        own_ms: The collector's, at the same moment.
+        grace_ms: The grace period, milliseconds. A quarter of it is tolerated.
+    """
+    apart_ms = abs(store_ms - own_ms)
+    if apart_ms <= max(grace_ms / 4, _LEAST_TOLERANCE_MS):
+        return None
+    ahead = "ahead of" if store_ms > own_ms else "behind"
+    return (
+        f"the store's clock is {apart_ms / 1000:.0f} s {ahead} this machine's, which is more than "
+        f"a quarter of the grace period of {grace_ms / 1000:.0f} s. One of them is wrong, and no "
+        "object's age can be told. Set this machine's clock (NTP), or mend the store's."
+    )
+
+
+def spare(made: GcPlan, nested: Collection[str]) -> GcPlan:
+    """The plan without what lies in the folders of ``nested``, each with a slash at its end."""
+    if not nested:
+        return made
+    kept = tuple(
+        info for info in made.delete if not any(info.key.startswith(folder) for folder in nested)
+    )
+    return replace(made, delete=kept, ignored=made.ignored + len(made.delete) - len(kept))
+
+
+def unknown_markers(
+    made: GcPlan, page: Listing, start_after: str, data_path_prefix: str
+) -> list[str]:
+    """Keys of owner markers that would spare a planned object, and that the page cannot show.
+
+    A queue inside the prefix has a marker in its folder. The page shows it if its key lies
+    within the page; the first and the last folder of a page may go on in its neighbours.
+
+    Args:
+        made: What is planned for the page.
+        page: The page.
+        start_after: Where it began.
+        data_path_prefix: The queue's data prefix.
+    """
+    end = page.objects[-1].key if page.truncated and page.objects else None
+    wanted: set[str] = set()
+    for info in made.delete:
+        folder = posixpath.dirname(info.key)
+        while folder != data_path_prefix:
+            marker = f"{folder}/{MARKER_NAME}"
+            if marker <= start_after or (end is not None and marker > end):
+                wanted.add(marker)
+            folder = posixpath.dirname(folder)
+    return sorted(wanted)
+
+
+def _nested_queues(objects: Iterable[ObjectInfo], data_path_prefix: str) -> tuple[str, ...]:
+    """Folders below the prefix that another queue has claimed for itself."""
+    return tuple(
+        posixpath.dirname(info.key) + "/"
+        for info in objects
+        if posixpath.basename(info.key) == MARKER_NAME
+        and info.key != f"{data_path_prefix}/{MARKER_NAME}"
+    )
+
+
+_PAGE = 10_000  # objects listed, compared with one reading of the manifest, and deleted
+_BULK = 1_000  # the most keys one S3 bulk delete takes; the age of the manifest is checked between
+_LEAST_WINDOW_S = 1.0  # a collector told to wait for nothing may still delete
+_STOP_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class GcReport:
+    """What one cycle did.
+
+    Attributes:
+        plan: What it set out to do.
+        deleted: Objects deleted.
+        failed: Objects that could not be deleted; the next cycle tries again.
+        abandoned: Objects left because a page took too long or the collector was stopped.
+    """
+
+    plan: GcPlan = field(default_factory=GcPlan)
+    deleted: int = 0
+    failed: tuple[DeleteFailure, ...] = ()
+    abandoned: int = 0
+
+    def __add__(self, other: GcReport) -> GcReport:
+        """The report of two pages."""
+        return GcReport(
+            self.plan + other.plan,
+            self.deleted + other.deleted,
+            self.failed + other.failed,
+            self.abandoned + other.abandoned,
+        )
+
+
+class GcStore(CasStore, List, Delete, Protocol):
+    """What the collector needs of a store."""
+
+
+class GarbageCollector:
+    """Deletes the batches that were consumed, and those that nobody ever appended.
+
+    Args:
+        store: Where the queue lives.
+        config: Prefix, manifest and, in ``config.gc``, interval and grace period.
+        runtime: Clock and threads.
+        epoch: Of the consumer it runs beside; a manifest with another one ends it (failure
+            F9). None: whoever owns the queue.
+    """
+
+    def __init__(
+        self,
+        store: GcStore,
+        config: ConsumerConfig,
+        *,
+        runtime: Runtime | None = None,
+        epoch: int | None = None,
+    ) -> None:
+        self._store = store
+        self._config = config
+        self._prefix = config.data_path_prefix
+        self._grace_ms = config.gc.grace_period_ms
+        self._runtime = runtime if runtime is not None else SystemRuntime()
+        self._epoch = epoch
+        self._condition = self._runtime.condition()
+        self._stopping = False
+        self._task: Task | None = None
+        self._seen = 0  # highest next sequence of the manifest so far
+        self._place = SavedPlace(store, config, self._runtime)
+        self._manifest: tuple[str, Manifest] | None = None
+        self._queued: tuple[Manifest, Queued] | None = None
+
+    def run_once(self, *, dry_run: bool = False) -> GcReport:
+        """One cycle: all objects, page by page, from the saved place on and around to it.
+
+        Args:
+            dry_run: Only read and plan; nothing is written.
+
+        Raises:
+            PrefixConflict: The data prefix belongs to the queue of another manifest (failure
+                F7); nothing was deleted.
+            Fenced: Another consumer owns the queue; nothing was deleted since.
+            QueueReset: The manifest went backwards since it was last read; nothing was deleted
+                since.
+            CorruptData: The manifest or the owner marker cannot be read; nothing was deleted
+                since.
+            StorageError: The store did not answer; nothing was deleted since. A failed delete
+                does not raise: it is in the report.
+        """
+        report = GcReport()
+        for page in self._cycle(dry_run):
+            report += page
+        return report
+
+    def _cycle(self, dry_run: bool) -> Iterator[GcReport]:
+        """The reports of the pages, each as soon as it is done."""
+        started = self._runtime.monotonic()
+        deleted = abandoned = 0
+        try:
+            for report in self._round(dry_run):
+                deleted, abandoned = deleted + report.deleted, abandoned + report.abandoned
+                yield report
+        finally:
+            metrics.gc_duration_seconds.record(self._runtime.monotonic() - started)
+            if deleted:
+                log.info("deleted %d orphans below %s", deleted, self._prefix)
+            if abandoned and not self._stopping:
+                log.warning(
+                    "deleting below %s was too slow: %d orphans wait for the next cycle",
+                    self._prefix,
+                    abandoned,
+                )
+
+    def _round(self, dry_run: bool) -> Iterator[GcReport]:
+        claim: Claim | None
+        if dry_run:
+            claim = check_owner(self._store, self._config, runtime=self._runtime)
+            start = ""
+        else:
+            claim = claim_queue(self._store, self._config, runtime=self._runtime)
+            start = self._place.load()
+        for begin, end in ((start, ""), ("", start)) if start else (("", ""),):
+            after = begin
+            while not self._stopping:
+                own_ms = self._runtime.now_ms()
+                found = self._store.list(f"{self._prefix}/", start_after=after, limit=_PAGE)
+                page = _until(found, end) if end else found
+                report = self._page(page, own_ms, after, claim, dry_run)
+                yield report
+                if report.plan.held or report.abandoned:
+                    return  # the next cycle lists this page again
+                ended = len(page.objects) < len(found.objects) or not page.truncated
+                after = "" if ended else page.objects[-1].key
+                if not dry_run:
+                    self._place.save(after)
+                if not after:
+                    break
+
+    def _page(
+        self, page: Listing, own_ms: int, start_after: str, claim: Claim | None, dry_run: bool
+    ) -> GcReport:
+        """Compare a page with a manifest that was read after it, and delete (failure F5)."""
+        where = metrics.queue_label(self._store.url, self._config.manifest_path)
+        metrics.gc_clock_difference_seconds.set((page.now_ms - own_ms) / 1000, {"queue": where})
+        read_at = self._runtime.monotonic()
+        manifest = self._read_manifest()
+        if claim is not None:
+            claim.check(manifest)
+        held = self._why_held(manifest, page, own_ms)
+        if held is not None or manifest is None:
+            log.warning("nothing collected below %s: %s", self._prefix, held)
+            metrics.gc_cycles_held.add(1)
+            return GcReport(GcPlan(held=held))
+        if claim is not None and not dry_run:
+            claim.note(manifest, now=True)
+        made = plan(
+            self._what_is_queued(manifest),
+            page,
+            own_ms=own_ms,
+            data_path_prefix=self._prefix,
+            grace_ms=self._grace_ms,
+        )
+        markers = unknown_markers(made, page, start_after, self._prefix)
+        nested = [each.removesuffix(MARKER_NAME) for each in markers if exists(self._store, each)]
+        made = spare(made, nested)
+        return GcReport(made) if dry_run else self._delete(made, read_at)
+
+    def _why_held(self, manifest: Manifest | None, page: Listing, own_ms: int) -> str | None:
+        """Why nothing of this page may be deleted, whatever it shows.
+
+        Raises:
+            Fenced: Another consumer owns the queue.
+            QueueReset: The manifest went backwards.
+        """
+        path = self._config.manifest_path
+        if manifest is None:
+            return f"manifest {path!r} does not exist: there is no queue to compare with"
+        if self._epoch is not None and manifest.epoch != self._epoch:
+            raise Fenced(path, self._epoch, manifest.epoch)
+        # failure F4: a manifest that was recreated names nothing of what the old one had queued,
+        # and may carry the same epoch. Those batches may be all that is left of the old queue.
+        seen = Watermark(self._seen, manifest.epoch)
+        check_reached(seen, manifest, self._config, self._store.url)
+        self._seen = manifest.next_sequence
+        fault = clock_fault(page.now_ms, own_ms, self._grace_ms)
+        if fault is not None:
+            return fault
+        if manifest.entry_count and self._what_is_queued(manifest).oldest_ms is None:
+            oldest = manifest.entries(limit=1)[0]
+            words = shell_words(self._store.url, self._config)
+            return (
+                f"the object of the oldest queued batch {oldest.sequence} at {oldest.location!r} "
+                "is gone, and its name does not tell what is older. Restore the object, or pass "
+                f"the batch by with 'opendata-buffer skip {words} {oldest.sequence}'."
+            )
+        return None
+
+    def _read_manifest(self) -> Manifest | None:
+        known = None if self._manifest is None else self._manifest[0]
+        try:
+            got = self._store.get(
+                self._config.manifest_path, if_changed=known, max_bytes=MAX_MANIFEST_BYTES
+            )
+        except ObjectNotFound:
+            self._manifest = None
+            return None
+        if not isinstance(got, NotModified):
+            try:
+                found = named_manifest(got.data, self._store.url, self._config)
+            except CorruptManifest as error:
+                path = self._config.manifest_path
+                raise CorruptManifest(f"{path!r} in {self._store.url}: {error}") from error
+            self._manifest = (got.version, found)
+        assert self._manifest is not None  # "not modified" answers a version that we sent
+        return self._manifest[1]
+
+    def _what_is_queued(self, manifest: Manifest) -> Queued:
+        """Of this manifest; pages that meet the same one share it."""
+        if self._queued is None or self._queued[0] is not manifest:
+            oldest_ms = None
+            if manifest.entry_count:
+                location = manifest.entries(limit=1)[0].location
+                named_ms = name_time_ms(location)
+                oldest_ms = self._stored_ms(location) if named_ms is None else named_ms
+            self._queued = (manifest, Queued.of(manifest, oldest_ms))
+        return self._queued[1]
+
+    def _stored_ms(self, location: str) -> int | None:
+        """When the store wrote an object; None when it is not there."""
+        try:
+            got = self._store.get(location, byte_range=(0, 1))
+        except ObjectNotFound:
+            return None
+        assert not isinstance(got, NotModified)
+        return got.last_modified_ms
+
+    def _delete(self, made: GcPlan, read_at: float) -> GcReport:
+        window_s = max(self._grace_ms / 4 / 1000, _LEAST_WINDOW_S)
+        failed: list[DeleteFailure] = []
+        tried = 0
+        while tried < len(made.delete):
+            if self._stopping or self._runtime.monotonic() - read_at > window_s:
+                break
+            chunk = made.delete[tried : tried + _BULK]
+            failed += self._store.delete_many([info.key for info in chunk])
+            tried += len(chunk)
+        deleted, abandoned = tried - len(failed), len(made.delete) - tried
+        metrics.gc_files_deleted.add(deleted)
+        metrics.gc_files_failed.add(len(failed))
+        for each in failed[:10]:
+            log.warning("could not delete %s, next cycle tries again: %s", each.key, each.reason)
+        return GcReport(made, deleted, tuple(failed), abandoned)
+
+    def start(self) -> None:
+        """Run a cycle now and then every interval, in a thread, until :meth:`stop`."""
+        if self._task is None:
+            self._task = self._runtime.spawn(self._loop, "opendata-buffer-gc")
+
+    def stop(self) -> None:
+        """End the thread; no delete begins after this returns. Free to repeat."""
+        with self._condition:
+            self._stopping = True
+            self._condition.notify_all()
+        if self._task is not None:
+            self._task.join(_STOP_TIMEOUT_S)
+            if self._task.is_alive():
+                log.warning("the store still holds a request of the stopped collector")
+
+    def abandon(self) -> None:
+        """End the thread when it next wakes; takes no lock and waits for nothing."""
+        self._stopping = True
+
+    def _loop(self) -> None:
+        interval_s = self._config.gc.interval_ms / 1000
+        while not self._stopping:
+            try:
+                for _ in self._cycle(dry_run=False):  # reports of long cycles add up to much
+                    pass
+            except Fenced as error:
+                log.info("collector ends: %s", error)
+                return
+            except (PrefixConflict, QueueReset) as error:
+                log.error("collector ends: %s", error)
+                return
+            except OpenDataBufferError as error:
+                log.warning("collection failed, next cycle tries again: %s", error)
+            except Exception:
+                # Whatever it is, the consumer beside must not die of it.
+                log.exception("collection failed unexpectedly, next cycle tries again")
+            with self._condition:
+                if not self._stopping:
+                    self._condition.wait(interval_s)
+
+
+def _until(page: Listing, last: str) -> Listing:
+    """The page without what comes after ``last``."""
+    kept = tuple(each for each in page.objects if each.key <= last)
+    # Truncated also where the cut is made: the marker of a queue inside the prefix may be what
+    # was cut off, and is asked for only where more follows (failure F7).
+    return Listing(kept, page.now_ms, page.truncated or len(kept) < len(page.objects))

@@ -1,0 +1,154 @@
+"""A message's identity: producer, clock and flags in one v1 UUID (RFC 4122).
+
+::
+
+    time stamp, 60 bits of 100 ns since 1582-10-15       most significant bits of the clock
+    clock sequence, first 4 of 14 bits: a counter         least significant bits of the clock
+    clock sequence, last 10 bits: flags                   OUTSIDE, CONTINUE or ACK_TXN; FINAL
+    node, 48 bits                                         the producer
+
+The clock, time stamp and counter together, is a 64-bit number that rises with each message of a
+producer. So a message that is read twice is told by its clock alone, and no reader has to
+remember single messages.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from opendata_buffer.errors import InvalidInput
+
+__all__ = [
+    "ACK_TXN",
+    "CONTINUE_TXN",
+    "Clock",
+    "FINAL",
+    "MessageId",
+    "OUTSIDE_TXN",
+    "build_uuid",
+    "new_producer_id",
+    "parse_uuid",
+]
+
+
+OUTSIDE_TXN = 0
+"""The message is no part of a transaction: it counts as soon as it is read."""
+
+CONTINUE_TXN = 1
+"""The message begins or continues a transaction: it counts once an ACK_TXN is read."""
+
+ACK_TXN = 2
+"""All CONTINUE_TXN messages of the producer up to this clock count; later ones never will."""
+
+FINAL = 4
+"""Added to the flags of an acknowledgement: the producer writes nothing after it.
+
+A reader then forgets the producer, so that what it remembers does not grow with every producer
+there ever was. Readers take it off before they judge a message by its flags.
+"""
+
+FLAGS_MASK = 0x3FF
+CLOCK_MAX = (1 << 64) - 1
+PRODUCER_BYTES = 6
+
+_UNIX_EPOCH_100NS = 122_192_928_000_000_000
+"""From 1582-10-15, where v1 time stamps begin, to 1970-01-01."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class MessageId:
+    """What a message's UUID says.
+
+    Attributes:
+        producer: 6 bytes, drawn by chance once in a producer's life.
+        clock: 64 bits: 100 ns since 1582-10-15 in the upper 60, a counter in the lower 4.
+        flags: 10 bits.
+    """
+
+    producer: bytes
+    clock: int
+    flags: int
+
+
+def build_uuid(producer: bytes, clock: int, flags: int) -> uuid.UUID:
+    """The v1 UUID of a message.
+
+    Raises:
+        InvalidInput: ``producer`` has not 6 bytes, or ``clock`` or ``flags`` are out of range.
+    """
+    producer = bytes(producer)
+    if len(producer) != PRODUCER_BYTES:
+        raise InvalidInput(f"producer id {producer.hex()!r} has {len(producer)} bytes: use 6")
+    if not 0 <= clock <= CLOCK_MAX:
+        raise InvalidInput(f"clock is {clock}: use 0 to {CLOCK_MAX}")
+    if not 0 <= flags <= FLAGS_MASK:
+        raise InvalidInput(f"flags are {flags}: use 0 to {FLAGS_MASK}, 10 bits")
+    stamp, counter = clock >> 4, clock & 0xF
+    return uuid.UUID(
+        fields=(
+            stamp & 0xFFFFFFFF,
+            stamp >> 32 & 0xFFFF,
+            stamp >> 48 | 0x1000,
+            0x80 | counter << 2 | flags >> 8,
+            flags & 0xFF,
+            int.from_bytes(producer, "big"),
+        )
+    )
+
+
+def parse_uuid(value: uuid.UUID) -> MessageId:
+    """Producer, clock and flags of a message's UUID.
+
+    Raises:
+        InvalidInput: It is no v1 UUID.
+    """
+    if value.version != 1:
+        raise InvalidInput(f"{value} is no version 1 UUID: only those carry producer and clock")
+    sequence = value.clock_seq
+    return MessageId(
+        producer=value.node.to_bytes(PRODUCER_BYTES, "big"),
+        clock=value.time << 4 | sequence >> 10 & 0xF,
+        flags=sequence & FLAGS_MASK,
+    )
+
+
+def new_producer_id(entropy: Callable[[int], bytes]) -> bytes:
+    """A producer id: 47 bits by chance, and the bit that says it is no network card's address.
+
+    Args:
+        entropy: Gives that many random bytes; :func:`secrets.token_bytes` in production.
+    """
+    drawn = entropy(PRODUCER_BYTES)
+    return bytes([drawn[0] | 1]) + drawn[1:]
+
+
+class Clock:
+    """A producer's clock: follows the wall clock, never goes back. Thread-safe.
+
+    Args:
+        value: Where to begin; a later process of the same producer begins at the last one's.
+    """
+
+    def __init__(self, value: int = 0) -> None:
+        self._lock = threading.Lock()
+        self._value = value
+
+    @property
+    def value(self) -> int:
+        """The clock of the last message."""
+        return self._value
+
+    def update(self, now_ms: int) -> None:
+        """Take note of the wall clock, milliseconds since the Unix epoch; ignored if earlier."""
+        stamp = now_ms * 10_000 + _UNIX_EPOCH_100NS
+        with self._lock:
+            self._value = max(self._value, stamp << 4)
+
+    def tick(self) -> int:
+        """The clock of the next message: one more than the last."""
+        with self._lock:
+            self._value += 1
+            return self._value

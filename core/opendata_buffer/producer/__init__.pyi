@@ -1,1 +1,0 @@
-from opendata_buffer.producer.producer import Producer as Producer

@@ -1,1 +1,0 @@
-from opendata_buffer.queue.queue import Queue as Queue

@@ -1,0 +1,170 @@
+"""Who reads a queue: a note beside the manifest, for the person who finds it fenced or stuck.
+
+The manifest's epoch decides who owns a queue and cannot say who that is. So whoever claims it
+writes ``<prefix>/_consumer.json``::
+
+    {"version": 1, "epoch": 3, "host": "worker-7", "process": 4711, "program": "Spark",
+     "query": "9f0c...", "since_ms": 1767225600000}
+
+Nothing reads it to decide anything. It may be missing, because it could not be written or because
+a client that does not know it claimed the queue; a note of an older epoch than the manifest's is
+about a consumer that was fenced.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.errors import OpenDataBufferError
+from opendata_buffer.formats.sidecar import Sidecar
+from opendata_buffer.queue.cas import CasStore, Done, Register
+from opendata_buffer.runtime import Runtime, deadline
+
+__all__ = ["HOLDER_NAME", "Holder", "note_holder", "note_query", "read_holder"]
+
+
+log = logging.getLogger(__name__)
+
+HOLDER_NAME = "_consumer.json"
+_NOTE = Sidecar(
+    "the note of the consumer",
+    "Nothing depends on it: delete it, and the next consumer writes it anew.",
+)
+_DEADLINE_MS = 2_000
+"""A note is worth a short wait: without it the queue is read as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who claimed an epoch.
+
+    Attributes:
+        epoch: The epoch.
+        host: Name of the machine.
+        process: Its number there.
+        program: What it is, in words: ``Spark``, ``opendata-buffer consume``.
+        query: Id of the streaming query; empty when it is none, or not known yet.
+        since_ms: When, milliseconds since the Unix epoch, by the holder's clock.
+        others: Fields of later versions, kept when the note is written again.
+    """
+
+    epoch: int
+    host: str
+    process: int
+    program: str
+    query: str
+    since_ms: int
+    others: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> bytes:
+        """The object's bytes."""
+        own = {
+            "epoch": self.epoch,
+            "host": self.host,
+            "process": self.process,
+            "program": self.program,
+            "query": self.query,
+            "since_ms": self.since_ms,
+        }
+        return _NOTE.encode(own, self.others)
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Holder:
+        """Read the object's bytes.
+
+        Raises:
+            CorruptData: They are no note of this version.
+        """
+        fields = _NOTE.decode(data)
+        return cls(
+            epoch=fields.number("epoch"),
+            host=fields.text("host"),
+            process=fields.number("process"),
+            program=fields.text("program"),
+            query=fields.text("query"),
+            since_ms=fields.number("since_ms"),
+            others=fields.others(),
+        )
+
+
+def note_holder(
+    store: CasStore,
+    config: QueueConfig,
+    runtime: Runtime,
+    epoch: int,
+    *,
+    program: str,
+    query: str = "",
+) -> None:
+    """Say that this process claimed an epoch. Raises nothing: a missing note harms nobody.
+
+    A note of a later epoch stays. Takes two seconds at most.
+    """
+    own = Holder(epoch, os.uname().nodename, os.getpid(), program, query, runtime.now_ms())
+
+    def noted(before: Holder | None) -> Holder:
+        if before is not None and before.epoch > epoch:
+            return before
+        return replace(own, others={} if before is None else before.others)
+
+    _update(store, config, runtime, noted)
+
+
+def note_query(
+    store: CasStore, config: QueueConfig, runtime: Runtime, epoch: int, query: str
+) -> None:
+    """Add the query to the note of an epoch, once it is known. Raises nothing."""
+
+    def noted(before: Holder | None) -> Holder | None:
+        if before is None or before.epoch != epoch or before.query == query:
+            return before
+        return replace(before, query=query)
+
+    _update(store, config, runtime, noted)
+
+
+def read_holder(store: CasStore, config: QueueConfig, runtime: Runtime) -> Holder | None:
+    """The note; None when there is none.
+
+    Raises:
+        CorruptData: It cannot be read.
+        TransientStorageError, PermanentStorageError: The store did not answer.
+    """
+    found = _register(store, config, runtime).read()
+    return found.value if isinstance(found, Done) else None
+
+
+def _update(
+    store: CasStore,
+    config: QueueConfig,
+    runtime: Runtime,
+    decide: Callable[[Holder | None], Holder | None],
+) -> None:
+    soon = replace(config, cas_deadline_ms=min(_DEADLINE_MS, config.cas_deadline_ms))
+    register = _register(store, soon, runtime)
+    try:
+        with deadline(runtime, _DEADLINE_MS / 1000):
+            outcome = register.update(decide)
+    except OpenDataBufferError as error:
+        log.info("who reads the queue was not noted in %s: %s", register.key, error)
+        return
+    if not isinstance(outcome, Done):
+        log.info("who reads the queue was not noted in %s: %s", register.key, outcome)
+
+
+def _register(store: CasStore, config: QueueConfig, runtime: Runtime) -> Register[Holder]:
+    return Register(
+        store,
+        f"{config.data_path_prefix}/{HOLDER_NAME}",
+        decode=Holder.from_json,
+        encode=Holder.to_json,
+        runtime=runtime,
+        settings=config,
+        max_bytes=_NOTE.max_bytes,
+        unreadable=_NOTE.unreadable,
+    )

@@ -1,0 +1,258 @@
+"""Whether a manifest continues what is known of its queue (failure F4). Pure.
+
+A manifest only goes forward. One that is gone or behind was deleted, made again or restored from
+an old copy: its sequences stand for other batches by now, and batches that wait to be read may be
+named by nothing. So nobody goes on with it; each error says what is to be done.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import Protocol
+
+from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, QueueConfig
+from opendata_buffer.errors import CorruptManifest, DataLoss, InvalidInput, QueueReset
+from opendata_buffer.formats.manifest import Manifest, told
+
+__all__ = [
+    "Watermark",
+    "check_follows",
+    "check_reached",
+    "check_resume",
+    "ends_before",
+    "named_manifest",
+    "shell_words",
+    "vanished",
+    "words_of",
+]
+
+
+# ---- How a queue is named, for errors that tell which one it is and what to type. ----
+
+
+def words_of(url: str, data_path_prefix: str, manifest_path: str | None) -> list[str]:
+    """Store and options; those that are the default are left out.
+
+    Args:
+        url: The store's.
+        data_path_prefix: The queue's.
+        manifest_path: The queue's; None if it is where it is by default.
+    """
+    found = [url]
+    if data_path_prefix != DEFAULT_DATA_PATH_PREFIX:
+        found += ["--data-path-prefix", data_path_prefix]
+    if manifest_path not in (None, f"{data_path_prefix}/manifest"):
+        found += ["--manifest-path", str(manifest_path)]
+    return found
+
+
+def shell_words(url: str, config: QueueConfig) -> str:
+    """The same as text, quoted where a shell needs it."""
+    return shlex.join(words_of(url, config.data_path_prefix, config.manifest_path))
+
+
+def named_manifest(data: bytes, url: str, config: QueueConfig) -> Manifest:
+    """A queue's manifest, which names itself where its entries turn out to be damaged.
+
+    Raises:
+        CorruptManifest: Names the command; whoever has read the bytes adds whose they are.
+    """
+    words = shell_words(url, config)
+    try:
+        return Manifest.parse(data).named(f"{config.manifest_path!r} in {url}", words)
+    except CorruptManifest as error:
+        raise CorruptManifest(told(str(error), words)) from error
+
+
+# ---- How far a manifest was, as one value that only rises. Pure. ----
+
+
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """What a manifest has reached; later ones are never below it.
+
+    Attributes:
+        next_sequence: What the next appended batch got.
+        epoch: Of the last consumer.
+        acked: The highest sequence that a consumer took out of the manifest; None when none.
+        acked_location: Where that batch was; empty when that is not known.
+    """
+
+    next_sequence: int
+    epoch: int
+    acked: int | None = None
+    acked_location: str = ""
+
+    @classmethod
+    def of(cls, manifest: Manifest, acked_location: str = "") -> Watermark:
+        """The watermark of a manifest."""
+        acked = manifest.first_sequence - 1 if manifest.first_sequence else None
+        return cls(manifest.next_sequence, manifest.epoch, acked, acked_location)
+
+    def allows(self, manifest: Manifest | None) -> bool:
+        """Whether this manifest can follow: it is there, and is not behind (failure F4)."""
+        return (
+            manifest is not None
+            and manifest.next_sequence >= self.next_sequence
+            and manifest.epoch >= self.epoch
+        )
+
+    def covers(self, other: Watermark) -> bool:
+        """Whether it is not below the other in anything."""
+        return all(mine >= its for mine, its in zip(self._levels, other._levels, strict=True))
+
+    def knows(self, other: Watermark) -> bool:
+        """Whether it covers the other, and where the last batch was if the other knows that.
+
+        Whoever only reads the manifest, a collector or a producer, knows how far it is and not
+        where that batch was: its note must not keep the consumer from adding that.
+        """
+        if self.acked == other.acked and other.acked_location and not self.acked_location:
+            return False
+        return self.covers(other)
+
+    def joined(self, other: Watermark) -> Watermark:
+        """The lowest one that covers both."""
+        further = max(self, other, key=lambda each: (each._levels[2], each.acked_location))
+        return Watermark(
+            max(self.next_sequence, other.next_sequence),
+            max(self.epoch, other.epoch),
+            further.acked,
+            further.acked_location,
+        )
+
+    @property
+    def _levels(self) -> tuple[int, int, int]:
+        return self.next_sequence, self.epoch, -1 if self.acked is None else self.acked
+
+
+class Reached(Protocol):
+    """A manifest, or what is remembered of one."""
+
+    @property
+    def next_sequence(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...
+
+
+def check_follows(known: Manifest, now: Manifest, config: QueueConfig, url: str) -> None:
+    """Refuse a manifest that is behind the one that this process read before.
+
+    Args:
+        known: As it was read or written before.
+        now: As it was read just now.
+        config: The queue.
+        url: Of the store.
+
+    Raises:
+        QueueReset: It went backwards.
+    """
+    if not Watermark.of(known).allows(now):
+        raise QueueReset(f"{_went_backwards(known, now, config, url)}. {_restore(config, url)}")
+
+
+def check_reached(seen: Watermark, now: Manifest | None, config: QueueConfig, url: str) -> None:
+    """Refuse a manifest that is gone, or behind what the queue's marker remembers.
+
+    Args:
+        seen: What the marker remembers.
+        now: As it was read just now; None when there is none.
+        config: The queue.
+        url: Of the store.
+
+    Raises:
+        QueueReset: It is gone or went backwards.
+    """
+    if seen.allows(now):
+        return
+    what = (
+        f"manifest {config.manifest_path!r} is gone from {url}: it had reached next sequence "
+        f"{seen.next_sequence} and epoch {seen.epoch}"
+        if now is None
+        else _went_backwards(seen, now, config, url)
+    )
+    raise QueueReset(
+        f"{what}. Batches that wait to be read may be named by nothing now. Stop producers, "
+        "consumers and collectors. Then 'opendata-buffer manifest rebuild "
+        f"{shell_words(url, config)}' enqueues them again. To start over "
+        "without them, use --recreate (in Python recreate=True)."
+    )
+
+
+def vanished(config: QueueConfig, url: str) -> QueueReset:
+    """What to raise when the manifest was deleted while this process used it."""
+    return QueueReset(
+        f"manifest {config.manifest_path!r} in {url} vanished while in use. It is not "
+        "recreated: sequences would start again at 0 and acknowledged positions would hide "
+        f"new batches. {_restore(config, url)} Check lifecycle rules on the bucket."
+    )
+
+
+def check_resume(
+    now: Manifest | None,
+    last_acked: int,
+    config: QueueConfig,
+    url: str,
+    *,
+    allow_data_loss: bool,
+) -> None:
+    """Refuse to read on behind a batch that this queue does not have, or is far beyond.
+
+    Args:
+        now: The manifest; None when there is none.
+        last_acked: The sequence to go on behind.
+        config: The queue.
+        url: Of the store.
+        allow_data_loss: Go on although batches behind it were dequeued.
+
+    Raises:
+        InvalidInput: ``last_acked`` is negative.
+        QueueReset: The queue is not there, or ends before it (failure F27).
+        DataLoss: Batches behind it were dequeued by somebody else, and that is not allowed.
+    """
+    if last_acked < 0:
+        raise InvalidInput(
+            f"last_acked_sequence is {last_acked}: use None to start at the oldest entry"
+        )
+    if now is None:
+        raise QueueReset(
+            f"cannot resume after sequence {last_acked}: manifest {config.manifest_path!r} does "
+            f"not exist in {url}. The queue was deleted or the URL, data_path_prefix "
+            "or manifest_path is another queue's. Start without a position to create it."
+        )
+    if last_acked >= now.next_sequence:
+        why = ends_before(last_acked, now.next_sequence, config.manifest_path, url)
+        raise QueueReset(f"{why} Start without a position to read what is queued now.")
+    if last_acked + 1 < now.first_sequence and not allow_data_loss:
+        raise DataLoss(
+            config.manifest_path,
+            last_acked + 1,
+            now.first_sequence,
+            "Another consumer read this queue. Resume from its position, or accept the loss "
+            "explicitly.",
+        )
+
+
+def ends_before(last_acked: int, next_sequence: int, key: str, url: str) -> str:
+    """What to say of a queue that ends before the batch that somebody goes on behind."""
+    return (
+        f"cannot resume after sequence {last_acked}: manifest {key!r} in {url} ends at "
+        f"{next_sequence - 1}. The queue was recreated or the position belongs to another queue."
+    )
+
+
+def _went_backwards(known: Reached, now: Manifest, config: QueueConfig, url: str) -> str:
+    return (
+        f"manifest {config.manifest_path!r} in {url} went backwards: next sequence "
+        f"{known.next_sequence} -> {now.next_sequence}, epoch {known.epoch} -> {now.epoch}. "
+        "It was deleted and recreated, or restored from an old copy"
+    )
+
+
+def _restore(config: QueueConfig, url: str) -> str:
+    return (
+        "Stop producers, consumers and collectors. Restore the latest version (bucket "
+        "versioning), or let 'opendata-buffer manifest rebuild "
+        f"{shell_words(url, config)}' enqueue the batches again that are still there."
+    )

@@ -1,0 +1,1 @@
+"""Writes to several queues that become visible all together, or not at all."""

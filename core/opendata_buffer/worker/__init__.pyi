@@ -1,2 +1,0 @@
-from opendata_buffer.worker.worker import ClaimedBatch as ClaimedBatch
-from opendata_buffer.worker.worker import Worker as Worker

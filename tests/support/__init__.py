@@ -1,0 +1,1 @@
+"""Test tools of the project: simulation, models and servers."""

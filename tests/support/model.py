@@ -1,0 +1,404 @@
+"""What a queue owes its users, as a list and a dictionary, checked after every change. Pure.
+
+:class:`DeliveryModel` is told every change of the store, with the process that made it, by
+:class:`~.watched_store.WatchedStore`. :class:`Sink` is the transactional system a consumer writes
+to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from opendata_buffer.errors import CorruptManifest
+from opendata_buffer.formats.batch import decode_batch
+from opendata_buffer.formats.keys import Transaction, parse_location
+from opendata_buffer.formats.manifest import Manifest, Metadata, check_transition
+from opendata_buffer.stores.base import (
+    Absent,
+    Applied,
+    Blob,
+    DeleteFailure,
+    IfVersion,
+    Listing,
+    NotModified,
+    PutOutcome,
+    Store,
+)
+from tests.support.simulation import Simulation
+
+__all__ = ["DeliveryModel", "Record", "Sink", "WatchedStore"]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A record's identity: its producer's name and its number, counted by the producer from 0."""
+
+    producer: str
+    number: int
+
+    def encode(self) -> bytes:
+        """The entry's bytes."""
+        return f"{self.producer}:{self.number}".encode()
+
+    @classmethod
+    def decode(cls, entry: bytes) -> Record:
+        """From the entry's bytes."""
+        producer, _, number = entry.decode().rpartition(":")
+        return cls(producer, int(number))
+
+
+@dataclass
+class Sink:
+    """A system with transactions: position, filter state and records change together.
+
+    Attributes:
+        position: Sequence of the last batch written; None at first.
+        state: Whatever the consumer keeps beside its position.
+        records: All that was written, in order.
+    """
+
+    position: int | None = None
+    state: str | None = None
+    records: list[Record] = field(default_factory=list)
+
+    def write(
+        self, expected: int | None, position: int, records: Iterable[Record], state: str | None
+    ) -> bool:
+        """Write if nobody else has written since ``expected`` was read."""
+        if self.position != expected:
+            return False
+        self.position = position
+        self.state = state
+        self.records += records
+        return True
+
+    def holds(self, sequence: int) -> bool:
+        """Whether the batch of this sequence is dealt with."""
+        return self.position is not None and sequence <= self.position
+
+
+class DeliveryModel:
+    """The rules, and what is known to check them.
+
+    Args:
+        fail: Called with the first broken rule; does not return.
+        prefix: The queue's data prefix.
+        manifest_path: The queue's manifest.
+    """
+
+    def __init__(self, fail: Callable[[str], object], prefix: str, manifest_path: str) -> None:
+        self._fail = fail
+        self._prefix = prefix
+        self.manifest_path = manifest_path
+        self.sink = Sink()
+        self.manifest = Manifest.empty()
+        self.owner = ""
+        self.durable: dict[Record, str] = {}
+        """Records reported durable, and the location they were said to be in."""
+        self.sequences: dict[str, int] = {}
+        """Every location that ever was in the manifest."""
+        self.lost: set[str] = set()
+        """Batches deleted before the sink held them; none of them may be or become durable."""
+        self.counts = dict.fromkeys(
+            ("manifest writes", "claims", "dequeues", "collected", "lost unacknowledged", "torn"), 0
+        )
+        self._durable_locations: set[str] = set()
+        self._last: dict[str, int] = {}
+        self._seen: set[Record] = set()
+        self._written: dict[str, list[Record]] = {}
+        self._locations: dict[int, str] = {}
+        self._passed: set[int] = set()
+        self._skipped: dict[Record, list[int]] = {}
+        self._plain: set[Record] = set()
+
+    # What the store tells.
+
+    def manifest_written(self, process: str, raw: bytes) -> None:
+        """A manifest write landed."""
+        before, self.counts["manifest writes"] = self.manifest, self.counts["manifest writes"] + 1
+        try:
+            after = Manifest.parse(raw)
+            after.check()
+            check_transition(before, after)
+        except CorruptManifest as error:
+            self._fail(f"{process} wrote an illegal manifest: {error}")
+            return
+        old, new = before.entries(), after.entries()
+        dropped = after.first_sequence - before.first_sequence
+        kept = max(0, len(old) - dropped)
+        if old[len(old) - kept :] != new[:kept]:
+            self._fail(f"{process} changed queued entries: {old} -> {new}")
+        for entry in new[kept:]:
+            if entry.location in self.sequences:
+                first = self.sequences[entry.location]
+                self._fail(f"{entry.location} is queued twice, at {first} and {entry.sequence}")
+            self.sequences[entry.location] = entry.sequence
+            self._locations[entry.sequence] = entry.location
+        if after.epoch != before.epoch:
+            self.counts["claims"] += 1
+            if after.epoch != before.epoch + 1 or len(new) != kept:
+                self._fail(f"{process} claimed {before} as {after}")
+            self.owner = process
+        if dropped:
+            self.counts["dequeues"] += 1
+            if process != self.owner:
+                self._fail(f"{process} dequeued, but {self.owner} owns epoch {after.epoch}")
+            if not self.sink.holds(after.first_sequence - 1):
+                self._fail(
+                    f"{process} dequeued through {after.first_sequence - 1}, but the sink holds "
+                    f"only {self.sink.position}"
+                )
+        self.manifest = after
+
+    def start_over(self) -> None:
+        """The operator makes a new queue at the same place: nothing that was is owed any more."""
+        self.manifest, self.sink, self.owner = Manifest.empty(), Sink(), ""
+        self.durable.clear()
+        self._durable_locations.clear()
+        self._locations.clear()
+        self._last.clear()
+        self._seen.clear()
+
+    def object_written(self, key: str, data: bytes) -> None:
+        """An object was written, for the first time or again."""
+        self.lost.discard(key)
+        self._written[key] = [Record.decode(entry) for entry in decode_batch(data)]
+
+    def object_deleted(self, process: str, key: str) -> None:
+        """An object was deleted."""
+        if parse_location(key, self._prefix) is None:
+            self._fail(f"{process} deleted {key}, which is no batch")
+        self.counts["collected"] += 1
+        sequence = self.sequences.get(key)
+        if sequence is not None and self.sink.holds(sequence):
+            return
+        if key in self._durable_locations:
+            self._fail(f"{process} deleted {key} (sequence {sequence}), durable and not yet read")
+        self.lost.add(key)
+        if sequence is not None:
+            # It can land after the collector looked; then nobody may ever call it durable.
+            self.counts["lost unacknowledged"] += 1
+
+    # What the actors tell.
+
+    def produced_plain(self, records: Iterable[Record]) -> None:
+        """These are about to be produced without metadata; all others have some."""
+        self._plain.update(records)
+
+    def reported_durable(self, records: Iterable[Record], sequence: int, location: str) -> None:
+        """A handle said so."""
+        if location in self.lost:
+            self._fail(f"{location} is reported durable after it was deleted unread")
+        if self.sequences.get(location) != sequence:
+            at = self.sequences.get(location)
+            self._fail(f"{location} is reported durable at {sequence}, but it was put at {at}")
+        self._durable_locations.add(location)
+        for record in records:
+            self.durable[record] = location
+
+    def check_batch(
+        self, sequence: int, location: str, entries: list[bytes], metadata: tuple[Metadata, ...]
+    ) -> list[Record]:
+        """A batch was read: its ranges must be those of the calls that made it."""
+        if self.sequences.get(location) != sequence:
+            self._fail(f"batch {location} was read at {sequence}, queued elsewhere")
+        records = [Record.decode(entry) for entry in entries]
+        starts = [item.start_index for item in metadata]
+        ends = [*starts[1:], len(records)] if starts else []
+        for item, end in zip(metadata, ends, strict=True):
+            said = item.payload.decode()
+            call = records[item.start_index : end]
+            if call and not said and self._plain.issuperset(call):
+                continue  # of several calls, maybe
+            if not call or said != f"{call[0].producer}:{call[0].number}+{len(call)}":
+                self._fail(f"range {item} of {location} holds {call}")
+        if sum(end - start for start, end in zip(starts, ends, strict=True)) != len(records):
+            self._fail(f"metadata of {location} does not cover its {len(records)} records")
+        return records
+
+    def write_sink(
+        self, expected: int | None, position: int, records: list[Record], state: str | None
+    ) -> bool:
+        """The consumer's transaction: order per producer, and nothing twice."""
+        if not self.sink.write(expected, position, records, state):
+            return False
+        if records:
+            self._passed.add(position)
+        for record in records:
+            if record in self._seen:
+                self._fail(f"{record} is in the sink twice, again with batch {position}")
+            self._seen.add(record)
+            last = self._last.get(record.producer, -1)
+            if record.number < last and record not in self._skipped:
+                self._fail(f"{record} comes after number {last} (batch {position})")
+            self._last[record.producer] = max(last, record.number)
+        return True
+
+    def poison(self, sequence: int, location: str) -> None:
+        """A batch cannot be read: a broken promise if it was reported durable and never read.
+
+        A zombie may find a batch gone that its successor has read and the collector deleted;
+        that breaks nothing. The batch's records may come later and out of order, when their
+        producer repeats them.
+        """
+        for record in self._written.get(location, ()):
+            self._skipped.setdefault(record, []).append(sequence)
+        if location in self._durable_locations and not self.sink.holds(sequence):
+            self._fail(f"durable batch {sequence} at {location} cannot be read")
+
+    # At the end.
+
+    def check_delivered(self) -> None:
+        """With all faults healed and the queue drained: nothing durable is missing."""
+        missing = [
+            record
+            for record in self.durable
+            if record not in self._seen and not self._is_torn(record)
+        ]
+        if missing:
+            where = {self.durable[record] for record in missing}
+            self._fail(f"{len(missing)} durable records are not in the sink: {missing}, {where}")
+        if self.manifest.entry_count:
+            self._fail(f"the drained queue still holds {self.manifest}")
+
+    def check_complete(self, producer: str, count: int) -> None:
+        """A producer that retried until all was durable: every number, once."""
+        numbers = {each.number for each in self.sink.records if each.producer == producer}
+        missing = [
+            number
+            for number in range(count)
+            if number not in numbers and not self._is_torn(Record(producer, number))
+        ]
+        if missing or len(numbers) > count:
+            self._fail(f"{producer} made {count} records durable; {missing} are missing")
+
+    def _is_torn(self, record: Record) -> bool:
+        """Whether the record was passed by and another batch of its append was not.
+
+        The one loss that the filter cannot repair: its repeat would bring the other batch twice
+        (see :meth:`~opendata_buffer.consumer.isolation.TransactionFilter.skip`).
+        """
+        torn = any(
+            sequence in self._passed
+            for skipped in self._skipped.get(record, ())
+            for sequence in self._append_of(skipped)
+        )
+        self.counts["torn"] += torn
+        return torn
+
+    def _append_of(self, sequence: int) -> list[int]:
+        """The sequences of the transaction around an entry, without a gap; none without one."""
+        txn = self._transaction(sequence)
+        if txn is None:
+            return []
+        first = last = sequence
+        while self._transaction(first - 1) == txn:
+            first -= 1
+        while self._transaction(last + 1) == txn:
+            last += 1
+        return list(range(first, last + 1))
+
+    def _transaction(self, sequence: int) -> Transaction | None:
+        parsed = parse_location(self._locations.get(sequence, ""), self._prefix)
+        return None if parsed is None else parsed.txn
+
+
+# ---- One process's way to a simulation's store, with scheduling points, watched by the model. ----
+
+
+class WatchedStore:
+    """One process's way to the shared store: a scheduling point before and after each access,
+    and every change told to the model.
+
+    Between the two points an access is atomic, as on an object store. A process killed before
+    the first one has written nothing; killed at the second one it has, and never learns it.
+
+    Args:
+        inner: The shared store.
+        simulation: Where the scheduling points are.
+        model: What is told.
+        process: Who is at the store.
+        on_access: Called with operation and key when an access is about to take effect: the
+            place for a pause or a kill that random times would hardly ever hit.
+    """
+
+    def __init__(
+        self,
+        inner: Store,
+        simulation: Simulation,
+        model: DeliveryModel,
+        process: str,
+        *,
+        on_access: Callable[[str, str], object] = lambda operation, key: None,
+    ) -> None:
+        self._inner = inner
+        self._simulation = simulation
+        self._model = model
+        self._process = process
+        self._on_access = on_access
+
+    @property
+    def url(self) -> str:
+        """See :class:`opendata_buffer.stores.base.Store`."""
+        return self._inner.url
+
+    def get(
+        self,
+        key: str,
+        *,
+        if_changed: str | None = None,
+        byte_range: tuple[int, int] | None = None,
+        max_bytes: int | None = None,
+    ) -> Blob | NotModified:
+        """See :class:`opendata_buffer.stores.base.Get`."""
+        self._begin("get", key)
+        found = self._inner.get(
+            key, if_changed=if_changed, byte_range=byte_range, max_bytes=max_bytes
+        )
+        self._simulation.checkpoint()
+        return found
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        """See :class:`opendata_buffer.stores.base.Put`."""
+        self._begin("put", key)
+        self._inner.put(key, data)
+        self._model.object_written(key, bytes(data))
+        self._simulation.checkpoint()
+
+    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        """See :class:`opendata_buffer.stores.base.ConditionalPut`."""
+        self._begin("put_if", key)
+        outcome = self._inner.put_if(key, data, condition)
+        self._simulation.log(f"  {type(outcome).__name__}")
+        if isinstance(outcome, Applied) and key == self._model.manifest_path:
+            self._model.manifest_written(self._process, data)
+            self._simulation.log(f"  {self._model.manifest}")
+        self._simulation.checkpoint()
+        return outcome
+
+    def check_conditional_writes(self, near: str) -> None:
+        """See :class:`opendata_buffer.stores.base.ConditionalPut`."""
+        self._inner.check_conditional_writes(near)
+
+    def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Listing:
+        """See :class:`opendata_buffer.stores.base.List`."""
+        self._begin("list", prefix)
+        listing = self._inner.list(prefix, start_after=start_after, limit=limit)
+        self._simulation.checkpoint()
+        return listing
+
+    def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
+        """See :class:`opendata_buffer.stores.base.Delete`; one object at a time, as S3 may."""
+        failed: list[DeleteFailure] = []
+        for key in keys:
+            self._begin("delete", key)
+            failed += self._inner.delete_many([key])
+            self._model.object_deleted(self._process, key)
+        self._simulation.checkpoint()
+        return tuple(failed)
+
+    def _begin(self, operation: str, key: str) -> None:
+        self._on_access(operation, key)
+        self._simulation.checkpoint()
+        self._simulation.log(f"{self._process} {operation} {key}")

@@ -1,0 +1,250 @@
+"""A simulated network between simulated processes: delays, partitions, resets, lost messages.
+
+::
+
+    network = SimNetwork(simulation)
+    port = network.listen(broker_runtime)              # what a Host opens
+    channel = network.dial(client_runtime, announcement, timeout=1.0)
+    network.cut(broker_runtime, client_runtime)        # nothing passes, nobody is told
+    network.kill(broker_runtime)                       # with the process: connections are reset
+
+A cut connection is silent, as behind a switch that lost its power; a killed process's is reset,
+as by the kernel that survives it; a paused process's accepts and says nothing.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+
+from opendata_buffer.broker.broker import Service
+from opendata_buffer.broker.channel import NONCE_BYTES, BrokerEnd, ProtocolError
+from opendata_buffer.broker.client import CONNECT_S, ChannelClosed, ChannelRefused, Connection
+from opendata_buffer.broker.lease import Announcement
+from opendata_buffer.broker.server import Session
+from tests.support.simulation import SimRuntime, SimTask, Simulation
+
+__all__ = ["ProcessNetwork", "SimChannel", "SimNetwork", "SimPort"]
+
+
+class SimNetwork:
+    """Connects the processes of one simulation.
+
+    Args:
+        simulation: Whose processes.
+        delay_s: One way.
+    """
+
+    def __init__(self, simulation: Simulation, *, delay_s: float = 0.0005) -> None:
+        self.simulation = simulation
+        self.delay_s = delay_s
+        self._ports: dict[str, SimPort] = {}
+        self._channels: list[SimChannel] = []
+        self._cuts: set[frozenset[str]] = set()
+        self._opened = 0
+
+    def listen(self, process: SimRuntime) -> SimPort:
+        """A port of a process."""
+        self._opened += 1
+        port = SimPort(self, process, f"{process.name}:{self._opened}")
+        self._ports[port.address] = port
+        return port
+
+    def dial(self, process: SimRuntime, announcement: Announcement, timeout: float) -> SimChannel:
+        """A channel from a process to an announced address.
+
+        Raises:
+            ChannelRefused: Nobody listens there.
+            ChannelClosed: The two cannot reach each other.
+        """
+        port = self._ports.get(announcement.address)
+        host = announcement.address.partition(":")[0]
+        if self.is_cut(process.name, host):
+            process.sleep(timeout)
+            raise ChannelClosed(f"{announcement.address} is not reached")
+        process.sleep(self.delay_s)
+        if port is None:
+            raise ChannelRefused(f"nobody listens at {announcement.address}")
+        ours = SimChannel(self, process)
+        theirs = SimChannel(self, port.process)
+        ours.peer, theirs.peer = theirs, ours
+        self._channels += (ours, theirs)
+        port.accept(theirs)
+        return ours
+
+    def connect(self, process: SimRuntime) -> Callable[[Announcement], Connection]:
+        """What opens connections for a process."""
+
+        def connect(announcement: Announcement) -> Connection:
+            channel = self.dial(process, announcement, CONNECT_S)
+            nonce = secrets.token_bytes(NONCE_BYTES)
+            return Connection(channel, announcement, process, nonce)
+
+        return connect
+
+    def of(self, process: SimRuntime) -> ProcessNetwork:
+        """The network as one process sees it: what a producer or a worker takes."""
+        return ProcessNetwork(self, process)
+
+    def cut(self, one: SimRuntime, other: SimRuntime) -> None:
+        """Let nothing pass between two processes, silently."""
+        self._cuts.add(frozenset((one.name, other.name)))
+
+    def heal(self, one: SimRuntime, other: SimRuntime) -> None:
+        """Let everything sent from now on pass again; what was sent meanwhile is lost."""
+        self._cuts.discard(frozenset((one.name, other.name)))
+
+    def is_cut(self, one: str, other: str) -> bool:
+        """Whether nothing passes between two processes."""
+        return frozenset((one, other)) in self._cuts
+
+    def kill(self, process: SimRuntime) -> None:
+        """The kernel's part of a process's death: its ports are gone, its connections reset."""
+        for address in [a for a, port in self._ports.items() if port.process is process]:
+            del self._ports[address]
+        for channel in [each for each in self._channels if each.process is process]:
+            channel.close()
+        self._channels = [each for each in self._channels if not each.closed]
+
+    def forget(self, port: SimPort) -> None:
+        """Nobody listens there any more."""
+        self._ports.pop(port.address, None)
+
+
+class ProcessNetwork:
+    """A process's network; a :class:`~opendata_buffer.broker.network.Network`."""
+
+    def __init__(self, network: SimNetwork, process: SimRuntime) -> None:
+        self._network = network
+        self._process = process
+        self.connect = network.connect(process)
+
+    def listen(self) -> SimPort:
+        """See :class:`~opendata_buffer.broker.network.Network`."""
+        return self._network.listen(self._process)
+
+
+class SimChannel:
+    """One end of a connection; a :class:`~opendata_buffer.broker.client.Channel`."""
+
+    peer: SimChannel
+
+    def __init__(self, network: SimNetwork, process: SimRuntime) -> None:
+        self._network = network
+        self.process = process
+        self.closed = False
+        self._receiver: SimTask | None = None
+        self._inbox: deque[tuple[float, bytes]] = deque()
+
+    def send(self, message: bytes) -> None:
+        """See :class:`~opendata_buffer.broker.client.Channel`."""
+        network, peer = self._network, self.peer
+        if self.closed:
+            raise ChannelClosed("the connection was reset")
+        if not network.is_cut(self.process.name, peer.process.name):
+            arrives_at = network.simulation.now + network.delay_s
+            peer._inbox.append((arrives_at, message))
+            peer._wake(arrives_at)
+
+    def receive(self, timeout: float | None) -> bytes | None:
+        """See :class:`~opendata_buffer.broker.client.Channel`."""
+        simulation = self._network.simulation
+        deadline = None if timeout is None else self.process.monotonic() + timeout
+        while True:
+            if self._inbox and self._inbox[0][0] <= simulation.now:
+                return self._inbox.popleft()[1]
+            if self.closed and not self._inbox:
+                raise ChannelClosed("the connection was reset")
+            until = [arrives_at for arrives_at, _ in islice(self._inbox, 1)]
+            if deadline is not None:
+                left = deadline - self.process.monotonic()
+                if left <= 0:
+                    return None
+                until.append(simulation.now + left)
+            # Without a lock, which a simulated network does not need: threads run one at a time
+            # and change at scheduling points alone. A message wakes its receiver once, when it
+            # arrives.
+            self._receiver = simulation.current
+            try:
+                simulation.block(min(until, default=None), "a message")
+            finally:
+                self._receiver = None
+
+    def close(self) -> None:
+        """End both ends, unless a cut keeps the other one from learning it."""
+        self._end()
+        if not self._network.is_cut(self.process.name, self.peer.process.name):
+            self.peer._end()
+
+    def _end(self) -> None:
+        self.closed = True
+        self._wake(self._network.simulation.now)
+
+    def _wake(self, at: float) -> None:
+        if self._receiver is not None:
+            self._network.simulation.wake(self._receiver, at)
+
+
+class SimPort:
+    """A listening port; a :class:`~opendata_buffer.broker.election.ListeningPort`."""
+
+    certificate = ""
+
+    def __init__(self, network: SimNetwork, process: SimRuntime, address: str) -> None:
+        self._network = network
+        self.process = process
+        self.address = address
+        self._active: tuple[Service, Announcement] | None = None
+        self._clients: list[SimChannel] = []
+
+    def open(self, service: Service, announcement: Announcement) -> None:
+        """See :class:`~opendata_buffer.broker.election.ListeningPort`."""
+        self._active = (service, announcement)
+
+    def shut(self) -> None:
+        """See :class:`~opendata_buffer.broker.election.ListeningPort`."""
+        self._active = None
+        clients, self._clients = self._clients, []
+        for client in clients:
+            client.close()
+
+    def close(self) -> None:
+        """See :class:`~opendata_buffer.broker.election.ListeningPort`."""
+        self.shut()
+        self._network.forget(self)
+
+    def accept(self, channel: SimChannel) -> None:
+        """A client has connected."""
+        active = self._active
+        if active is None:
+            channel.close()
+            return
+        self._clients.append(channel)
+        self.process.spawn(lambda: self._serve(channel, *active), f"{self.address} client")
+
+    def _serve(self, channel: SimChannel, service: Service, announcement: Announcement) -> None:
+        end = BrokerEnd(announcement.secret, announcement.term, secrets.token_bytes(NONCE_BYTES))
+        order = self.process.condition()
+
+        def send(body: dict[str, object]) -> None:
+            with order:
+                try:
+                    channel.send(end.seal(body))
+                except ChannelClosed:
+                    channel.close()
+
+        session = Session(service, end, send)
+        try:
+            channel.send(end.hello())
+            prove = channel.receive(2.0)
+            if prove is not None:
+                channel.send(session.welcome(prove))
+                while (message := channel.receive(None)) is not None:
+                    session.received(message)
+        except (ChannelClosed, ProtocolError):
+            pass
+        finally:
+            session.close()
+            channel.close()

@@ -1,0 +1,638 @@
+"""A deterministic world: real code in real threads, on virtual time, one seed, one history.
+
+Exactly one simulated thread runs at any moment; the others wait for the baton. At every point
+where a thread could lose the processor (a lock, a wait, a sleep, a store call) the seeded random
+number generator chooses who goes on. When nobody can, virtual time jumps to the next timer. So a
+run takes no real time to wait, and the same seed gives the same history, races included::
+
+    simulation = Simulation(seed=7)
+    runtime = simulation.process("producer", clock_skew_ms=-900_000)
+
+    def main() -> None:
+        producer = Producer(config, store=store, runtime=runtime)
+        ...
+        simulation.kill(runtime)                   # kill -9
+        simulation.pause(other, seconds=3600)      # a frozen virtual machine
+        simulation.interrupt(task)                 # Ctrl-C, wherever the thread waits
+
+    simulation.run(main)
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import random
+import threading
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Protocol
+
+from ulid import ULID
+
+from opendata_buffer.runtime import SystemRuntime
+
+__all__ = [
+    "Scheduler",
+    "SimCondition",
+    "SimRuntime",
+    "SimTask",
+    "Simulation",
+    "SimulationFailed",
+    "TICK_S",
+    "baton",
+    "later",
+    "no_collections",
+    "on_one_processor",
+    "up_to_tick",
+]
+
+
+# ---- When garbage is collected. ----
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Python looks for no cycles of garbage meanwhile.
+
+    It does so whenever a thread makes an object, and runs finalizers there and then. One that takes
+    a lock, as that of unfinished results does, would give the turn away in the middle of anything:
+    in a simulation two threads would run at once, and in the end none. Where a call is
+    interrupted at a chosen step, that step could lie in such a finalizer, and come to nothing.
+    """
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
+
+
+# ---- Threads that take turns stay on one processor. ----
+
+
+@contextmanager
+def on_one_processor() -> Iterator[None]:
+    """Keep this thread, and those that it starts meanwhile, on the processor where it runs.
+
+    Of a simulation's threads one runs at a time. Spread over processors, each of its many thousand
+    changes of turn would first wake an idle processor up, which takes as long as the step itself.
+
+    Nothing happens where the system cannot do this, or does not allow it.
+    """
+    try:
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {_here()})
+    except (AttributeError, OSError):  # not on Linux
+        yield
+        return
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _here() -> int:
+    """The processor that runs this thread."""
+    with open("/proc/thread-self/stat") as stat:
+        # Field 39; the second one, a name in brackets, may have blanks.
+        return int(stat.read().rpartition(")")[2].split()[36])
+
+
+# ---- Times of a simulation: whole ticks, so that sums and differences of them are exact. Pure ----
+#
+# With rounding errors, the time left until a deadline can be so short that adding it does not move
+# the clock, and a loop that waits for the deadline never ends.
+
+
+TICK_S = 2**-20
+
+
+def up_to_tick(seconds: float) -> float:
+    """The time, rounded up to a tick."""
+    return math.ceil(seconds / TICK_S) * TICK_S
+
+
+def later(now: float, seconds: float) -> float:
+    """``now + seconds``, but at least one tick after ``now`` when ``seconds`` is not 0.
+
+    Less than a tick may not change ``now`` at all: whoever waits for a moment just beyond it
+    would wait for ever, where a real clock goes on.
+    """
+    return max(now + seconds, now + TICK_S) if seconds > 0 else now
+
+
+# ---- What code sees of a simulation: a process with its clock, its threads and its locks. ----
+#
+# Every class here hands the processor over where a real one could lose it, and tells the scheduler
+# until when it waits; who goes on is chosen there.
+
+
+PREEMPTION = 0.1
+"""Chance that a thread loses the processor where it would not have to: at a free lock."""
+
+
+class Scheduler(Protocol):
+    """What processes, threads and locks need of a simulation: :class:`.Simulation`."""
+
+    random: random.Random
+    """The only source of randomness."""
+    now: float
+    """Virtual seconds since the start."""
+    current: SimTask
+    """The thread that runs."""
+    timed: dict[SimTask, float]
+    """When each of those may go on that may at some time."""
+
+    def now_ms(self) -> int:
+        """The true wall clock, milliseconds since the Unix epoch."""
+        ...
+
+    def checkpoint(self) -> None:
+        """A point where another thread may go on, and where a kill or a pause takes effect."""
+        ...
+
+    def block(self, wake_at: float | None, waits_for: str, *, interruptible: bool = True) -> None:
+        """Let others run until ``wake_at``, or until somebody sets the running task's."""
+        ...
+
+    def start(self, process: SimRuntime, target: Callable[[], None], name: str) -> SimTask:
+        """Start a thread."""
+        ...
+
+
+def baton() -> threading.Lock:
+    """A lock that is released to whoever may run; nobody holds it in the ordinary sense."""
+    baton = threading.Lock()
+    baton.acquire()
+    return baton
+
+
+class SimTask:
+    """A simulated thread; a :class:`~opendata_buffer.runtime.Task`."""
+
+    def __init__(self, simulation: Scheduler, process: SimRuntime, name: str) -> None:
+        self._simulation = simulation
+        self.process = process
+        self.name = name
+        self.baton = baton()
+        self.done = False
+        self.doomed = False
+        self._wake_at: float | None = None
+        self.waits_for = ""
+        self.interruption: BaseException | None = None
+        self.interrupt_after = 0
+        self._joiners: list[SimTask] = []
+
+    @property
+    def wake_at(self) -> float | None:
+        """When it may go on; None while it waits for somebody to set this."""
+        return self._wake_at
+
+    @wake_at.setter
+    def wake_at(self, at: float | None) -> None:
+        self._wake_at = at
+        # Most threads of a large simulation wait for others: who chooses looks at the rest only.
+        if at is None:
+            self._simulation.timed.pop(self, None)
+        elif not self.done:
+            self._simulation.timed[self] = at
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until it ended."""
+        simulation = self._simulation
+        deadline = None if timeout is None else simulation.now + timeout
+        while not self.done:
+            if deadline is not None and simulation.now >= deadline:
+                return
+            self._joiners.append(simulation.current)
+            try:
+                simulation.block(deadline, f"the end of {self.name}")
+            finally:
+                # A joiner that gave up waits for something else by now, which the end of this task
+                # must not cut short.
+                self._joiners.remove(simulation.current)
+
+    def is_alive(self) -> bool:
+        """Whether it has not ended."""
+        return not self.done
+
+    def end(self) -> None:
+        """It ended: wake who waits for it."""
+        self.done = True
+        self.wake_at = None
+        for joiner in self._joiners:
+            joiner.wake_at = self._simulation.now
+
+
+class SimCondition:
+    """A reentrant lock with a waiting room, on virtual time."""
+
+    def __init__(self, simulation: Scheduler) -> None:
+        self._simulation = simulation
+        self._owner: SimTask | None = None
+        self._depth = 0
+        self._queued: list[SimTask] = []
+        self._waiting: list[SimTask] = []
+        self._notified: set[SimTask] = set()
+
+    def __enter__(self) -> bool:
+        simulation = self._simulation
+        if simulation.current.doomed or simulation.random.random() < PREEMPTION:
+            simulation.checkpoint()
+        self._acquire(1)
+        return True
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # No scheduling point: a killed thread unwinds through here.
+        if self._owner is self._simulation.current:
+            self._depth -= 1
+            if self._depth == 0:
+                self._release()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Give the lock away until notified; False when the time was up first."""
+        task = self._owned_by_current()
+        depth, self._depth = self._depth, 0
+        self._waiting.append(task)
+        self._release()
+        deadline = None if timeout is None else later(self._simulation.now, timeout)
+        try:
+            self._simulation.block(deadline, "a notification")
+        finally:
+            if task in self._waiting:
+                self._waiting.remove(task)
+            notified = task in self._notified
+            self._notified.discard(task)
+            # As threading.Condition: an interrupted wait has its lock back before it raises.
+            if not task.doomed:
+                self._acquire(depth, interruptible=False)
+        return notified
+
+    def notify(self, n: int = 1) -> None:
+        """Wake ``n`` that wait."""
+        self._owned_by_current()
+        woken, self._waiting = self._waiting[:n], self._waiting[n:]
+        for task in woken:
+            self._notified.add(task)
+            task.wake_at = self._simulation.now
+
+    def notify_all(self) -> None:
+        """Wake all that wait."""
+        self.notify(len(self._waiting))
+
+    def held(self) -> bool:
+        """Whether the running thread holds the lock."""
+        return self._owner is self._simulation.current
+
+    def _owned_by_current(self) -> SimTask:
+        task = self._simulation.current
+        if self._owner is not task:
+            # threading.Condition says the same: such code is broken outside the simulation too.
+            raise RuntimeError(f"{task.name} uses a condition without holding its lock")
+        return task
+
+    def _acquire(self, depth: int, *, interruptible: bool = True) -> None:
+        task = self._simulation.current
+        while self._owner is not None and self._owner is not task:
+            self._queued.append(task)
+            held = f"a lock held by {self._owner.name}"
+            try:
+                self._simulation.block(None, held, interruptible=interruptible)
+            finally:
+                # An interrupted thread waits for the lock no more and must not be woken for it.
+                if task in self._queued:
+                    self._queued.remove(task)
+        self._owner = task
+        self._depth += depth
+
+    def _release(self) -> None:
+        self._owner = None
+        queued, self._queued = self._queued, []
+        for task in queued:
+            task.wake_at = self._simulation.now
+
+
+class SimRuntime:
+    """One simulated process: its threads, its wall clock; a :class:`~.runtime.Runtime`.
+
+    Attributes:
+        name: Shown in the history.
+        clock_skew_ms: How far its wall clock is off; may be changed while it runs, as an
+            operator's ``date -s`` would.
+        alive: False once killed.
+    """
+
+    def __init__(self, simulation: Scheduler, name: str, clock_skew_ms: int) -> None:
+        self._simulation = simulation
+        self.name = name
+        self.clock_skew_ms = clock_skew_ms
+        self.alive = True
+        self.resume_at = 0.0
+        self.suspended_s = 0.0
+        self._spawned = 0
+
+    def now_ms(self) -> int:
+        """Virtual wall clock, off by the skew."""
+        return self._simulation.now_ms() + self.clock_skew_ms
+
+    def monotonic(self) -> float:
+        """Virtual seconds; they go on while a process is paused, not while it is suspended."""
+        return self._simulation.now - self.suspended_s
+
+    def cpu_time(self) -> float:
+        """Nothing: computing takes no time on this clock."""
+        return 0.0
+
+    def sleep(self, seconds: float) -> None:
+        """Let virtual time pass."""
+        self._simulation.block(later(self._simulation.now, seconds), "a sleep to end")
+
+    def condition(self) -> SimCondition:
+        """A simulated lock with a waiting room."""
+        return SimCondition(self._simulation)
+
+    def spawn(self, target: Callable[[], None], name: str) -> SimTask:
+        """A new simulated thread of this process."""
+        self._spawned += 1
+        return self._simulation.start(self, target, f"{self.name}/{name}.{self._spawned}")
+
+    def random(self) -> float:
+        """From the simulation's seed."""
+        return self._simulation.random.random()
+
+    def ulid(self) -> str:
+        """Of the virtual wall clock and the simulation's seed."""
+        entropy = self._simulation.random.randbytes(10)
+        return str(ULID.from_bytes(self.now_ms().to_bytes(6, "big") + entropy))
+
+
+START_MS = 1_767_225_600_000
+"""Wall clock at virtual time 0: 2026-01-01T00:00:00Z."""
+
+
+class SimulationFailed(AssertionError):
+    """The run broke a rule, stood still, or a simulated thread died of an error."""
+
+
+class _Killed(BaseException):
+    """Unwinds the threads of a killed process; no ``except Exception`` may stop it."""
+
+
+class Simulation:
+    """The scheduler, the clock, the random numbers and the history.
+
+    Args:
+        seed: Of everything that is left to chance.
+        max_steps: Scheduling decisions after which a run counts as endless.
+
+    Attributes:
+        seed: As given.
+        random: The only source of randomness.
+        now: Virtual seconds since the start.
+        steps: Scheduling decisions made.
+        current: The simulated thread that runs.
+        timed: When each of those may go on that may at some time, in an order that is the same in
+            each run.
+    """
+
+    def __init__(self, seed: int, *, max_steps: int = 1_000_000) -> None:
+        self.seed = seed
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self.steps = 0
+        self.current: SimTask
+        self.timed: dict[SimTask, float] = {}
+        self._max_steps = max_steps
+        self._tasks: list[SimTask] = []
+        self._main_baton = baton()
+        self._main: SimTask | None = None
+        self._failure: BaseException | None = None
+        self._ended = False
+        self._history: deque[str] = deque(maxlen=400)
+        self._digest = 0
+        self._system = SystemRuntime()
+
+    def process(self, name: str, *, clock_skew_ms: int = 0) -> SimRuntime:
+        """A new process."""
+        return SimRuntime(self, name, clock_skew_ms)
+
+    def now_ms(self) -> int:
+        """The true wall clock, milliseconds since the epoch."""
+        return START_MS + int(self.now * 1000)
+
+    def run(self, main: Callable[[], None]) -> None:
+        """Run ``main`` and all it starts until ``main`` returns; then kill what still runs.
+
+        Raises:
+            SimulationFailed: :meth:`fail` was called, ``main`` or another thread died of an
+                error, everybody waits for ever, or ``max_steps`` were made.
+        """
+        if self._main is not None:
+            raise RuntimeError("a simulation runs once: make a new one of the same seed")
+        with on_one_processor(), no_collections():
+            self._main = self.start(self.process("main"), main, "main")
+            self.current = self._main
+            self._main.baton.release()
+            self._main_baton.acquire()
+            self._reap()
+        if self._failure is not None:
+            raise SimulationFailed(
+                f"seed {self.seed}, after {self.now:.3f} virtual seconds: {self._failure}"
+            ) from self._failure
+
+    def kill(self, process: SimRuntime) -> None:
+        """End a process as kill -9 does: nothing of it reaches the store any more."""
+        process.alive = False
+        process.resume_at = 0.0
+        self.log(f"kill {process.name}")
+        for task in self._tasks:
+            if task.process is process:
+                task.doomed = True
+                task.wake_at = self.now
+        if self.current.doomed:
+            self.checkpoint()
+
+    def pause(self, process: SimRuntime, seconds: float, *, suspend: bool = False) -> None:
+        """Freeze a process: none of its threads runs, clocks go on.
+
+        Args:
+            process: Which.
+            seconds: From now on.
+            suspend: Stop its monotonic clock too, as Linux does when the machine sleeps.
+        """
+        before = max(process.resume_at, self.now)
+        process.resume_at = max(process.resume_at, up_to_tick(self.now + seconds))
+        if suspend:
+            process.suspended_s += process.resume_at - before
+        self.log(f"{'suspend' if suspend else 'pause'} {process.name} for {seconds:.1f} s")
+        if self.current.process is process:
+            self.checkpoint()
+
+    def interrupt(
+        self, task: SimTask, error: BaseException | None = None, *, after: int = 0
+    ) -> None:
+        """Raise an error inside another thread, as a signal's handler does.
+
+        It comes out of whatever the thread waits for: a sleep, a notification, a lock, the
+        store. A thread that has ended is left alone.
+
+        Args:
+            task: Which thread.
+            error: Default: ``KeyboardInterrupt``.
+            after: Let so many waits end as usual first. Default: break off the present one.
+        """
+        if task.done:
+            return
+        task.interruption = KeyboardInterrupt() if error is None else error
+        task.interrupt_after = after
+        self.log(f"interrupt {task.name} after {after} waits")
+        if after == 0:
+            task.wake_at = self.now
+
+    def fail(self, reason: str | BaseException) -> None:
+        """End the run as failed, whatever the calling code would do with an error."""
+        if self._failure is None:
+            self._failure = reason if isinstance(reason, BaseException) else AssertionError(reason)
+            self.log(f"FAILED {reason}")
+        self._ended = True
+        self.current.doomed = True
+        raise _Killed
+
+    def log(self, event: str) -> None:
+        """Add a line to the history."""
+        line = f"{self.now:10.3f} {event}"
+        self._history.append(line)
+        self._digest = zlib.crc32(line.encode(), self._digest)
+
+    @property
+    def history(self) -> list[str]:
+        """The last lines of the history."""
+        return list(self._history)
+
+    @property
+    def digest(self) -> str:
+        """Of the whole history: equal for equal runs."""
+        return f"{self._digest:08x}-{self.steps}"
+
+    def checkpoint(self) -> None:
+        """A point where another thread may go on, and where a kill or a pause takes effect."""
+        self.block(self.now, "its turn")
+
+    # What follows is for processes, threads and locks: the rest of their Scheduler.
+
+    def start(self, process: SimRuntime, target: Callable[[], None], name: str) -> SimTask:
+        """Start a simulated thread."""
+        if self._main is not None and self.current.doomed:
+            raise _Killed
+        task = SimTask(self, process, name)
+        task.wake_at = self.now
+        self._tasks.append(task)
+
+        def body() -> None:
+            task.baton.acquire()
+            try:
+                if not task.doomed:
+                    target()
+            except _Killed:
+                pass
+            except BaseException as error:
+                if not task.doomed and self._failure is None:
+                    self._failure = error
+                    self.log(f"FAILED {task.name} died: {error!r}")
+                    self._ended = True
+            task.end()
+            self._tasks.remove(task)
+            if task is self._main:
+                self._ended = True
+            self._hand_over(None)
+
+        self._system.spawn(body, name)
+        return task
+
+    def block(self, wake_at: float | None, waits_for: str, *, interruptible: bool = True) -> None:
+        """Let others run until ``wake_at``, or until somebody sets this task's ``wake_at``."""
+        task = self.current
+        if task.doomed:
+            raise _Killed
+        task.wake_at = None if wake_at is None else up_to_tick(wake_at)
+        task.waits_for = waits_for
+        self._hand_over(task)
+        if task.doomed:
+            raise _Killed
+        if task.interruption is not None and interruptible:
+            if task.interrupt_after > 0:
+                task.interrupt_after -= 1
+                return
+            error, task.interruption = task.interruption, None
+            raise error
+
+    def wake(self, task: SimTask, at: float) -> None:
+        """Let a task that waits in :meth:`block` go on at ``at``, if not earlier."""
+        at = up_to_tick(at)
+        if task.wake_at is None or task.wake_at > at:
+            task.wake_at = at
+
+    def _hand_over(self, task: SimTask | None) -> None:
+        """Choose who runs next and wait for the own next turn; a task that ended does not."""
+        chosen = None if self._ended else self._choose()
+        if chosen is None:
+            self._main_baton.release()
+        elif chosen is not task:
+            self.current = chosen
+            chosen.baton.release()
+        if task is not None and chosen is not task:
+            task.baton.acquire()
+
+    def _choose(self) -> SimTask | None:
+        self.steps += 1
+        if self.steps > self._max_steps:
+            self._stuck(f"no end after {self._max_steps} steps")
+            return None
+        now, earliest = self.now, math.inf
+        ready, sleepers = [], []
+        for task, at in self.timed.items():
+            if task.process.resume_at > at:
+                at = task.process.resume_at
+            if at <= now:
+                ready.append(task)
+            elif at < earliest:
+                earliest = at
+                sleepers = [task]
+            elif at == earliest:
+                sleepers.append(task)
+        if not ready:
+            if not sleepers:
+                self._stuck("everybody waits for ever")
+                return None
+            self.now = earliest
+            ready = sleepers
+        chosen = ready[0] if len(ready) == 1 else ready[self.random.randrange(len(ready))]
+        # Not runnable again before it blocks and says until when.
+        chosen.wake_at = None
+        return chosen
+
+    def _stuck(self, why: str) -> None:
+        waiting = "; ".join(f"{task.name} waits for {task.waits_for}" for task in self._tasks)
+        self._failure = AssertionError(f"{why}: {waiting}")
+        self.log(f"FAILED {why}")
+        self._ended = True
+
+    def _reap(self) -> None:
+        """Unwind every thread that is left, so that none outlives the run."""
+        while self._tasks:
+            task = self._tasks[0]
+            task.doomed = True
+            self.current = task
+            task.baton.release()
+            self._main_baton.acquire()
