@@ -8,7 +8,7 @@ replaced manifest are saved beside it, and a batch that is passed by is copied t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -152,11 +152,9 @@ class _Outcome:
 
 @dataclass(frozen=True)
 class _Group:
-    """Batches that one thread checks in a row, and their outcomes."""
+    """Batches that one thread checks in a row."""
 
     batches: Sequence[BatchDescriptor]
-    outcomes: Sequence[_Outcome] = ()
-    nbytes: int = 0
     size: int | None = None
 
 
@@ -201,13 +199,15 @@ def check_queue(
     times_queued = Counter(each.location for each in descriptors)
     groups = [_Group(descriptors[at : at + GROUP]) for at in range(0, len(descriptors), GROUP)]
 
-    def check(group: _Group) -> _Group:
-        found = [_check_batch(handle, each) for each in group.batches]
-        return _Group(group.batches, found, sum(each.stored for each in found))
-
-    checked: Iterable[_Group] = fetch_many(check, groups, concurrency=CONCURRENCY, runtime=runtime)
-    for group in checked:
-        for outcome in group.outcomes:
+    checked = fetch_many(
+        lambda group: [_check_batch(handle, each) for each in group.batches],
+        groups,
+        concurrency=CONCURRENCY,
+        runtime=runtime,
+        size_of=lambda outcomes: sum(each.stored for each in outcomes),
+    )
+    for outcomes in checked:
+        for outcome in outcomes:
             _add(report, outcome, times_queued[outcome.descriptor.location])
             advance(report.batches, len(descriptors))
     if report.problems:

@@ -5,7 +5,7 @@ Everything here reads manifests and the small objects beside them, and changes n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import repeat
 from typing import Any
@@ -146,23 +146,12 @@ def ask_broker(
         connection.close()
     if stats is None:
         return replace(known, alive=False, reason=f"no answer within {STATS_S:g} s")
+    names = ("clients", "waiting", "commits", "appended", "conflicts", "floors")
+    counters = {name: stats[name] for name in names if isinstance(stats.get(name), int)}
     seconds = stats.get("serving_s")
-    return replace(
-        known,
-        alive=True,
-        clients=_count(stats, "clients"),
-        waiting=_count(stats, "waiting"),
-        commits=_count(stats, "commits"),
-        appended=_count(stats, "appended"),
-        conflicts=_count(stats, "conflicts"),
-        floors=_count(stats, "floors"),
-        serving_seconds=float(seconds) if isinstance(seconds, int | float) else None,
-    )
-
-
-def _count(stats: Mapping[str, Any], name: str) -> int | None:
-    value = stats.get(name)
-    return value if isinstance(value, int) else None
+    if isinstance(seconds, int | float):
+        counters["serving_seconds"] = float(seconds)
+    return replace(known, alive=True, **counters)
 
 
 def read_claims(store: Store, config: QueueConfig) -> ClaimsStatus | None:

@@ -39,9 +39,9 @@ from opendata_buffer.cli.target import Target, require_queue, soon, target_of
 from opendata_buffer.concurrency import together
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.fetch import ArrowBatch, BatchDescriptor, FetchHandle, PooledBatch
+from opendata_buffer.consumer.fetch import ArrowBatch, BatchDescriptor, FetchHandle
 from opendata_buffer.consumer.isolation import ReadCommitted
-from opendata_buffer.consumer.read_ahead import fetch_many, read_ahead
+from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import PoisonBatch
 from opendata_buffer.formats.manifest import Manifest
@@ -527,17 +527,10 @@ class ReadOnlyPartition:
     def _replay(self, begin: int, stop: int) -> list[tuple[int, str]]:
         return [(each.sequence, each.location) for each in self._reader.entries(begin, stop)]
 
-    def fetch(self, descriptor: BatchDescriptor) -> PooledBatch:
-        """Fetch one batch as it is stored; from any thread. Errors name the partition."""
+    def fetch(self, descriptor: BatchDescriptor) -> TopicArrowBatch:
+        """Fetch one batch; from any thread. Errors name the partition."""
         try:
-            return self._handle.fetch_pooled(descriptor)
-        except PoisonBatch as error:
-            raise error.of(self.name) from error
-
-    def decode(self, stored: PooledBatch) -> TopicArrowBatch:
-        """Decode the result of :meth:`fetch`. Errors name the partition."""
-        try:
-            found = self._handle.decode_arrow(stored)
+            found = self._handle.fetch_arrow(descriptor)
         except PoisonBatch as error:
             raise error.of(self.name) from error
         return TopicArrowBatch(
@@ -585,12 +578,12 @@ class ReadOnlyTopic:
         for name, _ in group:
             partitions[name].ready.popleft()
             self._last = name
-        return read_ahead(
+        return fetch_many(
             lambda descriptor: owners[id(descriptor)].fetch(descriptor),
             [descriptor for _, descriptor in group],
-            lambda descriptor, stored: owners[id(descriptor)].decode(stored),
             max_in_flight_bytes=READ_AHEAD_BYTES,
             runtime=self._runtime,
+            size_of=lambda batch: batch.values.nbytes,
             pace=partitions[group[0][0]].pace,  # All partitions are in one store.
         )
 

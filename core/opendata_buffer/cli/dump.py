@@ -7,7 +7,6 @@ import os
 import sys
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -29,7 +28,7 @@ from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
 from opendata_buffer.stores.base import NotModified
 from opendata_buffer.stores.open import open_store
 
-__all__ = ["Document", "batch", "batch_document", "manifest", "manifest_document", "read_object"]
+__all__ = ["batch", "batch_document", "manifest", "manifest_document", "read_object"]
 
 _CHUNK = 1 << 20
 
@@ -56,7 +55,7 @@ def manifest_dump(object_: str, **store: Any) -> None:
         document = manifest_document(raw)
     except CorruptData as error:
         raise Failure(f"{object_!r} is no sound manifest: {error}") from error
-    sys.stdout.writelines(document.lines())  # click.echo() would flush after each record
+    sys.stdout.writelines(document)  # click.echo() would flush after each record
 
 
 @click.group()
@@ -80,35 +79,21 @@ def batch_dump(object_: str, limit: int | None, max_batch_bytes: int, **store: A
         document = batch_document(raw, limit=limit, max_bytes=max_batch_bytes)
     except CorruptData as error:
         raise Failure(f"{object_!r} is no sound batch: {error}") from error
-    sys.stdout.writelines(document.lines())  # click.echo() would flush after each record
+    sys.stdout.writelines(document)  # click.echo() would flush after each record
 
 
-@dataclass(frozen=True)
-class Document:
-    """A JSON object of a few values and one list, which may be long.
-
-    Attributes:
-        head: The values before the list.
-        name: The list's name.
-        items: The list; each item is written on a line of its own.
-    """
-
-    head: Mapping[str, Any]
-    name: str
-    items: Iterable[Any]
-
-    def lines(self) -> Iterator[str]:
-        """The text, in pieces that each end a line or begin one."""
-        yield json.dumps(dict(self.head))[:-1] + f', "{self.name}": ['
-        separator = "\n  "
-        for item in self.items:
-            yield separator + json.dumps(item)
-            separator = ",\n  "
-        yield "]}\n" if separator == "\n  " else "\n]}\n"
+def _document(head: Mapping[str, Any], name: str, items: Iterable[Any]) -> Iterator[str]:
+    """A JSON object of a few values and one list that may be long, a line for each item."""
+    yield json.dumps(dict(head))[:-1] + f', "{name}": ['
+    separator = "\n  "
+    for item in items:
+        yield separator + json.dumps(item)
+        separator = ",\n  "
+    yield "]}\n" if separator == "\n  " else "\n]}\n"
 
 
-def manifest_document(raw: bytes) -> Document:
-    """A manifest. Every entry is checked before the first is printed.
+def manifest_document(raw: bytes) -> Iterator[str]:
+    """A manifest as text, in pieces. Every entry is checked before the first is printed.
 
     Raises:
         CorruptManifest: It breaks the v1 format.
@@ -120,11 +105,11 @@ def manifest_document(raw: bytes) -> Document:
         "epoch": parsed.epoch,
         "next_sequence": parsed.next_sequence,
     }
-    return Document(head, "entries", map(_entry, parsed.entries()))
+    return _document(head, "entries", map(_entry, parsed.entries()))
 
 
-def batch_document(raw: bytes, *, limit: int | None, max_bytes: int) -> Document:
-    """A batch. All of it is decoded; ``limit`` shortens only the list that is shown.
+def batch_document(raw: bytes, *, limit: int | None, max_bytes: int) -> Iterator[str]:
+    """A batch as text, in pieces. All of it is decoded; ``limit`` shortens the list shown.
 
     Raises:
         CorruptBatch: It breaks the v1 format, or decodes to more than ``max_bytes``.
@@ -136,7 +121,7 @@ def batch_document(raw: bytes, *, limit: int | None, max_bytes: int) -> Document
         "compression": footer.compression.name.lower(),
         "record_count": footer.record_count,
     }
-    return Document(head, "records_base64", map(_base64, records[:limit]))
+    return _document(head, "records_base64", map(_base64, records[:limit]))
 
 
 def read_object(target: str, options: StoreOptions, *, max_bytes: int) -> bytes:

@@ -444,47 +444,25 @@ def _of_record(label: bytes | LineFile) -> bytes:
 
 # ---- from the input to the producer
 
-Durable = Callable[[], Mapping[str, int] | None]
-"""Sequences of a call's batches by partition; None while they are not durable. Raises
-OpenDataBufferError when the producer gave them up."""
-
-Put = Callable[[Run], Durable]
-"""Produces a run of records that fits into one batch."""
+Put = Callable[[Run], Any]
+"""Produces a run of records that fits into one batch; returns the watcher of the call."""
 
 
 def into_queue(producer: Producer) -> Put:
     """Produce runs into a queue, which takes no keys."""
-
-    def put(run: Run) -> Durable:
-        watcher = producer.produce(run.records, run.metadata).watcher
-
-        def durable() -> Mapping[str, int] | None:
-            done = watcher.result()
-            return None if done is None else {"": done.sequence}
-
-        return durable
-
-    return put
+    return lambda run: producer.produce(run.records, run.metadata).watcher
 
 
 def into_topic(producer: TopicProducer, partitioner: Partitioner) -> Put:
     """Produce runs into the partitions of a topic: by key, without keys in turn."""
-
-    def put(run: Run) -> Durable:
-        watcher = producer.produce(
+    return lambda run: (
+        producer.produce(
             run.records,
             keys=run.keys,
             partitioner=None if run.keys is None else partitioner,
             metadata=run.metadata,
         ).watcher
-
-        def durable() -> Mapping[str, int] | None:
-            done = watcher.result()
-            return None if done is None else {name: each.sequence for name, each in done.items()}
-
-        return durable
-
-    return put
+    )
 
 
 @dataclass
@@ -537,7 +515,7 @@ class InputProducer:
         )
         self._labels = Labels() if labels is None else labels
         self._advance = advance
-        self._pending: deque[tuple[Durable, int, int]] = deque()
+        self._pending: deque[tuple[Any, int, int]] = deque()
         self._last: dict[str, int] = {}
         self._counting = threading.Lock()
         self.durable = Produced()
@@ -592,17 +570,18 @@ class InputProducer:
 
     def _count(self) -> None:
         while self._pending:
-            durable, records, size = self._pending[0]
-            done = durable()
+            watcher, records, size = self._pending[0]
+            done = watcher.result()
             if done is None:
                 return
             self._pending.popleft()
             self.durable.records += records
             self.durable.bytes += size
-            for name, sequence in done.items():
+            parts = done if isinstance(done, Mapping) else {"": done}
+            for name, each in parts.items():
                 # Calls that share a batch are neighbours, because batches keep produce order.
-                self.durable.batches += sequence != self._last.get(name)
-                self._last[name] = sequence
+                self.durable.batches += each.sequence != self._last.get(name)
+                self._last[name] = each.sequence
 
     def durable_part(self) -> str:
         """Which records of the input are durable, in words."""
@@ -618,9 +597,9 @@ class InputProducer:
             for group in _calls(run.records, self._flush_size, self._max_call):
                 keys = None if run.keys is None else run.keys[at : at + len(group)]
                 at += len(group)
-                durable = self._put(Run(group, run.metadata, keys))
+                watcher = self._put(Run(group, run.metadata, keys))
                 size = sum(map(len, group))
-                self._pending.append((durable, len(group), size))
+                self._pending.append((watcher, len(group), size))
                 self._advance(size, len(group))
 
 

@@ -60,12 +60,6 @@ def test_a_sound_queue() -> None:
     }
 
 
-def test_an_empty_queue_is_sound() -> None:
-    store = MemoryStore()
-    store.put("ingest/manifest", Manifest.empty().raw)
-    assert check(store) == Report()
-
-
 def test_f25_a_missing_batch_is_found_and_the_check_goes_on() -> None:
     report = check(queue_of(encode_batch([b"a"]), None, encode_batch([b"c"])))
     assert report.problems == [Finding(1, LOCATIONS[1], "its object does not exist", Kind.MISSING)]
@@ -164,23 +158,9 @@ def test_a_batch_dequeued_and_collected_meanwhile_is_no_problem() -> None:
     assert [each.sequence for each in check(store).problems] == [1]
 
 
-def test_progress_ends_at_the_number_of_entries() -> None:
-    told: list[tuple[int, int]] = []
-    store = queue_of(*[encode_batch([b"a"])] * 20)
-    check_queue(store, CONFIG, RUNTIME, advance=lambda done, total: told.append((done, total)))
-    assert told == [(done, 20) for done in range(1, 21)]
-
-
 def test_no_manifest_is_an_error() -> None:
     with pytest.raises(InvalidInput, match="there is no queue"):
         check(MemoryStore())
-
-
-def test_the_check_writes_nothing() -> None:
-    store = queue_of(encode_batch([b"a"]), None)
-    before = store.list("").objects
-    check(store)
-    assert store.list("").objects == before
 
 
 # ---- repair

@@ -101,14 +101,6 @@ def test_queued_consumed_and_missing_batches() -> None:
     assert (status.orphans, status.orphan_bytes) == (1, 5)
 
 
-def test_transactional_batches_count_like_others() -> None:
-    queued = location(0, Transaction("app", 1))
-    orphan = location(0, Transaction("app", 2))
-    manifest = Manifest.empty().append([NewEntry(queued)])
-    status = status_of(manifest, listing((queued, 3), (orphan, 4)))
-    assert (status.bytes_queued, status.orphans, status.orphan_bytes) == (3, 1, 4)
-
-
 def test_what_is_no_batch_is_no_orphan() -> None:
     found = listing(("ingest/notes.txt", 1), ("ingest/manifest", 2), ("ingest/x.batch", 3))
     assert status_of(Manifest.empty(), found).orphans == 0
@@ -118,12 +110,6 @@ def test_age_is_that_of_the_earliest_record() -> None:
     metadata = (Metadata(0, NOW - 7000, b""), Metadata(1, NOW - 8000, b""))
     manifest = Manifest.empty().append([NewEntry(location(1000), metadata)])
     assert status_of(manifest, listing()).oldest_age_seconds == 8.0
-
-
-@pytest.mark.parametrize("time", [-(2**63), 2**63 - 1])
-def test_extreme_times_are_reported(time: int) -> None:
-    manifest = Manifest.empty().append([NewEntry(location(), (Metadata(0, time, b""),))])
-    assert status_of(manifest, listing()).oldest_age_seconds == (NOW - time) / 1000
 
 
 def test_a_foreign_entry_without_times_has_no_age() -> None:

@@ -88,13 +88,6 @@ def test_a_bad_batch_anywhere_is_skipped_and_no_other(at: int, bad: bytes | None
         assert read_copy(store, "ingest", skipped.report) == bad
 
 
-def test_the_queue_is_sound_after_a_skip() -> None:
-    store = queue_of(GOOD[0], b"garbage", GOOD[2])
-    assert not check_queue(store, CONFIG, RUNTIME).ok
-    skip_batch(store, CONFIG, 1, RUNTIME)
-    assert check_queue(store, CONFIG, RUNTIME).ok
-
-
 def test_a_batch_outside_the_prefix_is_skipped_and_its_object_left_alone() -> None:
     store = queue_of(GOOD[0])
     store.put("elsewhere/x.batch", GOOD[1])
@@ -278,18 +271,6 @@ def test_a_copy_that_cannot_be_read_is_restored_after_it_was_repaired() -> None:
     store.put(f"ingest/_quarantine/{name}.object", GOOD[0])
     restore_batch(store, CONFIG, name, RUNTIME)
     assert records(store) == [b"1", b"0"]
-
-
-def test_what_has_no_copy_cannot_be_restored() -> None:
-    store, name = quarantined(None)
-    with pytest.raises(InvalidInput, match="has no copy"):
-        restore_batch(store, CONFIG, name, RUNTIME)
-
-
-def test_an_unknown_id_is_refused() -> None:
-    store = queue_of(GOOD[0])
-    with pytest.raises(InvalidInput, match="no batch '9-x'"):
-        restore_batch(store, CONFIG, "9-x", RUNTIME)
 
 
 @pytest.mark.parametrize("txn", [None, Transaction("app", 3)])

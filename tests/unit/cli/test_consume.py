@@ -14,7 +14,6 @@ import pytest
 from click.testing import CliRunner
 
 from opendata_buffer.admin.trim import Start
-from opendata_buffer.broker.yielding_queue import GuestQueue
 from opendata_buffer.cli.consume import (
     Consumed,
     ReadOnlyPartition,
@@ -34,7 +33,6 @@ from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import PutOutcome, VersionConflict
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic.consumer import TopicArrowBatch
 from opendata_buffer.topic.publisher import Publisher
@@ -61,36 +59,6 @@ def test_consume_writes_and_acknowledges_everything(url: str, store: MemoryStore
     }  # fmt: skip
     manifest = manifest_of(store)
     assert (manifest.entry_count, manifest.next_sequence, manifest.epoch) == (0, 2, 1)
-
-
-def test_consume_that_loses_a_race_for_the_queue_asks_the_broker_beside_it(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fill(url, [b"a"])
-    asked: list[str] = []
-    put_if = MemoryStore.put_if
-
-    def lost(store: MemoryStore, key: str, *rest: Any) -> PutOutcome:
-        if key != "ingest/manifest":
-            return put_if(store, key, *rest)
-        monkeypatch.setattr(MemoryStore, "put_if", put_if)
-        return VersionConflict()
-
-    def take_floor(queue: GuestQueue) -> bool:
-        asked.append(queue.key)
-        return True
-
-    monkeypatch.setattr(GuestQueue, "_take_floor", take_floor)
-    monkeypatch.setattr(MemoryStore, "put_if", lost)
-    assert ok("consume", url).stdout == "a\n"
-    assert asked == ["ingest/manifest"]
-
-
-def test_consume_no_more_than_asked_for(url: str, store: MemoryStore) -> None:
-    fill(url, [b"a"], [b"b"], [b"c"])
-    assert ok("consume", url, "--max-batches", "2").stdout == "a\nb\n"
-    assert manifest_of(store).first_sequence == 2
-    assert ok("consume", url, "--max-batches", "2").stdout == "c\n"
 
 
 def test_consume_no_ack_changes_nothing_at_all(url: str, store: MemoryStore) -> None:
@@ -164,37 +132,12 @@ def test_consume_follow_polls_until_interrupted_and_says_what_it_wrote(
     assert summary == {"records": 1, "batches": 1, "bytes": 1, "last_sequence": 0}
 
 
-def test_consume_makes_a_queue_only_when_it_is_told_to(url: str, store: MemoryStore) -> None:
-    assert ok("consume", url, "--create-if-missing").stdout == ""
-    assert manifest_of(store).epoch == 1
-
-
 def test_consume_of_a_mistyped_path_makes_no_directory(tmp_path: Path) -> None:
     for command in ("consume", "status", "fsck", "gc"):
         fails(command, str(tmp_path / "typo"))
     fails("consume", str(tmp_path / "typo"), "--follow")
     fails("consume", str(tmp_path / "typo"), "--recreate")
     assert list(tmp_path.iterdir()) == []
-
-
-def go_queue(store: MemoryStore) -> list[str]:
-    """A queue as OpenData's Go producer writes it."""
-    run_of = "ingest/01J5T4R3KXBMZ7QV9N2WG8YDHP"
-    locations = [f"{run_of}/{n:016x}" for n in range(2)]
-    for n, location in enumerate(locations):
-        store.put(location, encode_batch([b"go %d" % n]))
-    entries = [NewEntry(location) for location in locations]
-    store.put("ingest/manifest", Manifest.empty().append(entries).raw)
-    return locations
-
-
-@pytest.mark.parametrize("more", [("--no-ack",), ()], ids=["looking", "owning"])
-def test_a_queue_with_the_names_of_the_go_producer_is_read(
-    url: str, store: MemoryStore, more: tuple[str, ...]
-) -> None:
-    go_queue(store)
-    assert ok("fsck", url).exit_code == 0
-    assert ok("consume", url, *more).stdout == "go 0\ngo 1\n"
 
 
 @pytest.mark.parametrize("more", [("--no-ack",), ()], ids=["looking", "owning"])
@@ -303,14 +246,6 @@ def test_a_topic_is_piped_into_another_store_with_metadata_keys_and_order(url: s
     assert ok("consume", source).stdout == ""
 
 
-def test_consume_by_a_format(url: str) -> None:
-    fill(url, [b"a", b"bc"])
-    assert ok("consume", url, "--no-ack", "--format", "%p %o.%i %S %s\\n").stdout == (
-        "ingest 0.0 1 a\ningest 0.1 2 bc\n"
-    )
-    assert "'%k' shows nothing" in fails("consume", url, "--format", "%k")
-
-
 # ---- a topic
 
 
@@ -348,13 +283,6 @@ def test_a_topic_is_consumed_by_a_format_and_no_more_than_asked_for(
     first, second = topic_with(url, [[b"a"], [b"b"]], [[b"c"], [b"d"]])
     out = ok("consume", url, "--format", "%p %o %s\\n", "--max-batches", "3", *more).stdout
     assert out == f"{first} 0 a\n{second} 0 c\n{first} 1 b\n"
-
-
-def test_looking_at_a_topic_changes_nothing_at_all(url: str, store: MemoryStore) -> None:
-    topic_with(url, [[b"a"]], [], [[b"b"]])
-    before = store.list("").objects
-    assert ok("consume", url, "--no-ack").stdout == "a\nb\n"
-    assert store.list("").objects == before
 
 
 @pytest.mark.parametrize("more", [(), ("--no-ack",)], ids=["owning", "looking"])
@@ -444,12 +372,6 @@ def test_following_a_topic_goes_on_until_it_is_interrupted(
     assert (result.exit_code, result.stdout) == (130, "a\nb\n")
     summary = json.loads(capfd.readouterr().err.splitlines()[-1])
     assert summary["last_sequences"] == {first: 0, second: 0}
-
-
-def test_a_topic_is_shown_as_a_table(url: str) -> None:
-    topic_with(url, [[b'{"a": 1}']], [[b'{"a": 2}']])
-    out = ok("consume", url, "--no-ack", "--format", "table").stdout.splitlines()
-    assert [line.split()[-1] for line in out] == ["_corrupt_record", "1", "2"]
 
 
 # ---- a topic that is only read
@@ -616,12 +538,6 @@ def test_max_batches_takes_no_more_than_that() -> None:
     ]
 
 
-def test_no_batches_at_all_takes_nothing() -> None:
-    queue = Source([b"x"])
-    assert written_out(queue, Out([]), max_batches=0) == Consumed()
-    assert queue.log == []
-
-
 def test_follow_waits_when_the_queue_is_empty() -> None:
     queue = Source([b"x"])
 
@@ -672,14 +588,3 @@ def test_f8_a_fenced_consumer_says_so() -> None:
 
     with pytest.raises(Fenced):
         written_out(Zombie([b"a"]), Out([]))
-
-
-def test_of_a_topic_the_last_sequence_of_each_partition_is_told() -> None:
-    writer = RecordWriter(io.BytesIO(), topic=True)
-    assert writer.total.as_json()["last_sequences"] == {}
-    for partition, sequence in [("p-0", 3), ("p-1", 7), ("p-0", 4)]:
-        values = pa.array([b"x"], pa.binary())
-        writer.write(TopicArrowBatch(values, sequence, "l", (), partition=partition))
-    assert writer.total.as_json() == {
-        "records": 3, "batches": 3, "bytes": 3, "last_sequences": {"p-0": 4, "p-1": 7},
-    }  # fmt: skip

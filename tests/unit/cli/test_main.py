@@ -14,15 +14,8 @@ from click.testing import CliRunner, Result
 from opendata_buffer.cli.errors import Failure, FailureGroup, one_line
 from opendata_buffer.cli.main import COMMANDS, cli
 from opendata_buffer.cli.signals import print_summary
-from opendata_buffer.errors import Conflict, InvalidInput
+from opendata_buffer.errors import InvalidInput
 from tests.unit.cli.shell import commands, fails, ok, run
-
-
-def test_help_lists_every_command() -> None:
-    out = ok("--help").stdout
-    for command in ("manifest", "batch", "produce", "consume", "status", "gc", "fsck"):
-        assert command in out
-
 
 QUEUE_COMMANDS = [
     ("manifest", "dump"),
@@ -151,11 +144,6 @@ def _quiet_root() -> Iterator[None]:
     logging.getLogger("opendata_buffer").setLevel(level)
 
 
-def test_success_exits_0() -> None:
-    result = run_app(None)
-    assert (result.exit_code, result.stdout) == (0, "done\n")
-
-
 @pytest.mark.parametrize(
     ("error", "line"),
     [
@@ -171,11 +159,6 @@ def test_an_error_is_one_line_and_exit_1(error: Exception, line: str) -> None:
     result = run_app(error)
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.splitlines() == ["warning: a warning", line]
-
-
-def test_the_message_of_a_structured_error_is_shown_whole() -> None:
-    error = Conflict("ingest/manifest", 3, 1.5)
-    assert run_app(error).stderr.splitlines()[-1] == f"error: {error}"
 
 
 def test_a_bug_is_one_line_too_and_says_what_to_do() -> None:
@@ -241,14 +224,6 @@ def test_secrets_of_urls_are_not_shown_in_a_traceback_either() -> None:
     assert "secret" not in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [("a", "a"), ("a\n  b", "a b"), ("\n a \n", "a"), ("a  b", "a  b"), ("a\x85b", "a b")],
-)
-def test_one_line(text: str, line: str) -> None:
-    assert one_line(text) == line
-
-
 # ---- signals; those of processes are in tests/process
 
 
@@ -259,11 +234,3 @@ def test_a_command_that_is_ended_says_its_print_summary_once(
     with pytest.raises(type(signal)), print_summary(lambda: "3 lines are durable"):
         raise signal
     assert capfd.readouterr().err == "3 lines are durable\n"
-
-
-def test_a_command_that_ends_by_itself_says_none(capfd: pytest.CaptureFixture[str]) -> None:
-    with print_summary(lambda: "3 lines are durable"):
-        pass
-    with pytest.raises(ValueError, match="an error"), print_summary(lambda: "3 lines are durable"):
-        raise ValueError("an error")
-    assert capfd.readouterr().err == ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 
-import click
 import pytest
 from rich.console import Console
 
@@ -17,7 +16,6 @@ from opendata_buffer.cli.output import (
     format_bytes,
     plural,
     track,
-    waiting,
 )
 from opendata_buffer.cli.status import name_value_table
 
@@ -35,10 +33,6 @@ from opendata_buffer.cli.status import name_value_table
 )
 def test_a_noun_has_the_form_of_its_number(count: int, noun: str, said: str) -> None:
     assert plural(count, noun) == said
-
-
-def test_one_waits_and_many_wait() -> None:
-    assert [waiting(n) for n in (0, 1, 2)] == ["0 batches wait", "1 batch waits", "2 batches wait"]
 
 
 @pytest.mark.parametrize(
@@ -86,16 +80,6 @@ def test_a_table_shows_values_as_they_are_and_not_as_markup() -> None:
 # ---- progress
 
 
-def test_progress_is_silent_when_stderr_is_no_terminal(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with track("checking") as bar:
-        bar(1, 2)
-    with count_progress("reading") as counter:
-        counter(10, 2)
-    assert capsys.readouterr() == ("", "")
-
-
 def test_progress_shows_on_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,17 +100,7 @@ def test_progress_shows_on_a_terminal(
 # ---- questions
 
 
-def test_yes_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(click, "confirm", lambda *args, **options: pytest.fail("asked"))
-    confirm("It is done", True)
-
-
 def test_where_nobody_can_answer_it_takes_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "is_interactive", lambda: False)
     with pytest.raises(Failure, match=r"It is done. .* no terminal to ask on: give --yes"):
         confirm("It is done", False)
-
-
-def test_a_closed_standard_input_is_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", None)
-    assert not output.is_interactive()

@@ -84,11 +84,6 @@ def test_f7_produce_into_a_prefix_of_another_queue(url: str) -> None:
     assert "'other/manifest'" in line
 
 
-def test_a_store_below_a_dangling_link_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    assert "cannot write" in fails("produce", str(tmp_path / "link"), stdin=b"a\n")
-
-
 def test_produce_through_the_announced_broker_or_alone(url: str, store: MemoryStore) -> None:
     fill(url, [b"a"], broker="off")
     with_broker = host(store)
@@ -135,13 +130,6 @@ def test_bad_input_says_which_record_and_byte_and_what_is_durable(
     assert len(records_of(store)) == 2
     line = fails("produce", url, "--framing", "ndjson", stdin=b"x")
     assert line.endswith("Of the input, not one record is known to be durable.")
-
-
-def test_produce_tells_which_line_is_no_json_record(url: str, store: MemoryStore) -> None:
-    line = fails("produce", url, "--json", stdin=b'{"value": "a"}\n{"value": 1}\n')
-    assert "line 2 is no record as 'consume --json' prints it: 'value' is not text" in line
-    assert line.endswith("Of the input, lines 1 to 1 are durable.")
-    assert records_of(store) == [b"a"]
 
 
 def test_produce_with_a_line_of_metadata_for_each_record(
@@ -248,15 +236,6 @@ def test_one_key_for_all_records_and_another_partitioner(url: str, store: Memory
     assert by_partition(store, names) == {names[only]: [b"a", b"b"] * 3}
 
 
-def test_records_without_keys_go_into_a_topic_all_the_same(url: str, store: MemoryStore) -> None:
-    names = topic_of(url, 2)
-    out = ok("produce", url, stdin=b"a\nb\n").stdout
-    assert json.loads(out)["records"] == 2
-    assert list(by_partition(store, names).values()) == [[b"a", b"b"]]
-    ok("produce", url, "--partition", "1", stdin=b"c\n")
-    assert by_partition(store, names)[names[1]][-1] == b"c"
-
-
 def test_a_record_without_a_key_ends_the_command_after_those_before_it(
     url: str, store: MemoryStore, tmp_path: Path
 ) -> None:
@@ -302,13 +281,6 @@ def produced(
     return records.durable, advanced
 
 
-def test_lines_become_records_in_order() -> None:
-    store = MemoryStore()
-    durable, _ = produced(store, b"one\ntw", b"o\n\nthree")
-    assert records_of(store) == [b"one", b"two", b"", b"three"]
-    assert durable == Produced(records=4, batches=1, bytes=11)
-
-
 def test_the_flush_size_cuts_one_large_read_into_batches() -> None:
     store = MemoryStore()
     lines = [b"%04d" % n for n in range(100)]
@@ -323,18 +295,6 @@ def test_no_call_exceeds_the_largest_batch() -> None:
     durable, _ = produced(store, b"12345\n12345\n12345678\n1\n", max_batch_bytes=12)
     assert records_of(store) == [b"12345", b"12345", b"12345678", b"1"]
     assert durable.batches == 4
-
-
-def test_a_line_that_fits_into_no_batch_is_refused_after_what_came_before() -> None:
-    store = MemoryStore()
-    with pytest.raises(InvalidInput, match="line 2 has more than 8 bytes"):
-        produced(store, b"1\n", b"123456789\n", max_batch_bytes=12)
-    assert records_of(store) == [b"1"]
-
-
-def test_progress_is_told_per_call() -> None:
-    _, told = produced(MemoryStore(), b"a\nbb\n", b"c")
-    assert told == [(3, 2), (1, 1)]
 
 
 # ---- metadata and keys

@@ -14,7 +14,6 @@ from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import Fenced
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.entries import NewEntry
-from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.ownership import marker_key
 from opendata_buffer.runtime import SystemRuntime
@@ -110,18 +109,6 @@ def test_repair_changes_nothing_before_it_is_told_to(url: str, store: MemoryStor
     assert store.list("").objects == before
 
 
-def test_repair_rebuilds_a_lost_manifest(url: str, store: MemoryStore) -> None:
-    fill(url, [b"a"], [b"b"])
-    store.delete_many(["ingest/manifest"])
-    out = ok("fsck", url, "--repair", "--yes").stdout
-    assert "repair: manifest 'ingest/manifest' is rebuilt from the batches that are there" in out
-    assert sorted(records_of(store)) == [b"a", b"b"]
-    store.put("ingest/manifest", b"damage")
-    out = ok("fsck", url, "--repair", "--yes").stdout
-    assert "copied as ingest/manifest.broken-" in out
-    assert sorted(records_of(store)) == [b"a", b"b"]
-
-
 def test_fsck_of_a_topic_checks_all_partitions(url: str, store: MemoryStore) -> None:
     first, _, third = topic_of(url, 3)
     fill(url, [b"a"], data_path_prefix=first)
@@ -190,12 +177,6 @@ def test_skip_tells_what_it_did_as_json(url: str, store: MemoryStore) -> None:
     assert found["epoch"] == 1
 
 
-def test_skip_names_its_own_flag(url: str, store: MemoryStore) -> None:
-    stuck(url, store)
-    assert "--force" in fails("skip", url, "0")
-    assert ok("skip", url, "0", "--force").exit_code == 0
-
-
 def test_skip_in_a_queue_that_is_not_there_makes_none(url: str, store: MemoryStore) -> None:
     assert "there is no queue" in fails("skip", url, "0")
     assert "there is no queue" in fails("quarantine", "list", url)
@@ -218,18 +199,6 @@ def test_what_was_skipped_is_listed_and_restored(url: str, store: MemoryStore) -
     assert "as sequence 3" in ok("quarantine", "restore", url, good).stdout
     assert "restored as 3" in ok("quarantine", "list", url).stdout
     assert ok("consume", url).stdout == "c\na\n"
-
-
-def test_a_report_that_cannot_be_read_is_told_behind_the_others(
-    url: str, store: MemoryStore
-) -> None:
-    stuck(url, store)
-    ok("skip", url, "1")
-    store.put("ingest/_quarantine/x.json", b"foreign")
-    result = run("quarantine", "list", url)
-    assert result.exit_code == 1
-    assert result.stdout.startswith("1-")
-    assert "error: 'ingest/_quarantine/x.json': the report of a batch" in result.stderr
 
 
 def lost(url: str, store: MemoryStore) -> None:
@@ -295,26 +264,6 @@ def test_what_lies_before_the_place_leaves_the_queue_and_is_in_the_quarantine(
     assert ok("consume", url).stdout == "c\na\n"
 
 
-def test_all_that_was_dropped_is_restored_by_one_command(url: str, store: MemoryStore) -> None:
-    fill(url, [b"a"], [b"b"], [b"c"])
-    found = json.loads(ok("seek", url, "--to", "latest", "--yes", "--json").stdout)
-    out = ok("quarantine", "restore", url, *found["copies"]).stdout.splitlines()
-    assert out[-1] == f"restored batch {found['copies'][-1]} as sequence 5"
-    assert records_of(store) == [b"a", b"b", b"c"]
-
-
-def test_seek_to_the_latest_or_to_a_time(url: str, store: MemoryStore) -> None:
-    fill(url, [b"a"], [b"b"])
-    ok("seek", url, "--to", "2001-01-01", "--yes")
-    assert records_of(store) == [b"a", b"b"]
-    assert manifest_of(store).epoch == 0
-    ok("seek", url, "--to", "latest", "--yes")
-    assert (manifest_of(store).first_sequence, manifest_of(store).epoch) == (2, 1)
-    assert "opendata-buffer seek" in ok("owner", url).stdout
-    fill(url, [b"c"])
-    assert ok("consume", url).stdout == "c\n"
-
-
 def test_seek_changes_nothing_before_it_is_told_to(url: str, store: MemoryStore) -> None:
     fill(url, [b"a"], [b"b"])
     before = store.list("").objects
@@ -325,12 +274,6 @@ def test_seek_changes_nothing_before_it_is_told_to(url: str, store: MemoryStore)
     assert "will be dropped, copied to the quarantine first. Standard input is no terminal" in line
     assert "NOT copied" in fails("seek", url, "--to", "1", "--no-copy")
     assert store.list("").objects == before
-
-
-def test_seek_without_a_copy_leaves_none(url: str) -> None:
-    fill(url, [b"a"])
-    ok("seek", url, "--to", "1", "--no-copy", "--yes")
-    assert ok("quarantine", "list", url).stdout == ""
 
 
 def test_a_seek_that_is_interrupted_says_how_to_go_on(
@@ -355,16 +298,6 @@ def test_seek_fences_the_consumer(url: str) -> None:
         assert len(found["copies"]) == 1
         with pytest.raises(Fenced):
             consumer.ack_through(0)
-
-
-def test_seek_into_a_transaction_says_that_its_rest_is_delivered(
-    url: str, store: MemoryStore
-) -> None:
-    names = [batch_key("ingest", SystemRuntime().ulid(), Transaction("app", 1)) for _ in "ab"]
-    store.put("ingest/manifest", Manifest.empty().append([NewEntry(each) for each in names]).raw)
-    said = ok("seek", url, "--to", "1", "--dry-run").stderr
-    assert "note: ingest: 1 transaction on both sides of sequence 1: the batches behind it" in said
-    assert ok("seek", url, "--to", "latest", "--dry-run").stderr == ""
 
 
 def test_a_topic_is_moved_by_time_or_to_the_latest(url: str, store: MemoryStore) -> None:

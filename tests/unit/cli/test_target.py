@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import click
@@ -15,7 +15,7 @@ from opendata_buffer.cli.options import (
 )
 from opendata_buffer.cli.target import one_queue, target_of
 from opendata_buffer.config import ConsumerConfig, QueueConfig, StoreOptions
-from opendata_buffer.errors import InvalidInput, PermanentStorageError
+from opendata_buffer.errors import PermanentStorageError
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic.topic import Topic
@@ -32,13 +32,6 @@ def config_of(*arguments: str, env: dict[str, str] | None = None) -> QueueConfig
 
     CliRunner().invoke(command, arguments, env=env, catch_exceptions=False, standalone_mode=False)
     return made[0]
-
-
-def test_only_the_store_is_needed_and_the_rest_is_the_default() -> None:
-    found = config_of("memory://x")
-    assert (found.store, found.cas_deadline_ms) == ("memory://x", 5_000)
-    neither = {"cas_deadline_ms": 1, "store_options": StoreOptions()}
-    assert replace(found, **neither) == replace(QueueConfig(store="memory://x"), **neither)
 
 
 @pytest.mark.parametrize("timeout_ms", [1, 5_000, 30_000, 120_000, 600_000])
@@ -79,12 +72,6 @@ def test_a_role_comes_from_options_or_from_the_environment() -> None:
     assert found == options
 
 
-def test_requests_are_sent_without_credentials_by_an_option_or_the_environment() -> None:
-    assert config_of("s3://bucket", "--anonymous").store_options.anonymous
-    assert config_of("s3://bucket", env={"OPENDATA_BUFFER_ANONYMOUS": "1"}).store_options.anonymous
-    assert not config_of("s3://bucket").store_options.anonymous
-
-
 def test_no_option_takes_a_key() -> None:
     # Whoever may list processes sees command lines.
     parameters = {each.name or "" for _, command in commands() for each in command.params}
@@ -117,11 +104,6 @@ def test_a_hint_reaches_the_same_queue() -> None:
     environment = {"OPENDATA_BUFFER_ROLE_ARN": ARN}
     CliRunner().invoke(command, ["s3://b"], env=environment, catch_exceptions=False)
     assert words == ["s3://b --data-path-prefix 'a b' --region r --anonymous", "s3://b"]
-
-
-def test_an_empty_prefix_is_refused_and_not_taken_for_the_default() -> None:
-    with pytest.raises(InvalidInput, match="data_path_prefix"):
-        config_of("x", "--data-path-prefix", "")
 
 
 # ---- a queue or a topic

@@ -15,7 +15,6 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.topic.topic import Topic
 from tests.unit.cli.shell import fails, fill, ok, records_of, run
 
 
@@ -72,29 +71,6 @@ def test_a_partition_drains_until_it_is_empty_and_leaves(url: str, store: Memory
     assert [each["name"] for each in found["partitions"]] == ["p-00000-04pn"]
 
 
-def test_gc_of_a_topic_collects_its_partitions_and_those_that_have_left(
-    url: str, store: MemoryStore
-) -> None:
-    ok("topic", "create", url, "--partitions", "3")
-    topic = Topic.open(QueueConfig(store=url), store=store)
-    for name in topic.description.names[:2]:
-        fill(url, [b"a"], [b"b"], data_path_prefix=name)
-        ok("consume", url, "--partition", name)
-    topic.drain("1")
-    assert topic.remove_drained(after_s=0) == ["p-00001-05mv"]
-    assert "deleted 0 of 0 objects" in ok("gc", url).stdout
-    assert topic.read().left == ("p-00001-05mv",), "they are too young, and it is not forgotten"
-    at_once = ("--grace-period-ms", "0")
-    assert "would delete 4 objects" in ok("gc", url, "--dry-run", *at_once).stdout
-    # One that has left, by its number.
-    one = ok("gc", url, "--partition", "1", "--dry-run", *at_once).stdout
-    assert "would delete 2 objects" in one
-    assert topic.read().left == ("p-00001-05mv",)
-    assert "deleted 4 of 4 objects" in ok("gc", url, *at_once).stdout
-    assert topic.read().left == ()
-    assert "deleted 0 of 0 objects" in ok("gc", url, *at_once).stdout
-
-
 def test_commands_work_on_one_partition_of_a_topic(url: str, store: MemoryStore) -> None:
     ok("topic", "create", url, "--partitions", "2")
     ok("produce", url, "--partition", "0", stdin=b"a\nb\n")
@@ -102,17 +78,6 @@ def test_commands_work_on_one_partition_of_a_topic(url: str, store: MemoryStore)
     for command in ("status", "fsck", "gc"):
         ok(command, url, "--partition", "p-00000")
     assert ok("consume", url, "--partition", "p-00000-04pn", "--no-ack").stdout == "a\nb\n"
-
-
-def test_an_abbreviation_of_a_partition_that_is_not_there_is_told(url: str) -> None:
-    ok("topic", "create", url, "--partitions", "2")
-    for given in ("7", "p-00007", "x"):
-        said = fails("status", url, "--partition", given)
-        assert f"partition is '{given}': the topic has p-00000-04pn, p-00001-05mv" in said
-
-
-def test_a_number_without_a_topic_is_told(url: str) -> None:
-    assert "topic create" in fails("status", url, "--partition", "0")
 
 
 def test_a_queue_command_on_a_topic_says_how_to_name_a_partition(url: str) -> None:
@@ -196,13 +161,6 @@ def test_the_transactions_of_a_topic_are_listed_and_ended(url: str, store: Memor
     said = ok("transactions", "abort", url, A.hex()).stdout.splitlines()
     assert said == [f"rolled back 1 batch of {A.hex()} in {name}" for name in names]
     assert ok("transactions", "list", url).stdout == ""
-
-
-def test_a_young_one_is_ended_by_force_only(url: str, store: MemoryStore) -> None:
-    ok("topic", "create", url, "--partitions", "1")
-    pending(store, url, "p-00000-04pn", age_s=60)
-    assert "pass --force" in fails("transactions", "abort", url, A.hex())
-    ok("transactions", "abort", url, A.hex(), "--force")
 
 
 def test_one_that_is_not_there_and_a_queue_that_is_not_there(url: str) -> None:
