@@ -273,6 +273,18 @@ def test_a_copy_that_cannot_be_read_is_restored_after_it_was_repaired() -> None:
     assert records(store) == [b"1", b"0"]
 
 
+def test_what_has_no_copy_cannot_be_restored() -> None:
+    store, name = quarantined(None)
+    with pytest.raises(InvalidInput, match="has no copy"):
+        restore_batch(store, CONFIG, name, RUNTIME)
+
+
+def test_an_unknown_id_is_refused() -> None:
+    store = queue_of(GOOD[0])
+    with pytest.raises(InvalidInput, match="no batch '9-x'"):
+        restore_batch(store, CONFIG, "9-x", RUNTIME)
+
+
 @pytest.mark.parametrize("txn", [None, Transaction("app", 3)])
 def test_a_skipped_message_keeps_its_identity(txn: Transaction | None) -> None:
     message = build_uuid(b"\1AAAAA", 9, ACK_TXN)

@@ -201,6 +201,18 @@ def test_what_was_skipped_is_listed_and_restored(url: str, store: MemoryStore) -
     assert ok("consume", url).stdout == "c\na\n"
 
 
+def test_a_report_that_cannot_be_read_is_told_behind_the_others(
+    url: str, store: MemoryStore
+) -> None:
+    stuck(url, store)
+    ok("skip", url, "1")
+    store.put("ingest/_quarantine/x.json", b"foreign")
+    result = run("quarantine", "list", url)
+    assert result.exit_code == 1
+    assert result.stdout.startswith("1-")
+    assert "error: 'ingest/_quarantine/x.json': the report of a batch" in result.stderr
+
+
 def lost(url: str, store: MemoryStore) -> None:
     fill(url, [b"a"], [b"b"], [b"c"])
     ok("consume", url, "--max-batches", "1")

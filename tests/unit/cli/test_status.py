@@ -11,8 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from opendata_buffer.broker.lease import Announcement, Lease
+from opendata_buffer.broker.worker import Worker
 from opendata_buffer.cli.main import cli
-from opendata_buffer.config import ConsumerConfig, QueueConfig
+from opendata_buffer.config import ConsumerConfig, QueueConfig, WorkerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.queue.consumer_info import note_query
 from opendata_buffer.runtime import SystemRuntime
@@ -94,6 +95,18 @@ def test_status_tells_a_broker_that_lives_from_a_dead_one(url: str, store: Memor
     assert (found["alive"], found["commits"], found["appended"]) == (True, 1, 1)
     assert found["group_size"] == 1.0
     assert "none, the last one has stopped broker term 2" in flat(url)
+
+
+def test_status_shows_what_workers_hold(url: str, store: MemoryStore) -> None:
+    fill(url, *([b"%d" % number] for number in range(5)))
+    with Worker(WorkerConfig(store=url, name="alice"), store=store) as worker:
+        batches = worker.claim(3)
+        batches[1].done()
+        text = flat(url)
+        claims = json.loads(ok("status", url, "--json").stdout)["claims"]
+    shown = "2 held, 1 done beyond 0; the oldest held is 0, by alice, delivery 1"
+    assert shown in text
+    assert (claims["frontier"], claims["held"], claims["done"]) == (0, 2, 1)
 
 
 def test_status_goes_on_past_hints_that_nobody_can_read(url: str, store: MemoryStore) -> None:
