@@ -1,7 +1,7 @@
 """Copies of batches that could not be delivered, kept below the queue's data prefix.
 
-A batch that no consumer can read would stop its queue for ever. The process that passes it by copies
-it first, so that nothing is given up without a copy::
+A batch that no consumer can read would stop its queue for ever. The process that passes it by
+copies it first, so that nothing is given up without a copy::
 
     <prefix>/_quarantine/<id>.object   the bytes of the batch object, unchanged
     <prefix>/_quarantine/<id>.json     the report: which batch, what was wrong, when, found by whom
