@@ -9,7 +9,7 @@ from typing import Any
 from opendata_buffer.broker.channel import ProtocolError
 from opendata_buffer.broker.claims import CLAIMS, claims_key, decode
 from opendata_buffer.broker.client import ChannelClosed, Connection
-from opendata_buffer.broker.lease import Announcement
+from opendata_buffer.broker.lease import DiscoveryRecord
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import ObjectNotFound
 from opendata_buffer.stores.base import Store, read_sidecar
@@ -90,7 +90,7 @@ class ClaimsStatus:
 
 
 def ask_broker(
-    announced: Announcement, connect: Callable[[Announcement], Connection] | None
+    announced: DiscoveryRecord, connect: Callable[[DiscoveryRecord], Connection] | None
 ) -> BrokerStatus:
     """What the announced broker says of itself; takes two seconds at most.
 

@@ -21,7 +21,7 @@ from opendata_buffer.errors import Drained, Superseded, TransientStorageError
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.queue.cas import Done, Register
+from opendata_buffer.queue.cas import CasObject, Done
 from opendata_buffer.queue.ownership import claim_for_use
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.retry import queue_retry
@@ -100,7 +100,7 @@ class CopyTarget:
         self._queue = Queue(
             target.store, target.config, runtime=runtime, role="producer", claim=claim
         )
-        self._register = Register(
+        self._register = CasObject(
             target.store,
             copy_record_key(self._prefix, app),
             decode=CopyRecord.from_json,

@@ -10,14 +10,14 @@ from opendata_buffer.admin.broker import BrokerStatus, ClaimsStatus, ask_broker,
 from opendata_buffer.admin.observe import Observer
 from opendata_buffer.admin.transactions import open_in
 from opendata_buffer.broker.client import Connection
-from opendata_buffer.broker.lease import Announcement, Lease
+from opendata_buffer.broker.lease import DiscoveryRecord, Lease
 from opendata_buffer.concurrency import together
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptData
 from opendata_buffer.formats.keys import location_tag, parse_location
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.messages.message_ids import parse_uuid
-from opendata_buffer.queue.consumer_info import Holder, read_holder
+from opendata_buffer.queue.consumer_info import ConsumerInfo, read_holder
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.description import Partition
@@ -67,7 +67,7 @@ class QueueLook:
     writers: dict[str, int]
     broker: BrokerStatus | None = None
     claims: ClaimsStatus | None = None
-    holder: Holder | None = None
+    holder: ConsumerInfo | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -123,7 +123,7 @@ class Overseer:
         store: Store,
         config: QueueConfig,
         runtime: Runtime,
-        connect: Callable[[Announcement], Connection] | None = None,
+        connect: Callable[[DiscoveryRecord], Connection] | None = None,
         *,
         topic: bool = False,
     ) -> None:
@@ -226,7 +226,7 @@ class Overseer:
         return replace(look, notes=tuple(notes))
 
 
-def _current(holder: Holder | None, look: QueueLook) -> Holder | None:
+def _current(holder: ConsumerInfo | None, look: QueueLook) -> ConsumerInfo | None:
     """The holder, unless the note is of an epoch that has ended."""
     return holder if holder is not None and holder.epoch == look.epoch else None
 

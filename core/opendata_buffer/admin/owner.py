@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from opendata_buffer.admin.observe import Observer
-from opendata_buffer.queue.consumer_info import Holder, read_holder
+from opendata_buffer.queue.consumer_info import ConsumerInfo, read_holder
 
 __all__ = ["Ownership", "read_ownership"]
 
@@ -24,7 +24,7 @@ class Ownership:
 
     partition: str
     epoch: int
-    holder: Holder | None
+    holder: ConsumerInfo | None
     since_seconds: float | None
 
     @property

@@ -33,7 +33,7 @@ from opendata_buffer.formats.manifest import (
     QueueEntry,
 )
 from opendata_buffer.messages.message_ids import ACK_TXN, FINAL, MessageId, parse_uuid
-from opendata_buffer.queue.cas import Done, Raced, Register
+from opendata_buffer.queue.cas import CasObject, Done, Raced
 from opendata_buffer.queue.ownership import MARKER_NAME, check_owner, claim_for_use
 from opendata_buffer.queue.rollback_checks import Watermark
 from opendata_buffer.runtime import Runtime
@@ -353,7 +353,7 @@ def _replace(
     store: Store, config: QueueConfig, runtime: Runtime, old: bytes | None, new: bytes
 ) -> None:
     """Write the new bytes if the object still has the old ones."""
-    register = Register(
+    register = CasObject(
         store,
         config.manifest_path,
         decode=bytes,

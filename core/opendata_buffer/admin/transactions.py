@@ -32,8 +32,8 @@ from opendata_buffer.transactions.commit_record import (
     CommitRecord,
     record_key,
 )
-from opendata_buffer.transactions.coordinator import Ledger
-from opendata_buffer.transactions.markers import ROLL_BACK, Ending, settle
+from opendata_buffer.transactions.coordinator import TransactionCoordinator
+from opendata_buffer.transactions.markers import ROLL_BACK, TransactionMarker, settle
 
 __all__ = ["PATIENCE_S", "Aborted", "OpenTransaction", "Place", "abort", "list_open", "open_in"]
 
@@ -269,7 +269,9 @@ def abort(
             committed=tuple(each for each in chosen if each.committed),
             rolled_back=tuple(each for each in chosen if not each.committed),
         )
-    ledger = Ledger(place.store, place.config, place.queue, place.runtime, ahead_ms=GRACE_MS)
+    ledger = TransactionCoordinator(
+        place.store, place.config, place.queue, place.runtime, ahead_ms=GRACE_MS
+    )
     ledger.recover(app, None, place.names())
     # The record is claimed by now, so what it names does not change any more.
     records = {app: _record(place.store, app)}
@@ -302,7 +304,7 @@ def _settle(place: Place, chosen: list[OpenTransaction]) -> None:
         return settle(
             place.queue(each.partition),
             each.partition,
-            (Ending(bytes.fromhex(each.producer), clock, txn),),
+            (TransactionMarker(bytes.fromhex(each.producer), clock, txn),),
             store=place.store,
             runtime=place.runtime,
             ahead_ms=GRACE_MS,

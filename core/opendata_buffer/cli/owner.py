@@ -12,7 +12,7 @@ from opendata_buffer.cli.options import json_option, queue_options
 
 if TYPE_CHECKING:
     from opendata_buffer.admin.owner import Ownership
-    from opendata_buffer.queue.consumer_info import Holder
+    from opendata_buffer.queue.consumer_info import ConsumerInfo
 
 __all__ = ["owner"]
 
@@ -62,7 +62,7 @@ def _told(found: Ownership) -> str:
     )
 
 
-def _who(holder: Holder, found: Ownership) -> str:
+def _who(holder: ConsumerInfo, found: Ownership) -> str:
     from opendata_buffer.cli.terminal import format_age
 
     query = f", query {holder.query}" if holder.query else ""

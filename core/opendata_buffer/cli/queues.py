@@ -100,12 +100,12 @@ def _queue_look(place: Place, runtime: Any) -> Callable[[], tuple[Any, Callable[
     from opendata_buffer.admin.observe import Observer
     from opendata_buffer.admin.status import read_status
     from opendata_buffer.broker.client import Connection
-    from opendata_buffer.broker.lease import Announcement
+    from opendata_buffer.broker.lease import DiscoveryRecord
     from opendata_buffer.cli.terminal import status_table
 
     observer = Observer(place.store, place.config, runtime)
 
-    def connect(announced: Announcement) -> Connection:
+    def connect(announced: DiscoveryRecord) -> Connection:
         # Loading the network takes longer than all else, and most queues have no broker.
         from opendata_buffer.broker.network import WebSocketNetwork
 

@@ -10,7 +10,7 @@ from opendata_buffer.admin.broker import BrokerStatus, ClaimsStatus
 from opendata_buffer.admin.overview import Overview, QueueLook
 from opendata_buffer.admin.watch import Flow, View
 from opendata_buffer.cli.frame import frame, sparkline
-from opendata_buffer.queue.consumer_info import Holder
+from opendata_buffer.queue.consumer_info import ConsumerInfo
 
 
 def view_of(*queues: QueueLook, topic: str = "", failure: str | None = None, **more: Flow) -> View:
@@ -45,7 +45,7 @@ def test_a_queue_shows_backlog_age_rates_consumer_and_writers() -> None:
         next_sequence=20_000,
         epoch=4,
         undecided=2,
-        holder=Holder(4, "worker-7", 4711, "Spark", "", 0),
+        holder=ConsumerInfo(4, "worker-7", 4711, "Spark", "", 0),
         writers={"app orders": 12_345},
     )
     flow = Flow(arriving=1_234.5, leaving=0.0, arrived_ago=0.0, left_ago=63.0)
@@ -57,7 +57,7 @@ def test_a_queue_shows_backlog_age_rates_consumer_and_writers() -> None:
 
 
 def test_a_narrow_terminal_shows_names_and_numbers_whole() -> None:
-    holder = Holder(4, "a-host-with-a-long-name", 4711, "opendata-buffer consume", "", 0)
+    holder = ConsumerInfo(4, "a-host-with-a-long-name", 4711, "opendata-buffer consume", "", 0)
     queues = [
         look(f"p-{n:05}-04pn", 12_345, next_sequence=1_000, undecided=7, epoch=4, holder=holder)
         for n in range(3)

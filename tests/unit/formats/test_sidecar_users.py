@@ -73,7 +73,7 @@ OBJECTS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
     ),
     "the garbage collector's place": (Place("in/a").to_json(), Place.from_json),
     "a broker's announcement": (
-        announcement.encode(announcement.Announcement(3, "01K9", "h:1", b"s" * 32, "ab", 4, 5)),
+        announcement.encode(announcement.DiscoveryRecord(3, "01K9", "h:1", b"s" * 32, "ab", 4, 5)),
         announcement.decode,
     ),
     "the record of workers' claims": (
