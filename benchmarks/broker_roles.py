@@ -26,7 +26,7 @@ from benchmarks.producers import CAS_MS, GET_MS, PUT_MS, paced
 from opendata_buffer import Producer, ProducerConfig, Worker, WorkerConfig
 from opendata_buffer.broker.channel import NONCE_BYTES, ClientEnd
 from opendata_buffer.broker.election import Host
-from opendata_buffer.broker.lease import Announcement, Lease
+from opendata_buffer.broker.lease import DiscoveryRecord, Lease
 from opendata_buffer.broker.network import WebSocketNetwork
 from opendata_buffer.broker.protocol import VALID_MS, append_body
 from opendata_buffer.consumer.consumer import Consumer
@@ -198,7 +198,7 @@ def _made_up() -> str:
 class _Client:
     """A connection to the broker, for an event loop."""
 
-    def __init__(self, announcement: Announcement) -> None:
+    def __init__(self, announcement: DiscoveryRecord) -> None:
         self._announcement = announcement
         self._end = ClientEnd(
             announcement.secret, announcement.term, secrets.token_bytes(NONCE_BYTES)

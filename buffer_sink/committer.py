@@ -20,7 +20,7 @@ from buffer_sink.options import SinkOptions
 from buffer_sink.records import CommitRecords
 from opendata_buffer import metrics
 from opendata_buffer.broker.network import Network
-from opendata_buffer.broker.yielding_queue import GuestQueue
+from opendata_buffer.broker.yielding_queue import YieldingQueue
 from opendata_buffer.errors import CommitStateUnknown
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key
@@ -61,15 +61,15 @@ class WriteCommitter:
             store, options.gc_grace_period_ms, options.max_write_duration_ms, runtime
         )
         self._records = CommitRecords(store, options.queue, runtime)
-        self._opened: GuestQueue | None = None
+        self._opened: YieldingQueue | None = None
 
     @property
-    def _queue(self) -> GuestQueue:
+    def _queue(self) -> YieldingQueue:
         # First use in this process: a store without compare-and-swap (failure F12), or a prefix
         # of another queue, whose collector would delete our batches (failure F7), is refused.
         if self._opened is None:
             claim = claim_for_use(self._store, self._config, runtime=self._runtime)
-            self._opened = GuestQueue(
+            self._opened = YieldingQueue(
                 self._store,
                 self._config,
                 runtime=self._runtime,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import OpenDataBufferError, TransientStorageError
-from opendata_buffer.queue.cas import CasStore, Done, Register
+from opendata_buffer.queue.cas import CasObject, CasStore, Done
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.transactions.commit_record import RECORD, CommitRecord, claimed, record_key
 
@@ -31,7 +31,7 @@ class CommitRecords:
         self._store = store
         self._config = replace(config, cas_deadline_ms=min(_DEADLINE_MS, config.cas_deadline_ms))
         self._runtime = runtime
-        self._registers: dict[str, Register[CommitRecord]] = {}
+        self._registers: dict[str, CasObject[CommitRecord]] = {}
 
     def claim(self, app: str, query: str | None) -> CommitRecord | None:
         """The app's record, which from now on belongs to this query. None when there is none.
@@ -78,8 +78,8 @@ class CommitRecords:
         if not isinstance(outcome, Done):
             log.warning("commit record %s was not written: %s", register.key, outcome)
 
-    def _register(self, app: str) -> Register[CommitRecord]:
-        return Register(
+    def _register(self, app: str) -> CasObject[CommitRecord]:
+        return CasObject(
             self._store,
             record_key(self._config.data_path_prefix, app),
             decode=CommitRecord.from_json,

@@ -14,7 +14,7 @@ from buffer_sink.options import SinkOptions
 from buffer_sink.topic_write import TopicWrite
 from opendata_buffer import metrics
 from opendata_buffer.broker.network import Network
-from opendata_buffer.broker.yielding_queue import GuestQueue
+from opendata_buffer.broker.yielding_queue import YieldingQueue
 from opendata_buffer.concurrency import together
 from opendata_buffer.errors import (
     CommitStateUnknown,
@@ -28,7 +28,7 @@ from opendata_buffer.queue.ownership import claim_for_use
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.topic import Topic
-from opendata_buffer.transactions.coordinator import Attempt, Ledger
+from opendata_buffer.transactions.coordinator import Attempt, TransactionCoordinator
 
 __all__ = ["TopicCommitter"]
 
@@ -64,10 +64,10 @@ class TopicCommitter:
         self._lifetimes = Lifetimes(
             store, options.gc_grace_period_ms, options.max_write_duration_ms, runtime
         )
-        self._ledger = Ledger(
+        self._ledger = TransactionCoordinator(
             store, options.queue, self._queue_of, runtime, ahead_ms=options.gc_grace_period_ms
         )
-        self._queues: dict[str, GuestQueue] = {}
+        self._queues: dict[str, YieldingQueue] = {}
 
     def append(self, group: Group | None) -> bool:
         """Append a group, unless it was committed before.
@@ -213,14 +213,14 @@ class TopicCommitter:
             txn.batch, txn.app, group.records, len(group.uploads),
         )  # fmt: skip
 
-    def _queue_of(self, name: str) -> GuestQueue:
+    def _queue_of(self, name: str) -> YieldingQueue:
         # First use in this process: a store without compare-and-swap (failure F12) is refused,
         # and so is a manifest that was lost or restored from an old copy (failure F4).
         found = self._queues.get(name)
         if found is None:
             config = Topic.config_of(name, self._config)
             claim = claim_for_use(self._store, config, runtime=self._runtime)
-            found = GuestQueue(
+            found = YieldingQueue(
                 self._store,
                 config,
                 runtime=self._runtime,

@@ -18,7 +18,7 @@ from buffer_source.offsets import Position
 from buffer_source.options import SourceOptions
 from buffer_source.query_note import PROGRAM
 from buffer_source.starting import first_of_offset, first_since, within
-from opendata_buffer.broker.yielding_queue import GuestQueue
+from opendata_buffer.broker.yielding_queue import YieldingQueue
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.fetch import BatchDescriptor
 from opendata_buffer.consumer.read_only import ReadOnlyReader
@@ -147,7 +147,7 @@ class Cursor:
                     allow_data_loss=not options.fail_on_data_loss,
                     # With the claim that was just made: a second one would ask the store twice.
                     # Beside a busy broker this one is let in.
-                    queue=GuestQueue(
+                    queue=YieldingQueue(
                         store, options.consumer, runtime=runtime, role="consumer", claim=claim
                     ),
                     program=PROGRAM,

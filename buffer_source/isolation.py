@@ -15,7 +15,7 @@ from opendata_buffer.consumer.isolation import READ_COMMITTED, ReadCommitted, is
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import parse_location
 
-__all__ = ["Walk", "check_remembered", "floor_of", "rule_behind", "vouched_for"]
+__all__ = ["IsolationFilter", "check_remembered", "floor_of", "rule_behind", "vouched_for"]
 
 Entries = Callable[[int, int], Sequence[BatchDescriptor]]
 """The entries of a range of sequences that are still in the queue."""
@@ -75,7 +75,7 @@ def vouched_for(batch: BatchDescriptor, prefix: str) -> bool:
     return named.txn is not None or named.message is not None
 
 
-class Walk:
+class IsolationFilter:
     """The rule on its way over entries in order of sequence.
 
     Args:

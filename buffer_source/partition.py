@@ -14,7 +14,7 @@ from typing import Any
 
 from buffer_source.batches import PartitionBatch
 from buffer_source.cursor import EVERYTHING, Cursor
-from buffer_source.isolation import Walk, check_remembered, floor_of, vouched_for
+from buffer_source.isolation import IsolationFilter, check_remembered, floor_of, vouched_for
 from buffer_source.measures import Measures
 from buffer_source.offsets import Position
 from buffer_source.options import SourceOptions
@@ -27,7 +27,7 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 
-__all__ = ["READ_AHEAD", "Look", "Part", "PartitionStream"]
+__all__ = ["READ_AHEAD", "PollResult", "Part", "PartitionStream"]
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ Patient = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class PollResult:
     """What waits in one partition behind a position.
 
     Attributes:
@@ -156,7 +156,7 @@ class PartitionStream:
         *,
         read_ahead: int = READ_AHEAD,
         earliest: bool = False,
-    ) -> Look:
+    ) -> PollResult:
         """What waits behind ``start``; one look at the manifest, if more is wanted than is known.
 
         Args:
@@ -183,14 +183,16 @@ class PartitionStream:
             # would take it for one that begins there. Writers count per queue: another queue's
             # numbers say nothing here.
             passed = start.transactions if cursor.owns(start) else {}
-            return Look(start, begin, base, fixed=Position(begin, base, passed, cursor.queue_id))
+            return PollResult(
+                start, begin, base, fixed=Position(begin, base, passed, cursor.queue_id)
+            )
         waiting = self._wait_for(cursor, begin, limits, read_ahead)
         if waiting and waiting[0].sequence > begin:
             begin = base = waiting[0].sequence  # A loss the consumer was allowed to pass by.
         self._next = begin
-        return Look(start, begin, base, waiting)
+        return PollResult(start, begin, base, waiting)
 
-    def end_of(self, look: Look, count: int) -> Position:
+    def end_of(self, look: PollResult, count: int) -> Position:
         """The position behind the first ``count`` batches that wait; the start itself for none."""
         end = self._end_of(look, count)
         self._next = end.next
@@ -285,7 +287,7 @@ class PartitionStream:
             )
         return self._cursor
 
-    def _end_of(self, look: Look, count: int) -> Position:
+    def _end_of(self, look: PollResult, count: int) -> Position:
         if look.fixed is not None:
             return look.fixed
         cursor = self._cursor
@@ -319,7 +321,7 @@ class PartitionStream:
         return Position(next_sequence, look.base, state, cursor.queue_id, known)
 
     def _taken(
-        self, cursor: Cursor, look: Look, count: int
+        self, cursor: Cursor, look: PollResult, count: int
     ) -> Iterator[tuple[int, BatchDescriptor, bool]]:
         """The batches that a trigger takes, numbered from 1, and whether their objects are gone.
 
@@ -367,9 +369,9 @@ class PartitionStream:
         """Where this run ends at the latest."""
         return EVERYTHING if self._target is None else self._target
 
-    def _walk(self, start: Position | None) -> Walk:
+    def _walk(self, start: Position | None) -> IsolationFilter:
         assert self._cursor is not None
-        return Walk(start, self._options, self._cursor.waiting)
+        return IsolationFilter(start, self._options, self._cursor.waiting)
 
     def _missing(self, batches: Sequence[BatchDescriptor]) -> frozenset[int]:
         """Sequences of batches that are passed by because their objects are gone.

@@ -15,7 +15,7 @@ from buffer_source.batches import PartitionBatch, tasks_of
 from buffer_source.commit_log import CommitLog
 from buffer_source.offsets import Position, SourceOffset
 from buffer_source.options import QUARANTINE, SourceOptions
-from buffer_source.partition import READ_AHEAD, Look, Part
+from buffer_source.partition import READ_AHEAD, Part, PollResult
 from buffer_source.partitions import Partitions
 from buffer_source.planner import Limits, admit, interleave
 from buffer_source.progress import Progress
@@ -201,9 +201,9 @@ class StreamDriver:
 
     def _look(
         self, before: Mapping[str, Position], limits: Limits, *, earliest: bool
-    ) -> tuple[list[str], dict[str, Look]]:
+    ) -> tuple[list[str], dict[str, PollResult]]:
         """Which partitions there are now, and what waits in those and in the ones ``before``."""
-        looks: dict[str, Look] = {}
+        looks: dict[str, PollResult] = {}
         read_ahead = max(1, READ_AHEAD // max(1, len(before)))
         current: list[str] = []
 
@@ -234,7 +234,7 @@ class StreamDriver:
         due = [name for name in streams if not streams[name].has_acknowledged(ends[name])]
         together(self._runtime, lambda name: streams[name].acknowledge(ends[name]), due)
 
-    def _admitted(self, looks: Mapping[str, Look], limits: Limits) -> Mapping[str, int]:
+    def _admitted(self, looks: Mapping[str, PollResult], limits: Limits) -> Mapping[str, int]:
         """How many of the batches that wait in each partition one trigger reads."""
         if limits == Limits():
             return {name: len(look.waiting) for name, look in looks.items()}

@@ -19,7 +19,13 @@ from buffer_source.query_note import QueryNotes
 from buffer_source.rows import ARRAY_BYTES, RowBuilder
 from buffer_source.value_options import with_time_zone
 from opendata_buffer import metrics
-from opendata_buffer.consumer.fetch import BatchDescriptor, FetchHandle, Pace, PooledBatch, Records
+from opendata_buffer.consumer.fetch import (
+    AdaptiveConcurrency,
+    BatchDescriptor,
+    FetchHandle,
+    PooledBatch,
+    Records,
+)
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.errors import PoisonBatch
 from opendata_buffer.quarantine import quarantine
@@ -180,6 +186,6 @@ def _handle(options: SourceOptions) -> FetchHandle:
 
 
 @lru_cache(maxsize=32)
-def _pace(options: SourceOptions) -> Pace:
+def _pace(options: SourceOptions) -> AdaptiveConcurrency:
     """What the tasks of a worker process have learnt about the store."""
     return _handle(options).pace()

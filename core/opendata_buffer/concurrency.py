@@ -65,7 +65,7 @@ class ClosedAtEnd(ABC):
 #
 # The other locks come before or after. A :class:`.Consumer` lets its callers in one by one and
 # holds
-# its lock while the store answers; a broker's :class:`.Service` and a client's :class:`.Finder`
+# its lock while the store answers; a broker's :class:`.Service` and a client's :class:`.Discovery`
 # write
 # to a connection, or close it, with theirs. What is called there has at most one lock of its own,
 # and

@@ -35,7 +35,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.keys import MAX_KEY_BYTES, location_timestamp_ms, parse_location
 from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
 from opendata_buffer.formats.sidecar import Sidecar
-from opendata_buffer.queue.cas import CasStore, Done, Gone, Register
+from opendata_buffer.queue.cas import CasObject, CasStore, Done, Gone
 from opendata_buffer.queue.ownership import MARKER_NAME, Claim, check_owner, claim_queue, exists
 from opendata_buffer.queue.rollback_checks import (
     Watermark,
@@ -158,8 +158,8 @@ class SavedPlace:
             # Somebody deleted it. This register never writes it again; the next page's does.
             self._register = self._opened()
 
-    def _opened(self) -> Register[Place]:
-        return Register(
+    def _opened(self) -> CasObject[Place]:
+        return CasObject(
             self._store,
             f"{self._prefix}/{PLACE_NAME}",
             decode=self._read,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from opendata_buffer.config import QueueConfig, StoreOptions
-from opendata_buffer.queue.cas import Done, Register
+from opendata_buffer.queue.cas import CasObject, Done
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import ABSENT, Applied, Blob, IfVersion, Store, Unknown
 from tests.http_scripts import FaultProxy
@@ -81,7 +81,7 @@ def test_f1_a_change_whose_answer_is_lost_is_looked_up_and_made_once(
     proxied: tuple[Store, FaultProxy],
 ) -> None:
     store, proxy = proxied
-    register = Register(
+    register = CasObject(
         store,
         "counter",
         encode=lambda values: ",".join(values).encode(),

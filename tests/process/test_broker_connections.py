@@ -17,7 +17,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
 from opendata_buffer.broker.channel import ClientEnd
-from opendata_buffer.broker.lease import Announcement, Lease
+from opendata_buffer.broker.lease import DiscoveryRecord, Lease
 from opendata_buffer.broker.protocol import VALID_MS, append_body
 from opendata_buffer.broker.server import MAX_CLIENTS
 from opendata_buffer.config import ProducerConfig
@@ -42,7 +42,7 @@ SCRIPT = Path(__file__).parent / "broker_member.py"
 
 
 @contextmanager
-def broker(store: str) -> Iterator[tuple[Announcement, int]]:
+def broker(store: str) -> Iterator[tuple[DiscoveryRecord, int]]:
     """A broker in a process of its own, and the process's number."""
     with subprocess.Popen(
         [sys.executable, str(SCRIPT), "host", store, "broker"],
@@ -73,7 +73,7 @@ class Client:
         self.clock: Any = None
 
     @classmethod
-    async def connected(cls, announced: Announcement) -> Client:
+    async def connected(cls, announced: DiscoveryRecord) -> Client:
         socket = await connect(
             f"ws://{announced.address}/",
             compression=None,
@@ -126,7 +126,7 @@ def test_as_many_clients_as_a_broker_takes_are_served_and_the_odd_ones_harm_nobo
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-async def everybody(announced: Announcement, pid: int, home: Path) -> None:
+async def everybody(announced: DiscoveryRecord, pid: int, home: Path) -> None:
     host, port = announced.address.split(":")
     first = await Client.connected(announced)
     at_first = memory_of(pid)

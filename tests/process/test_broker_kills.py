@@ -18,7 +18,7 @@ import pytest
 
 from opendata_buffer.broker.channel import ProtocolError
 from opendata_buffer.broker.client import ChannelClosed
-from opendata_buffer.broker.lease import Announcement, Lease
+from opendata_buffer.broker.lease import DiscoveryRecord, Lease
 from opendata_buffer.broker.ws_client import connect
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.batch import decode_batch
@@ -241,7 +241,7 @@ def test_whatever_happens_to_brokers_each_record_is_queued_once(url: str) -> Non
                 deployment.store.delete_many(["ingest/_broker.json"])
             elif deed == 6:
                 address = f"127.0.0.1:{port.getsockname()[1]}"
-                nobody = Announcement(0, "nobody", address, b"s" * 32)
+                nobody = DiscoveryRecord(0, "nobody", address, b"s" * 32)
                 deployment.lease.take(nobody, deployment.lease.read())
             else:
                 victim = deployment.await_serving()

@@ -18,7 +18,7 @@ from buffer_sink.options import SinkOptions
 from opendata_buffer.broker.committer import open_committer
 from opendata_buffer.broker.election import Host
 from opendata_buffer.broker.write_pause import FLOOR_S
-from opendata_buffer.broker.yielding_queue import GuestQueue
+from opendata_buffer.broker.yielding_queue import YieldingQueue
 from opendata_buffer.config import (
     ConsumerConfig,
     GarbageCollectorConfig,
@@ -123,7 +123,7 @@ class World:
 
     def visit(self, runtime: SimRuntime, seconds: float) -> None:
         """Append every second or so, by itself."""
-        queue = GuestQueue(
+        queue = YieldingQueue(
             self.store(runtime),
             CONFIG,
             runtime=runtime,
@@ -240,7 +240,7 @@ def test_a_consumer_beside_a_busy_broker_takes_the_queue_over_at_once() -> None:
     assert max(seconds for each in asking for _, seconds in each.waits) < 10 * REQUEST_S
 
 
-class Frozen(GuestQueue):
+class Frozen(YieldingQueue):
     """Something happens to its process just when it has the floor."""
 
     happens: Callable[[], None]

@@ -22,7 +22,7 @@ from itertools import islice
 from opendata_buffer.broker.broker import Service
 from opendata_buffer.broker.channel import NONCE_BYTES, BrokerEnd, ProtocolError
 from opendata_buffer.broker.client import CONNECT_S, ChannelClosed, ChannelRefused, Connection
-from opendata_buffer.broker.lease import Announcement
+from opendata_buffer.broker.lease import DiscoveryRecord
 from opendata_buffer.broker.server import Session
 from tests.support.simulation import SimRuntime, SimTask, Simulation
 
@@ -52,7 +52,9 @@ class SimNetwork:
         self._ports[port.address] = port
         return port
 
-    def dial(self, process: SimRuntime, announcement: Announcement, timeout: float) -> SimChannel:
+    def dial(
+        self, process: SimRuntime, announcement: DiscoveryRecord, timeout: float
+    ) -> SimChannel:
         """A channel from a process to an announced address.
 
         Raises:
@@ -74,10 +76,10 @@ class SimNetwork:
         port.accept(theirs)
         return ours
 
-    def connect(self, process: SimRuntime) -> Callable[[Announcement], Connection]:
+    def connect(self, process: SimRuntime) -> Callable[[DiscoveryRecord], Connection]:
         """What opens connections for a process."""
 
-        def connect(announcement: Announcement) -> Connection:
+        def connect(announcement: DiscoveryRecord) -> Connection:
             channel = self.dial(process, announcement, CONNECT_S)
             nonce = secrets.token_bytes(NONCE_BYTES)
             return Connection(channel, announcement, process, nonce)
@@ -196,10 +198,10 @@ class SimPort:
         self._network = network
         self.process = process
         self.address = address
-        self._active: tuple[Service, Announcement] | None = None
+        self._active: tuple[Service, DiscoveryRecord] | None = None
         self._clients: list[SimChannel] = []
 
-    def open(self, service: Service, announcement: Announcement) -> None:
+    def open(self, service: Service, announcement: DiscoveryRecord) -> None:
         """See :class:`~opendata_buffer.broker.election.ListeningPort`."""
         self._active = (service, announcement)
 
@@ -224,7 +226,7 @@ class SimPort:
         self._clients.append(channel)
         self.process.spawn(lambda: self._serve(channel, *active), f"{self.address} client")
 
-    def _serve(self, channel: SimChannel, service: Service, announcement: Announcement) -> None:
+    def _serve(self, channel: SimChannel, service: Service, announcement: DiscoveryRecord) -> None:
         end = BrokerEnd(announcement.secret, announcement.term, secrets.token_bytes(NONCE_BYTES))
         order = self.process.condition()
 

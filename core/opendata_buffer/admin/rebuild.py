@@ -27,7 +27,7 @@ from opendata_buffer.formats.entries import NewEntry, QueueEntry, salvage_entrie
 from opendata_buffer.formats.keys import BatchLocation, Transaction, is_confined, parse_location
 from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
 from opendata_buffer.messages.message_ids import ACK_TXN, FINAL, MessageId, parse_uuid
-from opendata_buffer.queue.cas import Done, Raced, Register
+from opendata_buffer.queue.cas import CasObject, Done, Raced
 from opendata_buffer.queue.ownership import MARKER_NAME, check_owner, claim_for_use
 from opendata_buffer.queue.rollback_checks import Watermark
 from opendata_buffer.runtime import Runtime
@@ -344,7 +344,7 @@ def _replace(
     store: Store, config: QueueConfig, runtime: Runtime, old: bytes | None, new: bytes
 ) -> None:
     """Write the new bytes if the object still has the old ones."""
-    register = Register(
+    register = CasObject(
         store,
         config.manifest_path,
         decode=bytes,

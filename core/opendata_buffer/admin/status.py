@@ -14,7 +14,7 @@ from opendata_buffer.admin.transactions import STALE_AFTER_S, OpenTransaction, o
 from opendata_buffer.broker.channel import ProtocolError
 from opendata_buffer.broker.claims import CLAIMS, claims_key, decode
 from opendata_buffer.broker.client import ChannelClosed, Connection
-from opendata_buffer.broker.lease import Announcement, Lease
+from opendata_buffer.broker.lease import DiscoveryRecord, Lease
 from opendata_buffer.concurrency import together
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.read_only import ReadOnlyReader
@@ -22,7 +22,7 @@ from opendata_buffer.errors import CorruptData, ObjectNotFound, PrefixConflict, 
 from opendata_buffer.formats.entries import QueueEntry
 from opendata_buffer.formats.keys import parse_location
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.queue.consumer_info import Holder, read_holder
+from opendata_buffer.queue.consumer_info import ConsumerInfo, read_holder
 from opendata_buffer.queue.ownership import check_owner
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Listing, Store, read_sidecar
@@ -123,7 +123,7 @@ class ClaimsStatus:
 
 
 def ask_broker(
-    announced: Announcement, connect: Callable[[Announcement], Connection] | None
+    announced: DiscoveryRecord, connect: Callable[[DiscoveryRecord], Connection] | None
 ) -> BrokerStatus:
     """The statistics of the announced broker. Takes two seconds at most.
 
@@ -239,7 +239,7 @@ class Status:
 
 
 def read_status(
-    reader: ReadOnlyReader, connect: Callable[[Announcement], Connection] | None = None
+    reader: ReadOnlyReader, connect: Callable[[DiscoveryRecord], Connection] | None = None
 ) -> Status:
     """Read the manifest, list the data prefix once, and ask the broker if there is one.
 
@@ -515,7 +515,7 @@ class Ownership:
 
     partition: str
     epoch: int
-    holder: Holder | None
+    holder: ConsumerInfo | None
     since_seconds: float | None
 
     @property

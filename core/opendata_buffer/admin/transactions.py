@@ -33,8 +33,8 @@ from opendata_buffer.transactions.commit_record import (
     CommitRecord,
     record_key,
 )
-from opendata_buffer.transactions.coordinator import Ledger
-from opendata_buffer.transactions.markers import ROLL_BACK, Ending, settle
+from opendata_buffer.transactions.coordinator import TransactionCoordinator
+from opendata_buffer.transactions.markers import ROLL_BACK, TransactionMarker, settle
 
 __all__ = [
     "STALE_AFTER_S",
@@ -269,7 +269,9 @@ def abort(
             )
         _end(scope, chosen)
         return _by_outcome(chosen)
-    ledger = Ledger(scope.store, scope.config, scope.queue, scope.runtime, ahead_ms=GRACE_MS)
+    ledger = TransactionCoordinator(
+        scope.store, scope.config, scope.queue, scope.runtime, ahead_ms=GRACE_MS
+    )
     ledger.recover(app, None, scope.names())
     # recover() claimed the record, so it does not change any more.
     records = {app: _record(scope.store, app)}
@@ -325,7 +327,7 @@ def _end(scope: TransactionScope, chosen: list[OpenTransaction]) -> None:
         return settle(
             scope.queue(each.partition),
             each.partition,
-            (Ending(bytes.fromhex(each.producer), clock, txn),),
+            (TransactionMarker(bytes.fromhex(each.producer), clock, txn),),
             store=scope.store,
             runtime=scope.runtime,
             ahead_ms=GRACE_MS,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from opendata_buffer import metrics
-from opendata_buffer.broker.dispatcher import Foreman
+from opendata_buffer.broker.dispatcher import Dispatcher
 from opendata_buffer.broker.protocol import AppendRequest, clock_body, error_body
 from opendata_buffer.broker.write_pause import Floor, Guest
 from opendata_buffer.errors import CommitStateUnknown, QueueFull
@@ -137,7 +137,7 @@ class Service:
         runtime: Runtime,
         data_path_prefix: str,
         on_conflict: Callable[[], None] = lambda: None,
-        foreman: Foreman | None = None,
+        foreman: Dispatcher | None = None,
     ) -> None:
         self._queue = queue
         self._runtime = runtime

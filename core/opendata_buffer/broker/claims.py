@@ -31,7 +31,7 @@ __all__ = [
     "Claims",
     "FILE_NAME",
     "Heartbeats",
-    "Holder",
+    "ClaimHolder",
     "claims_key",
     "decode",
     "encode",
@@ -63,7 +63,7 @@ def claims_key(data_path_prefix: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class ClaimHolder:
     """Who holds a batch.
 
     Attributes:
@@ -94,7 +94,7 @@ class Claims:
     epoch: int
     frontier: int
     tokens: int = 0
-    held: Mapping[int, Holder] = field(default_factory=dict)
+    held: Mapping[int, ClaimHolder] = field(default_factory=dict)
     done: frozenset[int] = frozenset()
     deliveries: Mapping[int, int] = field(default_factory=dict)
     queue: str = ""
@@ -137,7 +137,7 @@ class Claims:
             worker = worker[:-1]
         for sequence in sequences:
             tokens += 1
-            held[sequence] = Holder(worker, tokens, timeout_ms)
+            held[sequence] = ClaimHolder(worker, tokens, timeout_ms)
             deliveries[sequence] = deliveries.get(sequence, 0) + 1
         return replace(self, held=held, deliveries=deliveries, tokens=tokens)
 
@@ -227,14 +227,14 @@ def decode(data: bytes) -> Claims:
     )
 
 
-def _held(fields: Fields) -> dict[int, Holder]:
+def _held(fields: Fields) -> dict[int, ClaimHolder]:
     held = {}
     for row in fields.items("held"):
         match row:
             case [sequence, str(worker), token, timeout_ms] if all(
                 map(is_number, (sequence, token, timeout_ms))
             ):
-                held[sequence] = Holder(worker, token, timeout_ms)
+                held[sequence] = ClaimHolder(worker, token, timeout_ms)
             case _:
                 raise fields.wrong("held", "[sequence, worker, token, milliseconds] each", row)
     return held
@@ -317,7 +317,7 @@ class Heartbeats:
         while len(self._alive) > 2 * MOST_TOKENS:
             del self._alive[next(iter(self._alive))]
 
-    def begin(self, held: Mapping[int, Holder], now: float) -> None:
+    def begin(self, held: Mapping[int, ClaimHolder], now: float) -> None:
         """Give each holder the whole time: nobody knows when it gave its last sign of life."""
         self.lapses = {key: now + each.timeout_ms / 1000 for key, each in held.items()}
 
@@ -325,7 +325,7 @@ class Heartbeats:
         """The claims are somebody else's."""
         self.lapses, self._renewed = {}, {}
 
-    def until(self, sequence: int, holder: Holder, now: float) -> float | None:
+    def until(self, sequence: int, holder: ClaimHolder, now: float) -> float | None:
         """For a claim whose time is over: until when it holds all the same; None when it lapses."""
         with self._condition:
             alive = self._alive.get(holder.token, float("-inf"))
@@ -351,7 +351,7 @@ class Heartbeats:
         with self._condition:
             self._alive.pop(token, None)
 
-    def forget(self, held: Mapping[int, Holder]) -> None:
+    def forget(self, held: Mapping[int, ClaimHolder]) -> None:
         """Keep what is held; what ended long ago is dropped now and then."""
         if len(self._alive) <= 2 * len(held) + 1_000:
             return

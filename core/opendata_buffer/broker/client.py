@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from opendata_buffer.broker.channel import ClientEnd, ProtocolError
-from opendata_buffer.broker.lease import Announcement
+from opendata_buffer.broker.lease import DiscoveryRecord
 from opendata_buffer.broker.protocol import (
     MAX_ENTRIES,
     MAX_OPEN_REQUESTS,
@@ -258,7 +258,7 @@ class Channel(Protocol):
         ...
 
 
-Dial = Callable[[Announcement, float], Channel]
+Dial = Callable[[DiscoveryRecord, float], Channel]
 """Opens a channel within some seconds; raises :class:`ChannelClosed`."""
 
 
@@ -277,7 +277,7 @@ class Connection:
     """
 
     def __init__(
-        self, channel: Channel, announcement: Announcement, runtime: Runtime, nonce: bytes
+        self, channel: Channel, announcement: DiscoveryRecord, runtime: Runtime, nonce: bytes
     ) -> None:
         self.announcement = announcement
         self._channel = channel

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 
 from opendata_buffer.broker.broker import Landed, look_up
 from opendata_buffer.broker.client import Appended, Connection, Lost
-from opendata_buffer.broker.discovery import Finder
+from opendata_buffer.broker.discovery import Discovery
 from opendata_buffer.broker.dispatcher_term import OpenConsumer
 from opendata_buffer.broker.election import Host
-from opendata_buffer.broker.lease import Announcement
+from opendata_buffer.broker.lease import DiscoveryRecord
 from opendata_buffer.broker.network import (
     Network,
     WebSocketNetwork,
@@ -96,7 +96,7 @@ class BrokeredCommitter:
         store: Store,
         config: QueueConfig,
         runtime: Runtime,
-        connect: Callable[[Announcement], Connection],
+        connect: Callable[[DiscoveryRecord], Connection],
         *,
         expects: bool = False,
         claim: Claim | None = None,
@@ -106,7 +106,7 @@ class BrokeredCommitter:
         self._config = config
         self._claim = claim
         self._runtime = runtime
-        self._finder = Finder(store, config, runtime, connect, waits_s=FIND_S)
+        self._finder = Discovery(store, config, runtime, connect, waits_s=FIND_S)
         self._look_at: float | None = 0.0
         self._hopeful_until = runtime.monotonic() + PATIENCE_S if expects else 0.0
         self._expects = expects
@@ -129,7 +129,7 @@ class BrokeredCommitter:
         return self._alone.tag
 
     @property
-    def broker(self) -> Announcement | None:
+    def broker(self) -> DiscoveryRecord | None:
         """The broker that is connected; None while this process appends alone."""
         connection = self._finder.connection
         return None if connection is None else connection.announcement

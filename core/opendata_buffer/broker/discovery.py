@@ -16,13 +16,13 @@ from functools import partial
 
 from opendata_buffer.broker.channel import ProtocolError
 from opendata_buffer.broker.client import ChannelClosed, Connection
-from opendata_buffer.broker.lease import Announcement, Lease
+from opendata_buffer.broker.lease import DiscoveryRecord, Lease
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptData, StorageError
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 
-__all__ = ["Finder"]
+__all__ = ["Discovery"]
 
 
 # ---- Finds the announced broker and keeps the connection to it: for appends and for workers. ----
@@ -35,7 +35,7 @@ __all__ = ["Finder"]
 log = logging.getLogger(__name__)
 
 
-class Finder:
+class Discovery:
     """One connection to the broker of a queue, for all threads of a process. Thread-safe.
 
     Args:
@@ -52,7 +52,7 @@ class Finder:
         store: Store,
         config: QueueConfig,
         runtime: Runtime,
-        connect: Callable[[Announcement], Connection],
+        connect: Callable[[DiscoveryRecord], Connection],
         *,
         waits_s: float | None = None,
     ) -> None:
@@ -65,7 +65,7 @@ class Finder:
         self._lease = self._new_lease()
         self._condition = runtime.condition()
         self._connection: Connection | None = None
-        self._silent: Announcement | None = None
+        self._silent: DiscoveryRecord | None = None
         self._beat: int | None = None
         self._looking: object | None = None
         self._closed = False
@@ -202,7 +202,7 @@ class Finder:
         self._unreached = False
         return connection
 
-    def _is_silent(self, found: Announcement) -> bool:
+    def _is_silent(self, found: DiscoveryRecord) -> bool:
         if self._silent is None or not self._silent.same_broker(found):
             return False
         if self._beat is None:

@@ -28,7 +28,7 @@ from opendata_buffer.quarantine import Entry, quarantine
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 
-__all__ = ["MAX_ANSWER_BYTES", "Shelf", "Turn"]
+__all__ = ["MAX_ANSWER_BYTES", "ReadyBatches", "DispatchRound"]
 
 
 # ---- The queue's batches as a foreman knows them: what it can hand out, and what it must not. ----
@@ -40,7 +40,7 @@ MAX_ANSWER_BYTES = MAX_MESSAGE_BYTES // 2
 """About the size of one answer; the batches that do not fit are handed out later."""
 
 
-class Shelf:
+class ReadyBatches:
     """Batches that wait or are being worked on. One thread uses it.
 
     Args:
@@ -131,7 +131,7 @@ class Shelf:
         self._stuck = {key for key in self._stuck if key >= frontier}
 
 
-class Turn:
+class DispatchRound:
     """What changes in one turn. Times are monotonic seconds.
 
     Args:
@@ -153,7 +153,7 @@ class Turn:
     def __init__(
         self,
         claims: Claims,
-        shelf: Shelf,
+        shelf: ReadyBatches,
         heartbeats: Heartbeats,
         ended_before: Mapping[int, str],
         now: float,

@@ -16,15 +16,20 @@ from collections.abc import Callable
 
 from opendata_buffer import metrics
 from opendata_buffer.broker.claims import Heartbeats
-from opendata_buffer.broker.dispatch_round import Shelf, Turn
-from opendata_buffer.broker.dispatcher_term import OpenConsumer, SharedQueue, Tenure, stored_epoch
+from opendata_buffer.broker.dispatch_round import DispatchRound, ReadyBatches
+from opendata_buffer.broker.dispatcher_term import (
+    DispatcherTerm,
+    OpenConsumer,
+    SharedQueue,
+    stored_epoch,
+)
 from opendata_buffer.broker.protocol import ClaimRequest, FinishRequest, error_body
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.errors import Fenced, OpenDataBufferError, TransientStorageError
 from opendata_buffer.runtime import Runtime, Task
 from opendata_buffer.stores.base import Store
 
-__all__ = ["Foreman"]
+__all__ = ["Dispatcher"]
 
 
 log = logging.getLogger(__name__)
@@ -45,7 +50,7 @@ RETRY_S = 1.0
 """After storage did not answer."""
 
 
-class Foreman:
+class Dispatcher:
     """The claims of one queue's workers.
 
     Args:
@@ -86,8 +91,8 @@ class Foreman:
         self._finishing: list[FinishRequest] = []
         self._claiming: list[ClaimRequest] = []
         self._heartbeats = Heartbeats(self._condition, steady_since)
-        self._shelf = Shelf(store, config, runtime)
-        self._tenure: Tenure | None = None
+        self._shelf = ReadyBatches(store, config, runtime)
+        self._tenure: DispatcherTerm | None = None
         self._last_epoch = -1
         self._leaving = False
         self._fenced: Fenced | None = None
@@ -106,7 +111,7 @@ class Foreman:
                     self._finishing.append(request)
                 if self._task is None:
                     # Not before a worker asks: taking claims fences any other consumer.
-                    metrics.claims_held.watch(self, Foreman.held_now, self._labels)
+                    metrics.claims_held.watch(self, Dispatcher.held_now, self._labels)
                     self._task = self._runtime.spawn(self._run, "opendata-buffer-foreman")
                 self._condition.notify_all()
                 return
@@ -200,7 +205,7 @@ class Foreman:
     ) -> list[ClaimRequest]:
         tenure = self._in_office()
         shelf, now = self._shelf, self._runtime.monotonic()
-        turn = Turn(tenure.claims, shelf, self._heartbeats, self._ended, now)
+        turn = DispatchRound(tenure.claims, shelf, self._heartbeats, self._ended, now)
         turn.lapse()
         for request in finishing:
             turn.finish(request)
@@ -223,7 +228,7 @@ class Foreman:
             answer(body)
         return left
 
-    def _in_office(self) -> Tenure:
+    def _in_office(self) -> DispatcherTerm:
         if self._fenced is not None:
             # Whoever took the queue meant to. Taking it back would begin a quarrel.
             raise self._fenced
@@ -233,7 +238,9 @@ class Foreman:
             # Taken all the same, and given up before the claims are written, they would look as
             # if another consumer had the queue: the announced broker would leave it to that one.
             raise TransientStorageError("another broker is announced by now: ask that one")
-        tenure = Tenure(self._store, self._config, self._runtime, self._open_consumer, self._queue)
+        tenure = DispatcherTerm(
+            self._store, self._config, self._runtime, self._open_consumer, self._queue
+        )
         claims, shelf = tenure.claims, self._shelf
         # Where somebody deleted the claims, tokens are drawn again that named others before.
         self._ended = {token: how for token, how in self._ended.items() if token <= claims.tokens}

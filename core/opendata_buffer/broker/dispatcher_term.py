@@ -12,13 +12,13 @@ from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.errors import Fenced, TransientStorageError
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.quarantine import Entry
-from opendata_buffer.queue.cas import Done, Register
+from opendata_buffer.queue.cas import CasObject, Done
 from opendata_buffer.queue.ownership import Claim
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 
-__all__ = ["OpenConsumer", "QueueConsumer", "SharedQueue", "Tenure", "stored_epoch"]
+__all__ = ["OpenConsumer", "QueueConsumer", "SharedQueue", "DispatcherTerm", "stored_epoch"]
 
 
 # ---- The queue as two threads of a broker use it: one appends for producers, one acknowledges ----
@@ -191,7 +191,7 @@ class OpenConsumer(Protocol):
         ...
 
 
-class Tenure:
+class DispatcherTerm:
     """The consumer and the claims of one foreman. Begins when made. Not thread-safe.
 
     Args:
@@ -292,8 +292,8 @@ def stored_epoch(store: Store, config: ConsumerConfig, runtime: Runtime) -> int 
     return found.value.epoch if isinstance(found, Done) and found.value is not None else None
 
 
-def _register(store: Store, config: ConsumerConfig, runtime: Runtime) -> Register[Claims]:
-    return Register(
+def _register(store: Store, config: ConsumerConfig, runtime: Runtime) -> CasObject[Claims]:
+    return CasObject(
         store,
         claims_key(config.data_path_prefix),
         decode=decode,

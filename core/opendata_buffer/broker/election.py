@@ -16,11 +16,11 @@ from typing import Protocol
 from opendata_buffer.broker.broker import Service
 from opendata_buffer.broker.channel import ProtocolError
 from opendata_buffer.broker.client import ChannelClosed, ChannelRefused, Connection
-from opendata_buffer.broker.dispatcher import Foreman
+from opendata_buffer.broker.dispatcher import Dispatcher
 from opendata_buffer.broker.dispatcher_term import OpenConsumer, SharedQueue
 from opendata_buffer.broker.lease import (
     SECRET_BYTES,
-    Announcement,
+    DiscoveryRecord,
     Lease,
     Watch,
 )
@@ -71,7 +71,7 @@ class ListeningPort(Protocol):
         """For the announcement."""
         ...
 
-    def open(self, service: Service, announcement: Announcement) -> None:
+    def open(self, service: Service, announcement: DiscoveryRecord) -> None:
         """Serve the clients of one term."""
         ...
 
@@ -103,7 +103,7 @@ class Host:
         config: QueueConfig,
         runtime: Runtime,
         listen: Callable[[], ListeningPort],
-        connect: Callable[[Announcement], Connection],
+        connect: Callable[[DiscoveryRecord], Connection],
         entropy: Callable[[int], bytes],
         open_consumer: OpenConsumer,
     ) -> None:
@@ -121,7 +121,7 @@ class Host:
         self._stopping = False
         self._port: ListeningPort | None = None
         self._service: Service | None = None
-        self._mine: Announcement | None = None
+        self._mine: DiscoveryRecord | None = None
         self._is_open = False
         self._beaten_at = 0.0
         self._steady_at = 0.0
@@ -130,12 +130,12 @@ class Host:
         self._task: Task = runtime.spawn(self._run, "opendata-buffer-broker-host")
 
     @property
-    def serving(self) -> Announcement | None:
+    def serving(self) -> DiscoveryRecord | None:
         """What it announced, while it serves: from when its port is open on."""
         return self._mine if self._is_open else None
 
     @property
-    def stands_by_for(self) -> Announcement | None:
+    def stands_by_for(self) -> DiscoveryRecord | None:
         """The broker that serves in its stead, as last looked at."""
         seen = self._watch.seen
         return None if self._mine is not None or seen is None or not seen.serves else seen
@@ -226,7 +226,7 @@ class Host:
                 return STAND_BY_S
         return self._take_over(announced)
 
-    def _is_alive(self, announced: Announcement) -> bool | None:
+    def _is_alive(self, announced: DiscoveryRecord) -> bool | None:
         """False when its process has surely ended; None when it is not reached."""
         for last in (False, True):
             try:
@@ -240,10 +240,10 @@ class Host:
                 return None
         return None
 
-    def _take_over(self, announced: Announcement | None) -> float:
+    def _take_over(self, announced: DiscoveryRecord | None) -> float:
         if self._port is None:
             self._port = self._listen()
-        wanted = Announcement(
+        wanted = DiscoveryRecord(
             term=0,
             id=self._id,
             address=self._port.address,
@@ -258,7 +258,7 @@ class Host:
             self._runtime,
             self._config.data_path_prefix,
             on_conflict=self._doubt,
-            foreman=Foreman(
+            foreman=Dispatcher(
                 self._store,
                 consumer_settings(self._config),
                 self._runtime,

@@ -13,12 +13,12 @@ from opendata_buffer.config import (
     QueueConfig,
 )
 from opendata_buffer.formats.sidecar import Sidecar
-from opendata_buffer.queue.cas import CasStore, Done, Register
+from opendata_buffer.queue.cas import CasObject, CasStore, Done
 from opendata_buffer.runtime import Runtime
 
 __all__ = [
     "ANNOUNCEMENT",
-    "Announcement",
+    "DiscoveryRecord",
     "FILE_NAME",
     "Lease",
     "Watch",
@@ -44,7 +44,7 @@ def announcement_key(data_path_prefix: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Announcement:
+class DiscoveryRecord:
     """A broker that serves, or the last one that did.
 
     Attributes:
@@ -79,20 +79,20 @@ class Announcement:
             f"tls={bool(self.certificate)}, beat={self.beat}, seen_ms={self.seen_ms})"
         )
 
-    def same_broker(self, other: Announcement | None) -> bool:
+    def same_broker(self, other: DiscoveryRecord | None) -> bool:
         """Whether both are of one broker in one term."""
         return other is not None and (self.term, self.id) == (other.term, other.id)
 
-    def beaten(self, now_ms: int) -> Announcement:
+    def beaten(self, now_ms: int) -> DiscoveryRecord:
         """With one more sign of life."""
         return replace(self, beat=self.beat + 1, seen_ms=now_ms)
 
-    def left(self, now_ms: int) -> Announcement:
+    def left(self, now_ms: int) -> DiscoveryRecord:
         """Of a broker that serves no more."""
         return replace(self, address="", secret=b"", beat=self.beat + 1, seen_ms=now_ms)
 
 
-def encode(announcement: Announcement) -> bytes:
+def encode(announcement: DiscoveryRecord) -> bytes:
     """The object's bytes."""
     document = {
         "version": ANNOUNCEMENT.version,
@@ -107,7 +107,7 @@ def encode(announcement: Announcement) -> bytes:
     return json.dumps(document).encode() + b"\n"
 
 
-def decode(data: bytes) -> Announcement:
+def decode(data: bytes) -> DiscoveryRecord:
     """The announcement of an object's bytes.
 
     Raises:
@@ -121,7 +121,7 @@ def decode(data: bytes) -> Announcement:
         key = b""
     if address and len(key) != SECRET_BYTES:
         raise fields.wrong("secret", f"{SECRET_BYTES} bytes in hexadecimal digits")
-    return Announcement(
+    return DiscoveryRecord(
         fields.number("term"),
         fields.text("id"),
         address,
@@ -143,7 +143,7 @@ def proof(secret: bytes, *parts: bytes) -> bytes:
 # ---- Who serves: ``_broker.json``, read and changed by compare-and-swap. ----
 
 
-_Decide: TypeAlias = Callable[[Announcement | None], Announcement | None]
+_Decide: TypeAlias = Callable[[DiscoveryRecord | None], DiscoveryRecord | None]
 
 
 class Lease:
@@ -170,7 +170,7 @@ class Lease:
         """The announcement's key."""
         return self._key
 
-    def read(self) -> Announcement | None:
+    def read(self) -> DiscoveryRecord | None:
         """What is announced; None where nobody ever served, or somebody deleted it.
 
         Raises:
@@ -184,7 +184,7 @@ class Lease:
         self._register = self._made()
         return None
 
-    def take(self, mine: Announcement, over: Announcement | None) -> Announcement | None:
+    def take(self, mine: DiscoveryRecord, over: DiscoveryRecord | None) -> DiscoveryRecord | None:
         """Announce oneself in place of ``over``, with the next term.
 
         Returns:
@@ -192,7 +192,7 @@ class Lease:
         """
         wanted = replace(mine, term=1 if over is None else over.term + 1)
 
-        def decide(before: Announcement | None) -> Announcement | None:
+        def decide(before: DiscoveryRecord | None) -> DiscoveryRecord | None:
             if before is not None and wanted.same_broker(before):
                 return before  # A write of ours whose answer was lost.
             same = before is None if over is None else over.same_broker(before)
@@ -200,27 +200,27 @@ class Lease:
 
         return self._change(decide, wanted)
 
-    def beat(self, mine: Announcement) -> Announcement | None:
+    def beat(self, mine: DiscoveryRecord) -> DiscoveryRecord | None:
         """Give a sign of life; None when another broker was announced, or none is."""
         now_ms = self._runtime.now_ms()
 
-        def decide(before: Announcement | None) -> Announcement | None:
+        def decide(before: DiscoveryRecord | None) -> DiscoveryRecord | None:
             ours = before is not None and mine.same_broker(before)
             return mine.beaten(now_ms) if ours else before
 
         return self._change(decide, mine)
 
-    def leave(self, mine: Announcement) -> None:
+    def leave(self, mine: DiscoveryRecord) -> None:
         """Say that one serves no more, unless somebody else does by now."""
         now_ms = self._runtime.now_ms()
 
-        def decide(before: Announcement | None) -> Announcement | None:
+        def decide(before: DiscoveryRecord | None) -> DiscoveryRecord | None:
             ours = before is not None and mine.same_broker(before)
             return mine.left(now_ms) if ours else before
 
         self._register.update(decide)
 
-    def _change(self, decide: _Decide, mine: Announcement) -> Announcement | None:
+    def _change(self, decide: _Decide, mine: DiscoveryRecord) -> DiscoveryRecord | None:
         outcome = self._register.update(decide)
         if not isinstance(outcome, Done):
             self._register = self._made()
@@ -228,8 +228,8 @@ class Lease:
         value = outcome.value
         return value if value is not None and mine.same_broker(value) and value.serves else None
 
-    def _made(self) -> Register[Announcement]:
-        return Register(
+    def _made(self) -> CasObject[DiscoveryRecord]:
+        return CasObject(
             self._store,
             self._key,
             decode=decode,
@@ -250,10 +250,10 @@ class Watch:
         since: When it was first seen so, monotonic seconds.
     """
 
-    seen: Announcement | None = None
+    seen: DiscoveryRecord | None = None
     since: float = 0.0
 
-    def look(self, now: Announcement | None, at: float) -> float:
+    def look(self, now: DiscoveryRecord | None, at: float) -> float:
         """Note what is announced; returns for how many seconds that has not changed."""
         if now != self.seen:
             self.seen, self.since = now, at

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from opendata_buffer.broker.client import (
     Connection,
 )
-from opendata_buffer.broker.lease import Announcement
+from opendata_buffer.broker.lease import DiscoveryRecord
 from opendata_buffer.broker.ws_client import connect
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.late import late_imports
@@ -33,7 +33,7 @@ _ONE_MACHINE = ("file", "memory")
 class Network(Protocol):
     """Connections to brokers, and a port for a broker of this process."""
 
-    def connect(self, announcement: Announcement) -> Connection:
+    def connect(self, announcement: DiscoveryRecord) -> Connection:
         """A connection to the announced broker.
 
         Raises:
@@ -63,7 +63,7 @@ class WebSocketNetwork:
         self._runtime = runtime
         self._listen = listen
 
-    def connect(self, announcement: Announcement) -> Connection:
+    def connect(self, announcement: DiscoveryRecord) -> Connection:
         """See :class:`Network`."""
         return connect(announcement, self._runtime)
 

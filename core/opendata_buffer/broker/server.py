@@ -23,7 +23,7 @@ from opendata_buffer.broker.channel import (
     BrokerEnd,
     ProtocolError,
 )
-from opendata_buffer.broker.lease import Announcement
+from opendata_buffer.broker.lease import DiscoveryRecord
 from opendata_buffer.broker.protocol import (
     MAX_OPEN_REQUESTS,
     ClaimRequest,
@@ -226,7 +226,7 @@ class WebSocketPort:
     def __init__(self, listen: Listen, runtime: Runtime) -> None:
         self._listen = listen
         self._loop = asyncio.new_event_loop()
-        self._active: tuple[Service, Announcement] | None = None
+        self._active: tuple[Service, DiscoveryRecord] | None = None
         self._clients: set[ServerConnection] = set()
         self._open: set[ServerConnection] = set()
         self._refused: set[str] = set()
@@ -267,7 +267,7 @@ class WebSocketPort:
             sockets.append(client.transport.get_extra_info("socket"))
         return [each.fileno() for each in sockets]
 
-    def open(self, service: Service, announcement: Announcement) -> None:
+    def open(self, service: Service, announcement: DiscoveryRecord) -> None:
         """Serve the clients of one term."""
         self._loop.call_soon_threadsafe(self._set_active, (service, announcement))
 
@@ -296,7 +296,7 @@ class WebSocketPort:
         self._thread.join(10)
         self._loop.close()
 
-    def _set_active(self, active: tuple[Service, Announcement] | None) -> None:
+    def _set_active(self, active: tuple[Service, DiscoveryRecord] | None) -> None:
         self._active = active
         self._refused.clear()
 
@@ -386,7 +386,7 @@ class WebSocketPort:
             self._clients.discard(client)
 
     async def _talk(
-        self, client: ServerConnection, service: Service, announcement: Announcement
+        self, client: ServerConnection, service: Service, announcement: DiscoveryRecord
     ) -> None:
         from websockets.exceptions import ConnectionClosed
 

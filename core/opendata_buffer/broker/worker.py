@@ -19,7 +19,7 @@ from typing import Any, Self
 from weakref import WeakValueDictionary
 
 from opendata_buffer.broker.client import Connection, Lost, Refused
-from opendata_buffer.broker.discovery import Finder
+from opendata_buffer.broker.discovery import Discovery
 from opendata_buffer.broker.election import Host
 from opendata_buffer.broker.network import Network, WebSocketNetwork, listen_for, require_websockets
 from opendata_buffer.broker.protocol import MAX_REASON_CHARS, parse_metadata
@@ -108,7 +108,7 @@ class Line:
         url: The store's, for errors.
     """
 
-    def __init__(self, finder: Finder, runtime: Runtime, patience_s: float, url: str) -> None:
+    def __init__(self, finder: Discovery, runtime: Runtime, patience_s: float, url: str) -> None:
         self._finder = finder
         self._runtime = runtime
         self._patience_s = patience_s
@@ -299,7 +299,7 @@ class Worker:
         self._network = network
         self._fetch = FetchHandle.of(config, store=self._store, runtime=self._runtime)
         self._pace = self._fetch.pace()
-        finder = Finder(self._store, config, self._runtime, network.connect)
+        finder = Discovery(self._store, config, self._runtime, network.connect)
         patience_s = config.cas_deadline_ms / 1000
         self._line = Line(finder, self._runtime, patience_s, self._store.url)
         self.name = (

@@ -19,7 +19,7 @@ from opendata_buffer.broker.client import (
     ChannelRefused,
     Connection,
 )
-from opendata_buffer.broker.lease import Announcement
+from opendata_buffer.broker.lease import DiscoveryRecord
 from opendata_buffer.late import late_imports
 from opendata_buffer.runtime import Runtime
 
@@ -95,7 +95,7 @@ def load_websockets() -> None:
 # ---- Opens WebSocket channels to brokers. Needs the extra ``broker``. ----
 
 
-def connect(announcement: Announcement, runtime: Runtime) -> Connection:
+def connect(announcement: DiscoveryRecord, runtime: Runtime) -> Connection:
     """A connection to the announced broker.
 
     Raises:
@@ -106,7 +106,7 @@ def connect(announcement: Announcement, runtime: Runtime) -> Connection:
     return Connection(channel, announcement, runtime, secrets.token_bytes(NONCE_BYTES))
 
 
-def dial(announcement: Announcement, timeout: float) -> Channel:
+def dial(announcement: DiscoveryRecord, timeout: float) -> Channel:
     """A channel to the announced address, within ``timeout`` seconds.
 
     Raises:

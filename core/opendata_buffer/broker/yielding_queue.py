@@ -29,10 +29,10 @@ from opendata_buffer.stores.base import Store
 
 if TYPE_CHECKING:  # loaded at the first lost race
     from opendata_buffer.broker.client import Connection
-    from opendata_buffer.broker.discovery import Finder
+    from opendata_buffer.broker.discovery import Discovery
     from opendata_buffer.broker.network import Network
 
-__all__ = ["GuestQueue"]
+__all__ = ["YieldingQueue"]
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ PATIENCE_S = 10.0
 """Between two looks where none was found."""
 
 
-class GuestQueue(Queue):
+class YieldingQueue(Queue):
     """A :class:`Queue` whose changes have a broker beside them pause.
 
     Args:
@@ -86,7 +86,7 @@ class GuestQueue(Queue):
         self._found_in = store
         self._network = network
         self._pid = os.getpid()
-        self._finder: Finder | None = None
+        self._finder: Discovery | None = None
         self._look_at = float("-inf")
         self._floor: Connection | None = None
         self._floor_until = float("-inf")
@@ -160,14 +160,14 @@ class GuestQueue(Queue):
             return None
         if self._finder is None:
             with late_imports():
-                from opendata_buffer.broker.discovery import Finder
+                from opendata_buffer.broker.discovery import Discovery
                 from opendata_buffer.broker.network import WebSocketNetwork, websockets_installed
             if self._network is None:
                 if not websockets_installed():
                     self._asks = False
                     return None
                 self._network = WebSocketNetwork(self._runtime)
-            self._finder = Finder(
+            self._finder = Discovery(
                 self._found_in, self._config, self._runtime, self._network.connect, waits_s=FIND_S
             )
             # The thread that reads a connection keeps it open, also when whoever had this queue
@@ -190,7 +190,7 @@ class GuestQueue(Queue):
         self._look_at = self._runtime.monotonic() + (LOOK_S if found else PATIENCE_S)
 
 
-def _abandon(finder: Finder) -> None:
+def _abandon(finder: Discovery) -> None:
     connection = finder.connection
     if connection is not None:
         connection.abandon()

@@ -26,14 +26,14 @@ from opendata_buffer.admin.status import (
     read_topic,
 )
 from opendata_buffer.broker.client import Connection
-from opendata_buffer.broker.lease import Announcement
+from opendata_buffer.broker.lease import DiscoveryRecord
 from opendata_buffer.cli.errors import Exceeded
 from opendata_buffer.cli.options import NATURAL, POSITIVE, json_option, queue_options, queue_words
 from opendata_buffer.cli.output import format_age, format_bytes, plural, waiting
 from opendata_buffer.cli.target import Target, target_of
 from opendata_buffer.concurrency import together
 from opendata_buffer.consumer.read_only import ReadOnlyReader
-from opendata_buffer.queue.consumer_info import Holder
+from opendata_buffer.queue.consumer_info import ConsumerInfo
 from opendata_buffer.runtime import Runtime
 
 __all__ = ["name_value_table", "owner", "status", "topic_table"]
@@ -112,7 +112,7 @@ def _reader_of(target: Target, runtime: Runtime) -> Callable[[], Status | TopicS
         return lambda: read_topic(topic, target.config, runtime)
     reader = ReadOnlyReader(target.config, store=target.store, runtime=runtime)
 
-    def connect(announced: Announcement) -> Connection:
+    def connect(announced: DiscoveryRecord) -> Connection:
         # Loading the network takes longer than all else, and most queues have no broker.
         from opendata_buffer.broker.network import WebSocketNetwork
 
@@ -180,7 +180,7 @@ def _consumer(found: Ownership) -> str:
     )
 
 
-def _holder(holder: Holder, found: Ownership) -> str:
+def _holder(holder: ConsumerInfo, found: Ownership) -> str:
     query = f", query {holder.query}" if holder.query else ""
     try:
         at = datetime.fromtimestamp(holder.since_ms / 1000, UTC).isoformat(timespec="seconds")

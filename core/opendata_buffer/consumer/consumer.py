@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from opendata_buffer import metrics
-from opendata_buffer.broker.yielding_queue import GuestQueue
+from opendata_buffer.broker.yielding_queue import YieldingQueue
 from opendata_buffer.concurrency import ClosedAtEnd
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.cursors import Frontier, Position, behind_gap, report_loss
@@ -118,7 +118,7 @@ class Consumer(ClosedAtEnd):
             if queue is None:
                 claim = claim_for_use(opened, config, runtime=self._runtime)
                 # Beside a busy broker this one is let in.
-                queue = GuestQueue(
+                queue = YieldingQueue(
                     opened,
                     config,
                     runtime=self._runtime,

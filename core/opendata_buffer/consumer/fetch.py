@@ -47,7 +47,7 @@ __all__ = [
     "FetchHandle",
     "LEAST_THREADS",
     "MOST_THREADS",
-    "Pace",
+    "AdaptiveConcurrency",
     "PooledBatch",
     "RawBatch",
     "Records",
@@ -74,7 +74,7 @@ for."""
 FORGETTING = 1.01
 
 
-class Pace:
+class AdaptiveConcurrency:
     """Whether fetches hardly wait for their store; may be kept from one read to the next.
 
     A store that says itself that it is near stays so. Of the others it is measured, and there
@@ -99,7 +99,7 @@ class Pace:
         self._decoded = 0.0
 
     @classmethod
-    def of(cls, store: object) -> Pace:
+    def of(cls, store: object) -> AdaptiveConcurrency:
         """That of a store: what it says of itself, if it says anything."""
         return cls(declared=isinstance(store, Near) and store.is_near)
 
@@ -464,9 +464,9 @@ class FetchHandle:
         other._prefix = data_path_prefix
         return other
 
-    def pace(self) -> Pace:
+    def pace(self) -> AdaptiveConcurrency:
         """What reading ahead of this store begins with; keep it where there are several reads."""
-        return Pace.of(self._store)
+        return AdaptiveConcurrency.of(self._store)
 
     def fetch(self, descriptor: BatchDescriptor) -> ConsumedBatch:
         """Fetch and decode one batch.

@@ -3,7 +3,7 @@
 Threads hide the time a fetch waits for its store. Where there is none to hide (a directory whose
 files are in the page cache) they only cost: switches, a lock that one holds at a time, and memory
 for all that is fetched and not yet taken. There the caller's thread fetches, one after the other.
-How many hide it depends on how long that is: see :attr:`Pace.threads`.
+How many hide it depends on how long that is: see :attr:`AdaptiveConcurrency.threads`.
 
 What runs ahead is reading, and not decoding. A batch as it is stored has a size that costs nothing
 to ask for. Its records as objects take several times as much, and sixteen threads that decode at
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-from opendata_buffer.consumer.fetch import FetchHandle, Pace, PooledBatch
+from opendata_buffer.consumer.fetch import AdaptiveConcurrency, FetchHandle, PooledBatch
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.runtime import Runtime, SystemRuntime, Task
 
@@ -51,7 +51,7 @@ def fetch_many(
     max_in_flight_bytes: int = DEFAULT_MAX_IN_FLIGHT_BYTES,
     runtime: Runtime | None = None,
     size_of: Callable[[T], int] | None = None,
-    pace: Pace | None = None,
+    pace: AdaptiveConcurrency | None = None,
 ) -> Generator[T, None, None]:
     """Fetch ahead, in parallel, and yield the results in the order of the descriptors.
 
@@ -98,7 +98,7 @@ def fetch_many(
 
 def _steps(
     fetch: Callable[[Wanted], T], *, whole: bool
-) -> tuple[Callable[[Wanted], Any], Callable[[Wanted, Any], T], Pace]:
+) -> tuple[Callable[[Wanted], Any], Callable[[Wanted, Any], T], AdaptiveConcurrency]:
     """Reading and decoding of a fetch apart, where that is known, and its store's pace.
 
     Args:
@@ -108,7 +108,7 @@ def _steps(
     """
     handle, function = (getattr(fetch, name, None) for name in ("__self__", "__func__"))
     if not isinstance(handle, FetchHandle):
-        return fetch, _as_it_is, Pace()
+        return fetch, _as_it_is, AdaptiveConcurrency()
     # By the function itself: what a subclass makes of it is one step as any other.
     decoders: dict[Any, Callable[[Any], Any]] = {
         FetchHandle.fetch: handle.decode,
@@ -134,7 +134,7 @@ def read_ahead(
     max_in_flight_bytes: int = DEFAULT_MAX_IN_FLIGHT_BYTES,
     runtime: Runtime | None = None,
     size_of: Callable[[R], int] | None = None,
-    pace: Pace | None = None,
+    pace: AdaptiveConcurrency | None = None,
 ) -> Generator[T, None, None]:
     """As :func:`fetch_many`, with reading and decoding given apart.
 
@@ -167,7 +167,7 @@ def read_ahead(
         max_in_flight_bytes,
         runtime if runtime is not None else SystemRuntime(),
         size_of,
-        pace if pace is not None else Pace(),
+        pace if pace is not None else AdaptiveConcurrency(),
     )
     return ahead.results()
 
@@ -201,7 +201,7 @@ class _ReadAhead(Generic[Wanted, R, T]):
         limit: int,
         runtime: Runtime,
         size_of: Callable[[R], int] | None,
-        pace: Pace,
+        pace: AdaptiveConcurrency,
     ) -> None:
         self._read = read
         self._items = items

@@ -1,7 +1,7 @@
 """Everything that was accepted and not yet told: the producer's state, under one lock.
 
 The calling thread accepts calls and asks: it may be interrupted anywhere, so it changes the state
-in single steps. The threads of the :class:`~.sender.Pipeline` take work from here and bring the
+in single steps. The threads of the :class:`~.sender.Sender` take work from here and bring the
 results back. The backlog calls no store, no callback and no other object with a lock. What is due
 when is told by the monotonic clock alone (failure F31).
 """
@@ -19,7 +19,7 @@ from opendata_buffer.errors import Closed, FlushFailed, OpenDataBufferError, Que
 from opendata_buffer.producer.append_buffer import Call, Current, Item, Run, held_at_opening
 from opendata_buffer.producer.batching import Batch, Batcher
 from opendata_buffer.producer.handle import Completion, WriteHandle
-from opendata_buffer.producer.ordered_uploads import Lane, LateUpload, Stage, Upload
+from opendata_buffer.producer.ordered_uploads import LateUpload, OrderedUploads, Stage, Upload
 from opendata_buffer.runtime import Moment, Runtime
 
 __all__ = ["Backlog", "Budget", "Crew", "Failures", "UploadLine", "Work"]
@@ -270,7 +270,7 @@ class Backlog:
             max_size=config.max_batch_bytes,
             completion=lambda: Completion(runtime),
         )
-        self._lane = Lane(
+        self._lane = OrderedUploads(
             manifest_path=config.manifest_path,
             max_age=config.gc_grace_period_ms / 2000,
             append_limit=append_limit,
@@ -505,12 +505,12 @@ class Backlog:
 
     @locked
     def begin_by(self, group: Sequence[Upload]) -> float:
-        """See :meth:`.Lane.begin_by`."""
+        """See :meth:`.OrderedUploads.begin_by`."""
         return self._lane.begin_by(group)
 
     @locked
     def landed(self, first: int) -> list[LateUpload]:
-        """The group was appended; see :meth:`.Lane.landed`."""
+        """The group was appended; see :meth:`.OrderedUploads.landed`."""
         self._most = None
         return self._lane.landed(first, Moment.now(self._runtime))
 
@@ -532,7 +532,7 @@ class Backlog:
 
     @locked
     def settle(self, upload: Upload, outcome: BaseException) -> None:
-        """See :meth:`.Lane.settle`."""
+        """See :meth:`.OrderedUploads.settle`."""
         self._lane.settle(upload, outcome)
 
     @locked

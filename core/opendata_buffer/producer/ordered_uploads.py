@@ -38,7 +38,7 @@ from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.producer.handle import Completion, Durable
 from opendata_buffer.runtime import Moment
 
-__all__ = ["Lane", "LateUpload", "Outcome", "Stage", "Upload"]
+__all__ = ["OrderedUploads", "LateUpload", "Outcome", "Stage", "Upload"]
 
 
 Outcome: TypeAlias = Durable | BaseException
@@ -118,7 +118,7 @@ class LateUpload:
     age: float
 
 
-class Lane:
+class OrderedUploads:
     """One producer's uploads in produce order.
 
     Args:

@@ -1,7 +1,7 @@
 """The producer (OpenData RFC 0001, Producer).
 
 What callers see: checks and encoding in the calling thread, then the
-:class:`~.sender.Pipeline`, which batches, uploads and appends in threads of its own. Batches
+:class:`~.sender.Sender`, which batches, uploads and appends in threads of its own. Batches
 enter the queue in produce order, whatever order their uploads finish in.
 """
 
@@ -34,7 +34,7 @@ from opendata_buffer.producer.append_buffer import (
     encode_list,
 )
 from opendata_buffer.producer.handle import DurabilityWatcher, WriteHandle, wakeable
-from opendata_buffer.producer.sender import Pipeline
+from opendata_buffer.producer.sender import Sender
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
@@ -79,7 +79,7 @@ class Producer(ClosedAtEnd):
         self._closed = False
         runtime = runtime or SystemRuntime()
         store = store or open_store(config.store, config.store_options)
-        self._pipeline = Pipeline(config, store, runtime, network)
+        self._pipeline = Sender(config, store, runtime, network)
         # What send() uses on every call.
         self._current = self._pipeline.backlog.current
         self._monotonic = runtime.monotonic
@@ -371,7 +371,7 @@ class Producer(ClosedAtEnd):
             )
 
 
-_open_pipelines: weakref.WeakSet[Pipeline] = weakref.WeakSet()
+_open_pipelines: weakref.WeakSet[Sender] = weakref.WeakSet()
 _open_runs: weakref.WeakSet[Current] = weakref.WeakSet()
 
 

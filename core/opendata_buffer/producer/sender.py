@@ -41,7 +41,7 @@ from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import Moment, Runtime, Task, deadline
 from opendata_buffer.stores.base import Put, PutPieces, Store
 
-__all__ = ["Pipeline", "Uploader"]
+__all__ = ["Sender", "Uploader"]
 
 
 # ---- From an upload to its object in the store: encoded, named, written with retries. ----
@@ -130,7 +130,7 @@ ABANDON_S = 1.0
 """How long a close that is out of time waits for the handles to be told."""
 
 
-class Pipeline:
+class Sender:
     """A producer's backlog and the threads that work it off.
 
     Args:

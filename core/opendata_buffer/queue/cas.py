@@ -1,7 +1,7 @@
 """One object that only compare-and-swap changes; the only place of the library that does it.
 
 A change is a pure function from the value as it is (None: no object) to the value as it shall
-be; the same value means that nothing is to be written. :class:`Register` reads, asks it, writes
+be; the same value means that nothing is to be written. :class:`CasObject` reads, asks it, writes
 on the condition that the object is still what was read, and looks a lost answer up. Manifest,
 owner marker and the sink's commit record are registers, each with its own codec and checks.
 
@@ -68,8 +68,8 @@ __all__ = [
     "Outcome",
     "Proof",
     "Raced",
-    "Register",
-    "Untraceable",
+    "CasObject",
+    "OutcomeUnknown",
 ]
 
 
@@ -87,7 +87,7 @@ T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
 
 
-class Untraceable(OpenDataBufferError):
+class OutcomeUnknown(OpenDataBufferError):
     """What an attempt wrote may have been in the object and be gone again."""
 
 
@@ -248,7 +248,7 @@ class _Missing(OpenDataBufferError):
     """The object vanished. Never leaves this module."""
 
 
-class Register(Generic[T]):
+class CasObject(Generic[T]):
     """One object of a store as a typed value. Not thread-safe: its owner serialises the calls.
 
     Args:

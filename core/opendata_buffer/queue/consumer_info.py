@@ -22,10 +22,10 @@ from typing import Any
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import OpenDataBufferError
 from opendata_buffer.formats.sidecar import Sidecar
-from opendata_buffer.queue.cas import CasStore, Done, Register
+from opendata_buffer.queue.cas import CasObject, CasStore, Done
 from opendata_buffer.runtime import Runtime, deadline
 
-__all__ = ["HOLDER_NAME", "Holder", "note_holder", "note_query", "read_holder"]
+__all__ = ["HOLDER_NAME", "ConsumerInfo", "note_holder", "note_query", "read_holder"]
 
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ _DEADLINE_MS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class ConsumerInfo:
     """Who claimed an epoch.
 
     Attributes:
@@ -74,7 +74,7 @@ class Holder:
         return _NOTE.encode(own, self.others)
 
     @classmethod
-    def from_json(cls, data: bytes) -> Holder:
+    def from_json(cls, data: bytes) -> ConsumerInfo:
         """Read the object's bytes.
 
         Raises:
@@ -105,9 +105,9 @@ def note_holder(
 
     A note of a later epoch stays. Takes two seconds at most.
     """
-    own = Holder(epoch, os.uname().nodename, os.getpid(), program, query, runtime.now_ms())
+    own = ConsumerInfo(epoch, os.uname().nodename, os.getpid(), program, query, runtime.now_ms())
 
-    def noted(before: Holder | None) -> Holder:
+    def noted(before: ConsumerInfo | None) -> ConsumerInfo:
         if before is not None and before.epoch > epoch:
             return before
         return replace(own, others={} if before is None else before.others)
@@ -120,7 +120,7 @@ def note_query(
 ) -> None:
     """Add the query to the note of an epoch, once it is known. Raises nothing."""
 
-    def noted(before: Holder | None) -> Holder | None:
+    def noted(before: ConsumerInfo | None) -> ConsumerInfo | None:
         if before is None or before.epoch != epoch or before.query == query:
             return before
         return replace(before, query=query)
@@ -128,7 +128,7 @@ def note_query(
     _update(store, config, runtime, noted)
 
 
-def read_holder(store: CasStore, config: QueueConfig, runtime: Runtime) -> Holder | None:
+def read_holder(store: CasStore, config: QueueConfig, runtime: Runtime) -> ConsumerInfo | None:
     """The note; None when there is none.
 
     Raises:
@@ -143,7 +143,7 @@ def _update(
     store: CasStore,
     config: QueueConfig,
     runtime: Runtime,
-    decide: Callable[[Holder | None], Holder | None],
+    decide: Callable[[ConsumerInfo | None], ConsumerInfo | None],
 ) -> None:
     soon = replace(config, cas_deadline_ms=min(_DEADLINE_MS, config.cas_deadline_ms))
     register = _register(store, soon, runtime)
@@ -157,12 +157,12 @@ def _update(
         log.info("who reads the queue was not noted in %s: %s", register.key, outcome)
 
 
-def _register(store: CasStore, config: QueueConfig, runtime: Runtime) -> Register[Holder]:
-    return Register(
+def _register(store: CasStore, config: QueueConfig, runtime: Runtime) -> CasObject[ConsumerInfo]:
+    return CasObject(
         store,
         f"{config.data_path_prefix}/{HOLDER_NAME}",
-        decode=Holder.from_json,
-        encode=Holder.to_json,
+        decode=ConsumerInfo.from_json,
+        encode=ConsumerInfo.to_json,
         runtime=runtime,
         settings=config,
         max_bytes=_NOTE.max_bytes,

@@ -34,7 +34,7 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
 from opendata_buffer.formats.sidecar import Fields, Sidecar
-from opendata_buffer.queue.cas import CasStore, Done, Register
+from opendata_buffer.queue.cas import CasObject, CasStore, Done
 from opendata_buffer.queue.rollback_checks import Watermark, check_reached, named_manifest
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores.base import Blob, Get, List, Probed
@@ -108,7 +108,7 @@ class StoreVerdict:
         self._probed = False
         # Keeping it is worth a short wait and no more.
         quick = replace(config, cas_deadline_ms=min(_DEADLINE_MS, config.cas_deadline_ms))
-        self._register = Register(
+        self._register = CasObject(
             store,
             f"{config.data_path_prefix}/{VERDICT_NAME}",
             decode=_decode,
@@ -625,9 +625,9 @@ def _write(
     )
 
 
-def _register(store: CasStore, config: QueueConfig, runtime: Runtime) -> Register[Marker]:
+def _register(store: CasStore, config: QueueConfig, runtime: Runtime) -> CasObject[Marker]:
     prefix = config.data_path_prefix
-    return Register(
+    return CasObject(
         store,
         marker_key(prefix),
         decode=lambda data: Marker.from_json(data, prefix),
@@ -640,7 +640,7 @@ def _register(store: CasStore, config: QueueConfig, runtime: Runtime) -> Registe
 
 
 def _read_manifest(store: CasStore, config: QueueConfig, runtime: Runtime) -> Manifest | None:
-    register = Register(
+    register = CasObject(
         store,
         config.manifest_path,
         decode=lambda data: named_manifest(data, store.url, config),

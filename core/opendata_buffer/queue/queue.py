@@ -31,14 +31,14 @@ from opendata_buffer.formats.manifest import (
     check_transition,
 )
 from opendata_buffer.queue.cas import (
+    CasObject,
     CasStore,
     Done,
     Doubtful,
     Gone,
     Outcome,
+    OutcomeUnknown,
     Raced,
-    Register,
-    Untraceable,
 )
 from opendata_buffer.queue.ownership import Claim
 from opendata_buffer.queue.rollback_checks import (
@@ -114,7 +114,7 @@ class Append(Generic[T]):
         last = now.find(self._entries[-1].location)
         if last is None:
             if any(mark < now.first_sequence for mark in marks):
-                raise Untraceable("those sequences were dequeued since")
+                raise OutcomeUnknown("those sequences were dequeued since")
             return False
         self.sequence = last - len(self._entries) + 1
         self.stopped = None
@@ -165,7 +165,7 @@ class Queue:
         }
         self._lost: deque[bool] = deque(maxlen=100)
         self._key = config.manifest_path
-        self._register = Register(
+        self._register = CasObject(
             store,
             self._key,
             decode=lambda data: named_manifest(data, store.url, config),

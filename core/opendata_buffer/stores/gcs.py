@@ -73,7 +73,7 @@ from opendata_buffer.stores.probe import PROBE_DEADLINE_MS, RACES, SAFE, probe_c
 
 __all__ = [
     "GcsStore",
-    "Pace",
+    "WriteRate",
     "SlowDown",
     "created_ms",
     "date_ms",
@@ -97,7 +97,7 @@ MOST_KEYS = 1_000
 """Objects remembered; those that are written under a condition are few."""
 
 
-class Pace:
+class WriteRate:
     """When an object may be written again. Times are monotonic seconds.
 
     A write that is refused costs its sender until the next one is let through, and holds what
@@ -134,7 +134,7 @@ class Pace:
         return self._every_s  # another process has another clock
 
     def __setstate__(self, every_s: float) -> None:
-        Pace.__init__(self, every_s)
+        WriteRate.__init__(self, every_s)
 
 
 def _keep(times: dict[str, float], key: str, now: float) -> None:
@@ -330,7 +330,7 @@ class GcsStore:
         self._options = options if options is not None else StoreOptions()
         self._options.check_s3_only("gs")
         self._runtime = runtime if runtime is not None else SystemRuntime()
-        self._pace = Pace(_PACE_S)
+        self._pace = WriteRate(_PACE_S)
         self._client: ProcessClient[GcsClient] = ProcessClient(
             connect, "", self._options, GCS_ENVIRONMENT
         )

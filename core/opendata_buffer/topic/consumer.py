@@ -13,7 +13,12 @@ from typing import Protocol, TypeVar
 from opendata_buffer.broker.network import Network
 from opendata_buffer.concurrency import ClosedAtEnd, together
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.fetch import ArrowBatch, BatchDescriptor, ConsumedBatch, Pace
+from opendata_buffer.consumer.fetch import (
+    AdaptiveConcurrency,
+    ArrowBatch,
+    BatchDescriptor,
+    ConsumedBatch,
+)
 from opendata_buffer.consumer.isolation import READ_COMMITTED
 from opendata_buffer.consumer.read_ahead import read_ahead
 from opendata_buffer.errors import Closed, DataLoss, Drained, InvalidInput, OpenDataBufferError
@@ -124,7 +129,7 @@ class Group:
         *,
         arrow: bool,
         runtime: Runtime,
-        pace: Pace,
+        pace: AdaptiveConcurrency,
     ) -> None:
         self._left = deque((name, readers[name]) for name, _ in batches)
         owners = {id(descriptor): readers[name] for name, descriptor in batches}
@@ -243,7 +248,7 @@ class TopicConsumer(ClosedAtEnd):
         self._sealed: set[str] = set()  # Closed for good, and not taken out of the topic yet.
         self._group: Group | None = None
         self._as_arrow = False
-        self._pace = Pace.of(self._store)
+        self._pace = AdaptiveConcurrency.of(self._store)
         self._last: str | None = None
         self._errors: deque[OpenDataBufferError] = deque()
         self._pruned_at = self._runtime.monotonic()

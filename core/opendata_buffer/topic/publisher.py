@@ -43,19 +43,19 @@ from opendata_buffer.topic.transaction import (
     PublisherName,
     name_of,
 )
-from opendata_buffer.transactions.coordinator import Ledger
+from opendata_buffer.transactions.coordinator import TransactionCoordinator
 from opendata_buffer.transactions.markers import ROLL_BACK
 
 if TYPE_CHECKING:
     from opendata_buffer.topic.partitioner import Entries, Keys, Partitioner
 
-__all__ = ["OneAtATime", "Outside", "Publisher"]
+__all__ = ["FairLock", "Outside", "Publisher"]
 
 
 # ---- Calls that are carried out one after the other, without a lock that is held through them ----
 
 
-class OneAtATime:
+class FairLock:
     """Lets one caller in at a time: ``with turns.taken(): ...``. Thread-safe, not reentrant.
 
     A lock could not do it: a call that waits for storage holds it for seconds, and a thread that
@@ -187,7 +187,7 @@ class Publisher(ClosedAtEnd):
         self._config = replace(config or ProducerConfig(store=url), store=url)
         self._runtime = runtime or SystemRuntime()
         self._entropy = entropy
-        self._turns = OneAtATime(self._runtime)
+        self._turns = FairLock(self._runtime)
         self._topic = Topic.open(self._config, store=store, runtime=self._runtime)
         self._store = self._topic.store
         self._endings = Endings(self._store, self._config, self._runtime)
@@ -198,7 +198,7 @@ class Publisher(ClosedAtEnd):
         self._pid = os.getpid()
         self._name: PublisherName | None = None
         if name is not None:
-            ledger = Ledger(
+            ledger = TransactionCoordinator(
                 self._store,
                 self._config,
                 self._endings.queue,

@@ -16,7 +16,7 @@ from opendata_buffer.errors import (
     QueueReset,
     TransientStorageError,
 )
-from opendata_buffer.queue.cas import Done, Gone, Outcome, Register
+from opendata_buffer.queue.cas import CasObject, Done, Gone, Outcome
 from opendata_buffer.queue.ownership import LOOKED_AT, MARKER_NAME, TOPIC_KEY, check_owner
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
@@ -273,8 +273,8 @@ def _check_config(config: QueueConfig) -> None:
     )
 
 
-def _register(store: Store, settings: QueueConfig, runtime: Runtime) -> Register[TopicDescription]:
-    return Register(
+def _register(store: Store, settings: QueueConfig, runtime: Runtime) -> CasObject[TopicDescription]:
+    return CasObject(
         store,
         TOPIC_KEY,
         decode=TopicDescription.from_json,

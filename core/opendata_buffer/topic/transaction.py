@@ -36,8 +36,8 @@ from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.topic import Topic
 from opendata_buffer.transactions.commit_record import Verdict
-from opendata_buffer.transactions.coordinator import Attempt, Ledger
-from opendata_buffer.transactions.markers import ROLL_BACK, Ending, PatientPut, settle
+from opendata_buffer.transactions.coordinator import Attempt, TransactionCoordinator
+from opendata_buffer.transactions.markers import ROLL_BACK, PatientPut, TransactionMarker, settle
 
 __all__ = ["AckIntents", "Endings", "OpenTransaction", "PublisherName", "app_of", "name_of"]
 
@@ -94,7 +94,7 @@ class Endings:
             return settle(
                 self.queue(name),
                 name,
-                (Ending(producer, clocks[name], txn, since.get(name, 0)),),
+                (TransactionMarker(producer, clocks[name], txn, since.get(name, 0)),),
                 store=self._batches,
                 runtime=self._runtime,
                 ahead_ms=self._config.gc_grace_period_ms,
@@ -299,7 +299,7 @@ class PublisherName:
         InvalidInput: The name is not allowed.
     """
 
-    def __init__(self, name: str, ledger: Ledger) -> None:
+    def __init__(self, name: str, ledger: TransactionCoordinator) -> None:
         self._app = app_of(name)
         self._ledger = ledger
 

@@ -26,8 +26,8 @@ from opendata_buffer.errors import InvalidInput, TransientStorageError
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.formats.sidecar import LARGEST, Sidecar, is_number
-from opendata_buffer.queue.cas import Done, Outcome, Register
-from opendata_buffer.transactions.markers import ROLL_BACK, Ending, undecided_of
+from opendata_buffer.queue.cas import CasObject, Done, Outcome
+from opendata_buffer.transactions.markers import ROLL_BACK, TransactionMarker, undecided_of
 
 __all__ = [
     "ClaimedRecord",
@@ -224,7 +224,7 @@ class ClaimedRecord:
         run: A name for this run that no other run has.
     """
 
-    def __init__(self, app: str, register: Register[CommitRecord], run: str) -> None:
+    def __init__(self, app: str, register: CasObject[CommitRecord], run: str) -> None:
         self._app = app
         self._register = register
         self._run = run
@@ -320,16 +320,16 @@ class ClaimedRecord:
         """Whether anything that was noted is to be rolled back."""
         return any(self._left.values())
 
-    def roll_backs(self) -> dict[str, list[Ending]]:
+    def roll_backs(self) -> dict[str, list[TransactionMarker]]:
         """How to end what was noted, by partition."""
-        found: defaultdict[str, list[Ending]] = defaultdict(list)
+        found: defaultdict[str, list[TransactionMarker]] = defaultdict(list)
         for name, producers in self._left.items():
             for producer, txn in producers.items():
                 log.warning(
                     "batch %s of app %s was given up in %s before it was committed: rolled back",
                     "?" if txn is None else txn.batch, self._app, name,
                 )  # fmt: skip
-                found[name].append(Ending(producer, ROLL_BACK, txn))
+                found[name].append(TransactionMarker(producer, ROLL_BACK, txn))
         return found
 
     def rolled_back(self) -> None:

@@ -33,7 +33,7 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import OpenDataBufferError, Superseded, TransientStorageError
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import NewEntry
-from opendata_buffer.queue.cas import Done, Doubtful, Register
+from opendata_buffer.queue.cas import CasObject, Done, Doubtful
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
@@ -48,14 +48,14 @@ from opendata_buffer.transactions.commit_record import (
 )
 from opendata_buffer.transactions.markers import (
     ROLL_BACK,
-    Ending,
     PatientPut,
+    TransactionMarker,
     acknowledgement,
     open_endings,
     settle,
 )
 
-__all__ = ["Attempt", "Ledger"]
+__all__ = ["Attempt", "TransactionCoordinator"]
 
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Attempt:
     query: str | None = None
 
 
-class Ledger:
+class TransactionCoordinator:
     """Decides the writes of apps to one topic. Not thread-safe; an app has one at a time.
 
     After any error the next :meth:`begin` is that of a new run, which looks afresh.
@@ -196,7 +196,7 @@ class Ledger:
         Raises:
             StorageError: It could not be stored.
         """
-        ending = Ending(attempt.producer, attempt.intents[name], attempt.txn)
+        ending = TransactionMarker(attempt.producer, attempt.intents[name], attempt.txn)
         entry = acknowledgement(name, ending, self._batches, self._runtime, self._ahead_ms)
         self._stored[name][ending.producer, ending.clock] = entry
 
@@ -251,7 +251,7 @@ class Ledger:
         app = attempt.txn.app
         claim = self._decided.pop(app)
         endings = {
-            name: Ending(attempt.producer, clock, attempt.txn, since.get(name, 0))
+            name: TransactionMarker(attempt.producer, clock, attempt.txn, since.get(name, 0))
             for name, clock in attempt.intents.items()
         }
         try:
@@ -267,7 +267,7 @@ class Ledger:
         """
         self._claims.pop(attempt.txn.app, None)
         self._unstore(attempt)
-        ending = Ending(attempt.producer, ROLL_BACK, attempt.txn)
+        ending = TransactionMarker(attempt.producer, ROLL_BACK, attempt.txn)
         try:
             self._settle_all({name: [ending] for name in attempt.intents})
         except OpenDataBufferError as error:
@@ -296,14 +296,14 @@ class Ledger:
         committed = None if record.producer is None else bytes.fromhex(record.producer)
         names = sorted({*partitions, *record.intents})
         manifests = together(self._runtime, lambda name: self._queue_of(name).read(), names)
-        endings: dict[str, list[Ending]] = {}
+        endings: dict[str, list[TransactionMarker]] = {}
         for name, manifest in zip(names, manifests, strict=True):
             claim.note(name, manifest, but=committed)
             clock = record.intents.get(name)
             if manifest is None or clock is None or committed is None:
                 continue
             txn = Transaction(app, max(record.batch, 0))
-            ending = Ending(committed, clock, txn)
+            ending = TransactionMarker(committed, clock, txn)
             if open_endings(manifest, name, [ending]):
                 endings[name] = [ending]
         if endings:
@@ -313,15 +313,17 @@ class Ledger:
             )  # fmt: skip
         return self._settle_all(endings)
 
-    def _end(self, claim: ClaimedRecord, endings: Mapping[str, Ending]) -> int:
-        wanted: dict[str, list[Ending]] = {name: [each] for name, each in endings.items()}
+    def _end(self, claim: ClaimedRecord, endings: Mapping[str, TransactionMarker]) -> int:
+        wanted: dict[str, list[TransactionMarker]] = {
+            name: [each] for name, each in endings.items()
+        }
         for name, others in claim.roll_backs().items():
             wanted.setdefault(name, []).extend(others)
         ended = self._settle_all(wanted)
         claim.rolled_back()
         return ended
 
-    def _settle_all(self, endings: Mapping[str, Collection[Ending]]) -> int:
+    def _settle_all(self, endings: Mapping[str, Collection[TransactionMarker]]) -> int:
         def one(name: str) -> int:
             return settle(
                 self._queue_of(name),
@@ -339,8 +341,8 @@ class Ledger:
         for name, clock in attempt.intents.items():
             self._stored[name].pop((attempt.producer, clock), None)
 
-    def _register(self, app: str) -> Register[CommitRecord]:
-        return Register(
+    def _register(self, app: str) -> CasObject[CommitRecord]:
+        return CasObject(
             self._store,
             record_key(TOPIC_FOLDER, app),
             decode=CommitRecord.from_json,

@@ -24,7 +24,7 @@ from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Put
 
 __all__ = [
-    "Ending",
+    "TransactionMarker",
     "PatientPut",
     "ROLL_BACK",
     "acknowledgement",
@@ -39,7 +39,7 @@ ROLL_BACK = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class TransactionMarker:
     """How one producer's transaction is to end in one queue.
 
     Attributes:
@@ -77,7 +77,9 @@ def undecided_of(
     }
 
 
-def open_endings(manifest: Manifest, prefix: str, endings: Sequence[Ending]) -> tuple[Ending, ...]:
+def open_endings(
+    manifest: Manifest, prefix: str, endings: Sequence[TransactionMarker]
+) -> tuple[TransactionMarker, ...]:
     """Those whose producer the manifest shows undecided.
 
     Raises:
@@ -118,7 +120,7 @@ class PatientPut:
 def settle(
     queue: Queue,
     prefix: str,
-    endings: Sequence[Ending],
+    endings: Sequence[TransactionMarker],
     *,
     store: Put,
     runtime: Runtime,
@@ -156,7 +158,9 @@ def settle(
             for each in todo
         ]
 
-        def guard(before: Manifest, todo: tuple[Ending, ...] = todo) -> tuple[Ending, ...] | None:
+        def guard(
+            before: Manifest, todo: tuple[TransactionMarker, ...] = todo
+        ) -> tuple[TransactionMarker, ...] | None:
             left = open_endings(before, prefix, todo)
             return None if left == todo else left
 
@@ -178,7 +182,7 @@ def _undecided(manifest: Manifest, prefix: str, since: int) -> dict[bytes, Undec
 
 
 def acknowledgement(
-    prefix: str, ending: Ending, store: Put, runtime: Runtime, ahead_ms: int
+    prefix: str, ending: TransactionMarker, store: Put, runtime: Runtime, ahead_ms: int
 ) -> NewEntry:
     """The entry that ends a transaction. Its batch is stored; that decides nothing yet.
 

@@ -22,7 +22,7 @@ from opendata_buffer.admin.status import (
 from opendata_buffer.broker import ws_client as dial_module
 from opendata_buffer.broker.claims import Claims, claims_key, encode
 from opendata_buffer.broker.client import Connection
-from opendata_buffer.broker.lease import Announcement
+from opendata_buffer.broker.lease import DiscoveryRecord
 from opendata_buffer.broker.ws_client import connect
 from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.consumer.read_only import ReadOnlyReader
@@ -283,7 +283,7 @@ def test_a_sealed_partition_is_nobody_s() -> None:
 BROKERED = QueueConfig(store="memory://unused")
 
 
-def dial(announcement: Announcement) -> Connection:
+def dial(announcement: DiscoveryRecord) -> Connection:
     return connect(announcement, BROKER_RUNTIME)
 
 
@@ -315,7 +315,7 @@ def test_a_suspended_broker_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> Non
     # Its kernel accepts, and nobody ever answers.
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        found = ask_broker(Announcement(1, "id", address, b"s" * 32), dial)
+        found = ask_broker(DiscoveryRecord(1, "id", address, b"s" * 32), dial)
     assert found.alive is False
 
 
@@ -327,7 +327,7 @@ def test_somebody_else_on_the_port_is_not_the_broker() -> None:
 
 @pytest.mark.parametrize("address", ["", "127.0.0.1:9"])
 def test_one_that_has_left_or_cannot_be_asked_is_neither(address: str) -> None:
-    announcement = Announcement(3, "id", address, b"s" * 32 if address else b"")
+    announcement = DiscoveryRecord(3, "id", address, b"s" * 32 if address else b"")
     found = ask_broker(announcement, None if address else dial)
     assert found == BrokerStatus(term=3, id="id", address=address, seen_ms=0)
     assert found.alive is None

@@ -25,8 +25,8 @@ from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import Topic
-from opendata_buffer.transactions.coordinator import Attempt, Ledger
-from opendata_buffer.transactions.markers import Ending, settle
+from opendata_buffer.transactions.coordinator import Attempt, TransactionCoordinator
+from opendata_buffer.transactions.markers import TransactionMarker, settle
 
 A, B, C = b"\1AAAAA", b"\1BBBBB", b"\1CCCCC"
 NAMES = ["p-00000-04pn", "p-00001-05mv", "p-00002-0bvb"]
@@ -48,8 +48,8 @@ class World:
         claim = claim_for_use(self.store, config, runtime=self.runtime)
         return Queue(self.store, config, runtime=self.runtime, role="test", claim=claim)
 
-    def ledger(self) -> Ledger:
-        return Ledger(self.store, CONFIG, self.queue, self.runtime, ahead_ms=0)
+    def ledger(self) -> TransactionCoordinator:
+        return TransactionCoordinator(self.store, CONFIG, self.queue, self.runtime, ahead_ms=0)
 
     def write(
         self, producer: bytes, txn: Transaction | None, *names: str, age_ms: int = HOUR_MS
@@ -161,7 +161,7 @@ def test_one_without_an_app_that_is_committed_in_one_partition_is_completed(worl
     attempt = world.write(A, None, *NAMES)
     # Its publisher is killed when it has acknowledged it in one of them.
     settle(
-        world.queue(NAMES[0]), NAMES[0], (Ending(A, attempt.intents[NAMES[0]]),),
+        world.queue(NAMES[0]), NAMES[0], (TransactionMarker(A, attempt.intents[NAMES[0]]),),
         store=world.store, runtime=world.runtime, ahead_ms=0,
     )  # fmt: skip
     assert [each.committed for each in list_open(world.place)] == [True, True]

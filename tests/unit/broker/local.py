@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from opendata_buffer.broker.broker import Service
 from opendata_buffer.broker.client import ChannelClosed, Connection
 from opendata_buffer.broker.election import Host, ListeningPort
-from opendata_buffer.broker.lease import SECRET_BYTES, Announcement, Lease
+from opendata_buffer.broker.lease import SECRET_BYTES, DiscoveryRecord, Lease
 from opendata_buffer.broker.server import Listen, WebSocketPort
 from opendata_buffer.broker.ws_client import connect
 from opendata_buffer.config import ProducerConfig, QueueConfig
@@ -50,12 +50,12 @@ def eventually(condition: Callable[[], object], seconds: float = 60.0) -> None:
 @contextmanager
 def serving(
     store: Store | None = None, listen: Listen = LOOPBACK, secret: bytes = b"s" * SECRET_BYTES
-) -> Iterator[tuple[Service, Announcement, WebSocketPort]]:
+) -> Iterator[tuple[Service, DiscoveryRecord, WebSocketPort]]:
     """A service behind a port, without anybody who announces it."""
     store = store if store is not None else MemoryStore()
     service = Service(Queue(store, CONFIG, runtime=RUNTIME, role="broker"), RUNTIME, "ingest")
     port = WebSocketPort(listen, RUNTIME)
-    announcement = Announcement(1, "id", port.address, secret, certificate=port.certificate)
+    announcement = DiscoveryRecord(1, "id", port.address, secret, certificate=port.certificate)
     try:
         service.start()
         port.open(service, announcement)
@@ -66,7 +66,7 @@ def serving(
 
 
 @contextmanager
-def connected(announcement: Announcement) -> Iterator[Connection]:
+def connected(announcement: DiscoveryRecord) -> Iterator[Connection]:
     connection = connect(announcement, RUNTIME)
     try:
         yield connection
@@ -124,7 +124,7 @@ class Overtaken(MemoryStore):
     def announce(self, config: QueueConfig) -> None:
         runtime = ManualRuntime()
         lease = Lease(self, config, runtime)
-        lease.take(Announcement(0, runtime.ulid(), "somewhere:1", b"s" * 32), lease.read())
+        lease.take(DiscoveryRecord(0, runtime.ulid(), "somewhere:1", b"s" * 32), lease.read())
 
     def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
         if key == self.overtaken_at:
@@ -132,7 +132,7 @@ class Overtaken(MemoryStore):
             return VersionConflict()
         return super().put_if(key, data, condition)
 
-    def connect(self, announcement: Announcement) -> Connection:
+    def connect(self, announcement: DiscoveryRecord) -> Connection:
         self.asked.append(announcement.address)
         raise ChannelClosed("no network")
 

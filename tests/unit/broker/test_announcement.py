@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opendata_buffer.broker.lease import Announcement, announcement_key, decode, encode
+from opendata_buffer.broker.lease import DiscoveryRecord, announcement_key, decode, encode
 from opendata_buffer.errors import CorruptData
 
-ONE = Announcement(
+ONE = DiscoveryRecord(
     3, "01K9", "10.0.0.7:9100", b"s" * 32, certificate="ab" * 32, beat=4, seen_ms=1_700
 )
 

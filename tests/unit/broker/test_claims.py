@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from opendata_buffer.broker.claims import (
     CLAIMS,
     MAX_OPEN,
+    ClaimHolder,
     Claims,
-    Holder,
     claims_key,
     decode,
     encode,
@@ -28,7 +28,7 @@ def test_they_lie_beside_the_manifest() -> None:
 
 def test_batches_are_handed_out_oldest_first_and_to_one_worker() -> None:
     claims = NEW.claim(NEW.free(15)[:2], "a", 1_000)
-    assert claims.held == {10: Holder("a", 1, 1_000), 11: Holder("a", 2, 1_000)}
+    assert claims.held == {10: ClaimHolder("a", 1, 1_000), 11: ClaimHolder("a", 2, 1_000)}
     assert claims.free(15) == [12, 13, 14]
     assert claims.free(15, resting=[12]) == [13, 14]
 

@@ -16,7 +16,7 @@ from opendata_buffer.broker.client import (
     Lost,
     Refused,
 )
-from opendata_buffer.broker.lease import Announcement
+from opendata_buffer.broker.lease import DiscoveryRecord
 from opendata_buffer.broker.protocol import MAX_ENTRIES, MAX_OPEN_REQUESTS, error_body
 from opendata_buffer.broker.ws_client import connect
 from opendata_buffer.errors import QueueFull
@@ -25,7 +25,7 @@ from opendata_buffer.runtime import Task
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import RUNTIME, entries, eventually, serving
 
-BROKER = Announcement(1, "id", "somewhere:1", b"s" * 32)
+BROKER = DiscoveryRecord(1, "id", "somewhere:1", b"s" * 32)
 SOON = 60.0
 """A deadline by a clock that begins at zero."""
 

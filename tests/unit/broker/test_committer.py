@@ -9,7 +9,7 @@ import pytest
 from opendata_buffer.broker import committer as committer_module
 from opendata_buffer.broker.client import Appended, ChannelClosed, Connection, Lost, Refused
 from opendata_buffer.broker.committer import LOOK_S, BrokeredCommitter
-from opendata_buffer.broker.lease import Announcement, Lease
+from opendata_buffer.broker.lease import DiscoveryRecord, Lease
 from opendata_buffer.broker.ws_client import connect
 from opendata_buffer.errors import (
     CommitStateUnknown,
@@ -45,7 +45,7 @@ class Counting(MemoryStore):
         return super().get(key, **rest)
 
 
-def unreachable(announcement: Announcement) -> Connection:
+def unreachable(announcement: DiscoveryRecord) -> Connection:
     raise ChannelClosed("no network")
 
 
@@ -56,7 +56,7 @@ def committer(  # type: ignore[no-untyped-def]
     return BrokeredCommitter(direct, store, CONFIG, runtime, via)
 
 
-def announce(store: MemoryStore, broker: Announcement) -> None:
+def announce(store: MemoryStore, broker: DiscoveryRecord) -> None:
     lease = Lease(store, CONFIG, RUNTIME)
     assert lease.take(broker, lease.read()) is not None
 
@@ -104,7 +104,7 @@ def test_with_a_broker_nothing_is_appended_alone() -> None:
 
 def test_a_broker_that_is_not_reached_costs_nothing_but_time() -> None:
     store = MemoryStore()
-    announce(store, Announcement(0, "id", "127.0.0.1:9", b"s" * 32))
+    announce(store, DiscoveryRecord(0, "id", "127.0.0.1:9", b"s" * 32))
     direct = Direct(store)
     ours = committer(store, direct, unreachable)
     assert ours.append(entries("a"), begin_by=soon()) == 0
@@ -121,7 +121,7 @@ class Scripted:
     """A connection that answers as told; what was appended unseen is done before."""
 
     def __init__(self, *answers, before=lambda: None) -> None:  # type: ignore[no-untyped-def]
-        self.announcement = Announcement(1, "id", "x:1", b"s" * 32)
+        self.announcement = DiscoveryRecord(1, "id", "x:1", b"s" * 32)
         self.is_over = False
         self._answers = list(answers)
         self._before = before
@@ -154,7 +154,7 @@ def scripted(
     store: MemoryStore, *connections: Scripted, same: bool = False
 ) -> tuple[BrokeredCommitter, Direct]:
     """Each connection is to another broker, announced by the time the one before is lost."""
-    announce(store, Announcement(0, "id", "x:1", b"s" * 32))
+    announce(store, DiscoveryRecord(0, "id", "x:1", b"s" * 32))
     left = list(connections)
     for each in connections[:-1]:
         before = each._before
@@ -162,11 +162,11 @@ def scripted(
         def succeed(before: Callable[[], None] = before) -> None:
             before()
             if not same:
-                announce(store, Announcement(0, RUNTIME.ulid(), "x:1", b"s" * 32))
+                announce(store, DiscoveryRecord(0, RUNTIME.ulid(), "x:1", b"s" * 32))
 
         each._before = succeed
 
-    def connecting(announcement: Announcement) -> Connection:
+    def connecting(announcement: DiscoveryRecord) -> Connection:
         if not left:
             raise ChannelClosed("none left")
         return left.pop(0)  # type: ignore[return-value]

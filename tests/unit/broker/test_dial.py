@@ -9,12 +9,12 @@ import pytest
 from websockets.sync import client as websockets_client
 
 from opendata_buffer.broker.client import ChannelClosed, ChannelRefused
-from opendata_buffer.broker.lease import Announcement
+from opendata_buffer.broker.lease import DiscoveryRecord
 from opendata_buffer.broker.ws_client import dial
 
 
-def announced(port: int) -> Announcement:
-    return Announcement(1, "id", f"127.0.0.1:{port}", b"s" * 32)
+def announced(port: int) -> DiscoveryRecord:
+    return DiscoveryRecord(1, "id", f"127.0.0.1:{port}", b"s" * 32)
 
 
 def test_an_address_where_nobody_listens_is_told_from_one_that_is_not_reached() -> None:
@@ -46,13 +46,13 @@ def test_a_port_that_accepts_and_says_nothing_costs_the_timeout(
 
 def test_a_name_that_does_not_resolve_is_not_reached() -> None:
     with pytest.raises(ChannelClosed):
-        dial(Announcement(1, "id", "no-such-host.invalid:1", b"s" * 32), 1.0)
+        dial(DiscoveryRecord(1, "id", "no-such-host.invalid:1", b"s" * 32), 1.0)
 
 
 @pytest.mark.parametrize("address", ["broker..svc:7420", "127.0.0.1:99999", "[::1:7420", "host:x"])
 def test_an_address_that_is_none_is_not_reached(address: str) -> None:
     with pytest.raises(ChannelClosed):
-        dial(Announcement(1, "id", address, b"s" * 32), 1.0)
+        dial(DiscoveryRecord(1, "id", address, b"s" * 32), 1.0)
 
 
 def test_without_a_thread_to_spare_nothing_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from opendata_buffer.broker.client import ChannelClosed, Connection
-from opendata_buffer.broker.discovery import Finder
-from opendata_buffer.broker.lease import Announcement, Lease
+from opendata_buffer.broker.discovery import Discovery
+from opendata_buffer.broker.lease import DiscoveryRecord, Lease
 from opendata_buffer.runtime import SystemRuntime, Task
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.broker.local import CONFIG, RUNTIME, eventually
@@ -18,7 +18,7 @@ from tests.unit.broker.local import CONFIG, RUNTIME, eventually
 class Made:
     """A connection that only knows whose it is."""
 
-    def __init__(self, announcement: Announcement) -> None:
+    def __init__(self, announcement: DiscoveryRecord) -> None:
         self.announcement = announcement
         self.is_over = False
 
@@ -34,15 +34,15 @@ class World:
         self.refuses = False
         self.slow = threading.Event()
         self.slow.set()
-        self.finder = Finder(self.store, CONFIG, RUNTIME, self.connect)
+        self.finder = Discovery(self.store, CONFIG, RUNTIME, self.connect)
 
-    def announce(self) -> Announcement:
-        broker = Announcement(0, RUNTIME.ulid(), "x:1", b"s" * 32)
+    def announce(self) -> DiscoveryRecord:
+        broker = DiscoveryRecord(0, RUNTIME.ulid(), "x:1", b"s" * 32)
         taken = self.lease.take(broker, self.lease.read())
         assert taken is not None
         return taken
 
-    def connect(self, announcement: Announcement) -> Connection:
+    def connect(self, announcement: DiscoveryRecord) -> Connection:
         assert self.slow.wait(30)
         if self.refuses:
             raise ChannelClosed("no network")
@@ -122,7 +122,7 @@ def test_a_silent_brokers_successor_is_asked_at_once_and_itself_after_a_sign_of_
 def test_who_may_wait_no_longer_goes_on_without_and_finds_the_connection_later() -> None:
     world = World()
     world.announce()
-    finder = Finder(world.store, CONFIG, RUNTIME, world.connect, waits_s=0.05)
+    finder = Discovery(world.store, CONFIG, RUNTIME, world.connect, waits_s=0.05)
     world.slow.clear()
     assert finder.find() is None
     # Nobody looks a second time meanwhile, and nobody waits again.
@@ -136,7 +136,7 @@ def test_who_may_wait_no_longer_goes_on_without_and_finds_the_connection_later()
 def test_for_a_broker_that_was_not_reached_nobody_waits_a_second_time() -> None:
     world = World()
     world.announce()
-    finder = Finder(world.store, CONFIG, RUNTIME, world.connect, waits_s=60.0)
+    finder = Discovery(world.store, CONFIG, RUNTIME, world.connect, waits_s=60.0)
     world.refuses = True
     assert finder.find() is None
     world.slow.clear()
@@ -155,7 +155,7 @@ def test_without_a_thread_to_spare_who_asks_looks_itself(monkeypatch: pytest.Mon
 
     world = World()
     world.announce()
-    finder = Finder(world.store, CONFIG, RUNTIME, world.connect, waits_s=0.05)
+    finder = Discovery(world.store, CONFIG, RUNTIME, world.connect, waits_s=0.05)
     monkeypatch.setattr(SystemRuntime, "spawn", none_left)
     assert finder.find() is world.made[0]
 
@@ -196,11 +196,11 @@ def test_who_is_interrupted_as_he_begins_to_look_keeps_nobody_from_looking(begun
 
     looking = threading.Event()
 
-    def connect(announcement: Announcement) -> Connection:
+    def connect(announcement: DiscoveryRecord) -> Connection:
         looking.set()
         return world.connect(announcement)
 
-    finder = Finder(world.store, CONFIG, Interrupted(), connect)
+    finder = Discovery(world.store, CONFIG, Interrupted(), connect)
     if begun:
         world.slow.clear()
     with pytest.raises(KeyboardInterrupt):

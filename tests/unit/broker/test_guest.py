@@ -12,8 +12,8 @@ import pytest
 
 from opendata_buffer.broker.client import ChannelClosed, Connection, Lost, Refused, Reply
 from opendata_buffer.broker.election import ListeningPort
-from opendata_buffer.broker.lease import Announcement, Lease
-from opendata_buffer.broker.yielding_queue import ASK_S, LOOK_S, PATIENCE_S, GuestQueue
+from opendata_buffer.broker.lease import DiscoveryRecord, Lease
+from opendata_buffer.broker.yielding_queue import ASK_S, LOOK_S, PATIENCE_S, YieldingQueue
 from opendata_buffer.errors import QueueFull
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.queue import Queue
@@ -52,7 +52,7 @@ class Counting(MemoryStore):
 class Broker:
     """A connection to a broker that answers as a test says."""
 
-    def __init__(self, announcement: Announcement) -> None:
+    def __init__(self, announcement: DiscoveryRecord) -> None:
         self.announcement = announcement
         self.is_over = False
         self.ends = False
@@ -86,17 +86,17 @@ class World:
         self.brokers: list[Broker] = []
         self.reached = True
         Queue(self.store, CONFIG, runtime=self.runtime, role="test").append(entries("first"))
-        self.guest = GuestQueue(
+        self.guest = YieldingQueue(
             self.store, CONFIG, runtime=self.runtime, broker=broker, network=self
         )
         self.store.read.clear()
 
     def announce(self) -> None:
         lease = Lease(self.store, CONFIG, self.runtime)
-        lease.take(Announcement(0, self.runtime.ulid(), "x:1", b"s" * 32), lease.read())
+        lease.take(DiscoveryRecord(0, self.runtime.ulid(), "x:1", b"s" * 32), lease.read())
         self.store.read.clear()
 
-    def connect(self, announcement: Announcement) -> Connection:
+    def connect(self, announcement: DiscoveryRecord) -> Connection:
         if not self.reached:
             raise ChannelClosed("no network")
         self.brokers.append(Broker(announcement))
@@ -239,7 +239,7 @@ def test_off_looks_for_nobody_and_neither_does_a_process_without_the_extra(
     world.announce()
     world.append("a", faster=2)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: None)
-    world.guest = GuestQueue(world.store, CONFIG, runtime=world.runtime)
+    world.guest = YieldingQueue(world.store, CONFIG, runtime=world.runtime)
     world.append("b", faster=2)
     assert world.looks() == 0
     assert (world.queued("a"), world.queued("b")) == (1, 1)

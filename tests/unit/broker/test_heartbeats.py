@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from opendata_buffer.broker.claims import LATE_S, MOST_TOKENS, Heartbeats, Holder
+from opendata_buffer.broker.claims import LATE_S, MOST_TOKENS, ClaimHolder, Heartbeats
 from opendata_buffer.testing.runtime import ManualRuntime
 
-HOLDER = Holder("w", token=5, timeout_ms=1_000)
+HOLDER = ClaimHolder("w", token=5, timeout_ms=1_000)
 
 
 class World:

@@ -69,9 +69,9 @@ def test_a_broker_that_died_without_a_word_is_replaced_once_its_port_refuses() -
 
 
 def type_of_announcement() -> type:
-    from opendata_buffer.broker.lease import Announcement
+    from opendata_buffer.broker.lease import DiscoveryRecord
 
-    return Announcement
+    return DiscoveryRecord
 
 
 def test_who_stops_leaves_no_address_behind() -> None:

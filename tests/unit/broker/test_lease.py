@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from opendata_buffer.broker.lease import Announcement, Lease, Watch
+from opendata_buffer.broker.lease import DiscoveryRecord, Lease, Watch
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptData
 from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome, Unknown
@@ -21,8 +21,8 @@ def lease(store: MemoryStore) -> Lease:
     return Lease(store, CONFIG, RUNTIME)
 
 
-def broker(name: str) -> Announcement:
-    return Announcement(0, name, f"{name}:1", b"s" * 32)
+def broker(name: str) -> DiscoveryRecord:
+    return DiscoveryRecord(0, name, f"{name}:1", b"s" * 32)
 
 
 def test_nobody_is_announced_at_first() -> None:

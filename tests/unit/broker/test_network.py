@@ -10,7 +10,7 @@ import pytest
 
 from opendata_buffer.broker.broker import Service
 from opendata_buffer.broker.client import Appended
-from opendata_buffer.broker.lease import Announcement
+from opendata_buffer.broker.lease import DiscoveryRecord
 from opendata_buffer.broker.network import WebSocketNetwork, listen_for, websockets_installed
 from opendata_buffer.broker.server import Listen, own_address
 from opendata_buffer.errors import InvalidInput
@@ -25,7 +25,7 @@ def test_what_is_listened_on_is_reached() -> None:
     port = network.listen()
     service = Service(Queue(MemoryStore(), CONFIG, runtime=RUNTIME, role="x"), RUNTIME, "ingest")
     service.start()
-    announcement = Announcement(1, "id", port.address, b"s" * 32)
+    announcement = DiscoveryRecord(1, "id", port.address, b"s" * 32)
     port.open(service, announcement)
     connection = network.connect(announcement)
     assert connection.append(entries("a"), since=None, begin_by=soon()) == Appended(0)

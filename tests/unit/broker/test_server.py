@@ -18,7 +18,7 @@ import pytest
 from opendata_buffer.broker import server
 from opendata_buffer.broker.channel import MAX_MESSAGE_BYTES, ClientEnd, ProtocolError
 from opendata_buffer.broker.client import Appended, ChannelClosed
-from opendata_buffer.broker.lease import Announcement
+from opendata_buffer.broker.lease import DiscoveryRecord
 from opendata_buffer.broker.server import QUEUED_ANSWERS, Listen, WebSocketPort
 from opendata_buffer.broker.ws_client import connect, dial
 from opendata_buffer.errors import InvalidInput
@@ -207,7 +207,7 @@ def await_end(raw: socket.socket) -> None:
             pass
 
 
-def shaken_hands(announcement: Announcement, *, known: bool = True) -> tuple[socket.socket, Any]:
+def shaken_hands(announcement: DiscoveryRecord, *, known: bool = True) -> tuple[socket.socket, Any]:
     """A WebSocket without a client that reads it: after the broker's hello, or as a client."""
     host, port = announcement.address.split(":")
     raw = socket.create_connection((host, int(port)), 30)

@@ -8,7 +8,7 @@ import pytest
 
 from opendata_buffer.broker.broker import Service
 from opendata_buffer.broker.channel import ProtocolError
-from opendata_buffer.broker.dispatcher import Foreman
+from opendata_buffer.broker.dispatcher import Dispatcher
 from opendata_buffer.broker.server import MAX_OPEN_REQUESTS
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
@@ -149,7 +149,9 @@ def test_a_batch_is_not_handed_to_a_worker_that_is_gone() -> None:
     store, runtime = MemoryStore(), SystemRuntime()
     consumer = ConsumerConfig(store="memory://unused")
     queue = Queue(store, CONFIG, runtime=runtime, role="broker")
-    service = Service(queue, runtime, "ingest", foreman=Foreman(store, consumer, runtime, Consumer))
+    service = Service(
+        queue, runtime, "ingest", foreman=Dispatcher(store, consumer, runtime, Consumer)
+    )
     service.start()
     gone, waiting, producer = (Client(service) for _ in range(3))
     gone.send(claim(1))

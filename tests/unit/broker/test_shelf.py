@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from opendata_buffer.broker import dispatch_round as module
-from opendata_buffer.broker.dispatch_round import Shelf
+from opendata_buffer.broker.dispatch_round import ReadyBatches
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import InvalidInput
@@ -34,7 +34,7 @@ class World:
             entries.append(NewEntry(f"ingest/{number}.batch", metadata))
         Queue(self.store, CONFIG, runtime=self.runtime, role="test").append(entries)
         self.consumer = Consumer(CONFIG, store=self.store, runtime=self.runtime)
-        self.shelf = Shelf(self.store, CONFIG, self.runtime)
+        self.shelf = ReadyBatches(self.store, CONFIG, self.runtime)
         self.shelf.begin(0)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from opendata_buffer.broker.claims import Claims, decode, encode
-from opendata_buffer.broker.dispatcher_term import Tenure, stored_epoch
+from opendata_buffer.broker.dispatcher_term import DispatcherTerm, stored_epoch
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import Closed, Fenced
@@ -34,8 +34,8 @@ class World:
             self.store.put(each.location, encode_batch([b"x"]))
         Queue(self.store, CONFIG, runtime=self.runtime, role="test").append(entries)
 
-    def take(self) -> Tenure:
-        return Tenure(self.store, CONFIG, self.runtime, Consumer)
+    def take(self) -> DispatcherTerm:
+        return DispatcherTerm(self.store, CONFIG, self.runtime, Consumer)
 
     @property
     def stored(self) -> Claims:
@@ -137,12 +137,12 @@ class Paused(MemoryStore):
     """Whoever reads the claims first is paused there, and succeeded."""
 
     armed = False
-    successor: Tenure | None = None
+    successor: DispatcherTerm | None = None
 
     def get(self, key: str, **options: Any) -> Any:
         if self.armed and key == CLAIMS:
             self.armed = False
-            self.successor = Tenure(self, CONFIG, ManualRuntime(seed=2), Consumer)
+            self.successor = DispatcherTerm(self, CONFIG, ManualRuntime(seed=2), Consumer)
         return super().get(key, **options)
 
 
@@ -168,7 +168,7 @@ def test_a_consumer_whose_claims_cannot_be_taken_over_is_closed() -> None:
         return opened[-1]
 
     with pytest.raises(Fenced):
-        Tenure(store, CONFIG, world.runtime, open_consumer)
+        DispatcherTerm(store, CONFIG, world.runtime, open_consumer)
     (consumer,) = opened
     with pytest.raises(Closed):
         consumer.check_fence()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from opendata_buffer.broker.claims import Claims, Heartbeats
-from opendata_buffer.broker.dispatch_round import MAX_ANSWER_BYTES, Shelf, Turn
+from opendata_buffer.broker.dispatch_round import MAX_ANSWER_BYTES, DispatchRound, ReadyBatches
 from opendata_buffer.broker.protocol import ClaimRequest, FinishRequest, error_of
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.fetch import BatchDescriptor
@@ -26,7 +26,7 @@ class Table:
     def __init__(self, count: int, *, metadata: bytes = b"") -> None:
         self.runtime = ManualRuntime()
         self.store = MemoryStore()
-        self.shelf = Shelf(self.store, CONFIG, self.runtime)
+        self.shelf = ReadyBatches(self.store, CONFIG, self.runtime)
         self.heartbeats = Heartbeats(self.runtime.condition(), lambda: float("-inf"))
         self.claims = Claims(1, 0)
         self.ended: dict[int, str] = {}
@@ -47,10 +47,10 @@ class Table:
 
         self.shelf.look_for(count, Found(), 0)  # type: ignore[arg-type]
 
-    def turn(self, now: float = 0) -> Turn:
-        return Turn(self.claims, self.shelf, self.heartbeats, self.ended, now)
+    def turn(self, now: float = 0) -> DispatchRound:
+        return DispatchRound(self.claims, self.shelf, self.heartbeats, self.ended, now)
 
-    def land(self, turn: Turn) -> list[dict[str, Any]]:
+    def land(self, turn: DispatchRound) -> list[dict[str, Any]]:
         """As a foreman does once the claims are stored."""
         self.claims = turn.claims
         self.heartbeats.landed(turn.lapses)

@@ -8,7 +8,7 @@ import pytest
 from buffer_sink.committer import WriteCommitter
 from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
-from opendata_buffer.broker.lease import Announcement, Lease, announcement_key
+from opendata_buffer.broker.lease import DiscoveryRecord, Lease, announcement_key
 from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.consumer.isolation import TransactionFilter
 from opendata_buffer.errors import (
@@ -135,7 +135,7 @@ def test_who_is_alone_asks_the_store_for_nothing_more_because_there_may_be_a_bro
         assert isinstance(world.store, ScriptedStore)
         if announced:
             Lease(world.store, CONFIG, world.runtime).take(
-                Announcement(0, "id", "nowhere:1", b"s" * 32), None
+                DiscoveryRecord(0, "id", "nowhere:1", b"s" * 32), None
             )
         options = SinkOptions(queue=CONFIG, broker=broker)
         gets, puts = world.store.gets, world.store.puts

@@ -12,7 +12,7 @@ import pytest
 from buffer_sink import hosting
 from buffer_sink.hosting import host
 from buffer_sink.options import SinkOptions
-from opendata_buffer.broker.lease import Announcement, Lease
+from opendata_buffer.broker.lease import DiscoveryRecord, Lease
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, TransientStorageError
 from opendata_buffer.runtime import SystemRuntime
@@ -27,7 +27,7 @@ def left() -> Iterator[None]:
     hosting._leave()
 
 
-def announced(config: QueueConfig) -> Announcement | None:
+def announced(config: QueueConfig) -> DiscoveryRecord | None:
     found = Lease(open_store(config.store), config, SystemRuntime()).read()
     return found if found is not None and found.serves else None
 

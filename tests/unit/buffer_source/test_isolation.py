@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from buffer_source.isolation import Walk, check_remembered, floor_of, rule_behind, vouched_for
+from buffer_source.isolation import (
+    IsolationFilter,
+    check_remembered,
+    floor_of,
+    rule_behind,
+    vouched_for,
+)
 from buffer_source.offsets import Position
 from buffer_source.options import SourceOptions
 from opendata_buffer.consumer.fetch import BatchDescriptor
@@ -45,7 +51,7 @@ def walk(
     entries: Entries, start: Position | None, end: int, **given: str
 ) -> tuple[list[int], Position]:
     """The sequences delivered, and the position behind them."""
-    walking = Walk(start, options(**given), entries.between)
+    walking = IsolationFilter(start, options(**given), entries.between)
     begin = 0 if start is None else start.next
     for each in entries.between(begin, end):
         walking.step(each)
@@ -96,7 +102,7 @@ def test_only_what_repeats_a_transaction_counts_as_a_repeat(entries: Entries) ->
         entries.add()
     entries.add(2, CONTINUE_TXN)
     entries.add(3, ACK_TXN)
-    walking = Walk(None, options(), entries.between)
+    walking = IsolationFilter(None, options(), entries.between)
     for each in entries.all:
         walking.step(each)
     assert [each.sequence for each in walking.repeats] == [2]
@@ -118,7 +124,7 @@ def test_what_a_position_does_not_remember_is_not_held_back_in_front_of_it(
 ) -> None:
     entries.add(2, CONTINUE_TXN)
     end = walk(entries, None, 1, isolationLevel="read_uncommitted")[1]
-    again = Walk(None, options(), entries.between)
+    again = IsolationFilter(None, options(), entries.between)
     again.step(entries.all[0])
     with pytest.raises(InvalidInput, match="planned with read_uncommitted, up to sequence 0"):
         check_remembered(again.rule, end, options())

@@ -9,11 +9,11 @@ from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.messages.message_ids import CONTINUE_TXN, build_uuid
-from opendata_buffer.queue.cas import Register
+from opendata_buffer.queue.cas import CasObject
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.transactions.commit_record import RECORD, ClaimedRecord, CommitRecord
-from opendata_buffer.transactions.markers import ROLL_BACK, Ending
+from opendata_buffer.transactions.markers import ROLL_BACK, TransactionMarker
 
 APP, KEY = "q", "_topic/app=q/_commit.json"
 MINE, THEIRS = b"\x01" * 6, b"\x02" * 6
@@ -35,7 +35,7 @@ class World:
         self.store.get = get  # type: ignore[method-assign, assignment]
 
     def run(self, name: str) -> ClaimedRecord:
-        register: Register[CommitRecord] = Register(
+        register: CasObject[CommitRecord] = CasObject(
             self.store,
             KEY,
             decode=CommitRecord.from_json,
@@ -117,7 +117,7 @@ def test_what_others_left_undecided_is_rolled_back_once(world: World) -> None:
     run.note("p", manifest, but=MINE)
     run.note("empty", None, but=MINE)
     assert run.leaves
-    assert run.roll_backs() == {"p": [Ending(THEIRS, ROLL_BACK, Transaction(APP, 7))]}
+    assert run.roll_backs() == {"p": [TransactionMarker(THEIRS, ROLL_BACK, Transaction(APP, 7))]}
     run.rolled_back()
     run.note("p", manifest, but=None)  # nothing is new in it, so it is not looked through again
     assert not run.leaves

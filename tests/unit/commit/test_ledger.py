@@ -27,7 +27,7 @@ from opendata_buffer.stores.base import Unknown
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.transactions.commit_record import CommitRecord, record_key
-from opendata_buffer.transactions.coordinator import Attempt, Ledger
+from opendata_buffer.transactions.coordinator import Attempt, TransactionCoordinator
 
 PARTITIONS = ("p-00000", "p-00001", "p-00002")
 CONFIG = QueueConfig(store="memory://x")
@@ -121,7 +121,9 @@ class Driver:
         self.wire: Any = wire or Wire(world.store)
         self.queues: dict[str, Queue] = {}
         self.prepares = world.prepares
-        self.ledger = Ledger(self.wire, CONFIG, self._queue, world.runtime, ahead_ms=600_000)
+        self.ledger = TransactionCoordinator(
+            self.wire, CONFIG, self._queue, world.runtime, ahead_ms=600_000
+        )
 
     def _queue(self, name: str) -> Queue:
         if name not in self.queues:

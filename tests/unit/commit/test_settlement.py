@@ -22,8 +22,8 @@ from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.transactions.markers import (
     ROLL_BACK,
-    Ending,
     PatientPut,
+    TransactionMarker,
     open_endings,
     settle,
     undecided_of,
@@ -65,7 +65,7 @@ class World:
         ]
         return self.queue.append(entries, read_first=True)
 
-    def settle(self, *endings: Ending, queue: Queue | None = None) -> int:
+    def settle(self, *endings: TransactionMarker, queue: Queue | None = None) -> int:
         return settle(
             queue or self.queue,
             PREFIX,
@@ -83,8 +83,8 @@ class World:
 def test_an_undecided_transaction_is_ended_once(clock: int) -> None:
     world = World()
     world.write(ME, 2, 3)
-    assert world.settle(Ending(ME, clock, Transaction("q", 7))) == 1
-    assert world.settle(Ending(ME, clock, Transaction("q", 7))) == 0
+    assert world.settle(TransactionMarker(ME, clock, Transaction("q", 7))) == 1
+    assert world.settle(TransactionMarker(ME, clock, Transaction("q", 7))) == 0
     last = world.manifest.entries()[-1]
     assert world.manifest.next_sequence == 3
     named = parse_location(last.location, PREFIX)
@@ -100,7 +100,7 @@ def test_an_undecided_transaction_is_ended_once(clock: int) -> None:
 def test_what_is_not_there_is_not_ended() -> None:
     world = World()
     world.write(OTHER, 2)
-    assert world.settle(Ending(ME, 4)) == 0
+    assert world.settle(TransactionMarker(ME, 4)) == 0
     assert world.manifest.next_sequence == 1
 
 
@@ -110,10 +110,14 @@ def test_of_several_only_the_undecided_ones_are_ended_and_in_one_write() -> None
     world.write(ME, 2)
     world.write(OTHER, 2)
     world.write(third, 2)
-    world.settle(Ending(OTHER, ROLL_BACK))
+    world.settle(TransactionMarker(OTHER, ROLL_BACK))
     assert isinstance(world.store, ScriptedStore)
     puts = world.store.puts
-    endings = [Ending(ME, 3), Ending(OTHER, ROLL_BACK), Ending(third, ROLL_BACK)]
+    endings = [
+        TransactionMarker(ME, 3),
+        TransactionMarker(OTHER, ROLL_BACK),
+        TransactionMarker(third, ROLL_BACK),
+    ]
     assert world.settle(*endings) == 2
     assert world.store.puts == puts + 1
     assert world.undecided() == set()
@@ -124,7 +128,7 @@ def test_a_lost_answer_ends_nothing_twice() -> None:
     world = World(store)
     world.write(ME, 2)
     store.script = [applied_answer_lost]
-    assert world.settle(Ending(ME, 3)) == 1
+    assert world.settle(TransactionMarker(ME, 3)) == 1
     assert world.manifest.next_sequence == 2
 
 
@@ -141,12 +145,12 @@ def test_somebody_else_ends_it_between_the_look_and_the_write() -> None:
             lambda _: _end(rival),
         )
     ]
-    assert world.settle(Ending(ME, 3), queue=queue) == 0
+    assert world.settle(TransactionMarker(ME, 3), queue=queue) == 0
     assert world.manifest.next_sequence == 2
 
 
 def _end(world: World) -> None:
-    assert world.settle(Ending(ME, 3)) == 1
+    assert world.settle(TransactionMarker(ME, 3)) == 1
 
 
 def test_undecided_transactions_of_an_app() -> None:
@@ -157,7 +161,7 @@ def test_undecided_transactions_of_an_app() -> None:
     assert set(undecided_of(world.manifest, PREFIX, "q")) == {ME}
     assert set(undecided_of(world.manifest, PREFIX, "q2")) == {OTHER}
     assert undecided_of(world.manifest, PREFIX, "q", since=2) == {}
-    world.settle(Ending(ME, 4))
+    world.settle(TransactionMarker(ME, 4))
     assert undecided_of(world.manifest, PREFIX, "q") == {}
 
 
@@ -165,16 +169,16 @@ def test_a_producer_named_in_a_payload_is_not_there() -> None:
     world = World()
     payload = f"x-{ME.hex()}/y".encode()
     world.queue.append([NewEntry(f"{PREFIX}/a", (Metadata(0, 5, payload),))])
-    assert open_endings(world.manifest, PREFIX, [Ending(ME, 4)]) == ()
+    assert open_endings(world.manifest, PREFIX, [TransactionMarker(ME, 4)]) == ()
 
 
 def test_entries_before_the_first_of_a_transaction_need_not_be_decoded() -> None:
     world = World()
     world.write(OTHER, 2)
     first = world.write(ME, 2)
-    endings = [Ending(ME, 3, since=first)]
+    endings = [TransactionMarker(ME, 3, since=first)]
     assert open_endings(world.manifest, PREFIX, endings) == tuple(endings)
-    assert open_endings(world.manifest, PREFIX, [Ending(OTHER, 3, since=first)]) == ()
+    assert open_endings(world.manifest, PREFIX, [TransactionMarker(OTHER, 3, since=first)]) == ()
 
 
 class Failing(MemoryStore):
@@ -206,5 +210,5 @@ def test_f35_a_full_manifest_takes_the_acknowledgement_that_lets_it_be_emptied()
     queue = Queue(world.store, full, runtime=world.runtime, role="test")
     with pytest.raises(QueueFull):
         queue.append([NewEntry(f"{PREFIX}/{world.runtime.ulid()}.batch")])
-    assert world.settle(Ending(ME, 3), queue=queue) == 1
+    assert world.settle(TransactionMarker(ME, 3), queue=queue) == 1
     assert world.undecided() == set()

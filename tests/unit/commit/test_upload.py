@@ -11,7 +11,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.producer.handle import Completion, Durable
-from opendata_buffer.producer.ordered_uploads import Lane, Stage, Upload
+from opendata_buffer.producer.ordered_uploads import OrderedUploads, Stage, Upload
 from opendata_buffer.runtime import Moment
 from opendata_buffer.testing.runtime import ManualRuntime
 
@@ -23,12 +23,17 @@ def at(seconds: float, *, wall: float | None = None) -> Moment:
     return Moment(int((seconds if wall is None else wall) * 1000), seconds)
 
 
-def lane(max_age: float = 300.0, append_limit: float = 120.0) -> Lane:
-    return Lane(manifest_path="q/manifest", max_age=max_age, append_limit=append_limit)
+def lane(max_age: float = 300.0, append_limit: float = 120.0) -> OrderedUploads:
+    return OrderedUploads(manifest_path="q/manifest", max_age=max_age, append_limit=append_limit)
 
 
 def enter(
-    line: Lane, n: int, *, ordered: bool = False, deadline: float = 1e9, minted: float = 0.0
+    line: OrderedUploads,
+    n: int,
+    *,
+    ordered: bool = False,
+    deadline: float = 1e9,
+    minted: float = 0.0,
 ) -> Upload:
     upload = Upload(
         completion=COMPLETION,
@@ -43,7 +48,7 @@ def enter(
     return upload
 
 
-def append(line: Lane, first: int, now: float = 0.0) -> list[str]:
+def append(line: OrderedUploads, first: int, now: float = 0.0) -> list[str]:
     """Append what is ready, and tell which batches that were."""
     group, _ = line.take(at(now))
     assert line.landed(first, at(now)) == []

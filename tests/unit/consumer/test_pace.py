@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from opendata_buffer.consumer.fetch import Pace
+from opendata_buffer.consumer.fetch import AdaptiveConcurrency
 from opendata_buffer.stores.memory import MemoryStore
 
 
 def test_what_a_read_has_seen_is_known_to_the_next_one() -> None:
-    pace = Pace()
+    pace = AdaptiveConcurrency()
     for size in (7, 10, 3):
         pace.saw(size, 0.1)
     assert pace.largest == 10
@@ -29,14 +29,14 @@ def test_what_a_read_has_seen_is_known_to_the_next_one() -> None:
 def test_a_fetch_that_hardly_waits_shows_that_the_store_is_near(
     size: int, waited: float, worked: float, near: bool | None
 ) -> None:
-    pace = Pace()
+    pace = AdaptiveConcurrency()
     pace.saw(size, waited, worked)
     assert pace.near is near
 
 
 @pytest.mark.parametrize("known", [None, True])
 def test_two_long_waits_in_a_row_show_that_it_is_far(known: bool | None) -> None:
-    pace = Pace()
+    pace = AdaptiveConcurrency()
     pace.near = known
     for waited, near in ((0.0041, known), (0.002, known), (0.0041, known), (0.06, False)):
         pace.saw(0, waited)
@@ -61,7 +61,7 @@ def test_two_long_waits_in_a_row_show_that_it_is_far(known: bool | None) -> None
 def test_as_many_threads_as_a_fetch_waits_longer_than_it_works(
     waited: float, worked: float, threads: int
 ) -> None:
-    pace = Pace()
+    pace = AdaptiveConcurrency()
     assert pace.threads == 16
     for _ in range(5):
         pace.saw(0, waited, worked)
@@ -69,7 +69,7 @@ def test_as_many_threads_as_a_fetch_waits_longer_than_it_works(
 
 
 def test_waits_that_grow_with_the_threads_ask_for_no_more_of_them() -> None:
-    pace = Pace()
+    pace = AdaptiveConcurrency()
     pace.saw(0, 0.020, 0.001)
     for _ in range(50):
         pace.saw(0, 0.200, 0.001)  # for the processor, or for bandwidth
@@ -81,7 +81,7 @@ def test_waits_that_grow_with_the_threads_ask_for_no_more_of_them() -> None:
 
 
 def test_a_store_that_says_that_it_is_near_stays_near_however_long_a_busy_machine_takes() -> None:
-    pace = Pace(declared=True)
+    pace = AdaptiveConcurrency(declared=True)
     for _ in range(10):
         pace.saw(8_000_000, waited=5.0, worked=0.010)
     assert pace.near is True
@@ -93,12 +93,12 @@ def test_the_pace_of_a_store_begins_with_what_it_says(said: bool, near: bool | N
     class Declares(MemoryStore):
         is_near = said
 
-    assert Pace.of(Declares()).near is near
-    assert Pace.of(object()).near is None, "most say nothing"
+    assert AdaptiveConcurrency.of(Declares()).near is near
+    assert AdaptiveConcurrency.of(object()).near is None, "most say nothing"
 
 
 def test_decoding_is_work_that_fetches_need_not_hide() -> None:
-    pace = Pace()
+    pace = AdaptiveConcurrency()
     pace.saw(0, 0.060, 0.001)
     assert pace.threads == 61
     pace.saw_decoding(0.002)

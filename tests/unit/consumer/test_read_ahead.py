@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from opendata_buffer.consumer.fetch import (
+    AdaptiveConcurrency,
     ArrowBatch,
     BatchDescriptor,
     ConsumedBatch,
     FetchHandle,
-    Pace,
     PooledBatch,
     RawBatch,
 )
@@ -63,7 +63,7 @@ class Fetches:
             assert self.changed.wait_for(lambda: self.ended >= count, 30)
 
 
-class Far(Pace):
+class Far(AdaptiveConcurrency):
     """A store that is far, however quick the fetches of a test are."""
 
     def __init__(self) -> None:
@@ -202,7 +202,7 @@ class Clock(SystemRuntime):
 def test_on_a_slow_store_more_than_sixteen_fetches_are_under_way_without_an_option() -> None:
     fetches = Fetches()
     pace = Far()
-    Pace.saw(pace, 0, 0.060, 0.001)
+    AdaptiveConcurrency.saw(pace, 0, 0.060, 0.001)
     results = fetch_many(fetches, _descriptors(100), pace=pace)
     reader = threading.Thread(target=lambda: list(results))
     reader.start()
@@ -257,7 +257,7 @@ def test_with_latency_threads_read_ahead_from_the_third_batch_on() -> None:
 
 
 def test_where_the_store_is_near_the_caller_fetches() -> None:
-    pace = Pace()
+    pace = AdaptiveConcurrency()
     pace.near = True
     threads: list[threading.Thread] = []
 
@@ -273,7 +273,7 @@ def test_where_the_store_is_near_the_caller_fetches() -> None:
 
 
 def test_threads_take_over_when_a_near_store_gets_slow_and_leave_again() -> None:
-    clock, pace = Clock(), Pace()
+    clock, pace = Clock(), AdaptiveConcurrency()
     pace.near = True
     slow = {2, 3, 4, 5}
     by_caller: list[int] = []
@@ -297,7 +297,7 @@ def test_threads_take_over_when_a_near_store_gets_slow_and_leave_again() -> None
 
 
 def test_an_error_of_a_near_store_comes_at_its_place() -> None:
-    pace = Pace()
+    pace = AdaptiveConcurrency()
     pace.near = True
 
     def fetch(descriptor: BatchDescriptor) -> int:
@@ -427,7 +427,14 @@ def test_a_size_that_is_none_is_an_error_and_no_thread_waits_for_it() -> None:
 
     def take() -> None:
         try:
-            list(fetch_many(lambda _: b"x", _descriptors(3), size_of=lambda _: None, pace=Pace()))  # type: ignore[arg-type,return-value]
+            list(
+                fetch_many(
+                    lambda _: b"x",
+                    _descriptors(3),
+                    size_of=lambda _: None,
+                    pace=AdaptiveConcurrency(),
+                )
+            )  # type: ignore[arg-type,return-value]
         except TypeError as error:
             raised.append(error)
 
@@ -548,7 +555,7 @@ def test_nobody_asks_for_the_size_of_each_record(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ConsumedBatch, "nbytes", property(nbytes))
     handle = Handle()
     handle.fetches.allow(*range(3))
-    near = Pace(declared=True)
+    near = AdaptiveConcurrency(declared=True)
     assert len(list(fetch_many(handle.fetch, _descriptors(3), pace=near))) == 3
     assert near.largest == handle.stored_bytes
 

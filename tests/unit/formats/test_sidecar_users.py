@@ -15,7 +15,7 @@ from opendata_buffer.errors import CorruptData
 from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.gc import Place
 from opendata_buffer.quarantine import QuarantineReport, read_report, write_report
-from opendata_buffer.queue.consumer_info import Holder
+from opendata_buffer.queue.consumer_info import ConsumerInfo
 from opendata_buffer.queue.ownership import read_marker
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -63,8 +63,8 @@ OWNER = (
 OBJECTS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
     "the owner marker": (OWNER, read_owner),
     "the note of the consumer": (
-        Holder(3, "host", 4711, "Spark", "", 1_767_225_600_000).to_json(),
-        Holder.from_json,
+        ConsumerInfo(3, "host", 4711, "Spark", "", 1_767_225_600_000).to_json(),
+        ConsumerInfo.from_json,
     ),
     "the commit record": (
         CommitRecord(3, 7, "q", {}, "run", "01" * 6, {"p-00000": 1}).to_json(),
@@ -72,12 +72,12 @@ OBJECTS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
     ),
     "the garbage collector's place": (Place("in/a").to_json(), Place.from_json),
     "a broker's announcement": (
-        announcement.encode(announcement.Announcement(3, "01K9", "h:1", b"s" * 32, "ab", 4, 5)),
+        announcement.encode(announcement.DiscoveryRecord(3, "01K9", "h:1", b"s" * 32, "ab", 4, 5)),
         announcement.decode,
     ),
     "the record of workers' claims": (
         claims.encode(
-            claims.Claims(1, 2, 3, {3: claims.Holder("w", 4, 5)}, frozenset({7}), {3: 1}, "q")
+            claims.Claims(1, 2, 3, {3: claims.ClaimHolder("w", 4, 5)}, frozenset({7}), {3: 1}, "q")
         ),
         claims.decode,
     ),

@@ -6,7 +6,7 @@ import pytest
 
 from opendata_buffer.errors import QueueFull
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.queue.cas import Untraceable
+from opendata_buffer.queue.cas import OutcomeUnknown
 from opendata_buffer.queue.queue import Append
 
 
@@ -48,7 +48,7 @@ def test_f2_a_group_that_is_not_there_was_not_appended_unless_it_may_have_been_d
     assert not append.find(None, [])
     assert not append.find(BEFORE, [1])
     others = BEFORE.append([entry(7), entry(8), entry(9)])
-    with pytest.raises(Untraceable, match="dequeued since"):
+    with pytest.raises(OutcomeUnknown, match="dequeued since"):
         append.find(others.drop_through(1), [1])
     assert not append.find(others.drop_through(1), [])
 

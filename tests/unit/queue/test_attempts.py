@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from opendata_buffer.queue.cas import Attempts, Untraceable
+from opendata_buffer.queue.cas import Attempts, OutcomeUnknown
 
 
 class Marks:
@@ -24,7 +24,7 @@ class Marks:
     def find(self, now: set[int] | None, marks: Sequence[int]) -> bool:
         self.asked.append(list(marks))
         if now is not None and -1 in now:
-            raise Untraceable("wiped")
+            raise OutcomeUnknown("wiped")
         return now is not None and self.number in now
 
 
@@ -96,7 +96,7 @@ def test_what_cannot_be_traced_leaves_the_doubt() -> None:
     attempts: Attempts[set[int]] = Attempts(Marks(1))
     attempts.begin()
     attempts.lost_answer("v1")
-    with pytest.raises(Untraceable):
+    with pytest.raises(OutcomeUnknown):
         attempts.look({-1}, "v2")
     assert attempts.in_doubt
 

@@ -14,7 +14,7 @@ from opendata_buffer.errors import (
     PermanentStorageError,
     TransientStorageError,
 )
-from opendata_buffer.queue.cas import Done, Doubtful, Gone, Raced, Register, Untraceable
+from opendata_buffer.queue.cas import CasObject, Done, Doubtful, Gone, OutcomeUnknown, Raced
 from opendata_buffer.stores.base import (
     ABSENT,
     Absent,
@@ -54,8 +54,8 @@ def register(
     *,
     check_read: Callable[[Numbers, Numbers], None] | None = None,
     check_write: Callable[[Numbers | None, Numbers], None] | None = None,
-) -> Register[Numbers]:
-    return Register(
+) -> CasObject[Numbers]:
+    return CasObject(
         store,
         KEY,
         decode=decode,
@@ -84,7 +84,7 @@ class Add:
 
     def find(self, now: Numbers | None, marks: Sequence[int]) -> bool:
         if now is not None and 0 in now and any(marks):
-            raise Untraceable("somebody wiped it")
+            raise OutcomeUnknown("somebody wiped it")
         return now is not None and self.number in now
 
 
@@ -152,7 +152,7 @@ def test_after_a_conflict_its_owner_says_how_long_to_wait_and_after_a_lost_answe
         applied, before(applied, by_another(5)), not_applied_answer_lost, applied_then_412
     )
     pauses = iter([0.7, 0.4])
-    numbers = Register(
+    numbers = CasObject(
         store,
         KEY,
         decode=decode,

@@ -11,7 +11,7 @@ import pytest
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import CorruptData, PermanentStorageError
-from opendata_buffer.queue.consumer_info import Holder, note_holder, note_query, read_holder
+from opendata_buffer.queue.consumer_info import ConsumerInfo, note_holder, note_query, read_holder
 from opendata_buffer.stores.base import Absent, Blob, IfVersion, PutOutcome, Unknown
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -109,5 +109,5 @@ def test_a_note_that_cannot_be_written_keeps_nobody_from_reading(
 
 
 def test_a_note_says_all_that_it_read() -> None:
-    holder = Holder(3, "h", 4, "p", "q", 5, {"x": 1})
-    assert Holder.from_json(holder.to_json()) == holder
+    holder = ConsumerInfo(3, "h", 4, "p", "q", 5, {"x": 1})
+    assert ConsumerInfo.from_json(holder.to_json()) == holder

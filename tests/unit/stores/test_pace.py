@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pickle
 
-from opendata_buffer.stores.gcs import MOST_KEYS, REMEMBERED_S, Pace
+from opendata_buffer.stores.gcs import MOST_KEYS, REMEMBERED_S, WriteRate
 
 
 def test_a_store_that_refuses_nothing_is_never_waited_for() -> None:
-    pace = Pace(1.0)
+    pace = WriteRate(1.0)
     assert pace.due("m", 5.0) == 0
     pace.taken("m", 5.0)
     assert pace.due("m", 5.0) == 0
 
 
 def test_after_a_refusal_the_next_write_waits_for_its_time() -> None:
-    pace = Pace(1.0)
+    pace = WriteRate(1.0)
     pace.taken("m", 5.0)
     pace.refused("m", 5.25)
     assert pace.due("m", 5.25) == 0.75
@@ -26,13 +26,13 @@ def test_after_a_refusal_the_next_write_waits_for_its_time() -> None:
 
 
 def test_what_nobody_wrote_here_is_tried_at_once() -> None:
-    pace = Pace(1.0)
+    pace = WriteRate(1.0)
     pace.refused("m", 5.0)
     assert pace.due("m", 5.0) == 0
 
 
 def test_a_refusal_is_forgotten_in_time() -> None:
-    pace = Pace(1.0)
+    pace = WriteRate(1.0)
     pace.taken("m", 0.0)
     pace.refused("m", 0.0)
     pace.taken("m", REMEMBERED_S)
@@ -41,7 +41,7 @@ def test_a_refusal_is_forgotten_in_time() -> None:
 
 
 def test_it_holds_no_more_objects_than_it_says() -> None:
-    pace = Pace(1.0)
+    pace = WriteRate(1.0)
     for number in range(3 * MOST_KEYS):
         pace.taken(f"{number}", 0.0)
         pace.refused(f"{number}", 0.0)
@@ -51,7 +51,7 @@ def test_it_holds_no_more_objects_than_it_says() -> None:
 
 
 def test_another_process_begins_anew_for_its_clock_is_another() -> None:
-    pace = Pace(1.0)
+    pace = WriteRate(1.0)
     pace.taken("m", 5.0)
     pace.refused("m", 5.0)
     assert pickle.loads(pickle.dumps(pace)).due("m", 5.0) == 0

@@ -6,7 +6,7 @@ import pytest
 
 from opendata_buffer.broker.broker import Service
 from opendata_buffer.broker.client import ChannelClosed, ChannelRefused
-from opendata_buffer.broker.lease import Announcement
+from opendata_buffer.broker.lease import DiscoveryRecord
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.queue.queue import Queue
@@ -25,12 +25,12 @@ class World:
         self.client = self.simulation.process("client")
         self.ran = False
 
-    def listen(self) -> Announcement:
+    def listen(self) -> DiscoveryRecord:
         queue = Queue(MemoryStore(), CONFIG, runtime=self.broker, role="broker")
         self.service = Service(queue, self.broker, "ingest")
         self.service.start()
         port = self.network.listen(self.broker)
-        announcement = Announcement(1, "id", port.address, b"s" * 32)
+        announcement = DiscoveryRecord(1, "id", port.address, b"s" * 32)
         port.open(self.service, announcement)
         return announcement
 
@@ -99,7 +99,7 @@ def test_a_port_that_is_closed_ends_its_connections() -> None:
         announcement = world.listen()
         port = world.network.listen(world.broker)
         port.open(world.service, announcement)
-        other = Announcement(1, "id", port.address, b"s" * 32)
+        other = DiscoveryRecord(1, "id", port.address, b"s" * 32)
         channel = world.network.dial(world.client, other, 1.0)
         port.close()
         with pytest.raises(ChannelClosed):

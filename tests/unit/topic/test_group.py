@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.consumer.fetch import BatchDescriptor, ConsumedBatch, Pace
+from opendata_buffer.consumer.fetch import AdaptiveConcurrency, BatchDescriptor, ConsumedBatch
 from opendata_buffer.errors import BatchMissing
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
@@ -36,7 +36,7 @@ def group(readers: dict[str, Any], *names: str) -> Group:
     taken = {name: iter(list(reader.ready)) for name, reader in readers.items()}
     batches = [(name, next(taken[name])) for name in names]
     runtime = SystemRuntime()
-    return Group(batches, readers, arrow=False, runtime=runtime, pace=Pace.of(STORE))
+    return Group(batches, readers, arrow=False, runtime=runtime, pace=AdaptiveConcurrency.of(STORE))
 
 
 def test_batches_come_in_the_order_that_was_asked_for_and_wait_no_more() -> None:

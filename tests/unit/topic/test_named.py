@@ -17,7 +17,7 @@ from opendata_buffer.topic.transaction import (
     PublisherName,
     app_of,
 )
-from opendata_buffer.transactions.coordinator import Ledger
+from opendata_buffer.transactions.coordinator import TransactionCoordinator
 from tests.unit.topic.world import producing
 
 RUNTIME = SystemRuntime()
@@ -32,7 +32,9 @@ class World:
         self.endings = Endings(self.store, producing(), RUNTIME)
 
     def claimed(self) -> PublisherName:
-        ledger = Ledger(self.store, producing(), self.endings.queue, RUNTIME, ahead_ms=60_000)
+        ledger = TransactionCoordinator(
+            self.store, producing(), self.endings.queue, RUNTIME, ahead_ms=60_000
+        )
         name = PublisherName("billing", ledger)
         name.claim(PARTITIONS)
         return name

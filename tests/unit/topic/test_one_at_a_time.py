@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opendata_buffer.topic.publisher import OneAtATime
+from opendata_buffer.topic.publisher import FairLock
 from tests.support.simulation import SimRuntime, SimTask, Simulation
 
 
@@ -12,7 +12,7 @@ class Calls:
     """Three that want the turn at once, each for a second."""
 
     def __init__(self, runtime: SimRuntime) -> None:
-        self.turns = OneAtATime(runtime)
+        self.turns = FairLock(runtime)
         self.runtime = runtime
         self.inside = 0
         self.done: list[int] = []
@@ -75,7 +75,7 @@ def test_a_call_that_fails_gives_its_turn_back() -> None:
     simulation = Simulation(1)
 
     def main() -> None:
-        turns = OneAtATime(simulation.process("one"))
+        turns = FairLock(simulation.process("one"))
         with pytest.raises(ValueError, match="wrong"), turns.taken():
             raise ValueError("wrong")
         with turns.taken():

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from opendata_buffer.broker.claims import Claims
-from opendata_buffer.broker.dispatcher import Foreman
-from opendata_buffer.broker.dispatcher_term import Tenure
+from opendata_buffer.broker.dispatcher import Dispatcher
+from opendata_buffer.broker.dispatcher_term import DispatcherTerm
 from opendata_buffer.broker.election import Host
 from opendata_buffer.broker.protocol import MAX_OPEN_REQUESTS
 from opendata_buffer.broker.worker import ClaimedBatch, Line, Worker
@@ -462,19 +462,19 @@ def test_an_end_that_landed_before_its_broker_was_fenced_is_no_lost_claim(
     fill(store, 1)
     with Worker(SETTINGS, store=store) as worker:
         (batch,) = worker.claim()
-        write = Tenure.write
+        write = DispatcherTerm.write
 
-        def write_and_be_fenced(self: Tenure, after: Claims) -> None:
+        def write_and_be_fenced(self: DispatcherTerm, after: Claims) -> None:
             before = self.claims
             write(self, after)
             if after != before:
                 raise Fenced("ingest/manifest", 1, 2)
 
-        monkeypatch.setattr(Tenure, "write", write_and_be_fenced)
-        monkeypatch.setattr(Foreman, "_is_by_a_broker_that_must_go", lambda self: True)
+        monkeypatch.setattr(DispatcherTerm, "write", write_and_be_fenced)
+        monkeypatch.setattr(Dispatcher, "_is_by_a_broker_that_must_go", lambda self: True)
         thread = RUNTIME.spawn(batch.done, "done")
         eventually(lambda: batch._claim.asked)
-        monkeypatch.setattr(Tenure, "write", write)
+        monkeypatch.setattr(DispatcherTerm, "write", write)
         eventually(lambda: batch._claim.over)
         thread.join()
     eventually(lambda: queued(store) == [])
@@ -489,7 +489,7 @@ def test_a_heartbeat_that_is_refused_goes_to_the_broker_that_is_announced_now(
         beaten, before = batch._claim.beaten, worker._line.connection
         assert before is not None
         with monkeypatch.context() as patch:
-            patch.setattr(Foreman, "beat", lambda self, tokens: False)
+            patch.setattr(Dispatcher, "beat", lambda self, tokens: False)
             worker._beat_once()
             eventually(lambda: before.is_over)
             assert batch._claim.beaten == beaten
