@@ -202,13 +202,13 @@ def list_quarantine(
     keys = [info.key for info in store.list(f"{data_path_prefix}/{FOLDER}/").objects]
     names = [posixpath.splitext(posixpath.basename(each)) for each in keys]
     wanted = [name for name, suffix in names if suffix == ".json"]
-    looked = together(SystemRuntime() if runtime is None else runtime, read, wanted)
-    for each in looked:
+    found = together(SystemRuntime() if runtime is None else runtime, read, wanted)
+    for each in found:
         if isinstance(each, CorruptData):
             if unreadable is None:
                 raise each
             unreadable(each)
-    reports = [each for each in looked if isinstance(each, QuarantineReport)]
+    reports = [each for each in found if isinstance(each, QuarantineReport)]
     return sorted(reports, key=lambda each: (each.sequence, each.id))
 
 
