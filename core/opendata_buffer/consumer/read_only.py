@@ -9,8 +9,7 @@ which reports that as ``DataLoss`` (failure F28).
 from __future__ import annotations
 
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.consumer.cursors import Frontier, behind_gap
-from opendata_buffer.consumer.fetch import BatchDescriptor
+from opendata_buffer.consumer.cursors import BatchDescriptor, Frontier, behind_gap
 from opendata_buffer.errors import DataLoss, InvalidInput, QueueReset
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.ownership import (
