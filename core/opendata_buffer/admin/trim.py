@@ -19,7 +19,8 @@ from datetime import UTC, datetime
 
 from opendata_buffer.concurrency import together
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.fetch import BatchDescriptor, FetchHandle
+from opendata_buffer.consumer.cursors import BatchDescriptor
+from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import (
     CommitStateUnknown,

@@ -32,14 +32,16 @@ from opendata_buffer.cli.options import (
     recreate_option,
     refuse_together,
 )
-from opendata_buffer.cli.output import count_progress, plural
+from opendata_buffer.cli.output import plural
 from opendata_buffer.cli.record_format import Render
 from opendata_buffer.cli.signals import print_summary
 from opendata_buffer.cli.target import Target, require_queue, soon, target_of
+from opendata_buffer.cli.terminal import count_progress
 from opendata_buffer.concurrency import together
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.fetch import ArrowBatch, BatchDescriptor, FetchHandle
+from opendata_buffer.consumer.cursors import BatchDescriptor
+from opendata_buffer.consumer.fetch import ArrowBatch, FetchHandle
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.consumer.read_only import ReadOnlyReader

@@ -1,37 +1,19 @@
-"""What commands print for a person: sizes, ages, progress and questions."""
+"""What commands print for a person without rich: counts, sizes, ages and questions."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import click
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    Task,
-    TextColumn,
-    TimeElapsedColumn,
-    TransferSpeedColumn,
-)
-from rich.text import Text
 
 from opendata_buffer.cli.errors import Failure
 
 __all__ = [
     "confirm",
-    "count_progress",
     "format_age",
     "format_bytes",
     "is_interactive",
     "plural",
-    "track",
     "waiting",
 ]
 
@@ -108,70 +90,3 @@ def confirm(what: str, yes: bool) -> None:
 def is_interactive() -> bool:
     """Whether standard input is a terminal."""
     return sys.stdin is not None and sys.stdin.isatty()
-
-
-# ---- progress, on stderr
-
-
-@contextmanager
-def _progress(*columns: ProgressColumn) -> Iterator[Progress | None]:
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    with Progress(*columns, console=console, transient=True) as progress:
-        yield progress
-
-
-@contextmanager
-def track(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr; nothing when that is no terminal.
-
-    Yields:
-        Call it with the number of items done, and of all.
-    """
-    with _progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    ) as progress:
-        if progress is None:
-            yield lambda done, total: None
-            return
-        task = progress.add_task(what, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
-
-
-@contextmanager
-def count_progress(what: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """The bytes and records so far, on stderr; nothing when that is no terminal or ``quiet``.
-
-    Yields:
-        Call it with the number of further bytes and records.
-    """
-    if quiet:
-        yield lambda size, records: None
-        return
-    with _progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        _Records(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeElapsedColumn(),
-    ) as progress:
-        if progress is None:
-            yield lambda size, records: None
-            return
-        task = progress.add_task(what, total=None, records=0)
-        total = 0
-
-        def advance(size: int, records: int) -> None:
-            nonlocal total
-            total += records
-            progress.update(task, advance=size, records=total)
-
-        yield advance
-
-
-class _Records(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        return Text(plural(task.fields["records"], "record"), style="progress.download")

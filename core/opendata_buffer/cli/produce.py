@@ -24,9 +24,9 @@ from opendata_buffer.cli.options import (
     recreate_option,
     refuse_together,
 )
-from opendata_buffer.cli.output import count_progress
 from opendata_buffer.cli.signals import print_summary
 from opendata_buffer.cli.target import target_of
+from opendata_buffer.cli.terminal import count_progress
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import InvalidInput, OpenDataBufferError
 from opendata_buffer.formats import MIB

@@ -30,9 +30,10 @@ from opendata_buffer.cli.options import (
     queue_words,
     yes_option,
 )
-from opendata_buffer.cli.output import confirm, format_bytes, plural, track
+from opendata_buffer.cli.output import confirm, format_bytes, plural
 from opendata_buffer.cli.signals import print_summary
 from opendata_buffer.cli.target import Target, one_queue, target_of
+from opendata_buffer.cli.terminal import track
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, QueueConfig
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import CorruptData

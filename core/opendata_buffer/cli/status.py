@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from opendata_buffer.admin.status import (
-    BrokerStatus,
-    ClaimsStatus,
     Ownership,
     Status,
     TopicStatus,
@@ -29,14 +23,14 @@ from opendata_buffer.broker.client import Connection
 from opendata_buffer.broker.lease import DiscoveryRecord
 from opendata_buffer.cli.errors import Exceeded
 from opendata_buffer.cli.options import NATURAL, POSITIVE, json_option, queue_options, queue_words
-from opendata_buffer.cli.output import format_age, format_bytes, plural, waiting
+from opendata_buffer.cli.output import format_age, waiting
 from opendata_buffer.cli.target import Target, target_of
 from opendata_buffer.concurrency import together
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.queue.consumer_info import ConsumerInfo
 from opendata_buffer.runtime import Runtime
 
-__all__ = ["name_value_table", "owner", "status", "topic_table"]
+__all__ = ["owner", "status"]
 
 
 @click.command()
@@ -85,10 +79,16 @@ def status(
             raise click.UsageError("--watch shows, and a probe answers once: leave one out")
         _probe(target, runtime, max_lag, max_backlog, as_json)
         return
+    # A probe runs every few seconds, and rich would be a third of its time.
+    from rich.console import Console
+    from rich.live import Live
+
+    from opendata_buffer.cli.terminal import status_table, topic_table
+
     read = _reader_of(target, runtime)
     console = Console()
 
-    def show() -> str | Table:
+    def show() -> Any:
         found = read()
         if as_json:
             return json.dumps(found.as_json())
@@ -189,104 +189,4 @@ def _holder(holder: ConsumerInfo, found: Ownership) -> str:
     return (
         f"{holder.program}{query}, process {holder.process} on {holder.host}, since {at} "
         f"({format_age(found.since_seconds)} ago)"
-    )
-
-
-# ---- tables
-
-
-def topic_table(status: TopicStatus) -> Table:
-    """A topic for a person: a line for each partition."""
-    total = f"{plural(len(status.partitions), 'partition')}, {waiting(status.queue_length)}"
-    table = Table(title=Text(f"{status.store}: {total}"), title_justify="left", box=None)
-    table.add_column("partition", style="cyan")
-    table.add_column("state")
-    for name in ("batches", "oldest", "undecided", "next sequence", "epoch"):
-        table.add_column(name, justify="right")
-    for each in status.partitions:
-        table.add_row(
-            Text(each.name),
-            each.state,
-            f"{each.queue_length:,}",
-            format_age(each.oldest_age_seconds),
-            f"{each.undecided:,}" if each.undecided else "-",
-            f"{each.next_sequence:,}",
-            f"{each.epoch:,}",
-        )
-    return table
-
-
-def name_value_table(title: str, rows: Iterable[tuple[str, str]]) -> Table:
-    """Two columns, names and values. Values are never interpreted as markup."""
-    table = Table(title=Text(title), show_header=False, title_justify="left", box=None)
-    table.add_column(style="cyan")
-    table.add_column(overflow="fold")
-    for name, value in rows:
-        table.add_row(Text(name), Text(value))
-    return table
-
-
-def status_table(status: Status) -> Table:
-    """A queue's status for a person."""
-
-    def entry(sequence: int | None, age: float | None) -> str:
-        return "-" if sequence is None else f"{sequence:,}, {format_age(age)} old"
-
-    def stored(count: int, noun: str, size: int) -> str:
-        return f"{plural(count, noun)}, {format_bytes(size)} stored"
-
-    rows = [
-        ("manifest", f"{status.manifest} ({format_bytes(status.manifest_bytes)})"),
-        ("data path prefix", status.data_path_prefix),
-        ("queue length", stored(status.queue_length, "batch", status.bytes_queued)),
-        ("oldest sequence", entry(status.oldest_sequence, status.oldest_age_seconds)),
-        ("newest sequence", entry(status.newest_sequence, status.newest_age_seconds)),
-        ("next sequence", f"{status.next_sequence:,}"),
-        ("epoch", f"{status.epoch:,}"),
-        ("orphans", stored(status.orphans, "object", status.orphan_bytes)),
-    ]
-    if status.missing:
-        rows.append(("missing", f"{plural(status.missing, 'object')} of queued batches: run fsck"))
-    if status.undecided:
-        oldest = format_age(status.oldest_undecided_seconds)
-        rows.append(
-            ("undecided", f"{plural(status.undecided, 'transaction')}, the oldest {oldest} old")
-        )
-    if status.broker is not None:
-        rows += _broker_rows(status.broker)
-    if status.claims is not None:
-        rows.append(("claims", _claims(status.claims)))
-    rows += [("note", each) for each in status.notes]
-    return name_value_table(status.store, rows)
-
-
-def _broker_rows(broker: BrokerStatus) -> list[tuple[str, str]]:
-    term = ("broker term", f"{broker.term:,}, id {broker.id}")
-    if not broker.address:
-        return [("broker", "none, the last one has stopped"), term]
-    if broker.alive is None:
-        return [("broker", f"{broker.address}, not asked: the extra 'broker' is missing"), term]
-    if not broker.alive:
-        return [("broker", f"{broker.address}, DEAD or not reached: {broker.reason}"), term]
-    rate, size = broker.commit_rate or 0.0, broker.group_size or 0.0
-    commits = (
-        f"{broker.commits or 0:,}, {rate:.1f}/s, {size:.1f} entries each, "
-        f"{broker.conflicts or 0:,} conflicts, {broker.floors or 0:,} pauses for others"
-    )
-    clients = f"{broker.clients or 0:,}, {broker.waiting or 0:,} entries wait"
-    return [
-        ("broker", f"{broker.address}, alive"),
-        term,
-        ("broker clients", clients),
-        ("broker commits", commits),
-    ]
-
-
-def _claims(claims: ClaimsStatus) -> str:
-    text = f"{claims.held:,} held, {claims.done:,} done beyond {claims.frontier:,}"
-    if claims.oldest_held is None:
-        return text
-    return (
-        f"{text}; the oldest held is {claims.oldest_held:,}, by {claims.oldest_worker}, "
-        f"delivery {claims.oldest_deliveries or 1:,}"
     )

@@ -19,8 +19,8 @@ from opendata_buffer.cli.options import (
     store_options,
 )
 from opendata_buffer.cli.output import format_age, plural
-from opendata_buffer.cli.status import topic_table
 from opendata_buffer.cli.target import one_queue, store_options_of
+from opendata_buffer.cli.terminal import topic_table
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.topic.description import is_topic

@@ -9,15 +9,8 @@ from rich.console import Console
 
 from opendata_buffer.cli import output
 from opendata_buffer.cli.errors import Failure
-from opendata_buffer.cli.output import (
-    confirm,
-    count_progress,
-    format_age,
-    format_bytes,
-    plural,
-    track,
-)
-from opendata_buffer.cli.status import name_value_table
+from opendata_buffer.cli.output import confirm, format_age, format_bytes, plural
+from opendata_buffer.cli.terminal import count_progress, name_value_table, track
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,193 @@
+"""What commands draw in a terminal: tables and progress. Built on rich."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TransferSpeedColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from opendata_buffer.admin.status import BrokerStatus, ClaimsStatus, Status, TopicStatus
+from opendata_buffer.cli.output import format_age, format_bytes, plural, waiting
+
+__all__ = ["count_progress", "name_value_table", "status_table", "topic_table", "track"]
+
+# ---- tables
+
+
+def topic_table(status: TopicStatus) -> Table:
+    """A topic for a person: a line for each partition."""
+    total = f"{plural(len(status.partitions), 'partition')}, {waiting(status.queue_length)}"
+    table = Table(title=Text(f"{status.store}: {total}"), title_justify="left", box=None)
+    table.add_column("partition", style="cyan")
+    table.add_column("state")
+    for name in ("batches", "oldest", "undecided", "next sequence", "epoch"):
+        table.add_column(name, justify="right")
+    for each in status.partitions:
+        table.add_row(
+            Text(each.name),
+            each.state,
+            f"{each.queue_length:,}",
+            format_age(each.oldest_age_seconds),
+            f"{each.undecided:,}" if each.undecided else "-",
+            f"{each.next_sequence:,}",
+            f"{each.epoch:,}",
+        )
+    return table
+
+
+def name_value_table(title: str, rows: Iterable[tuple[str, str]]) -> Table:
+    """Two columns, names and values. Values are never interpreted as markup."""
+    table = Table(title=Text(title), show_header=False, title_justify="left", box=None)
+    table.add_column(style="cyan")
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(Text(name), Text(value))
+    return table
+
+
+def status_table(status: Status) -> Table:
+    """A queue's status for a person."""
+
+    def entry(sequence: int | None, age: float | None) -> str:
+        return "-" if sequence is None else f"{sequence:,}, {format_age(age)} old"
+
+    def stored(count: int, noun: str, size: int) -> str:
+        return f"{plural(count, noun)}, {format_bytes(size)} stored"
+
+    rows = [
+        ("manifest", f"{status.manifest} ({format_bytes(status.manifest_bytes)})"),
+        ("data path prefix", status.data_path_prefix),
+        ("queue length", stored(status.queue_length, "batch", status.bytes_queued)),
+        ("oldest sequence", entry(status.oldest_sequence, status.oldest_age_seconds)),
+        ("newest sequence", entry(status.newest_sequence, status.newest_age_seconds)),
+        ("next sequence", f"{status.next_sequence:,}"),
+        ("epoch", f"{status.epoch:,}"),
+        ("orphans", stored(status.orphans, "object", status.orphan_bytes)),
+    ]
+    if status.missing:
+        rows.append(("missing", f"{plural(status.missing, 'object')} of queued batches: run fsck"))
+    if status.undecided:
+        oldest = format_age(status.oldest_undecided_seconds)
+        rows.append(
+            ("undecided", f"{plural(status.undecided, 'transaction')}, the oldest {oldest} old")
+        )
+    if status.broker is not None:
+        rows += _broker_rows(status.broker)
+    if status.claims is not None:
+        rows.append(("claims", _claims(status.claims)))
+    rows += [("note", each) for each in status.notes]
+    return name_value_table(status.store, rows)
+
+
+def _broker_rows(broker: BrokerStatus) -> list[tuple[str, str]]:
+    term = ("broker term", f"{broker.term:,}, id {broker.id}")
+    if not broker.address:
+        return [("broker", "none, the last one has stopped"), term]
+    if broker.alive is None:
+        return [("broker", f"{broker.address}, not asked: the extra 'broker' is missing"), term]
+    if not broker.alive:
+        return [("broker", f"{broker.address}, DEAD or not reached: {broker.reason}"), term]
+    rate, size = broker.commit_rate or 0.0, broker.group_size or 0.0
+    commits = (
+        f"{broker.commits or 0:,}, {rate:.1f}/s, {size:.1f} entries each, "
+        f"{broker.conflicts or 0:,} conflicts, {broker.floors or 0:,} pauses for others"
+    )
+    clients = f"{broker.clients or 0:,}, {broker.waiting or 0:,} entries wait"
+    return [
+        ("broker", f"{broker.address}, alive"),
+        term,
+        ("broker clients", clients),
+        ("broker commits", commits),
+    ]
+
+
+def _claims(claims: ClaimsStatus) -> str:
+    text = f"{claims.held:,} held, {claims.done:,} done beyond {claims.frontier:,}"
+    if claims.oldest_held is None:
+        return text
+    return (
+        f"{text}; the oldest held is {claims.oldest_held:,}, by {claims.oldest_worker}, "
+        f"delivery {claims.oldest_deliveries or 1:,}"
+    )
+
+
+# ---- progress, on stderr
+
+
+@contextmanager
+def _progress(*columns: ProgressColumn) -> Iterator[Progress | None]:
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    with Progress(*columns, console=console, transient=True) as progress:
+        yield progress
+
+
+@contextmanager
+def track(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on stderr; nothing when that is no terminal.
+
+    Yields:
+        Call it with the number of items done, and of all.
+    """
+    with _progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    ) as progress:
+        if progress is None:
+            yield lambda done, total: None
+            return
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+@contextmanager
+def count_progress(what: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """The bytes and records so far, on stderr; nothing when that is no terminal or ``quiet``.
+
+    Yields:
+        Call it with the number of further bytes and records.
+    """
+    if quiet:
+        yield lambda size, records: None
+        return
+    with _progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        _Records(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeElapsedColumn(),
+    ) as progress:
+        if progress is None:
+            yield lambda size, records: None
+            return
+        task = progress.add_task(what, total=None, records=0)
+        total = 0
+
+        def advance(size: int, records: int) -> None:
+            nonlocal total
+            total += records
+            progress.update(task, advance=size, records=total)
+
+        yield advance
+
+
+class _Records(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(plural(task.fields["records"], "record"), style="progress.download")
