@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.admin.copy_record import CopyRecord
 from opendata_buffer.broker import claims
 from opendata_buffer.broker import lease as announcement
 from opendata_buffer.config import QueueConfig
@@ -86,7 +85,6 @@ OBJECTS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
         TopicDescription.new("01J5", 2).drained("0", 5).to_json(),
         TopicDescription.from_json,
     ),
-    "the record of a copy": (CopyRecord("s", "run", 4, {"v": 1}).to_json(), CopyRecord.from_json),
     "the report of a batch in quarantine": (written(REPORT), read_quarantine),
 }
 
@@ -107,7 +105,6 @@ def test_what_is_written_is_read(name: str) -> None:
         "the note of the consumer",
         "the commit record",
         "the topic's description",
-        "the record of a copy",
     )
 
 
