@@ -28,24 +28,14 @@ from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 
 __all__ = [
-    "NOT_REPAIRED",
     "REPAIRED_BY",
     "Finding",
     "Kind",
-    "RepairPlan",
-    "Repaired",
     "Report",
     "check_queue",
     "plan_repair",
     "repair",
 ]
-
-CONCURRENCY = 8
-GROUP = 16
-"""Batches that one thread checks in a row: for a small batch the hand-over takes longer."""
-
-SMALL_BYTES = 16 * 1024
-"""Up to this size a batch is decoded faster without Arrow."""
 
 
 class Kind(StrEnum):
@@ -101,9 +91,14 @@ class Finding:
     kind: Kind
     what: str = "entry"
 
-    def __str__(self) -> str:
+    @property
+    def name(self) -> str:
+        """What it is about, in words."""
         where = self.what if self.sequence is None else f"sequence {self.sequence}"
-        return f"{where} {self.location!r}: {self.problem}"
+        return f"{where} {self.location!r}"
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.problem}"
 
 
 @dataclass
@@ -136,9 +131,6 @@ class Report:
         return {"ok": self.ok, **asdict(self)}
 
 
-# ---- check
-
-
 @dataclass(frozen=True)
 class _Outcome:
     """The outcome for one batch; ``fault`` None means readable."""
@@ -149,14 +141,6 @@ class _Outcome:
     stored: int = 0
     fault: str | None = None
     kind: Kind = Kind.UNREADABLE
-
-
-@dataclass(frozen=True)
-class _Group:
-    """Batches that one thread checks in a row."""
-
-    batches: Sequence[BatchDescriptor]
-    size: int | None = None
 
 
 def check_queue(
@@ -198,19 +182,15 @@ def check_queue(
     handle = FetchHandle.of(config, store=store, runtime=runtime)
     descriptors = [BatchDescriptor.of(entry) for entry in manifest.entries()]
     times_queued = Counter(each.location for each in descriptors)
-    groups = [_Group(descriptors[at : at + GROUP]) for at in range(0, len(descriptors), GROUP)]
-
     checked = fetch_many(
-        lambda group: [_check_batch(handle, each) for each in group.batches],
-        groups,
-        concurrency=CONCURRENCY,
+        lambda each: _check_batch(handle, each),
+        descriptors,
         runtime=runtime,
-        size_of=lambda outcomes: sum(each.stored for each in outcomes),
+        size_of=lambda outcome: outcome.stored,
     )
-    for outcomes in checked:
-        for outcome in outcomes:
-            _add(report, outcome, times_queued[outcome.descriptor.location])
-            advance(report.batches, len(descriptors))
+    for outcome in checked:
+        _add(report, outcome, times_queued[outcome.descriptor.location])
+        advance(report.batches, len(descriptors))
     if report.problems:
         # A consumer may have taken entries meanwhile, and its collector their objects.
         first = reader.manifest().first_sequence
@@ -226,9 +206,6 @@ def _check_batch(handle: FetchHandle, descriptor: BatchDescriptor) -> _Outcome:
     try:
         raw = handle.fetch_raw(descriptor)
         stored = raw.nbytes
-        if stored <= SMALL_BYTES:
-            batch = handle.decode(raw)
-            return _Outcome(descriptor, len(batch.entries), batch.nbytes, stored)
         values = handle.decode_arrow(raw).values
         size = pc.sum(pc.binary_length(values)).as_py() or 0
         return _Outcome(descriptor, len(values), size, stored)
@@ -279,48 +256,14 @@ def _add(report: Report, outcome: _Outcome, times_queued: int) -> None:
         report.notes.append(finding(text + "; legal, and describes no record", Kind.METADATA))
 
 
-# ---- repair
-
-
-@dataclass(frozen=True)
-class RepairPlan:
-    """What to do about the problems of one queue.
-
-    Attributes:
-        repair: The problems that are repaired, in the order of their sequences.
-        leave: The others, and why an operator has to decide about them.
-    """
-
-    repair: tuple[Finding, ...]
-    leave: tuple[tuple[Finding, str], ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Repaired:
-    """One problem that was repaired.
-
-    Attributes:
-        sequence: Of the batch that was passed by; None for the manifest.
-        location: Its object, or the manifest's key.
-        kind: What was wrong.
-        copy: Id in the quarantine, or where the old manifest was saved; None where there was
-            nothing to copy.
-    """
-
-    sequence: int | None
-    location: str
-    kind: Kind
-    copy: str | None
-
-    def as_json(self) -> dict[str, Any]:
-        """All fields by name."""
-        return asdict(self)
-
-
-def plan_repair(report: Report) -> RepairPlan:
+def plan_repair(report: Report) -> tuple[list[Finding], list[tuple[Finding, str]]]:
     """What to do about a check's problems; pure.
 
     Of an object that is queued more than once the first entry stays.
+
+    Returns:
+        The problems that :func:`repair` repairs, in the order of their sequences; and the others,
+        with why an operator has to decide about them.
     """
     to_repair: list[Finding] = []
     leave: list[tuple[Finding, str]] = []
@@ -332,7 +275,7 @@ def plan_repair(report: Report) -> RepairPlan:
             to_repair.append(finding)
         else:
             leave.append((finding, NOT_REPAIRED[finding.kind]))
-    return RepairPlan(tuple(to_repair), tuple(leave))
+    return to_repair, leave
 
 
 def repair(
@@ -342,37 +285,34 @@ def repair(
     runtime: Runtime,
     *,
     advance: Callable[[int, int], None] = lambda done, total: None,
-) -> list[Repaired]:
-    """Repair what a plan names. After an error check again, and repair what is left.
+) -> list[tuple[Finding, str | None]]:
+    """Repair problems. After an error check again, and repair what is left.
 
     Stop the queue's producers and consumers first. A consumer that still runs is fenced.
 
     Args:
         store: Where the queue lives.
         config: Its manifest and prefix, and the largest batch that counts as readable.
-        plan: ``RepairPlan.repair``.
+        plan: The problems to repair, of :func:`plan_repair`.
         runtime: Clock and names.
         advance: Called with the number of problems done, and of all.
+
+    Returns:
+        Each problem with the id of its copy in the quarantine, or with the key where the old
+        manifest was saved; None where there was nothing to copy.
 
     Raises:
         InvalidInput: A batch has become readable: check again.
         PrefixConflict, UnsafeStore, StorageError, Conflict: What is left was not repaired.
     """
-    done = []
+    done: list[tuple[Finding, str | None]] = []
     for finding in plan:
         if finding.kind is Kind.MANIFEST:
             _, copy = rebuild(store, config, runtime)
         else:
             assert finding.sequence is not None
             force = finding.kind is Kind.REPEATED
-            copy = skip_batch(store, config, finding.sequence, runtime, force=force).report.id
-        done.append(
-            Repaired(
-                sequence=finding.sequence,
-                location=finding.location,
-                kind=finding.kind,
-                copy=copy,
-            )
-        )
+            copy = skip_batch(store, config, finding.sequence, runtime, force=force)[0].id
+        done.append((finding, copy))
         advance(len(done), len(plan))
     return done

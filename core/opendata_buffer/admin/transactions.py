@@ -9,8 +9,7 @@ with :func:`abort`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from opendata_buffer.admin.rebuild import GRACE_MS
 from opendata_buffer.concurrency import together
@@ -38,7 +37,6 @@ from opendata_buffer.transactions.markers import ROLL_BACK, TransactionMarker, s
 
 __all__ = [
     "STALE_AFTER_S",
-    "Aborted",
     "OpenTransaction",
     "TransactionScope",
     "abort",
@@ -79,27 +77,6 @@ class OpenTransaction:
     behind: int
     age_seconds: float | None
     committed: bool = False
-
-    def as_json(self) -> dict[str, Any]:
-        """All fields by name."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Aborted:
-    """What :func:`abort` ended.
-
-    Attributes:
-        committed: Parts of transactions that were committed already, and are delivered now.
-        rolled_back: Parts that are never delivered.
-    """
-
-    committed: tuple[OpenTransaction, ...]
-    rolled_back: tuple[OpenTransaction, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """All fields by name."""
-        return asdict(self)
 
 
 class TransactionScope:
@@ -226,7 +203,7 @@ def abort(
     *,
     force: bool = False,
     stale_after_s: float = STALE_AFTER_S,
-) -> Aborted:
+) -> list[OpenTransaction]:
     """End the transaction of a producer in all partitions, and all others of the same app.
 
     The commit record decides: a transaction that it names is committed, and is completed; the
@@ -244,6 +221,10 @@ def abort(
         force: Also end a transaction that is younger than ``stale_after_s``, or one whose intents
             may be saved elsewhere. Make sure first that no process applies them.
         stale_after_s: Seconds.
+
+    Returns:
+        The parts of transactions that were ended: those that are committed are delivered now, the
+        others never.
 
     Raises:
         InvalidInput: No such transaction is undecided; it is young; or ``scope`` is one
@@ -268,14 +249,14 @@ def abort(
                 "is ended in all of them or in none: leave --partition and --data-path-prefix out"
             )
         _end(scope, chosen)
-        return _by_outcome(chosen)
+        return chosen
     ledger = TransactionCoordinator(
         scope.store, scope.config, scope.queue, scope.runtime, ahead_ms=GRACE_MS
     )
     ledger.recover(app, None, scope.names())
     # recover() claimed the record, so it does not change any more.
     records = {app: _record(scope.store, app)}
-    return _by_outcome([_judged(each, records) for each in listed if each.app == app])
+    return [_judged(each, records) for each in listed if each.app == app]
 
 
 def _refuse_running(
@@ -295,13 +276,6 @@ def _refuse_running(
             "partitions and not in others. Apply them, or make sure that no process will (delete "
             "them, end the publisher), then pass force=True"
         )
-
-
-def _by_outcome(ended: list[OpenTransaction]) -> Aborted:
-    return Aborted(
-        committed=tuple(each for each in ended if each.committed),
-        rolled_back=tuple(each for each in ended if not each.committed),
-    )
 
 
 def _committed_in(manifest: Manifest, data_path_prefix: str) -> set[str]:

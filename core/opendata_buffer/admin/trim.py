@@ -12,10 +12,10 @@ claims its epoch: a consumer that still runs is fenced, and cannot acknowledge p
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from opendata_buffer.concurrency import together
 from opendata_buffer.config import ConsumerConfig
@@ -54,9 +54,7 @@ __all__ = [
     "LATEST",
     "SeekPlan",
     "SeekResult",
-    "Skipped",
     "Start",
-    "Starts",
     "collect",
     "plan_seek",
     "restore_batch",
@@ -64,25 +62,10 @@ __all__ = [
     "skip_batch",
 ]
 
-# ---- skip and restore
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """What a skip did.
-
-    Attributes:
-        report: Of the batch, as it is in the quarantine.
-        epoch: The epoch that the queue was claimed with; its consumer is fenced.
-    """
-
-    report: QuarantineReport
-    epoch: int
-
 
 def skip_batch(
     store: Store, config: ConsumerConfig, sequence: int, runtime: Runtime, *, force: bool = False
-) -> Skipped:
+) -> tuple[QuarantineReport, int]:
     """Copy a queued batch to the quarantine, then put an empty batch in its place.
 
     Stop the queue's consumer first; one that still runs is fenced. After an error call it again.
@@ -93,6 +76,9 @@ def skip_batch(
         sequence: The batch, anywhere in the queue.
         runtime: Clock and names.
         force: Also when the batch can be read.
+
+    Returns:
+        The batch's report in the quarantine, and the epoch that the queue was claimed with.
 
     Raises:
         InvalidInput: There is no queue, the sequence is not queued, or the batch can be read
@@ -132,7 +118,7 @@ def skip_batch(
     queue = Queue(store, config, runtime=runtime, role="operator", claim=claim)
     after = queue.replace(sequence, entry.location, NewEntry(location))
     queue.close()
-    return Skipped(report, after.epoch)
+    return report, after.epoch
 
 
 def _fault(handle: FetchHandle, descriptor: BatchDescriptor) -> str | None:
@@ -247,8 +233,6 @@ def _readable_copy(store: Store, config: ConsumerConfig, report: QuarantineRepor
     return data
 
 
-# ---- where a queue begins
-
 EARLIEST = "earliest"
 LATEST = "latest"
 _MOST_DIGITS = 20
@@ -327,61 +311,6 @@ class Start:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Starts:
-    """Where to begin in each partition of a topic, or in one queue.
-
-    Partitions count their sequences separately, so a topic takes sequences by partition, like the
-    Spark source's ``startingOffsets``: ``{"0": 42}``.
-
-    Attributes:
-        text: As it was given.
-        everywhere: The same for all; None if sequences are given by partition.
-        by_partition: Names or numbers of partitions, and where to begin in each.
-    """
-
-    text: str
-    everywhere: Start | None
-    by_partition: Mapping[str, Start] = field(default_factory=dict)
-
-    @classmethod
-    def parse(cls, text: str) -> Starts:
-        """Read what :meth:`Start.parse` reads, or JSON such as ``{"0": 42, "p-00001-05mv": 7}``.
-
-        Raises:
-            InvalidInput: It is neither.
-        """
-        if not text.lstrip().startswith("{"):
-            return cls(text, Start.parse(text))
-        try:
-            found = json.loads(text)
-        except (ValueError, RecursionError):
-            found = {}
-        if not found or not all(type(each) is int and each >= 0 for each in found.values()):
-            raise InvalidInput(
-                f"{text!r} is no place in a topic: give sequences by partition, by number or "
-                'name, such as {"0": 42, "1": 7}'
-            )
-        return cls(
-            text, None, {name: Start(str(each), sequence=each) for name, each in found.items()}
-        )
-
-    def resolved(self, resolve: Callable[[str], str]) -> Callable[[str], Start]:
-        """A function from a partition's name to its start; ``earliest`` where none was given.
-
-        Args:
-            resolve: From a name or a number to the name; raises for an unknown one.
-
-        Raises:
-            InvalidInput: There is no such partition.
-        """
-        if self.everywhere is not None:
-            everywhere = self.everywhere
-            return lambda name: everywhere
-        starts = {resolve(name): start for name, start in self.by_partition.items()}
-        return lambda name: starts.get(name, Start(EARLIEST))
-
-
 def _first_since(manifest: Manifest, since_ms: int) -> int:
     for entry in manifest.entries():
         times = [each.ingestion_time_ms for each in entry.metadata]
@@ -392,8 +321,6 @@ def _first_since(manifest: Manifest, since_ms: int) -> int:
     return manifest.next_sequence
 
 
-# ---- seek
-
 CONCURRENCY = 8
 """Copies at once; each goes through this process's memory."""
 
@@ -401,41 +328,37 @@ GROUP = 64
 """Copies between two reports of progress."""
 
 
-@dataclass(frozen=True)
-class SeekPlan:
+class SeekPlan(NamedTuple):
     """What a seek would do.
 
     Attributes:
-        first: Where the queue begins now.
-        target: Where it shall begin; not below ``first``.
-        dropped: The entries between the two.
-        cut: Transactions that begin before the target and end behind it. Their batches behind it
-            stay, and are delivered if the transaction is committed, as in Kafka.
+        target: Where the queue shall begin.
+        dropped: The entries before it.
     """
 
-    first: int
     target: int
     dropped: Sequence[QueueEntry]
-    cut: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class SeekResult:
+class SeekResult(NamedTuple):
     """What a seek did.
 
     Attributes:
         first: Where the queue begins now.
         epoch: The epoch that the queue was claimed with; its consumer is fenced.
-        copies: Ids in the quarantine of what was dropped; empty when nothing was copied.
+        copies: Ids in the quarantine of the dropped batches; empty when nothing was copied.
     """
 
     first: int
     epoch: int
-    copies: tuple[str, ...]
+    copies: list[str]
 
 
 def plan_seek(store: Store, config: ConsumerConfig, start: Start, runtime: Runtime) -> SeekPlan:
     """The entries that lie before ``start``; changes nothing.
+
+    Of a transaction with batches on both sides of ``start`` those behind it stay, and are delivered
+    if it is committed, as in Kafka.
 
     Raises:
         InvalidInput: There is no queue; it does not have that sequence; or an undecided
@@ -446,8 +369,7 @@ def plan_seek(store: Store, config: ConsumerConfig, start: Start, runtime: Runti
     target = start.sequence_in(manifest, config.manifest_path)
     dropped = manifest.entries(limit=target - manifest.first_sequence)
     _refuse_undecided(manifest, target, config)
-    cut = _cut(manifest, target, config.data_path_prefix)
-    return SeekPlan(manifest.first_sequence, target, dropped, cut)
+    return SeekPlan(target, dropped)
 
 
 def seek(
@@ -500,7 +422,7 @@ def seek(
     after = queue.claim_epoch(last, allow_data_loss=True)
     note_holder(store, config, runtime, after.epoch, program="opendata-buffer seek")
     queue.close()
-    return SeekResult(first=after.first_sequence, epoch=after.epoch, copies=tuple(copies))
+    return SeekResult(after.first_sequence, after.epoch, copies)
 
 
 def _refuse_undecided(manifest: Manifest, target: int, config: ConsumerConfig) -> None:
@@ -513,22 +435,6 @@ def _refuse_undecided(manifest: Manifest, target: int, config: ConsumerConfig) -
                 "it apart. End it with 'opendata-buffer transactions abort', or seek to "
                 f"{each.first_sequence} at the most"
             )
-
-
-def _cut(manifest: Manifest, target: int, prefix: str) -> int:
-    """How many decided transactions lie on both sides of a sequence."""
-    locations = manifest.locations()
-    at = target - manifest.first_sequence
-    found = len(undecided(enumerate(locations[:at], manifest.first_sequence), prefix))
-    if 0 < at < len(locations):
-        last, first = (parse_location(each, prefix) for each in locations[at - 1 : at + 1])
-        # A transaction without messages is a run of neighbours with one identity.
-        if last and first and last.txn and last.txn == first.txn and not last.message:
-            found += 1
-    return found
-
-
-# ---- collect
 
 
 def collect(

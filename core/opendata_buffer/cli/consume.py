@@ -7,17 +7,18 @@ import os
 import shlex
 import stat
 import sys
+from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import click
 import pyarrow.compute as pc
 
-from opendata_buffer.admin.trim import EARLIEST, Start, Starts
-from opendata_buffer.cli import record_format
+from opendata_buffer.admin.trim import EARLIEST, Start
 from opendata_buffer.cli.errors import Failure
 from opendata_buffer.cli.options import (
     NATURAL,
@@ -33,7 +34,6 @@ from opendata_buffer.cli.options import (
     refuse_together,
 )
 from opendata_buffer.cli.output import plural
-from opendata_buffer.cli.record_format import Render
 from opendata_buffer.cli.signals import print_summary
 from opendata_buffer.cli.target import Target, require_queue, soon, target_of
 from opendata_buffer.cli.terminal import count_progress
@@ -46,24 +46,15 @@ from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import PoisonBatch
+from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.framing import FRAMINGS
+from opendata_buffer.framing import FRAMINGS, Framing
 from opendata_buffer.queue.ownership import check_owner
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.topic.consumer import REFRESH_S, TopicArrowBatch, TopicConsumer, in_turn
+from opendata_buffer.topic.consumer import REFRESH_S, TopicArrowBatch, TopicConsumer
 from opendata_buffer.topic.topic import CurrentTopic
 
-__all__ = [
-    "BatchSource",
-    "QueueSource",
-    "ReadOnlyPartition",
-    "ReadOnlyTopic",
-    "RecordWriter",
-    "TopicSource",
-    "Written",
-    "consume",
-    "write_out",
-]
+__all__ = ["consume"]
 
 PROGRAM = "opendata-buffer consume"
 
@@ -90,31 +81,16 @@ _GAP_ADVICE = "Start with --from earliest to look at what is left."
     "metadata and value; bytes that are no UTF-8 are in metadata_base64 and value_base64.",
 )
 @click.option(
-    "--format",
-    "template",
-    metavar="FORMAT",
-    help="Print each record as kcat does, such as '%o %s\\n': %s record, %S its length, %o "
-    "sequence, %i index in its batch, %m metadata, %T time in milliseconds, %l location, %p "
-    "partition, %R length as 4 bytes. Or 'table': JSON objects as rows with columns.",
-)
-@click.option(
     "--from",
     "from_",
     metavar="WHERE",
     help="Begin at 'earliest', 'latest', a sequence, or a time such as 2026-01-31T03:00:00Z, UTC "
-    "without a zone; in a topic at sequences by partition such as '{\"0\": 42}'. Only --no-ack may "
-    "begin behind the oldest batch. Default: earliest.",
+    "without a zone. Only --no-ack may begin behind the oldest batch. Default: earliest.",
 )
 @click.option("--max-batches", type=NATURAL, metavar="N", help="Stop after N batches.")
 @click.option("--follow", is_flag=True, help="Wait for more when the queue is empty.")
 @create_if_missing_option
 @click.option("--no-ack", is_flag=True, help="Only read: claim nothing, acknowledge nothing.")
-@click.option(
-    "--last-acked-sequence",
-    type=NATURAL,
-    metavar="N",
-    help="Start after this sequence, and acknowledge those up to it.",
-)
 @click.option("--gc/--no-gc", default=True, show_default=True, help="Collect garbage meanwhile.")
 @click.option(
     "--poll-interval-ms",
@@ -132,13 +108,11 @@ def consume(
     /,
     framing: str,
     as_json: bool,
-    template: str | None,
     from_: str | None,
     max_batches: int | None,
     follow: bool,
     create_if_missing: bool,
     no_ack: bool,
-    last_acked_sequence: int | None,
     gc: bool,
     poll_interval_ms: int,
     recreate: bool,
@@ -155,12 +129,10 @@ def consume(
     "last_sequence" that of the last batch written.
 
     Of a topic all partitions are read in turn, each in its order, and of transactions only those
-    that are committed; "last_sequences" is by partition. --json and the %p of --format show the
-    partition.
+    that are committed; "last_sequences" is by partition, and --json shows the partition.
     """
-    refuse_together(**{"--json": as_json, "--format": template, "--framing": framing != "lines"})
-    refuse_together(**{"--from": from_, "--last-acked-sequence": last_acked_sequence is not None})
-    starts = Starts.parse(EARLIEST if from_ is None else from_)
+    refuse_together(**{"--json": as_json, "--framing": framing != "lines"})
+    start = Start.parse(EARLIEST if from_ is None else from_)
     target = target_of(
         runtime,
         queue,
@@ -172,58 +144,37 @@ def consume(
         allow_foreign_locations=allow_foreign_locations,
     )
     is_topic = target.topic is not None
-    prefix = target.config.data_path_prefix
-    render = _render(framing, as_json, template, prefix)
-    start_of = target.starts(starts, "--from")
-    if is_topic and last_acked_sequence is not None:
-        raise click.UsageError(
-            f"--last-acked-sequence {last_acked_sequence}: {target.store.url} is a topic, and "
-            "partitions count separately: name one with --partition"
-        )
+    target.check_start(start, "--from")
     can_check = is_topic or _check_exists(target, runtime, no_ack, create_if_missing)
     if can_check and from_ is not None:
-        _check_starts(target, runtime, start_of, starts.text, no_ack)
+        _check_start(target, runtime, start, no_ack)
 
     stdout = sys.stdout.buffer
+    render = as_framing(FRAMINGS[framing])
+    if as_json:
+        render = json_lines(target.config.data_path_prefix)
     with ExitStack() as stack:
+        writer = RecordWriter(stdout, render, topic=is_topic)
         # The progress ends first, so that it does not hide the summary.
-        writer = RecordWriter(stdout, render=render, topic=is_topic)
         stack.enter_context(print_summary(writer.summary))
-        writer.advance = stack.enter_context(count_progress("consuming", quiet=stdout.isatty()))
+        if not stdout.isatty():
+            writer.advance = stack.enter_context(count_progress("consuming"))
         source: BatchSource
         if is_topic and no_ack:
-            source = _read_only_topic(target, runtime, start_of)
+            source = _read_only_topic(target, runtime, start)
         elif is_topic:
             consumer = TopicConsumer(
                 target.config, store=target.store, runtime=runtime, program=PROGRAM
             )
             source = TopicSource(stack.enter_context(consumer))
         elif no_ack:
-            first = None if last_acked_sequence is None else last_acked_sequence + 1
-            start = start_of(prefix) if first is None else first
             source = _read_only_queue(target, runtime, start)
         else:
-            owner = Consumer(
-                target.config,
-                last_acked_sequence,
-                store=target.store,
-                runtime=runtime,
-                program=PROGRAM,
-            )
+            owner = Consumer(target.config, store=target.store, runtime=runtime, program=PROGRAM)
             source = QueueSource(stack.enter_context(owner), owner.fetch_handle(), runtime)
         wait = (lambda: runtime.sleep(poll_interval_ms / 1000)) if follow else None
         write_out(source, writer, max_batches=max_batches, wait=wait)
     click.echo(writer.summary(), err=True)
-
-
-def _render(framing: str, as_json: bool, template: str | None, partition: str) -> Render:
-    if as_json:
-        return record_format.as_json(partition)
-    if template == "table":
-        return record_format.as_table()
-    if template is not None:
-        return record_format.by_format(template, partition)
-    return record_format.by_framing(FRAMINGS[framing])
 
 
 # ---- checks before anything is claimed
@@ -246,18 +197,13 @@ def _check_exists(target: Target, runtime: Runtime, no_ack: bool, create_if_miss
     return True
 
 
-def _check_starts(
-    target: Target, runtime: Runtime, start_of: Callable[[str], Start], text: str, no_ack: bool
-) -> None:
-    """Check that each queue has its start, and that a consumer begins at the oldest batch.
+def _check_start(target: Target, runtime: Runtime, start: Start, no_ack: bool) -> None:
+    """Check that each queue has the start, and that a consumer begins at the oldest batch.
 
     The batches before a consumer's start would leave the queue unread.
     """
     before, last = 0, 0
     for config in target.configs():
-        start = start_of(config.data_path_prefix)
-        if start.is_earliest:
-            continue
         reader = ReadOnlyReader(soon(config), store=target.store, runtime=runtime)
         found = reader.find() or Manifest.empty()
         sequence = start.sequence_in(found, config.manifest_path)
@@ -266,10 +212,68 @@ def _check_starts(
     if before and not no_ack:
         until = "" if target.topic is not None else f", up to sequence {last}"
         raise Failure(
-            f"--from {text} would drop {plural(before, 'batch')} unread{until}: look at what is "
-            "behind with --no-ack, or drop them with 'opendata-buffer seek "
-            f"{queue_words()} --to {shlex.quote(text)}', which keeps a copy"
+            f"--from {start.text} would drop {plural(before, 'batch')} unread{until}: look at what "
+            "is behind with --no-ack, or drop them with 'opendata-buffer seek "
+            f"{queue_words()} --to {shlex.quote(start.text)}', which keeps a copy"
         )
+
+
+# ---- how a batch is written
+
+Render = Callable[[ArrowBatch], bytes | memoryview]
+"""From a batch to the bytes that are written for it."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def as_framing(framing: Framing) -> Render:
+    """Records as a framing writes them; raises InvalidInput for one that it cannot write."""
+    return lambda batch: framing.framed(batch.values, batch.sequence)
+
+
+def json_lines(queue: str) -> Render:
+    """A line with a JSON object for each record; ``produce --json`` reads it.
+
+    Args:
+        queue: The queue's data prefix, shown with each record; batches of a topic have their own.
+    """
+
+    def lines(batch: ArrowBatch) -> Iterator[str]:
+        partition = batch.partition if isinstance(batch, TopicArrowBatch) else queue
+        ranges = deque(sorted(batch.metadata, key=lambda each: each.start_index))
+        current: Metadata | None = None
+        for index, value in enumerate(batch.values.to_pylist()):
+            while ranges and ranges[0].start_index <= index:
+                current = ranges.popleft()
+            fields: dict[str, Any] = {
+                "partition": partition,
+                "sequence": batch.sequence,
+                "index": index,
+                "time": None if current is None else _time(current.ingestion_time_ms),
+                "location": batch.location,
+                **_text_or_base64("metadata", b"" if current is None else current.payload),
+                **_text_or_base64("value", value),
+            }
+            yield json.dumps(fields, ensure_ascii=False) + "\n"
+
+    return lambda batch: "".join(lines(batch)).encode()
+
+
+def _text_or_base64(name: str, data: bytes) -> dict[str, str]:
+    """The field ``name`` with the text, or ``name_base64`` where the bytes are no UTF-8."""
+    try:
+        return {name: data.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": b64encode(data).decode()}
+
+
+def _time(milliseconds: int) -> str | None:
+    """ISO 8601 in UTC; None beyond the calendar."""
+    try:
+        at = _EPOCH + timedelta(milliseconds=milliseconds)
+    except OverflowError:
+        return None
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 # ---- writing records out
@@ -321,22 +325,18 @@ class RecordWriter:
 
     Args:
         stream: Where they go.
-        advance: Called with the bytes and records of each batch.
-        render: The bytes that are written for a batch; by default its records as lines.
+        render: The bytes that are written for a batch.
         topic: Batches are those of a topic.
+
+    Attributes:
+        total: What was written.
+        advance: Called with the bytes of each batch.
     """
 
-    def __init__(
-        self,
-        stream: BinaryIO,
-        advance: Callable[[int, int], None] = lambda size, records: None,
-        render: Render | None = None,
-        *,
-        topic: bool = False,
-    ) -> None:
+    def __init__(self, stream: BinaryIO, render: Render, *, topic: bool = False) -> None:
         self._stream = stream
-        self._render = record_format.by_framing(FRAMINGS["lines"]) if render is None else render
-        self.advance = advance
+        self._render = render
+        self.advance: Callable[[int], None] = lambda size: None
         self.total = Consumed(last_sequences={} if topic else None)
 
     def write(self, batch: ArrowBatch) -> None:
@@ -357,7 +357,7 @@ class RecordWriter:
         total.last_sequence = batch.sequence
         if total.last_sequences is not None and isinstance(batch, TopicArrowBatch):
             total.last_sequences[batch.partition] = batch.sequence
-        self.advance(size, len(batch.values))
+        self.advance(size)
 
     def summary(self) -> str:
         """What was written out, as a line of JSON."""
@@ -453,11 +453,9 @@ class QueueSource:
         self._reader.ack_through(written[-1].sequence)
 
 
-def _read_only_queue(target: Target, runtime: Runtime, start: Start | int) -> QueueSource:
+def _read_only_queue(target: Target, runtime: Runtime, start: Start) -> QueueSource:
     reader = ReadOnlyReader(target.config, store=target.store, runtime=runtime, advice=_GAP_ADVICE)
-    if isinstance(start, Start):
-        start = start.sequence_in(reader.manifest(), target.config.manifest_path)
-    reader.seek(start)
+    reader.seek(start.sequence_in(reader.manifest(), target.config.manifest_path))
     return QueueSource(reader, FetchHandle.of(target.config, store=target.store), runtime)
 
 
@@ -490,16 +488,18 @@ class ReadOnlyPartition:
         reader: Of the partition.
         handle: Fetches its batches.
         start: Where to begin.
+
+    Attributes:
+        ready: Batches that are committed and were not fetched yet.
     """
 
     def __init__(self, reader: ReadOnlyReader, handle: FetchHandle, start: Start) -> None:
-        self.name = reader.config.data_path_prefix
         self.ready: deque[BatchDescriptor] = deque()
-        self.pace = handle.pace()
+        self._name = reader.config.data_path_prefix
         self._reader = reader
         self._handle = handle
         self._start = start
-        self._filter = ReadCommitted(self.name)
+        self._filter = ReadCommitted(self._name)
         self._begin: int | None = None
 
     def read(self) -> bool:
@@ -529,19 +529,26 @@ class ReadOnlyPartition:
     def _replay(self, begin: int, stop: int) -> list[tuple[int, str]]:
         return [(each.sequence, each.location) for each in self._reader.entries(begin, stop)]
 
-    def fetch(self, descriptor: BatchDescriptor) -> TopicArrowBatch:
-        """Fetch one batch; from any thread. Errors name the partition."""
-        try:
-            found = self._handle.fetch_arrow(descriptor)
-        except PoisonBatch as error:
-            raise error.of(self.name) from error
-        return TopicArrowBatch(
-            found.values, found.sequence, found.location, found.metadata, partition=self.name
+    def take(self, limit: int, runtime: Runtime) -> Iterator[ArrowBatch]:
+        """Fetch at most ``limit`` of the batches that are ready."""
+        wanted = [self.ready.popleft() for _ in range(min(limit, len(self.ready)))]
+        fetched = fetch_many(
+            self._handle.fetch_arrow,
+            wanted,
+            max_in_flight_bytes=READ_AHEAD_BYTES,
+            runtime=runtime,
         )
+        try:
+            for each in fetched:
+                yield TopicArrowBatch(
+                    each.values, each.sequence, each.location, each.metadata, partition=self._name
+                )
+        except PoisonBatch as error:
+            raise error.of(self._name) from error
 
 
 class ReadOnlyTopic:
-    """A topic without consuming it, partitions in turn.
+    """A topic without consuming it, partition by partition.
 
     Args:
         listed: The topic's partitions as they are now.
@@ -559,9 +566,8 @@ class ReadOnlyTopic:
         self._opened = opened
         self._runtime = runtime
         self._partitions: dict[str, ReadOnlyPartition] = {}
-        self._last: str | None = None
 
-    def read(self, limit: int) -> Iterable[ArrowBatch]:
+    def read(self, limit: int) -> Iterator[ArrowBatch]:
         """The next batches; raises as :meth:`ReadOnlyPartition.read`."""
         partitions = self._partitions
         added = bool(partitions)
@@ -570,32 +576,22 @@ class ReadOnlyTopic:
                 partitions[name] = self._opened(name, added)
         # Entries of undecided transactions are read and give no batch: then read on.
         while any(together(self._runtime, ReadOnlyPartition.read, partitions.values())):
-            ready = {name: each.ready for name, each in partitions.items() if each.ready}
-            if ready:
+            if any(each.ready for each in partitions.values()):
                 break
-        else:
-            return []
-        group = in_turn(ready, self._last, limit)
-        owners = {id(descriptor): partitions[name] for name, descriptor in group}
-        for name, _ in group:
-            partitions[name].ready.popleft()
-            self._last = name
-        return fetch_many(
-            lambda descriptor: owners[id(descriptor)].fetch(descriptor),
-            [descriptor for _, descriptor in group],
-            max_in_flight_bytes=READ_AHEAD_BYTES,
-            runtime=self._runtime,
-            size_of=lambda batch: batch.values.nbytes,
-            pace=partitions[group[0][0]].pace,  # All partitions are in one store.
-        )
+        for name, partition in list(partitions.items()):
+            if not limit:
+                return
+            if partition.ready:
+                partitions[name] = partitions.pop(name)  # The others come first in the next read.
+            for batch in partition.take(limit, self._runtime):
+                limit -= 1
+                yield batch
 
     def acknowledge(self, written: Sequence[Written]) -> None:
         """Does nothing: the batches stay in the topic."""
 
 
-def _read_only_topic(
-    target: Target, runtime: Runtime, start_of: Callable[[str], Start]
-) -> ReadOnlyTopic:
+def _read_only_topic(target: Target, runtime: Runtime, start: Start) -> ReadOnlyTopic:
     topic = target.topic
     assert topic is not None
     current = CurrentTopic(topic, runtime, REFRESH_S)
@@ -605,7 +601,7 @@ def _read_only_topic(
         return ReadOnlyPartition(
             ReadOnlyReader(config, store=target.store, runtime=runtime, advice=_GAP_ADVICE),
             FetchHandle.of(config, store=target.store),
-            Start(EARLIEST) if added else start_of(name),
+            Start(EARLIEST) if added else start,
         )
 
     return ReadOnlyTopic(lambda: current.get().names, opened, runtime)

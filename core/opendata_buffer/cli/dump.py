@@ -7,30 +7,27 @@ import os
 import sys
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import click
 
 from opendata_buffer.cli.errors import Failure
-from opendata_buffer.cli.options import NATURAL, max_batch_bytes_option, store_options
+from opendata_buffer.cli.options import max_batch_bytes_option, store_options
 from opendata_buffer.cli.repair import rebuild
 from opendata_buffer.cli.target import store_options_of
 from opendata_buffer.config import StoreOptions
-from opendata_buffer.errors import CorruptData, InvalidInput, PermanentStorageError
+from opendata_buffer.errors import CorruptData, InvalidInput
 from opendata_buffer.formats import codec
 from opendata_buffer.formats import manifest as manifest_format
 from opendata_buffer.formats.batch import open_batch
 from opendata_buffer.formats.codec import largest_object, split_records
 from opendata_buffer.formats.entries import QueueEntry
 from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
-from opendata_buffer.stores.base import NotModified
+from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.open import open_store
 
 __all__ = ["batch", "batch_document", "manifest", "manifest_document", "read_object"]
-
-_CHUNK = 1 << 20
 
 
 @click.group()
@@ -65,10 +62,9 @@ def batch() -> None:
 
 @batch.command("dump")
 @click.argument("object_", metavar="PATH_OR_URL")
-@click.option("--limit", type=NATURAL, metavar="N", help="Show only the first N records.")
 @max_batch_bytes_option
 @store_options
-def batch_dump(object_: str, limit: int | None, max_batch_bytes: int, **store: Any) -> None:
+def batch_dump(object_: str, max_batch_bytes: int, **store: Any) -> None:
     """Print a batch object as JSON, records in base64.
 
     PATH_OR_URL names the object itself: a file, or s3://bucket/ingest/<ULID>.batch.
@@ -76,7 +72,7 @@ def batch_dump(object_: str, limit: int | None, max_batch_bytes: int, **store: A
     options, largest = store_options_of(store), largest_object(max_batch_bytes)
     try:
         raw = read_object(object_, options, max_bytes=largest)
-        document = batch_document(raw, limit=limit, max_bytes=max_batch_bytes)
+        document = batch_document(raw, max_batch_bytes)
     except CorruptData as error:
         raise Failure(f"{object_!r} is no sound batch: {error}") from error
     sys.stdout.writelines(document)  # click.echo() would flush after each record
@@ -108,8 +104,8 @@ def manifest_document(raw: bytes) -> Iterator[str]:
     return _document(head, "entries", map(_entry, parsed.entries()))
 
 
-def batch_document(raw: bytes, *, limit: int | None, max_bytes: int) -> Iterator[str]:
-    """A batch as text, in pieces. All of it is decoded; ``limit`` shortens the list shown.
+def batch_document(raw: bytes, max_bytes: int) -> Iterator[str]:
+    """A batch as text, in pieces. All of it is decoded before the first is printed.
 
     Raises:
         CorruptBatch: It breaks the v1 format, or decodes to more than ``max_bytes``.
@@ -121,67 +117,36 @@ def batch_document(raw: bytes, *, limit: int | None, max_bytes: int) -> Iterator
         "compression": footer.compression.name.lower(),
         "record_count": footer.record_count,
     }
-    return _document(head, "records_base64", map(_base64, records[:limit]))
+    return _document(head, "records_base64", map(_base64, records))
 
 
 def read_object(target: str, options: StoreOptions, *, max_bytes: int) -> bytes:
-    """Read the object that a local path or URL names.
-
-    Args:
-        target: A file, ``file:///dir/name``, or ``s3://bucket/key``.
-        options: How to reach a cloud.
-        max_bytes: A larger object is not read.
+    """Read the object that a path, ``file:///dir/name`` or ``s3://bucket/key`` names.
 
     Raises:
-        InvalidInput: It names no object: a directory, a bucket, a file that does not exist.
-        CorruptData: It has more than ``max_bytes``.
+        InvalidInput: It names no object: a directory or a bucket.
+        CorruptData: It has more than ``max_bytes``, and was not read.
         ObjectNotFound: The store has no such object.
         TransientStorageError, PermanentStorageError: It could not be read.
     """
-    if "://" not in target:
-        return _read_file(Path(os.path.expanduser(target)), max_bytes)
-    scheme, _, rest = target.partition("://")
-    if scheme.lower() == "file":
-        parts = urlsplit(target)
-        if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
-            raise InvalidInput(
-                f"{target!r} is no file URL: use file:///dir/name with '?' and '#' written as "
-                "%3F and %23, or a plain path"
-            )
-        return _read_file(Path(unquote(parts.path)), max_bytes)
-    # Keys are not decoded: '%', '#' and '?' are ordinary characters of a key (failure F24).
-    bucket, _, key = rest.partition("/")
-    store = open_store(f"{scheme}://{bucket}", options)
+    is_file = target.lower().startswith("file:")
+    if is_file or "://" not in target:
+        url, key = os.path.split(target)
+        url, key = url or ".", unquote(key) if is_file else key
+    else:
+        # Keys are not decoded: '%', '#' and '?' are ordinary characters of a key (failure F24).
+        scheme, _, rest = target.partition("://")
+        bucket, _, key = rest.partition("/")
+        url = f"{scheme}://{bucket}"
+    store = open_store(url, options)
     if not key or key.endswith("/"):
         raise InvalidInput(
             f"{target!r} names no object: append its key, for example "
             f"{target.rstrip('/')}/ingest/manifest"
         )
     got = store.get(key, max_bytes=max_bytes)
-    assert not isinstance(got, NotModified)  # only an answer to if_changed
+    assert isinstance(got, Blob)
     return got.data
-
-
-def _read_file(path: Path, max_bytes: int) -> bytes:
-    data = bytearray()
-    try:
-        with path.open("rb") as file:
-            # The size of a pipe or a device is unknown.
-            while chunk := file.read(_CHUNK):
-                data += chunk
-                if len(data) > max_bytes:
-                    raise CorruptData(f"it has more than {max_bytes} bytes")
-        return bytes(data)
-    except FileNotFoundError:
-        raise InvalidInput(f"there is no file {str(path)!r}: check the path") from None
-    except IsADirectoryError:
-        likely = path / "ingest" / "manifest"
-        example = str(likely) if likely.is_file() else f"{path}/ingest/manifest"
-        raise InvalidInput(
-            f"{str(path)!r} is a directory: name one object in it, for example {example}"
-        ) from None
-    except OSError as error:
-        raise PermanentStorageError(f"cannot read {str(path)!r}: {error.strerror}") from error
 
 
 def _entry(entry: QueueEntry) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -10,15 +11,14 @@ import click
 from opendata_buffer.admin import trim
 from opendata_buffer.admin.fsck import (
     REPAIRED_BY,
-    Repaired,
-    RepairPlan,
+    Finding,
     Report,
     check_queue,
     plan_repair,
     repair,
 )
 from opendata_buffer.admin.rebuild import rebuild as rebuild_manifest
-from opendata_buffer.admin.trim import SeekPlan, Starts
+from opendata_buffer.admin.trim import SeekPlan, Start
 from opendata_buffer.cli.errors import Failure
 from opendata_buffer.cli.options import (
     NATURAL,
@@ -94,19 +94,22 @@ def fsck(
     bad: list[tuple[ConsumerConfig, int]] = []
     for config in target.written(runtime):
         report = check(config)
-        repaired: list[Repaired] | None = None
+        repaired: list[tuple[Finding, str | None]] | None = None
         if repair_found and not report.ok:
-            plan = plan_repair(report)
+            plan, left = plan_repair(report)
             if not as_json:
                 _print_report(report, None, config, target, False)
-            _print_repair_plan(plan, as_json)
-            if dry_run or not plan.repair:
+            for finding in plan:
+                click.echo(f"repair: {finding.name} {REPAIRED_BY[finding.kind]}", err=as_json)
+            for finding, reason in left:
+                click.echo(f"not repaired: {finding.name}: {reason}", err=as_json)
+            if dry_run or not plan:
                 repaired = []
             else:
-                what = plural(len(plan.repair), "problem")
+                what = plural(len(plan), "problem")
                 confirm(f"{what} of {config.data_path_prefix!r} will be repaired", yes)
                 with track("repairing") as advance:
-                    repaired = repair(target.store, config, plan.repair, runtime, advance=advance)
+                    repaired = repair(target.store, config, plan, runtime, advance=advance)
                 report = check(config)
         if as_json or repaired != []:
             _print_report(report, repaired, config, target, as_json)
@@ -118,7 +121,7 @@ def fsck(
 
 def _print_report(
     report: Report,
-    repaired: list[Repaired] | None,
+    repaired: list[tuple[Finding, str | None]] | None,
     config: ConsumerConfig,
     target: Target,
     as_json: bool,
@@ -128,13 +131,12 @@ def _print_report(
         if target.topic is not None:
             fields["partition"] = config.data_path_prefix
         if repaired is not None:
-            fields["repaired"] = [each.as_json() for each in repaired]
+            fields["repaired"] = [{**asdict(each), "copy": copy} for each, copy in repaired]
         click.echo(json.dumps(fields))
         return
-    for each in repaired or ():
-        what = "the manifest" if each.sequence is None else f"sequence {each.sequence}"
-        copy = "there was nothing to copy" if each.copy is None else f"copied as {each.copy}"
-        click.echo(f"repaired {what} {each.location!r} ({each.kind}); {copy}")
+    for each, copy in repaired or ():
+        copied = "there was nothing to copy" if copy is None else f"copied as {copy}"
+        click.echo(f"repaired {each.name} ({each.kind}); {copied}")
     where = f"{config.data_path_prefix}: " if target.topic is not None else ""
     for finding in report.notes:
         click.echo(f"{where}note: {finding}")
@@ -144,16 +146,6 @@ def _print_report(
         f"{where}{plural(report.batches, 'batch')}, {plural(report.records, 'record')} checked, "
         f"{format_bytes(report.bytes)} of records in {format_bytes(report.stored_bytes)} of objects"
     )
-
-
-def _print_repair_plan(plan: RepairPlan, as_json: bool) -> None:
-    for finding in plan.repair:
-        what = finding.what if finding.sequence is None else f"sequence {finding.sequence}"
-        click.echo(f"repair: {what} {finding.location!r} {REPAIRED_BY[finding.kind]}", err=as_json)
-    for finding, why in plan.leave:
-        click.echo(
-            f"not repaired: sequence {finding.sequence} {finding.location!r}: {why}", err=as_json
-        )
 
 
 def _problems(bad: list[tuple[ConsumerConfig, int]]) -> Failure:
@@ -200,10 +192,9 @@ def skip(
         max_batch_bytes=max_batch_bytes,
         allow_foreign_locations=allow_foreign_locations,
     )
-    done = trim.skip_batch(target.store, target.config, sequence, runtime, force=force)
-    report = done.report
+    report, epoch = trim.skip_batch(target.store, target.config, sequence, runtime, force=force)
     if as_json:
-        click.echo(json.dumps({**report.as_json(), "epoch": done.epoch}))
+        click.echo(json.dumps({**report.as_json(), "epoch": epoch}))
         return
     copied = "there was no object to copy" if report.copied_bytes is None else "copied"
     click.echo(
@@ -331,8 +322,7 @@ def rebuild(runtime: Any, /, dry_run: bool, as_json: bool, **queue: Any) -> None
     required=True,
     metavar="WHERE",
     help="Where the queue shall begin: a sequence, a time such as 2026-01-31T03:00:00Z (UTC "
-    "without a zone), or 'latest', which drops all that waits now; in a topic also sequences by "
-    "partition such as '{\"0\": 42}'.",
+    "without a zone), or 'latest', which drops all that waits now.",
 )
 @click.option(
     "--copy/--no-copy",
@@ -360,27 +350,19 @@ def seek(
 
     Asks first. Prints how many are dropped and where their copies are: 'quarantine list' shows
     them, 'quarantine restore' produces one again. Stop the queue's consumer or Spark query
-    before: one that still runs is fenced. In a topic, a time or 'latest' is for all partitions,
-    and sequences are for those that they name. With --json a line for each queue.
+    before: one that still runs is fenced. In a topic, a time or 'latest' is for all partitions.
+    With --json a line for each queue.
     """
-    starts = Starts.parse(to)
+    start = Start.parse(to)
     target = target_of(
         runtime, queue, ConsumerConfig, allow_foreign_locations=allow_foreign_locations
     )
-    start_of = target.starts(starts, "--to")
+    target.check_start(start, "--to")
     plans: list[tuple[Any, SeekPlan]] = [
-        (config, trim.plan_seek(target.store, config, start_of(config.data_path_prefix), runtime))
+        (config, trim.plan_seek(target.store, config, start, runtime))
         for config in target.written(runtime)
     ]
     dropped = sum(len(plan.dropped) for _, plan in plans)
-    for config, plan in plans:
-        if plan.cut:
-            click.echo(
-                f"note: {config.data_path_prefix}: {plural(plan.cut, 'transaction')} on both sides "
-                f"of sequence {plan.target}: the batches behind it stay, and are delivered if it "
-                "is committed",
-                err=True,
-            )
     if dropped and not dry_run:
         kept = "copied to the quarantine first" if copy else "NOT copied: nothing restores them"
         confirm(f"{plural(dropped, 'batch')} of {target.store.url} will be dropped, {kept}", yes)

@@ -28,7 +28,7 @@ from opendata_buffer.topic.description import has_letters
 from opendata_buffer.topic.topic import Topic
 
 if TYPE_CHECKING:  # It imports Arrow, and a probe that runs every few seconds does not need it.
-    from opendata_buffer.admin.trim import Start, Starts
+    from opendata_buffer.admin.trim import Start
 
 __all__ = ["Target", "one_queue", "require_queue", "soon", "store_options_of", "target_of"]
 
@@ -78,27 +78,13 @@ class Target:
         found = together(runtime, exists, configs)
         return [config for config, is_there in zip(configs, found, strict=True) if is_there]
 
-    def starts(self, starts: Starts, option: str) -> Callable[[str], Start]:
-        """A function from a partition's name to the start that an option gave for it.
-
-        Raises:
-            click.UsageError: A sequence for a whole topic, or sequences by partition for a queue.
-            InvalidInput: The topic has no such partition.
-        """
-        if self.topic is None:
-            if starts.everywhere is None:
-                raise click.UsageError(
-                    f"{option} {starts.text} has sequences by partition, and one queue of "
-                    f"{self.store.url} is meant: give a sequence such as 42"
-                )
-            return starts.resolved(str)
-        if starts.everywhere is not None and starts.everywhere.sequence is not None:
+    def check_start(self, start: Start, option: str) -> None:
+        """Raises UsageError for a sequence as the start of a whole topic."""
+        if self.topic is not None and start.sequence is not None:
             raise click.UsageError(
-                f"{option} {starts.text} is a sequence, and partitions count separately: name "
-                f'one with --partition, give sequences by partition such as \'{{"0": '
-                f"{starts.text}}}', a time, or 'latest'"
+                f"{option} {start.text} is a sequence, and partitions count separately: name one "
+                "with --partition, or give a time, or 'latest'"
             )
-        return starts.resolved(self.topic.description.resolved)
 
     def words(self, config: QueueConfig) -> str:
         """The words that name one of its queues in another command."""

@@ -133,24 +133,16 @@ def work(
 
 
 class Batch(Protocol):
-    """A :class:`~opendata_buffer.broker.worker.ClaimedBatch`."""
+    """What is used of a :class:`~opendata_buffer.broker.worker.ClaimedBatch`."""
 
     sequence: int
     location: str
     delivery_count: int
     entries: Sequence[bytes]
 
-    def done(self) -> None:
-        """It was processed."""
-        ...
-
-    def release(self, rest_ms: int = 0) -> None:
-        """Give it back, for delivery after a rest."""
-        ...
-
-    def reject(self, reason: str) -> None:
-        """Move it to the quarantine."""
-        ...
+    def done(self) -> None: ...
+    def release(self, rest_ms: int = 0) -> None: ...
+    def reject(self, reason: str) -> None: ...
 
 
 class CommandPool:

@@ -74,7 +74,7 @@ class Consumer(ClosedAtEnd):
         runtime: Clock and threads.
         allow_data_loss: Go on behind a gap, with a warning, instead of raising ``DataLoss``.
         queue: Use this one, which the same process also appends to, instead of one of its own.
-        program: What reads the queue, for the person who asks ``opendata-buffer owner``.
+        program: What reads the queue, as ``opendata-buffer status`` shows it.
         network: How brokers are reached; WebSockets by default.
 
     Raises:

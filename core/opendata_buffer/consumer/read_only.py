@@ -188,7 +188,7 @@ def no_such_queue(store: Store, config: QueueConfig) -> InvalidInput:
     """
     prefix = config.data_path_prefix
     if exists(store, TOPIC_KEY):
-        lists = f"'opendata-buffer topic describe {store.url}' lists them"
+        lists = f"'opendata-buffer status {store.url}' lists them"
         if PARTITION_NAME.fullmatch(prefix) is None:
             return InvalidInput(
                 f"there is a topic at {store.url}, and one queue is needed: name a partition with "

@@ -205,7 +205,7 @@ class TopicConsumer(ClosedAtEnd):
         runtime: Clock and threads.
         allow_data_loss: Go on behind a gap, with a warning, instead of raising ``DataLoss``.
         refresh_s: Seconds after which the list of partitions is read again, in the background.
-        program: What reads the topic, for the person who asks ``opendata-buffer owner``.
+        program: What reads the topic, as ``opendata-buffer status`` shows it.
         network: How brokers are reached; WebSockets by default.
 
     Raises:

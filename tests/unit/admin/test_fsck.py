@@ -179,8 +179,8 @@ def test_every_kind_of_problem_is_mended_or_left_with_a_reason() -> None:
 def test_of_an_object_that_is_queued_three_times_the_first_entry_stays() -> None:
     repeats = [finding(n, Kind.REPEATED, "a") for n in (1, 4, 6)]
     other = finding(5, Kind.REPEATED, "b")
-    plan = plan_repair(Report(problems=[*repeats[:2], other, repeats[2]]))
-    assert [each.sequence for each in plan.repair] == [4, 6]
+    plan, _ = plan_repair(Report(problems=[*repeats[:2], other, repeats[2]]))
+    assert [each.sequence for each in plan] == [4, 6]
 
 
 def test_a_repair_that_is_run_again_finds_nothing_to_do() -> None:
@@ -189,11 +189,11 @@ def test_a_repair_that_is_run_again_finds_nothing_to_do() -> None:
     store.put(locations[0], encode_batch([b"a"]))
     store.put(locations[2], b"garbage")
     store.put("ingest/manifest", Manifest.empty().append([NewEntry(x) for x in locations]).raw)
-    plan = plan_repair(check_queue(store, CONFIG, RUNTIME))
+    plan, _ = plan_repair(check_queue(store, CONFIG, RUNTIME))
     told: list[tuple[int, int]] = []
-    done = repair(store, CONFIG, plan.repair, RUNTIME, advance=lambda *each: told.append(each))
-    assert [(each.sequence, each.kind) for each in done] == [
+    done = repair(store, CONFIG, plan, RUNTIME, advance=lambda *each: told.append(each))
+    assert [(each.sequence, each.kind) for each, _ in done] == [
         (1, Kind.MISSING), (2, Kind.UNREADABLE),
     ]  # fmt: skip
     assert told == [(1, 2), (2, 2)]
-    assert plan_repair(check_queue(store, CONFIG, RUNTIME)).repair == ()
+    assert plan_repair(check_queue(store, CONFIG, RUNTIME)) == ([], [])
