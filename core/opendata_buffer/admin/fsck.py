@@ -27,15 +27,7 @@ from opendata_buffer.queue.ownership import check_owner
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 
-__all__ = [
-    "REPAIRED_BY",
-    "Finding",
-    "Kind",
-    "Report",
-    "check_queue",
-    "plan_repair",
-    "repair",
-]
+__all__ = ["REPAIRED_BY", "Finding", "Report", "check_queue", "plan_repair", "repair"]
 
 
 class Kind(StrEnum):
@@ -156,15 +148,11 @@ def check_queue(
     reported then. Each batch that no entry names and that was not surely read is a note.
 
     Args:
-        store: Where the queue lives.
-        config: Its manifest and prefix, and the largest batch to decode.
         runtime: Threads, and the time of retries.
         advance: Called with the number of entries done, and of all.
 
     Raises:
         InvalidInput: There is no manifest.
-        TransientStorageError, PermanentStorageError: The store did not answer; that says nothing
-            about the queue.
     """
     report = Report()
     reader = ReadOnlyReader(config, store=store, runtime=runtime)
@@ -291,10 +279,7 @@ def repair(
     Stop the queue's producers and consumers first. A consumer that still runs is fenced.
 
     Args:
-        store: Where the queue lives.
-        config: Its manifest and prefix, and the largest batch that counts as readable.
         plan: The problems to repair, of :func:`plan_repair`.
-        runtime: Clock and names.
         advance: Called with the number of problems done, and of all.
 
     Returns:

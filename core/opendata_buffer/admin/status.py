@@ -33,15 +33,11 @@ from opendata_buffer.topic.topic import Topic
 __all__ = [
     "BrokerStatus",
     "ClaimsStatus",
-    "PartitionStatus",
     "Status",
     "TopicStatus",
-    "ask_broker",
     "read_backlog",
-    "read_claims",
     "read_status",
     "read_topic",
-    "summarise",
 ]
 
 T = TypeVar("T")
@@ -154,7 +150,6 @@ def read_claims(store: Store, config: QueueConfig) -> ClaimsStatus | None:
 
     Raises:
         CorruptData: The object holds no claims.
-        TransientStorageError, PermanentStorageError: The store did not answer.
     """
     try:
         claims = read_sidecar(store, claims_key(config.data_path_prefix), CLAIMS, decode)
@@ -231,12 +226,10 @@ def read_status(
     """Read the manifest, list the data prefix once, and ask the broker if there is one.
 
     Args:
-        reader: Of the queue.
         connect: Opens a connection to a broker; None asks none.
 
     Raises:
         InvalidInput: There is no manifest.
-        TransientStorageError, PermanentStorageError: The store did not answer.
     """
     store, config, runtime = reader.store, reader.config, reader.runtime
     notes: list[str] = []
@@ -283,10 +276,6 @@ def summarise(
     Args:
         before: The manifest read before the listing.
         after: The manifest read after it; this one is reported.
-        listing: The objects below the data prefix.
-        store: URL of the store.
-        config: Where the queue lives.
-        now_ms: Wall clock, for ages.
     """
     sizes = {found.key: found.size for found in listing.objects}
     # Only two entries are parsed whole: metadata can be most of a manifest. Sets, because a queue
@@ -414,8 +403,6 @@ def read_topic(topic: Topic, config: QueueConfig, runtime: Runtime) -> TopicStat
     Raises:
         InvalidInput: There is no topic.
         QueueReset: A partition has lost its manifest.
-        CorruptData: The description or a manifest cannot be read.
-        TransientStorageError, PermanentStorageError: The store did not answer.
     """
     description = topic.read()
 
@@ -453,9 +440,7 @@ def read_backlog(
     """Read the manifests in parallel, and nothing else: a probe asks every few seconds.
 
     Args:
-        store: Where the queues are.
         configs: Of each queue.
-        runtime: Clock and threads.
         topic: They are partitions, which need not have been written yet.
 
     Returns:
@@ -464,7 +449,6 @@ def read_backlog(
 
     Raises:
         InvalidInput: There is no such queue.
-        QueueReset, CorruptManifest, StorageError: A manifest could not be read.
     """
 
     def read(config: QueueConfig) -> Manifest:

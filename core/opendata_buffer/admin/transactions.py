@@ -35,14 +35,7 @@ from opendata_buffer.transactions.commit_record import (
 from opendata_buffer.transactions.coordinator import TransactionCoordinator
 from opendata_buffer.transactions.markers import ROLL_BACK, TransactionMarker, settle
 
-__all__ = [
-    "STALE_AFTER_S",
-    "OpenTransaction",
-    "TransactionScope",
-    "abort",
-    "list_open",
-    "open_in",
-]
+__all__ = ["STALE_AFTER_S", "OpenTransaction", "TransactionScope", "abort", "list_open", "open_in"]
 
 STALE_AFTER_S = 900.0
 """Age from which ``status`` warns about a transaction, and ``abort`` ends it without ``force``: no
@@ -83,9 +76,6 @@ class TransactionScope:
     """The queues whose transactions are listed or ended: those of a topic, or one.
 
     Args:
-        config: Of the topic, or of the one queue.
-        store: Where it is.
-        runtime: Clock and threads.
         topic: None for one queue.
     """
 
@@ -103,7 +93,6 @@ class TransactionScope:
 
         Raises:
             InvalidInput: There is no such queue or topic.
-            StorageError, CorruptData: It could not be read.
         """
         if self.topic is not None:
             return self.topic.read().names
@@ -133,11 +122,6 @@ class TransactionScope:
 
 def open_in(manifest: Manifest, data_path_prefix: str, now_ms: int) -> list[OpenTransaction]:
     """The undecided transactions of one queue, in the order of their first batches; pure.
-
-    Args:
-        manifest: Of the queue.
-        data_path_prefix: Its data prefix.
-        now_ms: Wall clock, for ages.
 
     Raises:
         CorruptManifest: Entries break the format.
@@ -173,7 +157,6 @@ def list_open(scope: TransactionScope) -> list[OpenTransaction]:
 
     Raises:
         InvalidInput: There is no such queue or topic.
-        CorruptData, StorageError: A manifest or a commit record could not be read.
     """
 
     def read(name: str) -> tuple[list[OpenTransaction], set[str]]:
@@ -197,13 +180,7 @@ def list_open(scope: TransactionScope) -> list[OpenTransaction]:
     ]
 
 
-def abort(
-    scope: TransactionScope,
-    producer: str,
-    *,
-    force: bool = False,
-    stale_after_s: float = STALE_AFTER_S,
-) -> list[OpenTransaction]:
+def abort(scope: TransactionScope, producer: str, *, force: bool = False) -> list[OpenTransaction]:
     """End the transaction of a producer in all partitions, and all others of the same app.
 
     The commit record decides: a transaction that it names is committed, and is completed; the
@@ -218,9 +195,8 @@ def abort(
     Args:
         scope: The whole topic, or a queue of its own.
         producer: As :attr:`OpenTransaction.producer` says.
-        force: Also end a transaction that is younger than ``stale_after_s``, or one whose intents
-            may be saved elsewhere. Make sure first that no process applies them.
-        stale_after_s: Seconds.
+        force: Also end a transaction that is younger than :data:`STALE_AFTER_S`, or one whose
+            intents may be saved elsewhere. Make sure first that no process applies them.
 
     Returns:
         The parts of transactions that were ended: those that are committed are delivered now, the
@@ -241,7 +217,7 @@ def abort(
         )
     app = chosen[0].app
     if not force and not any(each.committed for each in chosen):
-        _refuse_running(producer, app, chosen, stale_after_s)
+        _refuse_running(producer, app, chosen)
     if app is None or scope.topic is None:
         if scope.topic is None and is_topic(scope.store):
             raise InvalidInput(
@@ -259,15 +235,13 @@ def abort(
     return [_judged(each, records) for each in listed if each.app == app]
 
 
-def _refuse_running(
-    producer: str, app: str | None, chosen: list[OpenTransaction], stale_after_s: float
-) -> None:
+def _refuse_running(producer: str, app: str | None, chosen: list[OpenTransaction]) -> None:
     """Raises InvalidInput for a transaction that its writer may still commit."""
     youngest = min(each.age_seconds or 0.0 for each in chosen)
-    if youngest < stale_after_s:
+    if youngest < STALE_AFTER_S:
         raise InvalidInput(
             f"the transaction of producer {producer!r} is {youngest:.0f} s old: its writer may be "
-            f"at work. Wait until it is {stale_after_s:.0f} s old, or pass force=True"
+            f"at work. Wait until it is {STALE_AFTER_S:.0f} s old, or pass force=True"
         )
     if app is None:
         raise InvalidInput(

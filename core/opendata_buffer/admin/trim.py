@@ -51,7 +51,6 @@ from opendata_buffer.topic.topic import Topic
 
 __all__ = [
     "EARLIEST",
-    "LATEST",
     "SeekPlan",
     "SeekResult",
     "Start",
@@ -71,10 +70,7 @@ def skip_batch(
     Stop the queue's consumer first; one that still runs is fenced. After an error call it again.
 
     Args:
-        store: Where the queue lives.
-        config: Its manifest and prefix, and the largest batch that counts as readable.
         sequence: The batch, anywhere in the queue.
-        runtime: Clock and names.
         force: Also when the batch can be read.
 
     Returns:
@@ -84,7 +80,6 @@ def skip_batch(
         InvalidInput: There is no queue, the sequence is not queued, or the batch can be read
             and ``force`` was not given; nothing was changed.
         PrefixConflict, UnsafeStore: As for a consumer; nothing was changed.
-        StorageError, Conflict: The store did not answer; the batch is still queued.
     """
     manifest = ReadOnlyReader(config, store=store, runtime=runtime).manifest()
     if not manifest.first_sequence <= sequence < manifest.next_sequence:
@@ -93,7 +88,12 @@ def skip_batch(
             f"{_range_of(manifest)}"
         )
     (entry,) = manifest.entries(sequence, 1)
-    fault = _fault(FetchHandle.of(config, store=store, runtime=runtime), BatchDescriptor.of(entry))
+    fault = None
+    try:
+        handle = FetchHandle.of(config, store=store, runtime=runtime)
+        handle.fetch_arrow(BatchDescriptor.of(entry))
+    except PoisonBatch as error:
+        fault = error.reason
     if fault is None and not force:
         raise InvalidInput(
             f"batch {sequence} at {entry.location!r} can be read: a consumer delivers it. To skip "
@@ -121,15 +121,6 @@ def skip_batch(
     return report, after.epoch
 
 
-def _fault(handle: FetchHandle, descriptor: BatchDescriptor) -> str | None:
-    """Why a batch cannot be delivered; None when it can."""
-    try:
-        handle.fetch_arrow(descriptor)
-    except PoisonBatch as error:
-        return error.reason
-    return None
-
-
 def _range_of(manifest: Manifest) -> str:
     if not manifest.entry_count:
         return "it is empty"
@@ -148,10 +139,7 @@ def restore_batch(
     delivered when they passed the batch by, and would drop it as a repeat.
 
     Args:
-        store: Where the queue lives.
-        config: Its manifest and prefix, and the largest batch to decode.
         name: The id of the report.
-        runtime: Clock and names.
 
     Returns:
         The report, with ``restored_sequence``.
@@ -255,11 +243,6 @@ class Start:
     sequence: int | None = None
     since_ms: int | None = None
 
-    @property
-    def is_earliest(self) -> bool:
-        """Whether no batch lies before it, whatever the queue holds."""
-        return self.text == EARLIEST
-
     @classmethod
     def parse(cls, text: str) -> Start:
         """Read ``earliest``, ``latest``, a sequence, or a time in ISO 8601, UTC without a zone.
@@ -286,7 +269,6 @@ class Start:
         """The sequence it means in a queue; ``manifest.next_sequence`` is the end.
 
         Args:
-            manifest: The queue's.
             key: The manifest's name, for messages.
 
         Raises:
@@ -363,7 +345,6 @@ def plan_seek(store: Store, config: ConsumerConfig, start: Start, runtime: Runti
     Raises:
         InvalidInput: There is no queue; it does not have that sequence; or an undecided
             transaction begins before it, which the seek would tear apart.
-        CorruptManifest, StorageError: The manifest could not be read.
     """
     manifest = ReadOnlyReader(config, store=store, runtime=runtime).manifest()
     target = start.sequence_in(manifest, config.manifest_path)
@@ -386,17 +367,13 @@ def seek(
     Entries that the consumer took since the plan are gone. Entries that were appended since stay.
 
     Args:
-        store: Where the queue lives.
-        config: Its manifest and prefix.
         plan: Of :func:`plan_seek`.
-        runtime: Clock and threads.
         copy: Copy what is dropped to the quarantine. Without a copy nothing restores it once the
             collector has deleted it.
         advance: Called with the number of batches copied, and of all.
 
     Raises:
         InvalidInput: A batch is too large to be copied; nothing was dropped.
-        PrefixConflict, UnsafeStore, QueueReset, Drained: As for a consumer.
         Conflict, CorruptManifest, StorageError: Nothing was dropped; call it again.
     """
     claim = claim_for_use(store, config, runtime=runtime)
@@ -451,10 +428,7 @@ def collect(
     it is left to collect, it is removed from the topic's description.
 
     Args:
-        store: Where they all are.
-        config: Of the queue, or of the topic's root.
         topic: The topic; None for one queue.
-        runtime: The clock.
         dry_run: Only read and plan; nothing is written.
 
     Returns:
@@ -462,8 +436,6 @@ def collect(
 
     Raises:
         InvalidInput: A queue has no manifest.
-        OpenDataBufferError: As :meth:`.GarbageCollector.run_once`; objects that were collected
-            before the error stay deleted.
     """
     if topic is None:
         # The collector would claim the prefix, also for a mistyped manifest.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple
 
 import click
 import pyarrow.compute as pc
@@ -159,25 +159,21 @@ def consume(
         stack.enter_context(print_summary(writer.summary))
         if not stdout.isatty():
             writer.advance = stack.enter_context(count_progress("consuming"))
-        source: BatchSource
         if is_topic and no_ack:
             source = _read_only_topic(target, runtime, start)
         elif is_topic:
             consumer = TopicConsumer(
                 target.config, store=target.store, runtime=runtime, program=PROGRAM
             )
-            source = TopicSource(stack.enter_context(consumer))
+            source = _topic_source(stack.enter_context(consumer))
         elif no_ack:
             source = _read_only_queue(target, runtime, start)
         else:
             owner = Consumer(target.config, store=target.store, runtime=runtime, program=PROGRAM)
-            source = QueueSource(stack.enter_context(owner), owner.fetch_handle(), runtime)
+            source = _queue_source(stack.enter_context(owner), owner.fetch_handle(), runtime)
         wait = (lambda: runtime.sleep(poll_interval_ms / 1000)) if follow else None
         write_out(source, writer, max_batches=max_batches, wait=wait)
     click.echo(writer.summary(), err=True)
-
-
-# ---- checks before anything is claimed
 
 
 def _check_exists(target: Target, runtime: Runtime, no_ack: bool, create_if_missing: bool) -> bool:
@@ -218,8 +214,6 @@ def _check_start(target: Target, runtime: Runtime, start: Start, no_ack: bool) -
         )
 
 
-# ---- how a batch is written
-
 Render = Callable[[ArrowBatch], bytes | memoryview]
 """From a batch to the bytes that are written for it."""
 
@@ -232,10 +226,9 @@ def as_framing(framing: Framing) -> Render:
 
 
 def json_lines(queue: str) -> Render:
-    """A line with a JSON object for each record; ``produce --json`` reads it.
+    """A line with a JSON object for each record, which ``produce --json`` reads.
 
-    Args:
-        queue: The queue's data prefix, shown with each record; batches of a topic have their own.
+    ``queue`` is shown as the partition of each record; batches of a topic have their own.
     """
 
     def lines(batch: ArrowBatch) -> Iterator[str]:
@@ -276,9 +269,6 @@ def _time(milliseconds: int) -> str | None:
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-# ---- writing records out
-
-
 class Written(NamedTuple):
     """A batch that was written out; its records need not be kept."""
 
@@ -286,16 +276,16 @@ class Written(NamedTuple):
     sequence: int
 
 
-class BatchSource(Protocol):
-    """Where :func:`write_out` takes batches from."""
+class BatchSource(NamedTuple):
+    """Where :func:`write_out` takes batches from.
 
-    def read(self, limit: int) -> Iterable[ArrowBatch]:
-        """The next batches, at most ``limit``; none when there are none yet."""
-        ...
+    Attributes:
+        read: The next batches, at most so many; none when there are none yet.
+        acknowledge: Called with the batches that were written out, in the order of reading.
+    """
 
-    def acknowledge(self, written: Sequence[Written]) -> None:
-        """These were written out, in the order in which they were read."""
-        ...
+    read: Callable[[int], Iterable[ArrowBatch]]
+    acknowledge: Callable[[Sequence[Written]], None] = lambda written: None
 
 
 @dataclass
@@ -313,20 +303,9 @@ class Consumed:
     last_sequence: int | None = None
     last_sequences: dict[str, int] | None = None
 
-    def as_json(self) -> dict[str, Any]:
-        """All fields that a queue, or a topic, has."""
-        fields = asdict(self)
-        del fields["last_sequence" if self.last_sequences is not None else "last_sequences"]
-        return fields
-
 
 class RecordWriter:
     """Writes the records of batches to a stream, and counts them.
-
-    Args:
-        stream: Where they go.
-        render: The bytes that are written for a batch.
-        topic: Batches are those of a topic.
 
     Attributes:
         total: What was written.
@@ -361,7 +340,9 @@ class RecordWriter:
 
     def summary(self) -> str:
         """What was written out, as a line of JSON."""
-        return json.dumps(self.total.as_json())
+        fields = asdict(self.total)
+        del fields["last_sequences" if self.total.last_sequences is None else "last_sequence"]
+        return json.dumps(fields)
 
     def persist(self) -> None:
         """Sync the stream to disk if it is a file; a pipe needs nothing."""
@@ -385,13 +366,7 @@ def write_out(
     A group is acknowledged in one manifest write after its last byte was written. After an error
     its complete batches are acknowledged, and the rest is delivered again. After BrokenPipeError
     nothing of the group is acknowledged: how much the reader of the stream got is unknown (failure
-    F8).
-
-    Args:
-        source: Where batches come from.
-        writer: Where their records go; it counts them.
-        max_batches: Stop after so many; None for no limit.
-        wait: Called when the source has no batch; None ends then.
+    F8). ``wait`` is called when the source has no batch; None ends then.
     """
     while max_batches is None or writer.total.batches < max_batches:
         left = GROUP_BATCHES if max_batches is None else max_batches - writer.total.batches
@@ -420,74 +395,46 @@ def _write_group(source: BatchSource, writer: RecordWriter, limit: int) -> int:
     return len(written)
 
 
-# ---- where batches come from
+def _queue_source(
+    reader: Consumer | ReadOnlyReader, handle: FetchHandle, runtime: Runtime
+) -> BatchSource:
+    """One queue. A read-only reader acknowledges nothing in the queue."""
 
-
-class QueueSource:
-    """One queue, by its consumer or by a read-only reader.
-
-    Args:
-        reader: Hands out descriptors. A read-only reader acknowledges nothing in the queue.
-        handle: Fetches batches.
-        runtime: Threads of the read-ahead.
-    """
-
-    def __init__(
-        self, reader: Consumer | ReadOnlyReader, handle: FetchHandle, runtime: Runtime
-    ) -> None:
-        self._reader = reader
-        self._handle = handle
-        self._runtime = runtime
-
-    def read(self, limit: int) -> Iterable[ArrowBatch]:
-        """The next batches; raises as the reader's ``next_descriptors``."""
+    def read(limit: int) -> Iterable[ArrowBatch]:
         return fetch_many(
-            self._handle.fetch_arrow,
-            self._reader.next_descriptors(limit),
+            handle.fetch_arrow,
+            reader.next_descriptors(limit),
             max_in_flight_bytes=READ_AHEAD_BYTES,
-            runtime=self._runtime,
+            runtime=runtime,
         )
 
-    def acknowledge(self, written: Sequence[Written]) -> None:
-        """Raises as the reader's ``ack_through``."""
-        self._reader.ack_through(written[-1].sequence)
+    return BatchSource(read, lambda written: reader.ack_through(written[-1].sequence))
 
 
-def _read_only_queue(target: Target, runtime: Runtime, start: Start) -> QueueSource:
+def _read_only_queue(target: Target, runtime: Runtime, start: Start) -> BatchSource:
     reader = ReadOnlyReader(target.config, store=target.store, runtime=runtime, advice=_GAP_ADVICE)
     reader.seek(start.sequence_in(reader.manifest(), target.config.manifest_path))
-    return QueueSource(reader, FetchHandle.of(target.config, store=target.store), runtime)
+    return _queue_source(reader, FetchHandle.of(target.config, store=target.store), runtime)
 
 
-class TopicSource:
-    """A topic, by its consumer."""
-
-    def __init__(self, consumer: TopicConsumer) -> None:
-        self._consumer = consumer
-
-    def read(self, limit: int) -> Iterator[ArrowBatch]:
-        """The next batches, partition by partition; raises as ``TopicConsumer.next_batch``."""
+def _topic_source(consumer: TopicConsumer) -> BatchSource:
+    def read(limit: int) -> Iterator[ArrowBatch]:
         count = 0
-        while count < limit and (batch := self._consumer.next_arrow_batch()) is not None:
+        while count < limit and (batch := consumer.next_arrow_batch()) is not None:
             count += 1
             yield batch
         if not count:
-            # Nothing to read: acknowledgements need not wait for more.
-            self._consumer.flush()
+            consumer.flush()  # Nothing to read: acknowledgements need not wait for more.
 
-    def acknowledge(self, written: Sequence[Written]) -> None:
-        """Raises as ``TopicConsumer.ack``."""
+    def acknowledge(written: Sequence[Written]) -> None:
         for each in written:
-            self._consumer.ack(each)
+            consumer.ack(each)
+
+    return BatchSource(read, acknowledge)
 
 
 class ReadOnlyPartition:
     """The committed batches of one partition, without consuming it.
-
-    Args:
-        reader: Of the partition.
-        handle: Fetches its batches.
-        start: Where to begin.
 
     Attributes:
         ready: Batches that are committed and were not fetched yet.
@@ -553,7 +500,6 @@ class ReadOnlyTopic:
     Args:
         listed: The topic's partitions as they are now.
         opened: Makes the reader of one of them; told whether it was added after the first read.
-        runtime: Threads.
     """
 
     def __init__(
@@ -587,11 +533,8 @@ class ReadOnlyTopic:
                 limit -= 1
                 yield batch
 
-    def acknowledge(self, written: Sequence[Written]) -> None:
-        """Does nothing: the batches stay in the topic."""
 
-
-def _read_only_topic(target: Target, runtime: Runtime, start: Start) -> ReadOnlyTopic:
+def _read_only_topic(target: Target, runtime: Runtime, start: Start) -> BatchSource:
     topic = target.topic
     assert topic is not None
     current = CurrentTopic(topic, runtime, REFRESH_S)
@@ -604,4 +547,4 @@ def _read_only_topic(target: Target, runtime: Runtime, start: Start) -> ReadOnly
             Start(EARLIEST) if added else start,
         )
 
-    return ReadOnlyTopic(lambda: current.get().names, opened, runtime)
+    return BatchSource(ReadOnlyTopic(lambda: current.get().names, opened, runtime).read)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -22,12 +20,12 @@ from opendata_buffer.formats import codec
 from opendata_buffer.formats import manifest as manifest_format
 from opendata_buffer.formats.batch import open_batch
 from opendata_buffer.formats.codec import largest_object, split_records
-from opendata_buffer.formats.entries import QueueEntry
 from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
+from opendata_buffer.quarantine import metadata_json
 from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.open import open_store
 
-__all__ = ["batch", "batch_document", "manifest", "manifest_document", "read_object"]
+__all__ = ["batch", "manifest"]
 
 
 @click.group()
@@ -52,7 +50,7 @@ def manifest_dump(object_: str, **store: Any) -> None:
         document = manifest_document(raw)
     except CorruptData as error:
         raise Failure(f"{object_!r} is no sound manifest: {error}") from error
-    sys.stdout.writelines(document)  # click.echo() would flush after each record
+    click.echo(json.dumps(document, indent=2))
 
 
 @click.group()
@@ -75,49 +73,46 @@ def batch_dump(object_: str, max_batch_bytes: int, **store: Any) -> None:
         document = batch_document(raw, max_batch_bytes)
     except CorruptData as error:
         raise Failure(f"{object_!r} is no sound batch: {error}") from error
-    sys.stdout.writelines(document)  # click.echo() would flush after each record
+    click.echo(json.dumps(document, indent=2))
 
 
-def _document(head: Mapping[str, Any], name: str, items: Iterable[Any]) -> Iterator[str]:
-    """A JSON object of a few values and one list that may be long, a line for each item."""
-    yield json.dumps(dict(head))[:-1] + f', "{name}": ['
-    separator = "\n  "
-    for item in items:
-        yield separator + json.dumps(item)
-        separator = ",\n  "
-    yield "]}\n" if separator == "\n  " else "\n]}\n"
-
-
-def manifest_document(raw: bytes) -> Iterator[str]:
-    """A manifest as text, in pieces. Every entry is checked before the first is printed.
+def manifest_document(raw: bytes) -> dict[str, Any]:
+    """A manifest's fields. Every entry is checked.
 
     Raises:
         CorruptManifest: It breaks the v1 format.
     """
     parsed = Manifest.parse(raw)
     parsed.check()
-    head = {
+    return {
         "version": manifest_format.VERSION,
         "epoch": parsed.epoch,
         "next_sequence": parsed.next_sequence,
+        "entries": [
+            {
+                "sequence": entry.sequence,
+                "location": entry.location,
+                "metadata": metadata_json(entry.metadata),
+            }
+            for entry in parsed.entries()
+        ],
     }
-    return _document(head, "entries", map(_entry, parsed.entries()))
 
 
-def batch_document(raw: bytes, max_bytes: int) -> Iterator[str]:
-    """A batch as text, in pieces. All of it is decoded before the first is printed.
+def batch_document(raw: bytes, max_bytes: int) -> dict[str, Any]:
+    """A batch's fields and records.
 
     Raises:
         CorruptBatch: It breaks the v1 format, or decodes to more than ``max_bytes``.
     """
     footer, block = open_batch(raw, max_bytes)
     records = split_records(block, footer.record_count)
-    head = {
+    return {
         "version": codec.VERSION,
         "compression": footer.compression.name.lower(),
         "record_count": footer.record_count,
+        "records_base64": [b64encode(each).decode() for each in records],
     }
-    return _document(head, "records_base64", map(_base64, records))
 
 
 def read_object(target: str, options: StoreOptions, *, max_bytes: int) -> bytes:
@@ -127,7 +122,6 @@ def read_object(target: str, options: StoreOptions, *, max_bytes: int) -> bytes:
         InvalidInput: It names no object: a directory or a bucket.
         CorruptData: It has more than ``max_bytes``, and was not read.
         ObjectNotFound: The store has no such object.
-        TransientStorageError, PermanentStorageError: It could not be read.
     """
     is_file = target.lower().startswith("file:")
     if is_file or "://" not in target:
@@ -147,22 +141,3 @@ def read_object(target: str, options: StoreOptions, *, max_bytes: int) -> bytes:
     got = store.get(key, max_bytes=max_bytes)
     assert isinstance(got, Blob)
     return got.data
-
-
-def _entry(entry: QueueEntry) -> dict[str, Any]:
-    return {
-        "sequence": entry.sequence,
-        "location": entry.location,
-        "metadata": [
-            {
-                "start_index": each.start_index,
-                "ingestion_time_ms": each.ingestion_time_ms,
-                "payload_base64": _base64(each.payload),
-            }
-            for each in entry.metadata
-        ],
-    }
-
-
-def _base64(data: bytes) -> str:
-    return b64encode(data).decode()

@@ -220,9 +220,6 @@ def _contents(paths: Sequence[str], limit: int) -> Iterator[bytes]:
         yield data
 
 
-# ---- metadata and keys
-
-
 class Run(NamedTuple):
     """Records with the same metadata, and a key for each or no keys.
 
@@ -326,8 +323,6 @@ class JsonRecords:
         )
 
 
-# ---- from the input to the producer
-
 Put = Callable[[Run], Any]
 """Produces a run of records that fits into one batch; returns the watcher of the call."""
 
@@ -365,11 +360,7 @@ class InputProducer:
     slow input is flushed by age and fast input by size.
 
     Args:
-        put: Produces a run.
-        config: Settings of its producer.
-        runs: Gives records their metadata and keys.
         advance: Called with the bytes of each call.
-        framing: How records are separated.
         max_record_bytes: Bytes that a record may have in the stream, if it is encoded there; by
             default what fits into a batch.
         many_queues: Records go to several queues, so records behind a lost one may be durable.
@@ -401,10 +392,7 @@ class InputProducer:
         self.durable = Produced()
 
     def produce_stream(self, read: Callable[[int], bytes]) -> None:
-        """Produce until the stream ends. Close the producer then, and count what is durable.
-
-        Args:
-            read: Returns available bytes, up to a number; blocks for the first.
+        """Produce until the stream ends; ``read`` returns available bytes, up to a number.
 
         Raises:
             InvalidInput: A record fits into no batch or does not fit the framing. The records

@@ -41,8 +41,6 @@ from opendata_buffer.quarantine import list_quarantine
 
 __all__ = ["fsck", "gc", "quarantine", "rebuild", "seek", "skip"]
 
-# ---- fsck
-
 
 @click.command()
 @queue_options
@@ -91,7 +89,7 @@ def fsck(
         with track("checking") as advance:
             return check_queue(target.store, config, runtime, advance=advance)
 
-    bad: list[tuple[ConsumerConfig, int]] = []
+    problems: dict[str, int] = {}
     for config in target.written(runtime):
         report = check(config)
         repaired: list[tuple[Finding, str | None]] | None = None
@@ -114,9 +112,14 @@ def fsck(
         if as_json or repaired != []:
             _print_report(report, repaired, config, target, as_json)
         if not report.ok:
-            bad.append((config, len(report.problems)))
-    if bad:
-        raise _problems(bad)
+            problems[config.manifest_path] = len(report.problems)
+    if problems:
+        noun = "queue" if len(problems) == 1 else "queues"
+        raise Failure(
+            f"{plural(sum(problems.values()), 'problem')} in the {noun} with manifest "
+            f"{', '.join(map(repr, problems))}: restore the objects if there are copies, or repair "
+            f"with 'opendata-buffer fsck {queue_words()} --repair', which copies what it passes by"
+        )
 
 
 def _print_report(
@@ -146,20 +149,6 @@ def _print_report(
         f"{where}{plural(report.batches, 'batch')}, {plural(report.records, 'record')} checked, "
         f"{format_bytes(report.bytes)} of records in {format_bytes(report.stored_bytes)} of objects"
     )
-
-
-def _problems(bad: list[tuple[ConsumerConfig, int]]) -> Failure:
-    count = sum(number for _, number in bad)
-    queues = ", ".join(repr(config.manifest_path) for config, _ in bad)
-    noun = "queue" if len(bad) == 1 else "queues"
-    return Failure(
-        f"{plural(count, 'problem')} in the {noun} with manifest {queues}: restore the objects if "
-        f"there are copies, or repair with 'opendata-buffer fsck {queue_words()} --repair', which "
-        "copies what it passes by"
-    )
-
-
-# ---- skip and quarantine
 
 
 @click.command()
@@ -258,9 +247,6 @@ def quarantine_restore(
         click.echo(f"restored batch {report.id} as sequence {report.restored_sequence}")
 
 
-# ---- manifest rebuild
-
-
 @click.command()
 @queue_options
 @click.option("--dry-run", is_flag=True, help="Only print what would be done.")
@@ -310,9 +296,6 @@ def rebuild(runtime: Any, /, dry_run: bool, as_json: bool, **queue: Any) -> None
             "Spark queries continue with failOnDataLoss=false once; a consumer that keeps its own "
             f"position starts with {first - 1}"
         )
-
-
-# ---- seek
 
 
 @click.command()
@@ -376,49 +359,34 @@ def seek(
         if plan.dropped and not dry_run:
             with print_summary(lambda: summary), track("copying") as advance:
                 done = trim.seek(target.store, config, plan, runtime, copy=copy, advance=advance)
-        _print_seek(target, config, plan, done, dry_run, as_json)
+        prefix = config.data_path_prefix
+        first = plan.target if done is None else done.first
+        if as_json:
+            fields = {
+                "partition": prefix,
+                "dry_run": dry_run,
+                "dropped": len(plan.dropped),
+                "first_sequence": first,
+                "epoch": None if done is None else done.epoch,
+                "copies": [] if done is None else done.copies,
+            }
+            click.echo(json.dumps(fields))
+            continue
+        would = "would drop" if dry_run else "dropped"
+        count = plural(len(plan.dropped), "batch")
+        click.echo(f"{prefix}: {would} {count}; the queue begins at sequence {first}")
+        if done is not None and done.copies:
+            partition = "" if target.topic is None else f" --partition {prefix}"
+            click.echo(
+                f"{prefix}: copies are {done.copies[0]} to {done.copies[-1]} below "
+                f"{prefix}/_quarantine/; bring one back with 'opendata-buffer quarantine restore "
+                f"{queue_words()}{partition} {done.copies[0]}'"
+            )
     if dropped and not dry_run and not as_json:
         click.echo(
             "Spark queries continue with failOnDataLoss=false once; a consumer that keeps its own "
             "position starts without it"
         )
-
-
-def _print_seek(
-    target: Target,
-    config: ConsumerConfig,
-    plan: SeekPlan,
-    done: trim.SeekResult | None,
-    dry_run: bool,
-    as_json: bool,
-) -> None:
-    prefix = config.data_path_prefix
-    first = plan.target if done is None else done.first
-    if as_json:
-        fields: dict[str, Any] = {
-            "partition": prefix,
-            "dry_run": dry_run,
-            "dropped": len(plan.dropped),
-            "first_sequence": first,
-            "epoch": None if done is None else done.epoch,
-            "copies": [] if done is None else done.copies,
-        }
-        click.echo(json.dumps(fields))
-        return
-    would = "would drop" if dry_run else "dropped"
-    click.echo(
-        f"{prefix}: {would} {plural(len(plan.dropped), 'batch')}; the queue begins at sequence "
-        f"{first}"
-    )
-    if done is not None and done.copies:
-        click.echo(
-            f"{prefix}: copies are {done.copies[0]} to {done.copies[-1]} below "
-            f"{prefix}/_quarantine/; bring one back with 'opendata-buffer quarantine restore "
-            f"{target.words(config)} {done.copies[0]}'"
-        )
-
-
-# ---- gc
 
 
 @click.command()

@@ -12,7 +12,6 @@ from opendata_buffer.admin.rebuild import read_raw
 from opendata_buffer.cli.options import (
     NAMES_ONE_QUEUE,
     SOON_MS,
-    queue_words,
     remember_flags,
     remember_queue,
 )
@@ -86,12 +85,6 @@ class Target:
                 "with --partition, or give a time, or 'latest'"
             )
 
-    def words(self, config: QueueConfig) -> str:
-        """The words that name one of its queues in another command."""
-        if self.topic is None:
-            return queue_words()
-        return f"{queue_words()} --partition {config.data_path_prefix}"
-
 
 def target_of(
     runtime: Runtime,
@@ -106,9 +99,6 @@ def target_of(
     Costs a small read where neither partition, data prefix nor manifest was named.
 
     Args:
-        runtime: Clock.
-        options: Values of ``queue_options``.
-        make: Class of the settings.
         topic_deadline_ms: Limit for finding the topic, if that is below the settings' own.
         settings: More fields of it.
     """

@@ -25,14 +25,14 @@ from opendata_buffer.admin.status import BrokerStatus, ClaimsStatus, Status, Top
 from opendata_buffer.cli.output import format_age, format_bytes, plural, waiting
 from opendata_buffer.queue.consumer_info import ConsumerInfo
 
-__all__ = ["count_progress", "name_value_table", "status_table", "topic_table", "track"]
+__all__ = ["count_progress", "status_table", "topic_table", "track"]
 
 
 def topic_table(status: TopicStatus) -> Table:
     """A topic for a person: a line for each partition."""
     total = f"{plural(len(status.partitions), 'partition')}, {waiting(status.queue_length)}"
     table = Table(title=Text(f"{status.store}: {total}"), title_justify="left", box=None)
-    table.add_column("partition", style="cyan")
+    table.add_column("partition", style="cyan", min_width=12, overflow="fold")
     table.add_column("state")
     for name in ("batches", "oldest", "undecided", "next sequence", "epoch"):
         table.add_column(name, justify="right")

@@ -8,13 +8,13 @@ import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 import click
 import pyarrow as pa
 
 from opendata_buffer.broker.network import require_websockets
-from opendata_buffer.broker.worker import Worker
+from opendata_buffer.broker.worker import ClaimedBatch, Worker
 from opendata_buffer.cli.errors import Failure, one_line
 from opendata_buffer.cli.options import (
     NATURAL,
@@ -32,7 +32,7 @@ from opendata_buffer.errors import ClaimLost, Closed, InvalidInput, OpenDataBuff
 from opendata_buffer.framing import FRAMINGS
 from opendata_buffer.runtime import Runtime
 
-__all__ = ["CommandPool", "rest_ms", "work"]
+__all__ = ["work"]
 
 CLAIM_S = 1.0
 """Longest wait of one claim, so that a signal is noticed."""
@@ -132,35 +132,19 @@ def work(
         pool.run()
 
 
-class Batch(Protocol):
-    """What is used of a :class:`~opendata_buffer.broker.worker.ClaimedBatch`."""
-
-    sequence: int
-    location: str
-    delivery_count: int
-    entries: Sequence[bytes]
-
-    def done(self) -> None: ...
-    def release(self, rest_ms: int = 0) -> None: ...
-    def reject(self, reason: str) -> None: ...
-
-
 class CommandPool:
     """Threads that claim batches and run the command for each.
 
     Args:
-        claim: Waits some seconds for a number of batches; returns those it got.
         command: A program and its arguments.
         parallel: Threads.
-        runtime: Clock and threads.
-        report: Takes a line about a batch that failed.
         max_deliveries: A batch that failed so often is rejected; 0 never rejects.
         framing: How records are separated on the command's standard input.
     """
 
     def __init__(
         self,
-        claim: Callable[[int, float], Sequence[Batch]],
+        claim: Callable[[int, float], Sequence[ClaimedBatch]],
         command: Sequence[str],
         parallel: int,
         runtime: Runtime,
@@ -239,7 +223,7 @@ class CommandPool:
                 self._error = self._error or error
                 self._stopping = True
 
-    def _process(self, batch: Batch) -> None:
+    def _process(self, batch: ClaimedBatch) -> None:
         if self._stopping:
             self._release(batch, 0)
             return
@@ -259,11 +243,11 @@ class CommandPool:
         else:
             self._fail(batch, f"exit code {code}" if code > 0 else f"signal {-code}")
 
-    def _framed(self, batch: Batch) -> bytes:
+    def _framed(self, batch: ClaimedBatch) -> bytes:
         records = pa.array(batch.entries, pa.binary())
         return bytes(FRAMINGS[self._framing].framed(records, batch.sequence))
 
-    def _run(self, batch: Batch, data: bytes) -> int:
+    def _run(self, batch: ClaimedBatch, data: bytes) -> int:
         process = subprocess.Popen(
             self._command,
             stdin=subprocess.PIPE,
@@ -291,7 +275,7 @@ class CommandPool:
                 self._running.discard(process)
         return process.returncode
 
-    def _finish(self, batch: Batch) -> None:
+    def _finish(self, batch: ClaimedBatch) -> None:
         try:
             batch.done()
         except ClaimLost as error:
@@ -300,7 +284,7 @@ class CommandPool:
         with self._lock:
             self.done += 1
 
-    def _fail(self, batch: Batch, how: str) -> None:
+    def _fail(self, batch: ClaimedBatch, how: str) -> None:
         count = batch.delivery_count
         what = f"batch {batch.sequence} failed with {how} in delivery {count}"
         if 0 < self._max_deliveries <= count:
@@ -314,7 +298,7 @@ class CommandPool:
         self._report(f"{what}: given back for {rest / 1000:g} s")
         self._release(batch, rest)
 
-    def _release(self, batch: Batch, rest: int) -> None:
+    def _release(self, batch: ClaimedBatch, rest: int) -> None:
         # A claim that lapsed is released already; one that cannot be released lapses.
         with suppress(ClaimLost, OpenDataBufferError):
             batch.release(rest)

@@ -26,7 +26,7 @@ def test_fsck_of_a_sound_queue(url: str) -> None:
     fill(url, [b"a"], [b"b"])
     assert (
         ok("fsck", url).stdout
-        == "2 batches, 2 records checked, 2 B of records in 24 B of objects\n"
+        == "2 batches, 2 records checked, 2 bytes of records in 24 bytes of objects\n"
     )
     assert json.loads(ok("fsck", url, "--json").stdout) == {
         "ok": True, "batches": 2, "records": 2, "bytes": 2, "stored_bytes": 24,

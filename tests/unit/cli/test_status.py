@@ -36,7 +36,7 @@ def test_status_for_a_person(url: str, store: MemoryStore) -> None:
     fill(url, [b"a"], [b"b"])
     ok("consume", url, "--max-batches", "1")
     out = ok("status", url).stdout
-    for part in (url, "queue length", "1 batch, 12 B stored", "orphans", "1 object, 12 B"):
+    for part in (url, "queue length", "1 batch, 12 bytes stored", "orphans", "1 object, 12 bytes"):
         assert part in out
     assert "missing" not in out
     store.delete_many([manifest_of(store).entries()[0].location])

@@ -149,7 +149,7 @@ def test_the_transactions_of_a_topic_are_listed_and_ended(url: str, store: Memor
         pending(store, url, name)
     lines = ok("transactions", "list", url).stdout.splitlines()
     assert lines[0].startswith(f"p-00000-04pn  {A.hex()}  app orders, batch 7  from 0  1 batch,")
-    assert lines[1].endswith("2 h 0 min old  undecided")
+    assert lines[1].endswith("2:00:00 old  undecided")
     found = [
         json.loads(line)
         for line in ok("transactions", "list", url, "--json").stdout.split("\n")
