@@ -46,7 +46,7 @@ def topic_table(status: TopicStatus) -> Table:
             f"{each.undecided:,}" if each.undecided else "-",
             f"{each.next_sequence:,}",
             f"{each.epoch:,}",
-            Text(_consumer(each.epoch, each.consumer)),
+            Text(_short_consumer(each.epoch, each.consumer)),
         )
     return table
 
@@ -97,11 +97,9 @@ def status_table(status: Status) -> Table:
 
 
 def _consumer(epoch: int, found: ConsumerInfo | None) -> str:
-    if epoch == 0:
-        return "none yet"
     unknown = "without a record: another client, an older release, or a repair"
-    if found is None:
-        return unknown
+    if epoch == 0 or found is None:
+        return unknown if epoch else "none yet"
     query = f", query {found.query}" if found.query else ""
     try:
         at = datetime.fromtimestamp(found.since_ms / 1000, UTC).isoformat(timespec="seconds")
@@ -109,6 +107,12 @@ def _consumer(epoch: int, found: ConsumerInfo | None) -> str:
         at = f"{found.since_ms} ms"
     text = f"{found.program}{query}, process {found.process} on {found.host}, since {at}"
     return text if found.epoch == epoch else f"{unknown}; epoch {found.epoch} was {text}"
+
+
+def _short_consumer(epoch: int, found: ConsumerInfo | None) -> str:
+    if epoch and found is not None and found.epoch == epoch:
+        return f"{found.program} on {found.host}"
+    return "unknown" if epoch else "none yet"
 
 
 def _broker_rows(broker: BrokerStatus) -> list[tuple[str, str]]:

@@ -15,7 +15,6 @@ from opendata_buffer.admin.fsck import (
     repair,
 )
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.codec import Compression
 from opendata_buffer.formats.entries import Metadata, NewEntry
@@ -43,21 +42,6 @@ def queue_of(*batches: bytes | None, metadata: tuple[Metadata, ...] = ()) -> Mem
 
 def check(store: MemoryStore, config: ConsumerConfig = CONFIG) -> Report:
     return check_queue(store, config, RUNTIME)
-
-
-def test_a_sound_queue() -> None:
-    store = queue_of(encode_batch([b"a", b"b"]), encode_batch([b"c"], Compression.ZSTD))
-    report = check(store)
-    size = sum(each.size for each in store.list("ingest/0").objects)
-    assert report.as_json() == {
-        "ok": True,
-        "batches": 2,
-        "records": 3,
-        "bytes": 3,
-        "stored_bytes": size,
-        "problems": [],
-        "notes": [],
-    }
 
 
 def test_f25_a_missing_batch_is_found_and_the_check_goes_on() -> None:
@@ -156,11 +140,6 @@ def test_a_batch_dequeued_and_collected_meanwhile_is_no_problem() -> None:
     store.put("ingest/manifest", Manifest.empty().append(entries).raw)
     # Sequence 0 was consumed and may be gone; sequence 1 still waits and is missed.
     assert [each.sequence for each in check(store).problems] == [1]
-
-
-def test_no_manifest_is_an_error() -> None:
-    with pytest.raises(InvalidInput, match="there is no queue"):
-        check(MemoryStore())
 
 
 # ---- repair

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 
@@ -12,21 +12,17 @@ from opendata_buffer.admin.status import (
     Status,
     ask_broker,
     read_backlog,
-    read_claims,
     read_status,
     read_topic,
     summarise,
 )
 from opendata_buffer.broker import ws_client as dial_module
-from opendata_buffer.broker.claims import Claims, claims_key, encode
 from opendata_buffer.broker.client import Connection
 from opendata_buffer.broker.lease import DiscoveryRecord
 from opendata_buffer.broker.ws_client import connect
 from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.consumer.read_only import ReadOnlyReader
-from opendata_buffer.errors import CorruptData, InvalidInput
-from opendata_buffer.formats import manifest as manifest_module
-from opendata_buffer.formats.entries import Metadata, NewEntry, QueueEntry
+from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.messages.message_ids import CONTINUE_TXN, build_uuid
@@ -38,7 +34,7 @@ from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import Topic
 from tests.unit.broker.local import RUNTIME as BROKER_RUNTIME
-from tests.unit.broker.local import connected, entries, serving, soon
+from tests.unit.broker.local import serving
 
 CONFIG = QueueConfig(store="memory://status")
 RUNTIME = ManualRuntime()
@@ -59,33 +55,6 @@ def status_of(
     return summarise(
         before, after or before, found, store="memory://status", config=CONFIG, now_ms=now_ms
     )
-
-
-def test_empty_queue() -> None:
-    status = status_of(Manifest.empty().with_epoch(3), listing())
-    assert asdict(status) == {
-        "store": "memory://status",
-        "manifest": "ingest/manifest",
-        "data_path_prefix": "ingest",
-        "queue_length": 0,
-        "oldest_sequence": None,
-        "newest_sequence": None,
-        "oldest_age_seconds": None,
-        "newest_age_seconds": None,
-        "next_sequence": 0,
-        "epoch": 3,
-        "bytes_queued": 0,
-        "manifest_bytes": 22,
-        "missing": 0,
-        "orphans": 0,
-        "orphan_bytes": 0,
-        "consumer": None,
-        "broker": None,
-        "claims": None,
-        "undecided": 0,
-        "oldest_undecided_seconds": None,
-        "notes": (),
-    }
 
 
 def test_queued_consumed_and_missing_batches() -> None:
@@ -142,21 +111,6 @@ def test_reading_lists_once_and_writes_nothing() -> None:
     status = read_status(ReadOnlyReader(CONFIG, store=store, runtime=RUNTIME))
     assert (status.queue_length, status.bytes_queued, status.orphans) == (1, 5, 0)
     assert {each.key: each for each in store.list("").objects} == before
-
-
-def test_no_entry_but_the_first_and_the_last_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    decoded: list[int] = []
-    really = manifest_module.decode_entry
-
-    def counting(raw: bytes, at: int, expected: int, body: int) -> tuple[QueueEntry, int]:
-        decoded.append(expected)
-        return really(raw, at, expected, body)
-
-    entries = [NewEntry(location(), (Metadata(0, NOW, b""),)) for _ in range(500)]
-    manifest = Manifest.parse(Manifest.empty().append(entries).raw)
-    monkeypatch.setattr(manifest_module, "decode_entry", counting)
-    assert status_of(manifest, listing()).queue_length == 500
-    assert decoded == [0, 499]
 
 
 # ---- a topic
@@ -233,13 +187,6 @@ def test_a_producer_whose_clock_is_ahead_makes_no_age_below_zero() -> None:
     assert read_backlog(store, [dated_queue(store, "a", -5)], RUNTIME) == (1, 0.0)
 
 
-def test_a_queue_must_be_there_and_a_partition_need_not() -> None:
-    config = QueueConfig(store="memory://x")
-    with pytest.raises(InvalidInput, match="there is no queue"):
-        read_backlog(MemoryStore(), [config], RUNTIME)
-    assert read_backlog(MemoryStore(), [config], RUNTIME, topic=True) == (0, 0.0)
-
-
 # ---- the consumer
 
 
@@ -272,29 +219,6 @@ def dial(announcement: DiscoveryRecord) -> Connection:
     return connect(announcement, BROKER_RUNTIME)
 
 
-def test_a_broker_that_lives_tells_its_counters() -> None:
-    with serving() as (_, announcement, _), connected(announcement) as client:
-        client.append(entries("a", "b", "c"), since=None, begin_by=soon())
-        client.append(entries("d"), since=None, begin_by=soon())
-        found = ask_broker(announcement, dial)
-    assert (found.term, found.id, found.address) == (1, "id", announcement.address)
-    assert (found.alive, found.reason) == (True, "")
-    assert (found.clients, found.commits, found.appended) == (2, 2, 4)
-    assert (found.waiting, found.conflicts, found.group_size) == (0, 0, 2.0)
-    assert found.floors == 0
-    assert found.commit_rate is not None
-    assert found.commit_rate > 0
-
-
-def test_a_broker_whose_port_refuses_is_not_alive_and_says_why() -> None:
-    with serving() as (_, announcement, _):
-        pass
-    found = ask_broker(announcement, dial)
-    assert found.alive is False
-    assert "nobody listens" in found.reason
-    assert (found.clients, found.group_size, found.commit_rate) == (None, None, None)
-
-
 def test_a_suspended_broker_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dial_module, "CONNECT_S", 0.3)
     # Its kernel accepts, and nobody ever answers.
@@ -316,22 +240,3 @@ def test_one_that_has_left_or_cannot_be_asked_is_neither(address: str) -> None:
     found = ask_broker(announcement, None if address else dial)
     assert found == BrokerStatus(term=3, id="id", address=address, seen_ms=0)
     assert found.alive is None
-
-
-def test_claims_are_counted() -> None:
-    store = MemoryStore()
-    assert read_claims(store, BROKERED) is None
-    claims = Claims(epoch=1, frontier=5).claim([5, 6, 7], "one", 1_000).finish(6)
-    claims = claims.release(5).claim([5], "two", 1_000)
-    store.put(claims_key("ingest"), encode(claims))
-    found = read_claims(store, BROKERED)
-    assert found is not None
-    assert (found.frontier, found.held, found.done) == (5, 2, 1)
-    assert (found.oldest_held, found.oldest_worker, found.oldest_deliveries) == (5, "two", 2)
-
-
-def test_claims_that_are_none_are_an_error() -> None:
-    store = MemoryStore()
-    store.put(claims_key("ingest"), b"garbage")
-    with pytest.raises(CorruptData):
-        read_claims(store, BROKERED)

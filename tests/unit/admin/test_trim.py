@@ -479,20 +479,6 @@ def batches(store: MemoryStore) -> set[str]:
     return {each.key for each in store.list("").objects if each.key.endswith(".batch")}
 
 
-def test_a_queue_is_collected() -> None:
-    store = MemoryStore()
-    location = consumed(store, COLLECTED)
-    assert [each.key for each in collect(store, COLLECTED, None, RUNTIME).plan.delete] == [location]
-    assert batches(store) == set()
-
-
-def test_a_queue_that_is_not_there_is_not_made() -> None:
-    store = MemoryStore()
-    with pytest.raises(InvalidInput, match="there is no queue"):
-        collect(store, COLLECTED, None, RUNTIME)
-    assert not store.list("").objects
-
-
 def test_partitions_and_those_that_have_left_are_collected_and_the_latter_forgotten() -> None:
     store = MemoryStore()
     topic = Topic.create(COLLECTED, 3, store=store)

@@ -29,7 +29,7 @@ from opendata_buffer.config import ConsumerConfig, ProducerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.fetch import ArrowBatch, FetchHandle
 from opendata_buffer.consumer.read_only import ReadOnlyReader
-from opendata_buffer.errors import BatchMissing, DataLoss, Fenced
+from opendata_buffer.errors import DataLoss
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.formats.manifest import Manifest
@@ -536,29 +536,6 @@ def test_max_batches_takes_no_more_than_that() -> None:
     ]
 
 
-def test_follow_waits_when_the_queue_is_empty() -> None:
-    queue = Source([b"x"])
-
-    def wait() -> None:
-        queue.log.append("wait")
-        queue.batches = (*queue.batches, [b"y"])
-
-    assert written_out(queue, Out([]), max_batches=2, wait=wait).records == 2
-    assert queue.log == [
-        ("take", 2), "persist", ("ack", 0), ("take", 1), "wait", ("take", 1), "persist", ("ack", 1)
-    ]  # fmt: skip
-
-
-def test_f25_what_came_before_a_poison_batch_is_acknowledged() -> None:
-    poison = BatchMissing(2, "ingest/2.batch", "gone")
-    queue = Source([b"a"], [b"b"], poison, [b"d"])
-    out = Out([])
-    with pytest.raises(BatchMissing):
-        written_out(queue, out)
-    assert out.getvalue() == b"a\nb\n"
-    assert queue.log[-2:] == ["persist", ("ack", 1)]
-
-
 def test_an_interrupt_acknowledges_what_was_written_out() -> None:
     queue = Source([b"a"], [b"b"])
 
@@ -577,12 +554,3 @@ def test_a_reader_that_went_away_gets_the_whole_group_again() -> None:
     with pytest.raises(BrokenPipeError):
         written_out(queue, Out([], broken_after=2))
     assert queue.log == [("take", 100)]
-
-
-def test_f8_a_fenced_consumer_says_so() -> None:
-    class Zombie(Source):
-        def acknowledge(self, written: Sequence[Written]) -> None:
-            raise Fenced("ingest/manifest", 1, 2)
-
-    with pytest.raises(Fenced):
-        written_out(Zombie([b"a"]), Out([]))

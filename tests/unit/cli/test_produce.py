@@ -5,22 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from opendata_buffer.cli import produce as produce_module
 from opendata_buffer.cli.produce import (
-    InputProducer,
     JsonRecords,
-    Produced,
     Run,
-    into_queue,
     same_label,
 )
-from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import InvalidInput, PermanentStorageError
-from opendata_buffer.producer.producer import Producer
 from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic import partitioner as mapping
@@ -224,36 +218,11 @@ def test_a_key_for_a_queue_is_a_mistake(url: str, options: tuple[str, ...]) -> N
     assert run("produce", url, "--key", "k", "--key-is-metadata").exit_code == 2
 
 
-# ---- from a stream to the producer
-
-
-def produced(
-    store: MemoryStore, *chunks: bytes, metadata: bytes = b"", **settings: Any
-) -> Produced:
-    # Records of several calls make one batch, however slow the machine.
-    config = ProducerConfig(store="memory://unused", **{"flush_interval_ms": 60_000, **settings})
-    pieces = iter([*chunks, b""])
-    with Producer(config, store=store) as producer:
-        records = InputProducer(into_queue(producer), config, same_label(metadata, None))
-        records.produce_stream(lambda limit: next(pieces))
-    records.count_durable()
-    return records.durable
-
-
-def test_the_flush_size_cuts_one_large_read_into_batches() -> None:
-    store = MemoryStore()
-    lines = [b"%04d" % n for n in range(100)]
-    durable = produced(store, b"\n".join(lines), flush_size_bytes=79, flush_interval_ms=60_000)
-    assert records_of(store) == lines
-    # 8 bytes a record: the tenth takes a batch past 79 bytes.
-    assert durable == Produced(records=100, batches=10, bytes=400)
-
-
-def test_no_call_exceeds_the_largest_batch() -> None:
-    store = MemoryStore()
-    durable = produced(store, b"12345\n12345\n12345678\n1\n", max_batch_bytes=12)
-    assert records_of(store) == [b"12345", b"12345", b"12345678", b"1"]
-    assert durable.batches == 4
+def test_no_call_exceeds_the_largest_batch(url: str, store: MemoryStore) -> None:
+    lines = b"12345\n12345\n12345678\n1\n"
+    out = ok("produce", url, "--max-batch-bytes", "12", *LATER, stdin=lines).stdout
+    assert json.loads(out)["batches"] == 4
+    assert records_of(store) == lines.split()
 
 
 # ---- metadata and keys
