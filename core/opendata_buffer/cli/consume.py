@@ -11,7 +11,6 @@ from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, BinaryIO, NamedTuple
 
@@ -288,27 +287,11 @@ class BatchSource(NamedTuple):
     acknowledge: Callable[[Sequence[Written]], None] = lambda written: None
 
 
-@dataclass
-class Consumed:
-    """What was written out; ``bytes`` is the size of the records, however they were written.
-
-    Attributes:
-        last_sequence: Of the last batch of a queue.
-        last_sequences: Of a topic, by partition; None for a queue.
-    """
-
-    records: int = 0
-    batches: int = 0
-    bytes: int = 0
-    last_sequence: int | None = None
-    last_sequences: dict[str, int] | None = None
-
-
 class RecordWriter:
     """Writes the records of batches to a stream, and counts them.
 
     Attributes:
-        total: What was written.
+        total: What was written; "bytes" is the size of the records, however they were written.
         advance: Called with the bytes of each batch.
     """
 
@@ -316,7 +299,11 @@ class RecordWriter:
         self._stream = stream
         self._render = render
         self.advance: Callable[[int], None] = lambda size: None
-        self.total = Consumed(last_sequences={} if topic else None)
+        self.total: dict[str, Any] = {"records": 0, "batches": 0, "bytes": 0}
+        if topic:
+            self.total["last_sequences"] = {}
+        else:
+            self.total["last_sequence"] = None
 
     def write(self, batch: ArrowBatch) -> None:
         """Write all records of a batch and flush the stream.
@@ -330,19 +317,18 @@ class RecordWriter:
         self._stream.flush()
         size = pc.sum(pc.binary_length(batch.values)).as_py() or 0
         total = self.total
-        total.batches += 1
-        total.records += len(batch.values)
-        total.bytes += size
-        total.last_sequence = batch.sequence
-        if total.last_sequences is not None and isinstance(batch, TopicArrowBatch):
-            total.last_sequences[batch.partition] = batch.sequence
+        total["batches"] += 1
+        total["records"] += len(batch.values)
+        total["bytes"] += size
+        if isinstance(batch, TopicArrowBatch):
+            total["last_sequences"][batch.partition] = batch.sequence
+        else:
+            total["last_sequence"] = batch.sequence
         self.advance(size)
 
     def summary(self) -> str:
         """What was written out, as a line of JSON."""
-        fields = asdict(self.total)
-        del fields["last_sequences" if self.total.last_sequences is None else "last_sequence"]
-        return json.dumps(fields)
+        return json.dumps(self.total)
 
     def persist(self) -> None:
         """Sync the stream to disk if it is a file; a pipe needs nothing."""
@@ -368,8 +354,8 @@ def write_out(
     nothing of the group is acknowledged: how much the reader of the stream got is unknown (failure
     F8). ``wait`` is called when the source has no batch; None ends then.
     """
-    while max_batches is None or writer.total.batches < max_batches:
-        left = GROUP_BATCHES if max_batches is None else max_batches - writer.total.batches
+    while max_batches is None or writer.total["batches"] < max_batches:
+        left = GROUP_BATCHES if max_batches is None else max_batches - writer.total["batches"]
         if _write_group(source, writer, min(GROUP_BATCHES, left)):
             continue
         if wait is None:

@@ -15,7 +15,6 @@ from click.testing import CliRunner
 
 from opendata_buffer.admin.trim import Start
 from opendata_buffer.cli.consume import (
-    Consumed,
     ReadOnlyPartition,
     ReadOnlyTopic,
     RecordWriter,
@@ -478,7 +477,7 @@ def written_out(
     *,
     max_batches: int | None = None,
     wait: Callable[[], None] | None = None,
-) -> Consumed:
+) -> dict[str, Any]:
     writer = Lines(out, queue.log)
     write_out(queue, writer, max_batches=max_batches, wait=wait)
     return writer.total
@@ -509,7 +508,7 @@ def test_records_are_written_and_flushed_before_they_are_acknowledged() -> None:
     out = Out(queue.log)
     total = written_out(queue, out)
     assert out.getvalue() == b"a\n\n\x00\xff\n"
-    assert total == Consumed(records=3, batches=2, bytes=3, last_sequence=1)
+    assert total == {"records": 3, "batches": 2, "bytes": 3, "last_sequence": 1}
     assert queue.log == [
         ("take", 100),
         ("write", b"a\n\n"),
@@ -525,7 +524,7 @@ def test_records_are_written_and_flushed_before_they_are_acknowledged() -> None:
 def test_max_batches_takes_no_more_than_that() -> None:
     queue = Source(*[[b"x"]] * 300)
     total = written_out(queue, Out([]), max_batches=150)
-    assert total.batches == 150
+    assert total["batches"] == 150
     assert queue.log == [
         ("take", 100),
         "persist",
