@@ -34,7 +34,7 @@ from opendata_buffer.formats.arrow import decode_arrow
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.stores.factory import open_store
-from opendata_buffer.values.options import ValueOptions
+from opendata_buffer.values import ValueOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa

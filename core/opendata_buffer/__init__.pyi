@@ -187,7 +187,7 @@ from opendata_buffer.topic.publisher import (
 from opendata_buffer.topic.topic import (
     Topic as Topic,
 )
-from opendata_buffer.values.options import (
+from opendata_buffer.values import (
     ValueOptions as ValueOptions,
 )
 from opendata_buffer.worker.worker import (

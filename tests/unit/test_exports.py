@@ -46,7 +46,7 @@ DOCUMENTED: dict[str, list[str] | None] = {
     "topic.producer": ["TopicProducer"],
     "topic.publisher": ["Publisher"],
     "topic.topic": ["Topic"],
-    "values.options": ["ValueOptions"],
+    "values": ["ValueOptions"],
     "worker.worker": ["ClaimedBatch", "Worker"],
 }
 

@@ -9,8 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from opendata_buffer.consumer.batches import ArrowBatch
-from opendata_buffer.values.infer import infer
-from opendata_buffer.values.options import ValueOptions
+from opendata_buffer.values import ValueOptions, infer
 
 __all__ = ["as_table"]
 
@@ -20,10 +19,10 @@ WIDEST = 40
 
 
 def as_table() -> Callable[[ArrowBatch], bytes]:
-    """Rows with columns; those of the first batch with a record that has any, for all batches.
+    """Rows with the columns that were inferred from the first batch with a JSON object.
 
-    A record with other fields shows what it has of these. One that is not of their types shows
-    what fits, and its text behind.
+    Fields that are not among these columns are not shown. A record that does not fit their types is
+    shown as text in the last column.
     """
     options = ValueOptions()
     schema: pa.Schema | None = None
@@ -33,7 +32,7 @@ def as_table() -> Callable[[ArrowBatch], bytes]:
         nonlocal schema, widths
         first = schema is None
         if schema is None:
-            found = infer((each.as_py() for each in batch.values[:SAMPLE]), options)
+            found = infer(batch.values[:SAMPLE], options)
             fields = [each for each in found if each.name != options.corrupt_column]
             own = [pa.field("_sequence", pa.int64()), pa.field("_index", pa.int32())]
             corrupt = pa.field(options.corrupt_column, pa.string())

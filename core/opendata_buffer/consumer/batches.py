@@ -12,7 +12,7 @@ from opendata_buffer.formats.entries import Metadata
 
 if TYPE_CHECKING:
     from opendata_buffer.formats.arrow import ReadBuffer
-    from opendata_buffer.values.options import ValueOptions
+    from opendata_buffer.values import ValueOptions
 
 __all__ = ["ArrowBatch", "ConsumedBatch", "PooledBatch", "RawBatch", "Records"]
 
@@ -80,7 +80,7 @@ class ArrowBatch:
             MalformedRecord: A record does not fit the schema, and the mode is FAILFAST.
         """
         from opendata_buffer.consumer.table import records_to_table
-        from opendata_buffer.values.options import ValueOptions
+        from opendata_buffer.values import ValueOptions
 
         return records_to_table(
             self.values,

@@ -9,9 +9,7 @@ import pyarrow as pa
 
 from opendata_buffer.errors import InvalidInput, MalformedRecord
 from opendata_buffer.formats.manifest import Metadata
-from opendata_buffer.values.decoder import Decoder
-from opendata_buffer.values.infer import infer
-from opendata_buffer.values.options import DROPMALFORMED, FAILFAST, ValueOptions
+from opendata_buffer.values import DROPMALFORMED, FAILFAST, Decoder, ValueOptions, infer
 
 __all__ = ["records_to_table"]
 
@@ -36,7 +34,7 @@ def records_to_table(
 ) -> pa.Table:
     """See :meth:`opendata_buffer.consumer.batches.ArrowBatch.to_table`."""
     if schema is None:
-        schema = infer((each.as_py() for each in values[:SAMPLE]), options)
+        schema = infer(values[:SAMPLE], options)
         if not schema.names:
             raise InvalidInput(
                 f"batch {sequence} has no record that shows which columns there are: name them, "

@@ -133,10 +133,10 @@ print(*set(sys.modules) - spark)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert "buffer_source.stream" in loaded
-    heavy = {"asyncio", "boto3", "msgspec", "pandas", "pyarrow.compute", "tenacity", "ulid"}
+    heavy = {"asyncio", "boto3", "pandas", "pyarrow.compute", "tenacity", "ulid"}
     reading = {"buffer_source.task", "pyarrow.parquet"}
-    core = ("consumer.fetch", "formats.arrow", "formats.zstd", "values.decoder")
+    core = ("consumer.fetch", "formats.arrow", "formats.zstd", "values")
     # What only some queries need, and load when they do.
-    some = ("consumer.read_ahead", "messages", "quarantine", "topic.topic", "values.options")
+    some = ("consumer.read_ahead", "messages", "quarantine", "topic.topic")
     assert not loaded & (heavy | reading | {f"opendata_buffer.{name}" for name in core + some})
     assert "difflib" not in loaded
