@@ -18,7 +18,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TypeVar
 
 import pyarrow as pa
@@ -39,12 +39,8 @@ PERMISSIVE, DROPMALFORMED, FAILFAST = "PERMISSIVE", "DROPMALFORMED", "FAILFAST"
 _TEXT_BYTES = 4 << 20
 """Of records in a text, unless a single one has more: all that is read again because of one."""
 
-_BLOCK_BYTES = (1 << 31) - 1
-"""What Arrow's readers call a block: a text is always one, and never cut at a line end."""
-
 _INFERRED_AT_ONCE = 256
-"""Records in a text that columns are inferred from. Each field of one is an array over all, so
-objects with ids for names take memory by the square of this."""
+"""Records in a text. Objects with ids for names take memory by the square of this."""
 
 _MOST_LEVELS = 50
 """Of nested objects and arrays in types. Arrow sends Spark no more than 64, and overflows the stack
@@ -54,12 +50,13 @@ _TYPES = {
     pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(),
     pa.string(), pa.date32(), pa.timestamp("us"), pa.timestamp("us", "UTC"),
 }  # fmt: skip
-_UTF8_MARK = b"\xef\xbb\xbf"
 _NO_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[^\[\]{}]+', re.DOTALL)
 _EMPTY_OBJECT = re.compile(rb"\{[ \t\r\n]*\}")
 _PLACE_IN_TEXT = re.compile(
     r"(?:^JSON parse error: )|(?:^CSV parse error: )|(?:Row #\d+: )|(?: in row \d+$)"
 )
+
+_ROW = re.compile(r"(?:in row |Row #)(\d+)")
 
 _Found = TypeVar("_Found")
 
@@ -194,7 +191,6 @@ class _JsonReader:
             explicit_schema=pa.schema([*(types or {}).items(), (self._mark, pa.bool_())]),
             unexpected_field_behavior="infer" if types is None else "ignore",
         )
-        self._blocks = pa.json.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES)
 
     def unusual(self, values: pa.BinaryArray) -> pa.BooleanArray:
         """Which records :meth:`trimmed` has to look at before they are read with others."""
@@ -213,7 +209,9 @@ class _JsonReader:
         marked = pc.binary_replace_slice(texts, 0, 1, self._opening)
         # Within strings JSON has no line ends, so no string goes on in the next record.
         text = pc.binary_join_element_wise(marked, b"", b"\n").buffers()[2]
-        table = pa.json.read_json(pa.BufferReader(text), self._blocks, self._options)
+        # One block, which is never cut at a line end; the reader reserves memory by its size.
+        block = pa.json.ReadOptions(use_threads=False, block_size=text.size)
+        table = pa.json.read_json(pa.BufferReader(text), block, self._options)
         if table.num_rows != len(texts) or table.column(self._mark).null_count:
             raise ValueError("it is more than one JSON object")
         return table.drop_columns([self._mark])
@@ -237,9 +235,7 @@ class _CsvReader:
         self.placeholder = options.sep.join([null] * count).encode()
         # Columns by their places: two of a header may have one name.
         names = [str(place) for place in range(count)]
-        self._blocks = pa.csv.ReadOptions(
-            use_threads=False, block_size=_BLOCK_BYTES, column_names=names
-        )
+        self._names = names
         self._parsing = pa.csv.ParseOptions(
             delimiter=options.sep,
             quote_char=options.quote or False,
@@ -269,11 +265,12 @@ class _CsvReader:
         lines = pc.binary_join_element_wise(texts, b"", b"\n").buffers()[2].to_pybytes()
         if len(texts) > 1 and (lines.count(b"\n") != len(texts) or b"\r" in lines):
             raise ValueError("a record has a line end")
-        # The reader takes away one such mark at the beginning: then no record's own is taken.
-        text = b"".join((_UTF8_MARK, lines, self.placeholder, b"\n"))
-        table = pa.csv.read_csv(
-            pa.BufferReader(text), self._blocks, self._parsing, self._conversion
+        # The reader drops one byte order mark at the beginning: this one, and none of a record.
+        text = b"\xef\xbb\xbf" + lines + self.placeholder + b"\n"
+        block = pa.csv.ReadOptions(
+            use_threads=False, block_size=len(text), column_names=self._names
         )
+        table = pa.csv.read_csv(pa.BufferReader(text), block, self._parsing, self._conversion)
         last = table.slice(len(texts))
         if len(last) != 1 or any(column.null_count != 1 for column in last.columns):
             raise ValueError("it is not one line, or a quote is not closed")
@@ -307,12 +304,13 @@ def _readable(
 def _halved(
     texts: pa.BinaryArray, read: Callable[[pa.BinaryArray], _Found], begin: int, end: int
 ) -> Iterator[tuple[int, _Found | str]]:
-    """What records [begin, end) are read as: all at once or, where that fails, by halves.
+    """What records [begin, end) are read as: all at once or, where that fails, in parts.
 
     Yields the index of a record, and what it and some behind it were read as; of a malformed record
     why it is.
     """
     part = texts.slice(begin, end - begin)
+    cuts = {(begin + end) // 2}
     if len(part) == 1 or part.nbytes <= _TEXT_BYTES:
         try:
             found = read(part)
@@ -320,12 +318,14 @@ def _halved(
             if len(part) == 1:
                 yield begin, _PLACE_IN_TEXT.sub("", str(error).partition("\n")[0])
                 return
+            if row := _ROW.search(str(error)):  # Most often the malformed record.
+                at = begin + min(int(row[1]), len(part) - 1)
+                cuts = {(begin + at) // 2, at, at + 1, (at + 1 + end) // 2}
         else:
             yield begin, found
             return
-    middle = (begin + end) // 2
-    yield from _halved(texts, read, begin, middle)
-    yield from _halved(texts, read, middle, end)
+    for first, behind in pairwise(sorted(cuts | {begin, end})):
+        yield from _halved(texts, read, first, behind)
 
 
 def _check_type(name: str, dtype: pa.DataType, value_format: str, level: int = 1) -> None:
