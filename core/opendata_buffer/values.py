@@ -7,7 +7,7 @@ Arrow reads a text and not an array, so records are joined. Arrow's readers pass
 record, make two rows of ``{"a":1}{"b":2}``, and go on in the next record where an object or a quote
 was left open. Each text therefore has marks that prove that every record is exactly one row, see
 :class:`_JsonReader` and :class:`_CsvReader`. A text that Arrow refuses, or that has its marks
-elsewhere, is read again by halves, down to single records.
+elsewhere, is read again in parts, down to single records.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ _EMPTY_OBJECT = re.compile(rb"\{[ \t\r\n]*\}")
 _PLACE_IN_TEXT = re.compile(
     r"(?:^JSON parse error: )|(?:^CSV parse error: )|(?:Row #\d+: )|(?: in row \d+$)"
 )
-
 _ROW = re.compile(r"(?:in row |Row #)(\d+)")
 
 _Found = TypeVar("_Found")
