@@ -169,7 +169,7 @@ class RowBuilder:
             InvalidInput: A STRING column was asked for and a record is not UTF-8.
             MalformedRecord: A record does not fit the schema, and mode is FAILFAST.
         """
-        from buffer_source.runs import Runs  # who plans a query makes no rows
+        from buffer_source.runs import Runs  # not needed where a query is planned
 
         runs = Runs.of(batch.metadata, batch.count)
         wanted = range(batch.count) if rows is None else rows
@@ -237,7 +237,7 @@ class RowBuilder:
                 piece.begin + row,
                 malformed[row],
             )
-            dropped += malformed
+            dropped += list(malformed)
         if not dropped:
             return rows
         kept = np.ones(rows.num_rows, np.bool_)
