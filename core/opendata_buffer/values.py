@@ -208,7 +208,7 @@ class _JsonReader:
         marked = pc.binary_replace_slice(texts, 0, 1, self._opening)
         # Within strings JSON has no line ends, so no string goes on in the next record.
         text = pc.binary_join_element_wise(marked, b"", b"\n").buffers()[2]
-        # One block, which is never cut at a line end; the reader reserves memory by its size.
+        # One block, or the reader would cut the text at a line end, which objects may have.
         block = pa.json.ReadOptions(use_threads=False, block_size=text.size)
         table = pa.json.read_json(pa.BufferReader(text), block, self._options)
         if table.num_rows != len(texts) or table.column(self._mark).null_count:
