@@ -28,7 +28,7 @@ from opendata_buffer.formats.codec import Compression
 from opendata_buffer.formats.keys import Transaction, parse_location
 from opendata_buffer.formats.manifest import Manifest, QueueEntry
 from opendata_buffer.messages.message_ids import CONTINUE_TXN, OUTSIDE_TXN, build_uuid
-from opendata_buffer.producer.ordered_uploads import Stage
+from opendata_buffer.producer.batching import Stage
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Absent, Blob, IfVersion, NotModified, PutOutcome, Unknown
@@ -131,7 +131,7 @@ def test_group_commit_takes_all_finished_uploads_in_one_write() -> None:
 
         def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
             if key == "ingest/manifest":
-                line = producer._pipeline.backlog._lane._line
+                line = producer._accumulator._ordered._queue
                 eventually(lambda: all(each.stage is Stage.UPLOADED for each in tuple(line)))
                 groups.append(Manifest.parse(data).entry_count)
             return super().put_if(key, data, condition)
@@ -363,9 +363,9 @@ def test_a_flush_ends_although_others_go_on_producing() -> None:
         # Whenever a batch is stored, the next one is begun.
         if not done.is_set():
             producer.produce([b"other"])
-            with producer._pipeline.backlog._condition:
-                producer._pipeline.backlog._batcher.seal(runtime.monotonic())
-                producer._pipeline.backlog._condition.notify_all()
+            with producer._accumulator._condition:
+                producer._accumulator._batcher.seal(runtime.monotonic())
+                producer._accumulator._condition.notify_all()
 
     store.fail = others
     try:
@@ -553,7 +553,7 @@ def test_f5_a_batch_uploaded_anew_goes_before_those_that_wait() -> None:
             assert produced.wait(WAIT_S)
         if record == b"b":
             # Until the first one is back in line, or there as the last one.
-            while len(producer._pipeline.backlog._to_upload) != 3:
+            while len(producer._accumulator._to_upload) != 3:
                 threading.Event().wait(0.01)
 
     store.fail = hold

@@ -65,7 +65,7 @@ def test_an_interrupted_close_leaves_no_handle_without_an_outcome(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(producer._pipeline.backlog, "await_end", interrupted)
+        patch.setattr(producer._accumulator, "await_end", interrupted)
         with pytest.raises(KeyboardInterrupt):
             producer.close()
     with pytest.raises(Closed):
@@ -114,11 +114,11 @@ def test_f30_exit_closes_every_forgotten_producer(
 ) -> None:
     store, broken = MemoryStore(), MemoryStore()
     producers = [Producer(config(), store=broken), Producer(config(), store=store)]
-    pipelines = [producer._pipeline for producer in producers]
+    senders = [producer._sender for producer in producers]
     producers[1].produce([b"a"])
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
-        patch.setattr(producer_module, "_open_pipelines", pipelines)
-        patch.setattr(pipelines[0].backlog, "begin_closing", lambda: 1 / 0)
+        patch.setattr(producer_module, "_open_senders", senders)
+        patch.setattr(senders[0].accumulator, "begin_closing", lambda: 1 / 0)
         producer_module._close_forgotten()
     producers[0].close()
     assert queued(store) == 1
@@ -134,8 +134,8 @@ def test_an_interrupt_ends_the_closing_at_exit(
     producer = Producer(config(), store=MemoryStore())
     producer.produce([b"a"])
     with monkeypatch.context() as patch:
-        patch.setattr(producer_module, "_open_pipelines", [producer._pipeline])
-        patch.setattr(producer._pipeline.backlog, "await_end", interrupted)
+        patch.setattr(producer_module, "_open_senders", [producer._sender])
+        patch.setattr(producer._accumulator, "await_end", interrupted)
         producer_module._close_forgotten()
     assert "interrupted: 1 produce() calls are not durable" in caplog.text
     producer.close()
