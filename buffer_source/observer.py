@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.cursors import Frontier, behind_gap
+from opendata_buffer.consumer.cursors import Cursors, check_data_loss
 from opendata_buffer.consumer.fetch import BatchDescriptor
 from opendata_buffer.errors import QueueReset
 from opendata_buffer.formats.manifest import Manifest
@@ -56,7 +56,7 @@ class Observer:
                         last_acked_sequence, manifest.next_sequence, self._queue.key, store.url
                     )
                 )
-        self._frontier = self._continued(Frontier.at(begin), manifest)
+        self._frontier = self._continued(Cursors.at(begin), manifest)
         self._next_sequence = manifest.next_sequence
 
     @property
@@ -97,8 +97,8 @@ class Observer:
     def close(self) -> None:
         """There is nothing to let go."""
 
-    def _continued(self, frontier: Frontier, manifest: Manifest) -> Frontier:
-        return behind_gap(
+    def _continued(self, frontier: Cursors, manifest: Manifest) -> Cursors:
+        return check_data_loss(
             frontier,
             manifest,
             self._queue.key,

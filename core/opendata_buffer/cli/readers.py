@@ -138,7 +138,7 @@ class ObservedPartition:
         self.ready: deque[BatchDescriptor] = deque()
         self._key = config.manifest_path
         self._observer = observer
-        self.pace = handle.pace()
+        self.pace = handle.adaptive_concurrency()
         self._handle = handle
         self._start = start
         self._rule = ReadCommitted(self.name)
@@ -243,7 +243,7 @@ class ObservingTopic:
             lambda descriptor, stored: owners[id(descriptor)].decode(stored),
             max_in_flight_bytes=READ_AHEAD_BYTES,
             runtime=self._runtime,
-            pace=partitions[group[0][0]].pace,  # one store has them all
+            adaptive=partitions[group[0][0]].pace,  # one store has them all
         )
 
     def acknowledge(self, written: Sequence[Written]) -> None:

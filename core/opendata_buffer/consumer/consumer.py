@@ -20,8 +20,13 @@ from opendata_buffer import metrics
 from opendata_buffer.broker.yielding_queue import YieldingQueue
 from opendata_buffer.concurrency import ClosedAtEnd
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.cursors import Frontier, Position, behind_gap, report_loss
-from opendata_buffer.consumer.fetch import BatchDescriptor
+from opendata_buffer.consumer.cursors import (
+    BatchDescriptor,
+    Cursors,
+    Position,
+    check_data_loss,
+    warn_data_loss,
+)
 from opendata_buffer.errors import Closed, InvalidInput, OpenDataBufferError, QueueReset
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.late import late_imports
@@ -135,9 +140,9 @@ class Consumer(ClosedAtEnd):
         self._next_sequence = manifest.next_sequence
         # An empty queue, too, knows its next sequence: whatever is missing between here and the
         # first batch handed out is a gap (failure F28).
-        self._frontier = Frontier.at(manifest.first_sequence)
+        self._cursors = Cursors.at(manifest.first_sequence)
         if last_acked is not None and manifest.first_sequence > last_acked + 1:
-            report_loss(config.manifest_path, last_acked + 1, manifest.first_sequence)
+            warn_data_loss(config.manifest_path, last_acked + 1, manifest.first_sequence)
         first = manifest.first_sequence
         log.info("epoch %d owns %s, reads from %d", self._epoch, config.manifest_path, first)
 
@@ -163,7 +168,7 @@ class Consumer(ClosedAtEnd):
     @property
     def position(self) -> Position | None:
         """What to start the next consumer with; None before the queue's first batch."""
-        last_acked = self._frontier.last_acked
+        last_acked = self._cursors.last_acked
         return None if last_acked is None else self.position_of(last_acked)
 
     def position_of(self, sequence: int) -> Position:
@@ -173,17 +178,17 @@ class Consumer(ClosedAtEnd):
     @property
     def last_acked_sequence(self) -> int | None:
         """The sequence of :attr:`position`."""
-        return self._frontier.last_acked
+        return self._cursors.last_acked
 
     @property
     def last_handed_out_sequence(self) -> int | None:
         """The read cursor: the last sequence handed out; None before the queue's first batch."""
-        return self._frontier.last_handed_out
+        return self._cursors.last_handed_out
 
     @property
     def first_sequence(self) -> int:
         """The first that is not acknowledged: where reading starts, until something is."""
-        return self._frontier.next_ack
+        return self._cursors.next_ack
 
     @property
     def next_sequence(self) -> int:
@@ -226,7 +231,7 @@ class Consumer(ClosedAtEnd):
         """
         with self._lock:
             self._check_open()
-            moved = self._frontier.ack(sequence)
+            moved = self._cursors.ack(sequence)
             self._acknowledge(moved, moved.undequeued >= self._config.ack_interval)
 
     def ack_through(self, sequence: int) -> None:
@@ -243,7 +248,7 @@ class Consumer(ClosedAtEnd):
         """
         with self._lock:
             self._check_open()
-            self._acknowledge(self._frontier.ack_through(sequence), write=True)
+            self._acknowledge(self._cursors.ack_through(sequence), write=True)
 
     def flush(self) -> None:
         """Take everything acknowledged out of the manifest; no write when there is nothing.
@@ -255,7 +260,7 @@ class Consumer(ClosedAtEnd):
         """
         with self._lock:
             self._check_open()
-            self._acknowledge(self._frontier, self._frontier.undequeued > 0)
+            self._acknowledge(self._cursors, self._cursors.undequeued > 0)
 
     def next_descriptors(self, max: int) -> list[BatchDescriptor]:  # noqa: A002
         """Up to so many next entries, from one look at the manifest; nothing is fetched.
@@ -341,7 +346,7 @@ class Consumer(ClosedAtEnd):
         with self._lock:
             self._check_open()
             entries = self._read().entries(start=sequence, limit=1)
-            moved = self._frontier.skip(sequence)
+            moved = self._cursors.skip(sequence)
             if not entries or entries[0].sequence != sequence:
                 raise InvalidInput(f"cannot skip sequence {sequence}: it is not queued")
             log.warning(
@@ -351,7 +356,7 @@ class Consumer(ClosedAtEnd):
                 self._queue.key,
                 self._epoch,
             )
-            self._frontier = moved
+            self._cursors = moved
             return BatchDescriptor.of(entries[0])
 
     def check_fence(self) -> None:
@@ -400,7 +405,7 @@ class Consumer(ClosedAtEnd):
             # Acknowledgements before the collector: it may be in a long request, and whoever ends
             # this process may kill it before that returns.
             with self._lock, self._deadline():
-                self._acknowledge(self._frontier, self._frontier.undequeued > 0)
+                self._acknowledge(self._cursors, self._cursors.undequeued > 0)
                 self._queue.close()
         finally:
             if self._gc is not None:
@@ -422,15 +427,15 @@ class Consumer(ClosedAtEnd):
             )
         return position.sequence
 
-    def _acknowledge(self, moved: Frontier, write: bool) -> None:
+    def _acknowledge(self, moved: Cursors, write: bool) -> None:
         manifest = None
         if write:
             # The manifest first: until it is written nothing here has changed, and the call can
             # be repeated (OpenData RFC 0003, ack_through).
             manifest = self._queue.dequeue(moved.next_ack - 1, self._epoch)
             moved = moved.dequeued()
-        metrics.acks.add(moved.next_ack - self._frontier.next_ack)
-        self._frontier = moved
+        metrics.acks.add(moved.next_ack - self._cursors.next_ack)
+        self._cursors = moved
         if manifest is not None:
             # A consumer that ends with an empty queue reads no more, and would leave the length
             # before its last acknowledgement behind.
@@ -439,11 +444,11 @@ class Consumer(ClosedAtEnd):
     def _peek(self, limit: int) -> list[BatchDescriptor]:
         """The next entries; moves the cursor only over a loss that was allowed."""
         manifest = self._read()
-        start = self._frontier.next_hand_out
+        start = self._cursors.next_hand_out
         return [BatchDescriptor.of(entry) for entry in manifest.entries(start, limit)]
 
     def _hand_out(self, found: list[BatchDescriptor]) -> None:
-        self._frontier = self._frontier.hand_out(found[-1].sequence)
+        self._cursors = self._cursors.hand_out(found[-1].sequence)
         metrics.descriptors_handed_out.add(len(found))
 
     def _read(self) -> Manifest:
@@ -452,8 +457,8 @@ class Consumer(ClosedAtEnd):
         manifest = self._queue.read()
         assert manifest is not None
         self._queue.check_epoch(manifest, self._epoch)
-        self._frontier = behind_gap(
-            self._frontier,
+        self._cursors = check_data_loss(
+            self._cursors,
             manifest,
             self._queue.key,
             allowed=self._allow_data_loss,
@@ -463,7 +468,7 @@ class Consumer(ClosedAtEnd):
         return manifest
 
     def _queued(self, manifest: Manifest) -> int:
-        return manifest.next_sequence - max(manifest.first_sequence, self._frontier.next_ack)
+        return manifest.next_sequence - max(manifest.first_sequence, self._cursors.next_ack)
 
     def _observe(self, manifest: Manifest) -> None:
         self._next_sequence = manifest.next_sequence
@@ -474,12 +479,12 @@ class Consumer(ClosedAtEnd):
 
     def _lag_s(self) -> float:
         """Age of the oldest batch that is not acknowledged."""
-        return self._age_s(self._frontier.next_ack)
+        return self._age_s(self._cursors.next_ack)
 
     def _unacked_s(self) -> float:
         """The same, of those that were handed out."""
-        frontier = self._frontier
-        return self._age_s(frontier.next_ack) if frontier.next_ack < frontier.next_hand_out else 0.0
+        cursors = self._cursors
+        return self._age_s(cursors.next_ack) if cursors.next_ack < cursors.next_hand_out else 0.0
 
     def _age_s(self, sequence: int) -> float:
         manifest = self._queue.last_seen

@@ -11,7 +11,7 @@ from typing import Any
 from opendata_buffer.broker.network import Network
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.cursors import Position, report_loss
+from opendata_buffer.consumer.cursors import Position, warn_data_loss
 from opendata_buffer.consumer.fetch import ArrowBatch, BatchDescriptor, ConsumedBatch, PooledBatch
 from opendata_buffer.consumer.isolation import ReadCommitted, Replay
 from opendata_buffer.errors import DataLoss, Drained, InvalidInput, PoisonBatch, QueueReset
@@ -500,7 +500,7 @@ class PartitionReader:
             raise DataLoss(
                 key, 0, first, "Another consumer read this queue. Accept the loss explicitly."
             )
-        report_loss(key, 0, first)
+        warn_data_loss(key, 0, first)
 
     def _replay(self, begin: int, end: int) -> Iterable[tuple[int, str]]:
         return [(each.sequence, each.location) for each in self._consumer.queued(begin, end)]
