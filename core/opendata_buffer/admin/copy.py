@@ -206,7 +206,7 @@ class Copier:
             manifest: The source's.
             copied: Entries up to this one are surely copied, unless their transaction is open.
         """
-        first, floor = manifest.first_sequence, self._rule.floor(self._next)
+        first, floor = manifest.first_sequence, self._rule.stable_end(self._next)
         pending = floor < self._next
         unseen = max(self._next, copied + 1)
         needed = floor if pending else unseen
@@ -225,7 +225,7 @@ class Copier:
             self._next = max(self._next, first)
 
     def _tell_place(self) -> None:
-        floor = self._rule.floor(self._next)
+        floor = self._rule.stable_end(self._next)
         self.total.next_sequence = self._next
         self.total.held_from = floor if floor < self._next else None
 

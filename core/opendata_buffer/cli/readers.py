@@ -165,7 +165,7 @@ class ObservedPartition:
             # transaction the acknowledgement alone does not say which batches it lets through.
             self._next = manifest.first_sequence
             self._begin = self._start.sequence_in(manifest, self._key)
-        needed = self._rule.floor(self._next)
+        needed = self._rule.stable_end(self._next)
         if manifest.first_sequence > needed:
             raise DataLoss(self._key, needed, manifest.first_sequence, _TAKEN)
 

@@ -164,12 +164,12 @@ class Progress:
     @property
     def idle(self) -> bool:
         """Whether everything offered is processed, and nothing waits to be decided."""
-        return not self._offered and self._behind.floor(self._next_offer) == self._next_offer
+        return not self._offered and self._behind.stable_end(self._next_offer) == self._next_offer
 
     @property
     def floor(self) -> int:
         """The first sequence that whoever goes on at :meth:`position` still needs."""
-        return self._behind.floor(self._next_processed)
+        return self._behind.stable_end(self._next_processed)
 
     @property
     def kept_from(self) -> int:

@@ -71,8 +71,8 @@ class Reader:
         for location in locations:
             self.log.append(location)
             delivered += self.rule.offer(len(self.log) - 1, location, self.replay)
-            assert self.floor <= self.rule.floor(len(self.log)) <= len(self.log)
-            self.floor = self.rule.floor(len(self.log))
+            assert self.floor <= self.rule.stable_end(len(self.log)) <= len(self.log)
+            self.floor = self.rule.stable_end(len(self.log))
         return delivered
 
     def replay(self, begin: int, end: int) -> Iterable[tuple[int, str]]:
@@ -173,7 +173,7 @@ def test_a_replay_that_fails_changes_nothing_and_the_call_can_be_made_again() ->
         with pytest.raises(OSError, match="no answer"):
             reader.rule.offer(2, last, deaf)
     assert reader.rule.offer(2, last, reader.replay) == [0, 1]
-    assert reader.rule.floor(3) == 3
+    assert reader.rule.stable_end(3) == 3
 
 
 def test_a_message_without_a_clock_counts_once_when_it_is_read() -> None:
@@ -238,7 +238,7 @@ def test_a_copy_goes_its_own_way() -> None:
     other = reader.rule.copy()
     assert other.offer(2, ack(A, 4), reader.replay) == [0, 1]
     assert reader.replays == []
-    assert reader.rule.floor(2) == 0
+    assert reader.rule.stable_end(2) == 0
     assert reader.rule.offer(2, ack(A, 1), reader.replay) == []
 
 
@@ -282,7 +282,7 @@ def test_behind_a_loss_what_was_open_is_given_up_and_blocks_nothing() -> None:
     reader = Reader()
     reader.read(con(A, 2), con(B, 2))
     reader.rule.lost(9)
-    assert reader.rule.floor(10) == 10
+    assert reader.rule.stable_end(10) == 10
     assert reader.rule.offer(10, ack(A, 3), reader.replay) == []
     # Of one that goes on behind the loss the rest is delivered.
     assert reader.rule.offer(11, con(B, 3), reader.replay) == []
