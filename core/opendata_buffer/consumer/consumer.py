@@ -1,8 +1,8 @@
 """Hands out queued batches in order and acknowledges them (OpenData RFC 0001 and 0003).
 
 A queue has one consumer at a time. Starting one raises the manifest's epoch, which fences the
-one before: its next look at the manifest raises :class:`~.errors.Fenced`. Between two looks a
-fenced consumer may still deliver what it fetched (failure F8). So write
+previous one: its next read of the manifest raises :class:`~.errors.Fenced`. Between two reads a
+fenced consumer may still deliver batches that it fetched (failure F8). So write
 ``str(consumer.position_of(batch.sequence))`` with each batch's records, in one transaction of the
 target system, and pass the last one written as ``last_acked_sequence`` at the next start; or guard
 the target's commit by :attr:`Consumer.epoch` and :meth:`Consumer.check_fence`.
@@ -14,9 +14,10 @@ import logging
 import weakref
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import cached_property
 
 from opendata_buffer import metrics
+from opendata_buffer.broker.network import Network
 from opendata_buffer.broker.yielding_queue import YieldingQueue
 from opendata_buffer.concurrency import ClosedAtEnd
 from opendata_buffer.config import ConsumerConfig
@@ -27,9 +28,10 @@ from opendata_buffer.consumer.cursors import (
     check_data_loss,
     warn_data_loss,
 )
+from opendata_buffer.consumer.fetch import ConsumedBatch, FetchHandle
 from opendata_buffer.errors import Closed, InvalidInput, OpenDataBufferError, QueueReset
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.late import late_imports
+from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.queue.cas import LAST_LOOK_S
 from opendata_buffer.queue.consumer_info import note_holder
 from opendata_buffer.queue.ownership import claim_for_use, marker_key
@@ -37,11 +39,6 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
-
-if TYPE_CHECKING:
-    from opendata_buffer.broker.network import Network
-    from opendata_buffer.consumer.fetch import ConsumedBatch, FetchHandle
-    from opendata_buffer.gc import GarbageCollector
 
 __all__ = ["Consumer"]
 
@@ -66,20 +63,25 @@ class Consumer(ClosedAtEnd):
     Creating one takes the queue over and, given a position, drops what is acknowledged. A new
     queue is created when there is none and no position was given.
 
-    It knows nothing of transactions: of a partition of a topic it delivers the batches of
-    undecided and of rolled back ones as any others, and their acknowledgements as empty batches.
-    A :class:`.TopicConsumer` delivers what is committed.
+    It ignores transactions: of a partition of a topic it delivers the batches of undecided and of
+    rolled back ones as any others, and their acknowledgements as empty batches. A
+    :class:`.TopicConsumer` delivers what is committed.
+
+    After any error of a method nothing is changed, and the call can be repeated. Besides the
+    errors they name, methods raise ``Closed`` after :meth:`close`, and those that read or write
+    the manifest ``Fenced`` when another consumer owns the queue, ``CorruptManifest``,
+    ``QueueReset``, or ``StorageError`` when the store did not answer.
 
     Args:
         config: Where the queue is, and how to read it.
         last_acked_sequence: The last batch that is surely processed; reading starts behind it.
-            A :class:`Position` or its string, or a bare sequence, which cannot tell this queue
-            from one that was deleted and made again. None: at the oldest queued batch.
+            A :class:`Position` or its string, or a bare sequence, which does not show whether the
+            queue was deleted and made again. None: at the oldest queued batch.
         store: Instead of the one ``config.store`` names.
         runtime: Clock and threads.
         allow_data_loss: Go on behind a gap, with a warning, instead of raising ``DataLoss``.
         queue: Use this one, which the same process also appends to, instead of one of its own.
-        program: What reads the queue, for the person who asks ``opendata-buffer owner``.
+        program: Name of the reading program, shown by ``opendata-buffer owner``.
         network: How brokers are reached; WebSockets by default.
 
     Raises:
@@ -88,7 +90,7 @@ class Consumer(ClosedAtEnd):
         QueueReset: A position was given and is another queue's, or the manifest is missing or
             ends before it (failures F4, F27); or the manifest was lost or restored from an old
             copy, and ``config.recreate`` is off.
-        DataLoss: A position was given, and later batches were dequeued by somebody else.
+        DataLoss: A position was given, and later batches were dequeued by another program.
         CorruptManifest, StorageError, Conflict: The queue could not be taken over.
     """
 
@@ -111,7 +113,6 @@ class Consumer(ClosedAtEnd):
         # its directory.
         self._fetched_from = config if store is not None else replace(config, store=opened.url)
         self._given_store = store
-        self._made_handle: FetchHandle | None = None
         self._allow_data_loss = allow_data_loss
         self._lock = self._runtime.condition()
         self._closed = False
@@ -152,12 +153,10 @@ class Consumer(ClosedAtEnd):
 
         self._gc: GarbageCollector | None = None
         if config.gc.enabled:
-            from opendata_buffer.gc import GarbageCollector
-
             self._gc = GarbageCollector(opened, config, runtime=self._runtime, epoch=self._epoch)
             self._gc.start()
-            # failure F9: a consumer that is dropped without close() must not leave a collector
-            # behind.
+            # A consumer that is dropped without close() must not leave its collector running
+            # (failure F9).
             weakref.finalize(self, self._gc.abandon)
 
     @property
@@ -192,7 +191,7 @@ class Consumer(ClosedAtEnd):
 
     @property
     def next_sequence(self) -> int:
-        """What the next appended batch will get, as of the last look at the manifest."""
+        """What the next appended batch will get, as of the last read of the manifest."""
         return self._next_sequence
 
     def next_batch(self) -> ConsumedBatch | None:
@@ -203,17 +202,14 @@ class Consumer(ClosedAtEnd):
 
         Raises:
             PoisonBatch: The batch is missing, unreadable or foreign. :meth:`skip` passes it by.
-            Fenced: Another consumer owns the queue.
-            DataLoss, QueueReset, CorruptManifest: The queue does not continue at the cursor.
-            TransientStorageError, PermanentStorageError: The store did not answer.
-            Closed: The consumer was closed. Nothing is changed by any of these.
+            DataLoss: The queue does not continue at the cursor.
         """
         with self._lock:
             self._check_open()
             found = self._peek(1)
             if not found:
                 return None
-            batch = self._handle().fetch(found[0])
+            batch = self._fetch_handle.fetch(found[0])
             self._hand_out(found)
             return batch
 
@@ -224,10 +220,7 @@ class Consumer(ClosedAtEnd):
 
         Raises:
             InvalidInput: Not the next in order, or not handed out (failure F26).
-            Fenced: Another consumer owns the queue.
-            Conflict, QueueReset, CorruptManifest, StorageError: The manifest was due to be
-                written and was not.
-            Closed: The consumer was closed. Nothing is changed by any of these; repeat the call.
+            Conflict: The manifest was due to be written, and other writers won each time.
         """
         with self._lock:
             self._check_open()
@@ -242,9 +235,7 @@ class Consumer(ClosedAtEnd):
 
         Raises:
             InvalidInput: Not handed out (failure F27), or acknowledged already.
-            Fenced: Another consumer owns the queue.
-            Conflict, QueueReset, CorruptManifest, StorageError: The manifest was not written.
-            Closed: The consumer was closed. Nothing is changed by any of these; repeat the call.
+            Conflict: The manifest was not written: other writers won each time.
         """
         with self._lock:
             self._check_open()
@@ -254,16 +245,14 @@ class Consumer(ClosedAtEnd):
         """Take everything acknowledged out of the manifest; no write when there is nothing.
 
         Raises:
-            Fenced: Another consumer owns the queue.
-            Conflict, QueueReset, CorruptManifest, StorageError: The manifest was not written.
-            Closed: The consumer was closed. Nothing is changed by any of these; repeat the call.
+            Conflict: The manifest was not written: other writers won each time.
         """
         with self._lock:
             self._check_open()
             self._acknowledge(self._cursors, self._cursors.undequeued > 0)
 
     def next_descriptors(self, max: int) -> list[BatchDescriptor]:  # noqa: A002
-        """Up to so many next entries, from one look at the manifest; nothing is fetched.
+        """Up to so many next entries, from one read of the manifest; nothing is fetched.
 
         The read cursor advances past them at once. A descriptor that is lost is delivered again
         only by a new consumer.
@@ -273,10 +262,7 @@ class Consumer(ClosedAtEnd):
 
         Raises:
             InvalidInput: ``max`` is negative.
-            Fenced: Another consumer owns the queue.
-            DataLoss, QueueReset, CorruptManifest: The queue does not continue at the cursor.
-            TransientStorageError, PermanentStorageError: The store did not answer.
-            Closed: The consumer was closed. Nothing is changed by any of these.
+            DataLoss: The queue does not continue at the cursor.
         """
         if max < 0:
             raise InvalidInput(f"max is {max!r}: a number of descriptors is not negative")
@@ -292,7 +278,7 @@ class Consumer(ClosedAtEnd):
     def queued(self, begin: int, end: int) -> list[BatchDescriptor]:
         """Entries from one sequence up to, not including, another, that are still queued.
 
-        As of the last look at the manifest; moves no cursor, reads nothing. For what was handed
+        As of the last read of the manifest; moves no cursor, reads nothing. For what was handed
         out and is needed again before it is acknowledged.
         """
         manifest = self._queue.last_seen
@@ -305,27 +291,18 @@ class Consumer(ClosedAtEnd):
 
         Raises:
             PoisonBatch: The batch is missing, unreadable or foreign.
-            TransientStorageError, PermanentStorageError: The store did not answer.
-            Closed: The consumer was closed. Nothing is changed by any of these.
         """
         self._check_open()
-        return self._handle().fetch(descriptor)
+        return self._fetch_handle.fetch(descriptor)
 
     def fetch_handle(self) -> FetchHandle:
-        """What other threads and processes fetch with. It outlives the consumer, and a fence."""
-        return self._handle().clone()
+        """For fetching in other threads and processes. It outlives the consumer, and a fence."""
+        return self._fetch_handle.clone()
 
-    def _handle(self) -> FetchHandle:
-        """Made when something is fetched: the driver of a query never fetches, and its start waits
-        for each module that is loaded."""
-        if self._made_handle is None:
-            with late_imports():
-                from opendata_buffer.consumer.fetch import FetchHandle
-
-            self._made_handle = FetchHandle.of(
-                self._fetched_from, store=self._given_store, runtime=self._runtime
-            )
-        return self._made_handle
+    @cached_property
+    def _fetch_handle(self) -> FetchHandle:
+        """Made by the first fetch: it opens the store once more, which a planner does not need."""
+        return FetchHandle.of(self._fetched_from, store=self._given_store, runtime=self._runtime)
 
     def skip(self, sequence: int) -> BatchDescriptor:
         """Give up one batch for ever: the next one, or one handed out and not acknowledged.
@@ -338,10 +315,7 @@ class Consumer(ClosedAtEnd):
 
         Raises:
             InvalidInput: Another sequence, or one that is not queued.
-            Fenced: Another consumer owns the queue.
-            DataLoss, QueueReset, CorruptManifest: The queue does not continue at the cursor.
-            TransientStorageError, PermanentStorageError: The store did not answer.
-            Closed: The consumer was closed. Nothing is changed by any of these.
+            DataLoss: The queue does not continue at the cursor.
         """
         with self._lock:
             self._check_open()
@@ -360,22 +334,20 @@ class Consumer(ClosedAtEnd):
             return BatchDescriptor.of(entries[0])
 
     def check_fence(self) -> None:
-        """Make sure that this consumer still owns the queue, by one look at the manifest.
+        """Make sure that this consumer still owns the queue, by one read of the manifest.
 
-        Before committing to a system that cannot compare epochs itself; it narrows the window
-        of failure F8 and cannot close it.
+        Call it before committing to a system that cannot compare epochs itself; it narrows the
+        window of failure F8 and cannot close it.
 
         Raises:
             Fenced: Another consumer owns the queue.
-            QueueReset, CorruptManifest, StorageError: The manifest could not be read.
-            Closed: The consumer was closed. Nothing is changed by any of these.
         """
         with self._lock:
             self._check_open()
             self._read()
 
     def __len__(self) -> int:
-        """Batches queued and not acknowledged, by one look at the manifest; raises as a read."""
+        """Batches queued and not acknowledged, by one read of the manifest; raises as a read."""
         with self._lock:
             self._check_open()
             return self._queued(self._read())
