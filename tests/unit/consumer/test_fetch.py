@@ -25,7 +25,6 @@ from opendata_buffer.errors import (
     ForeignLocation,
     InvalidInput,
     PoisonBatch,
-    TransientStorageError,
 )
 from opendata_buffer.formats.arrow import ReadBuffer
 from opendata_buffer.formats.batch import encode_batch
@@ -167,22 +166,6 @@ def test_f23_foreign_locations_can_be_allowed_and_stay_in_the_store() -> None:
         handle.fetch(BatchDescriptor(7, "../events"))
 
 
-def test_a_store_that_does_not_answer_says_nothing_about_the_batch() -> None:
-    class Down(MemoryStore):
-        def get(self, *_: object, **__: object) -> object:  # type: ignore[override]
-            raise TransientStorageError("503")
-
-    with pytest.raises(TransientStorageError):
-        _handle(Down()).fetch(BatchDescriptor(7, LOCATION))
-
-
-def test_a_clone_shares_the_store() -> None:
-    handle = _handle(_store())
-    clone = handle.clone()
-    assert clone is not handle
-    assert clone.fetch(BatchDescriptor(7, LOCATION)).entries == [b"abc", b""]
-
-
 def test_a_handle_within_another_prefix_reads_there_and_nowhere_else() -> None:
     store = _store()
     blob = store.get(LOCATION)
@@ -252,13 +235,6 @@ def test_the_concurrency_of_a_handle_begins_with_what_its_store_declares() -> No
     assert handle.adaptive_concurrency() is not handle.adaptive_concurrency(), (
         "each reader learns for itself"
     )
-
-
-def test_what_a_read_has_seen_is_known_to_the_next_one() -> None:
-    adaptive = AdaptiveConcurrency()
-    for size in (7, 10, 3):
-        adaptive.fetched(size, 0.1)
-    assert adaptive.largest == 10
 
 
 @pytest.mark.parametrize(
@@ -332,15 +308,6 @@ def test_a_store_that_says_that_it_is_near_stays_near_however_long_a_busy_machin
         adaptive.fetched(8_000_000, waited=5.0, worked=0.010)
     assert adaptive.near is True
     assert adaptive.largest == 8_000_000
-
-
-@pytest.mark.parametrize(("said", "near"), [(True, True), (False, None)])
-def test_what_is_known_of_a_store_begins_with_what_it_says(said: bool, near: bool | None) -> None:
-    class Declares(MemoryStore):
-        is_near = said
-
-    assert AdaptiveConcurrency.of(Declares()).near is near
-    assert AdaptiveConcurrency.of(object()).near is None, "most say nothing"
 
 
 def test_decoding_is_work_that_fetches_need_not_hide() -> None:

@@ -256,22 +256,6 @@ def test_with_latency_threads_read_ahead_from_the_third_batch_on() -> None:
     assert callers == [0, 1]
 
 
-def test_where_the_store_is_near_the_caller_fetches() -> None:
-    adaptive = AdaptiveConcurrency()
-    adaptive.near = True
-    threads: list[threading.Thread] = []
-
-    def fetch(descriptor: BatchDescriptor) -> int:
-        threads.append(threading.current_thread())
-        return descriptor.sequence
-
-    results = fetch_many(fetch, _descriptors(5), runtime=Clock(), adaptive=adaptive)
-    assert next(results) == 0
-    assert len(threads) == 1  # nothing ahead
-    assert list(results) == [1, 2, 3, 4]
-    assert set(threads) == {threading.main_thread()}
-
-
 def test_threads_take_over_when_a_near_store_gets_slow_and_leave_again() -> None:
     clock, adaptive = Clock(), AdaptiveConcurrency()
     adaptive.near = True
@@ -294,21 +278,6 @@ def test_threads_take_over_when_a_near_store_gets_slow_and_leave_again() -> None
     assert not slow - {2, 3} & set(by_caller)
     assert by_caller[-1] == 11
     assert adaptive.near
-
-
-def test_an_error_of_a_near_store_comes_at_its_place() -> None:
-    adaptive = AdaptiveConcurrency()
-    adaptive.near = True
-
-    def fetch(descriptor: BatchDescriptor) -> int:
-        if descriptor.sequence == 2:
-            raise BatchMissing(2, "x2", "gone")
-        return descriptor.sequence
-
-    results = fetch_many(fetch, _descriptors(5), runtime=Clock(), adaptive=adaptive)
-    assert [next(results), next(results)] == [0, 1]
-    with pytest.raises(BatchMissing):
-        next(results)
 
 
 def test_an_error_comes_at_its_place_and_begins_nothing_more() -> None:
@@ -542,23 +511,6 @@ def test_a_function_of_the_caller_is_one_step_and_so_is_a_fetch_whose_result_has
     one, two = Handle(), Handle()
     of(one, lambda descriptor: one.fetch(descriptor))
     of(two, two.fetch, size_of=lambda each: each.nbytes)
-
-
-def test_nobody_asks_for_the_size_of_each_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It took a fifth of the time of a read from a directory."""
-
-    class Counted(Exception):
-        pass
-
-    def nbytes(batch: ConsumedBatch) -> int:
-        raise Counted(batch.sequence)
-
-    monkeypatch.setattr(ConsumedBatch, "nbytes", property(nbytes))
-    handle = Handle()
-    handle.fetches.allow(*range(3))
-    near = AdaptiveConcurrency(declared=True)
-    assert len(list(fetch_many(handle.fetch, _descriptors(3), adaptive=near))) == 3
-    assert near.largest == handle.stored_bytes
 
 
 def test_a_store_that_says_that_it_is_near_is_read_by_the_caller_however_busy_the_machine_is() -> (

@@ -11,7 +11,6 @@ from opendata_buffer.errors import (
     Closed,
     FlushFailed,
     PermanentStorageError,
-    QueueFull,
     TransientStorageError,
 )
 from opendata_buffer.formats.keys import Transaction
@@ -173,27 +172,6 @@ def test_f5_what_grew_old_is_stored_again_before_what_waits() -> None:
     assert again.watcher is old
     fixture.accumulator.uploaded(again, None)
     assert fixture.upload().watcher is waits
-
-
-def test_f35_half_of_a_group_that_did_not_fit_comes_next() -> None:
-    fixture = Fixture(upload_concurrency=8)
-    for _ in range(8):
-        fixture.accept()
-    batches = [fixture.upload() for _ in range(8)]
-    for batch in batches:
-        fixture.accumulator.uploaded(batch, None)
-    full = QueueFull("m", 10, 5, 1, None)
-    sizes = []
-    while True:
-        group = fixture.accumulator.next_group(at_once)
-        assert group is not None
-        sizes.append(len(group))
-        pause = fixture.accumulator.refused(group, full)
-        fixture.accumulator.appended()
-        if pause:
-            break
-    assert sizes == [8, 4, 2, 1]
-    assert fixture.accumulator.next_group(at_once) == batches
 
 
 def test_closing_refuses_calls_and_ends_when_all_is_told_and_every_thread_left() -> None:

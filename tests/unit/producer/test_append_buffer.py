@@ -6,13 +6,12 @@ import sys
 import threading
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, InvalidInput
 from opendata_buffer.formats.batch import decode_batch, encode_block
-from opendata_buffer.formats.codec import Compression, split_records
+from opendata_buffer.formats.codec import split_records
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.producer.append_buffer import (
     BUFFER_HELD,
@@ -77,17 +76,6 @@ def test_a_buffer_counts_records_calls_and_bytes() -> None:
     assert opened.size == 3 * 4 + 6
     opened.close()
     assert opened.items() == [piece, b"def"]
-
-
-def test_a_buffer_that_opens_with_a_record_counts_what_comes_behind() -> None:
-    opened = opened_with()
-    piece = (encode_block([b"x", b"", b"z"]), 3)
-    opened.left -= len(piece[0]) + PIECE_HELD
-    opened.more += 2
-    opened.pieces += 1
-    opened.append(piece)
-    assert (opened.calls, opened.pieces, opened.count) == (2, 1, 4)
-    assert opened.size == 4 * 4 + len(b"first" + b"x" + b"z")
 
 
 def test_what_comes_after_the_closing_is_handed_back_once() -> None:
@@ -290,17 +278,6 @@ def test_small_records_fill_a_batch_by_their_bytes_in_it() -> None:
     assert all(10_000 < size <= 10_010 for size in sizes[:-1])
 
 
-@pytest.mark.parametrize("compression", list(Compression))
-def test_many_records_are_joined_in_pieces_and_keep_their_order(compression: Compression) -> None:
-    store = MemoryStore()
-    records = [b"%d" % n for n in range(40_000)]
-    with producer_of(store, compression=compression) as producer:
-        for record in records[:20_000]:
-            producer.send(record)
-        producer.produce(records[20_000:])
-    assert batches(store) == [records]
-
-
 def closed(*items: Any) -> AppendBuffer:
     first, *others = items
     buffer = AppendBuffer(first, 0, None, 1_000_000, 1.0)
@@ -357,10 +334,6 @@ def test_bytes_of_a_class_of_their_own_are_not_trusted_to_know_their_length() ->
     assert encode_entries([b"a", Odd(b"longer")]) == piece(b"a", b"longer")
 
 
-def test_an_empty_list_makes_no_piece() -> None:
-    assert encode_list([]) is None
-
-
 def test_records_and_pieces_keep_their_order() -> None:
     encoder = RecordEncoder()
     encoder.add_buffer(closed(b"a", b"b"))
@@ -381,22 +354,3 @@ def test_neighbouring_buffers_are_joined_in_one_go_and_many_records_in_several()
     assert encoder.count == len(records)
     assert len(encoder.pieces()) == 2
     assert split(encoder) == records
-
-
-def test_what_comes_after_the_closing_of_its_buffer_is_not_in_the_block() -> None:
-    buffer = closed(b"a", b"b")
-    buffer.append(b"late")
-    encoder = RecordEncoder()
-    encoder.add_buffer(buffer)
-    assert split(encoder) == [b"a", b"b"]
-
-
-def test_an_arrow_array_and_an_iterator_become_blocks() -> None:
-    assert encode_entries(pa.array([b"a", b"b"])) == piece(b"a", b"b")
-    assert encode_entries(iter([b"a", b"b"])) == piece(b"a", b"b")
-
-
-@pytest.mark.parametrize("one", [b"a", bytearray(b"a"), memoryview(b"a"), "a"])
-def test_one_record_instead_of_a_list_is_refused(one: Any) -> None:
-    with pytest.raises(InvalidInput, match=f"entries is one {type(one).__name__}"):
-        encode_entries(one)

@@ -20,7 +20,6 @@ from opendata_buffer.errors import (
     CommitStateUnknown,
     FlushFailed,
     OpenDataBufferError,
-    PermanentStorageError,
     TransientStorageError,
 )
 from opendata_buffer.formats.batch import decode_batch
@@ -421,20 +420,6 @@ def test_delivery_times_out_while_uploads_take_longer_than_half_the_grace_period
 # The buffer limit.
 
 
-def test_single_record_callers_are_not_held_at_a_number_of_calls(silent: Silent) -> None:
-    producer = Producer(config(flush_interval_ms=60_000), store=silent)
-    silent.answers.clear()
-
-    def produce() -> None:
-        for _ in range(20_000):
-            producer.produce([b"x"])
-
-    assert within(WAIT_S, produce) is None
-    silent.answers.set()
-    producer.close()
-    assert len(records(silent)) == 20_000
-
-
 def test_f33_each_call_takes_room_however_small_it_is(silent: Silent) -> None:
     producer = Producer(config(max_buffered_bytes=10_000), store=silent)
     silent.answers.clear()
@@ -546,14 +531,6 @@ def test_f29_retries_end_at_the_deadline() -> None:
         Uploader(store, config(), runtime).upload(batch, TAG)
     assert 7 < runtime.monotonic() <= 10
     assert len(store.puts) > 5
-
-
-def test_what_is_permanent_is_not_tried_again() -> None:
-    runtime, store = ManualRuntime(), Scripted(PermanentStorageError("denied"))
-    batch = prepared(runtime)
-    with pytest.raises(PermanentStorageError):
-        Uploader(store, config(), runtime).upload(batch, TAG)
-    assert len(store.puts) == 1
 
 
 def test_an_upload_that_was_completed_meanwhile_is_not_written() -> None:
