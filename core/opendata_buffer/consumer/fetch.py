@@ -37,9 +37,7 @@ from opendata_buffer.formats.keys import is_confined
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Blob, Get, GetInto, Near
 from opendata_buffer.stores.open import open_store
-from opendata_buffer.values.decoder import Decoder
-from opendata_buffer.values.infer import infer
-from opendata_buffer.values.options import DROPMALFORMED, FAILFAST, ValueOptions
+from opendata_buffer.values import DROPMALFORMED, FAILFAST, Decoder, ValueOptions, infer
 
 __all__ = [
     "AdaptiveConcurrency",
@@ -163,7 +161,7 @@ def records_to_table(
 ) -> pa.Table:
     """See :meth:`opendata_buffer.consumer.fetch.ArrowBatch.to_table`."""
     if schema is None:
-        schema = infer((each.as_py() for each in values[:SAMPLE]), options)
+        schema = infer(values[:SAMPLE], options)
         if not schema.names:
             raise InvalidInput(
                 f"batch {sequence} has no record that shows which columns there are: name them, "
