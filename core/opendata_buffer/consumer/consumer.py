@@ -79,7 +79,7 @@ class Consumer(ClosedAtEnd):
             queue was deleted and made again. None: at the oldest queued batch.
         store: Instead of the one ``config.store`` names.
         runtime: Clock and threads.
-        allow_data_loss: Go on behind a gap, with a warning, instead of raising ``DataLoss``.
+        allow_data_loss: Go on behind lost entries, with a warning, instead of raising ``DataLoss``.
         queue: Use this one, which the same process also appends to, instead of one of its own.
         program: Name of the reading program, shown by ``opendata-buffer owner``.
         network: How brokers are reached; WebSockets by default.
@@ -140,7 +140,7 @@ class Consumer(ClosedAtEnd):
         self._epoch = manifest.epoch
         self._next_sequence = manifest.next_sequence
         # An empty queue, too, knows its next sequence: whatever is missing between here and the
-        # first batch handed out is a gap (failure F28).
+        # first batch handed out was lost (failure F28).
         self._cursors = Cursors.at(manifest.first_sequence)
         if last_acked is not None and manifest.first_sequence > last_acked + 1:
             warn_data_loss(config.manifest_path, last_acked + 1, manifest.first_sequence)
@@ -258,7 +258,7 @@ class Consumer(ClosedAtEnd):
         only by a new consumer.
 
         Args:
-            max: Most descriptors returned; 0 looks at nothing.
+            max: Most descriptors returned; 0 reads nothing.
 
         Raises:
             InvalidInput: ``max`` is negative.
@@ -374,8 +374,8 @@ class Consumer(ClosedAtEnd):
         metrics.consumer_lag_seconds.unwatch(self)
         metrics.oldest_unacked_seconds.unwatch(self)
         try:
-            # Acknowledgements before the collector: it may be in a long request, and whoever ends
-            # this process may kill it before that returns.
+            # Acknowledgements before the collector: it may be in a long request, and this process
+            # may be killed before that returns.
             with self._lock, self._deadline():
                 self._acknowledge(self._cursors, self._cursors.undequeued > 0)
                 self._queue.close()

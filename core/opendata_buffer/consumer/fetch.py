@@ -22,7 +22,6 @@ from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.errors import (
     BatchMissing,
     BatchUnreadable,
-    CorruptBatch,
     CorruptData,
     ForeignLocation,
     InvalidInput,
@@ -48,7 +47,6 @@ __all__ = [
     "PooledBatch",
     "RawBatch",
     "Records",
-    "records_to_table",
 ]
 
 
@@ -151,21 +149,14 @@ _OWN: dict[str, tuple[pa.DataType, ...]] = {
 }
 
 
-def records_to_table(
-    values: pa.BinaryArray,
-    sequence: int,
-    location: str,
-    metadata: tuple[Metadata, ...],
-    schema: pa.Schema | None,
-    options: ValueOptions,
-) -> pa.Table:
-    """See :meth:`opendata_buffer.consumer.fetch.ArrowBatch.to_table`."""
+def _to_table(batch: ArrowBatch, schema: pa.Schema | None, options: ValueOptions) -> pa.Table:
+    values = batch.values
     if schema is None:
         schema = infer(values[:SAMPLE], options)
         if not schema.names:
             raise InvalidInput(
-                f"batch {sequence} has no record that shows which columns there are: name them, "
-                "to_table(pa.schema([('id', pa.int64())]))"
+                f"batch {batch.sequence} has no record that shows which columns there are: name "
+                "them, to_table(pa.schema([('id', pa.int64())]))"
             )
     for each in schema:
         if each.name in _OWN and each.type not in _OWN[each.name]:
@@ -176,11 +167,11 @@ def records_to_table(
     if decoded.malformed and options.mode == FAILFAST:
         row = min(decoded.malformed)
         head = values[row].as_py()[:_HEAD]
-        raise MalformedRecord(sequence, row, location, decoded.malformed[row], head)
+        raise MalformedRecord(batch.sequence, row, batch.location, decoded.malformed[row], head)
     columns = {each.name: array for each, array in zip(fields, decoded.arrays, strict=True)}
     for each in schema:
         if each.name in _OWN:
-            columns[each.name] = _own(each, len(values), sequence, location, metadata)
+            columns[each.name] = _own(each, batch)
     table = pa.table([columns[each.name] for each in schema], schema=schema)
     dropped = list(decoded.headers)
     if options.mode == DROPMALFORMED:
@@ -192,20 +183,19 @@ def records_to_table(
     return table.filter(pa.array(kept))
 
 
-def _own(
-    field: pa.Field, count: int, sequence: int, location: str, metadata: tuple[Metadata, ...]
-) -> pa.Array:
-    if field.name == "_sequence":
-        return pa.repeat(pa.scalar(sequence, field.type), count)
-    if field.name == "_location":
-        return pa.repeat(pa.scalar(location, field.type), count)
+def _own(field: pa.Field, batch: ArrowBatch) -> pa.Array:
+    """One of the columns that come from the batch and not from its records."""
+    count = len(batch.values)
+    if field.name in ("_sequence", "_location"):
+        value: Any = batch.sequence if field.name == "_sequence" else batch.location
+        return pa.repeat(pa.scalar(value, field.type), count)
     if field.name == "_index":
         return pa.array(np.arange(count), field.type)
     found: list[Any] = [None] * count
-    for each in metadata:  # Each covers what is behind its start, until the next one does.
+    for each in batch.metadata:  # Each covers the records from its start to that of the next.
         begin = min(each.start_index, count)
         if field.name == "_metadata":
-            value: Any = each.payload
+            value = each.payload
             if pa.types.is_string(field.type):
                 value = each.payload.decode("utf-8", "replace")
         else:
@@ -279,14 +269,7 @@ class ArrowBatch:
             InvalidInput: A type that records are not read into, or nothing to infer a schema from.
             MalformedRecord: A record does not fit the schema, and the mode is FAILFAST.
         """
-        return records_to_table(
-            self.values,
-            self.sequence,
-            self.location,
-            self.metadata,
-            schema,
-            options or ValueOptions(),
-        )
+        return _to_table(self, schema, options or ValueOptions())
 
 
 @dataclass(frozen=True, slots=True)
@@ -492,19 +475,15 @@ class FetchHandle:
         Raises:
             BatchUnreadable: It does not decode, or is larger than ``max_batch_bytes``.
         """
-        try:
+        with _unreadable(raw):
             entries = decode_batch(raw.data, self._max_batch_bytes)
-        except CorruptBatch as error:
-            raise BatchUnreadable(raw.sequence, raw.location, _plain(error)) from error
         _count(len(entries))
         return ConsumedBatch(entries, raw.sequence, raw.location, raw.metadata)
 
     def decode_arrow(self, raw: RawBatch | PooledBatch) -> ArrowBatch:
         """As :meth:`decode`, to an Arrow array."""
-        try:
+        with _unreadable(raw):
             values = decode_arrow(raw.data, self._max_batch_bytes)
-        except CorruptBatch as error:
-            raise BatchUnreadable(raw.sequence, raw.location, _plain(error)) from error
         _count(len(values))
         return ArrowBatch(values, raw.sequence, raw.location, raw.metadata)
 
@@ -523,24 +502,19 @@ class FetchHandle:
             BatchUnreadable: As :meth:`decode`. Without ``check_first`` also by the arrays,
                 maybe after good ones.
         """
-        sequence, location = pooled.sequence, pooled.location
-        try:
+        with _unreadable(pooled):
             block = open_arrow(pooled.data, self._max_batch_bytes)
             if check_first:
                 for _ in block.pieces(array_bytes):
                     pass
-        except CorruptBatch as error:
-            raise BatchUnreadable(sequence, location, _plain(error)) from error
         count = block.footer.record_count
 
         def arrays() -> Iterator[pa.BinaryArray]:
-            try:
+            with _unreadable(pooled):
                 yield from block.pieces(array_bytes)
-            except CorruptBatch as error:
-                raise BatchUnreadable(sequence, location, _plain(error)) from error
             _count(count)
 
-        return Records(count, arrays(), sequence, location, pooled.metadata)
+        return Records(count, arrays(), pooled.sequence, pooled.location, pooled.metadata)
 
     @contextmanager
     def _reading(self, descriptor: BatchDescriptor) -> Iterator[tuple[str, int]]:
@@ -556,13 +530,21 @@ class FetchHandle:
                 "allow_foreign_locations to read it",
             )
         try:
-            yield location, largest_object(self._max_batch_bytes)
+            with _unreadable(descriptor):
+                yield location, largest_object(self._max_batch_bytes)
         except ObjectNotFound as error:
             raise BatchMissing(sequence, location, "its object does not exist") from error
         except InvalidInput as error:
             raise ForeignLocation(sequence, location, _plain(error)) from error
-        except CorruptData as error:
-            raise BatchUnreadable(sequence, location, _plain(error)) from error
+
+
+@contextmanager
+def _unreadable(batch: BatchDescriptor | RawBatch | PooledBatch) -> Iterator[None]:
+    """Errors of its bytes name the batch."""
+    try:
+        yield
+    except CorruptData as error:
+        raise BatchUnreadable(batch.sequence, batch.location, _plain(error)) from error
 
 
 def _plain(error: Exception) -> str:
