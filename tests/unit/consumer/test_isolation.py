@@ -115,12 +115,6 @@ def test_messages_with_an_app_go_by_the_message_and_not_by_the_number() -> None:
     assert reader.read(con(B, 2, txn=txn), ack(B, 1, final=True, txn=txn)) == []
 
 
-def test_an_undecided_transaction_holds_up_nobody_else() -> None:
-    reader = Reader()
-    assert reader.read(con(A, 2), con(B, 2), ack(B, 3), plain(), con(B, 4), ack(B, 5)) == [1, 3, 4]
-    assert reader.floor == 0
-
-
 @pytest.mark.parametrize("restart", [False, True])
 @pytest.mark.parametrize("final", [False, True])
 def test_a_rolled_back_transaction_is_never_delivered(final: bool, restart: bool) -> None:
@@ -324,11 +318,6 @@ def _passed(entries: list[Entry], made: TransactionFilter | None = None) -> list
     return [i for i, entry in enumerate(entries) if made.offer(i, _location(entry))]
 
 
-def test_a_dropped_repeat_does_not_join_the_original() -> None:
-    # 1 is a repeat of an older transaction; 2 was not written by the append that wrote 0.
-    assert _passed([("a", 5), ("a", 4), ("a", 5)]) == [0]
-
-
 def test_an_entry_without_a_transaction_leaves_nothing_to_continue() -> None:
     made = TransactionFilter("ingest")
     assert _passed([("a", 5), None], made) == [0, 1]
@@ -393,13 +382,6 @@ def test_skipping_a_repeat_changes_nothing() -> None:
     made.skip(2, _location(("a", 5)))
     made.skip(3, _location(("a", 4)))
     assert made.to_json() == before
-
-
-def test_skipping_an_entry_without_a_transaction_separates() -> None:
-    made = TransactionFilter("ingest")
-    assert made.offer(0, _location(("a", 5)))
-    made.skip(1, _location(None))
-    assert not made.offer(2, _location(("a", 5)))
 
 
 def test_a_copy_has_its_own_missing_transactions() -> None:

@@ -443,26 +443,6 @@ def test_f35_a_full_queue_pushes_back_until_the_delivery_timeout() -> None:
     assert records(store) == [b"a"]
 
 
-def test_f35_a_full_queue_lets_batches_in_once_the_consumer_has_taken_some() -> None:
-    class Drained(MemoryStore):
-        """The consumer dequeues all when the producer has looked again and found no room."""
-
-        looks = 0
-
-        def get(self, key: str, **options: Any) -> Any:
-            self.looks += key == "ingest/manifest"
-            if self.looks == 3:
-                manifest = Manifest.parse(super().get(key).data)
-                self.put(key, manifest.drop_through(manifest.next_sequence - 1).raw)
-            return super().get(key, **options)
-
-    store = Drained()
-    with Producer(config(max_manifest_bytes=150), store=store) as producer:
-        producer.produce([b"a"]).watcher.await_durable(WAIT_S)
-        assert producer.produce([b"b"]).watcher.await_durable(WAIT_S).sequence == 1
-    assert store.looks == 3
-
-
 def test_f5_a_batch_older_than_half_the_grace_period_is_uploaded_anew() -> None:
     store, runtime = Gate(), ManualRuntime()
     settings = config(gc_grace_period_ms=200, flush_size_bytes=1)

@@ -394,29 +394,6 @@ def test_delivery_times_out_while_every_upload_hangs(
     assert isinstance(within(WAIT_S, producer.close), FlushFailed)
 
 
-def test_delivery_times_out_while_uploads_take_longer_than_half_the_grace_period() -> None:
-    runtime = ManualRuntime()
-
-    class Slow(MemoryStore):
-        uploads = 0
-
-        def put(self, key: str, data: bytes | memoryview) -> None:
-            self.uploads += 1
-            runtime.advance(0.06)
-            super().put(key, data)
-
-    store = Slow()
-    settings = config(delivery_timeout_ms=300, gc_grace_period_ms=100, flush_size_bytes=1)
-    producer = Producer(settings, store=store, runtime=runtime)
-    handle = producer.produce([b"a"])
-    with pytest.raises(OpenDataBufferError):
-        handle.watcher.await_durable(WAIT_S)
-    assert 0.3 <= runtime.monotonic() <= 0.36
-    with pytest.raises(FlushFailed):
-        producer.close(WAIT_S)
-    assert 2 <= store.uploads <= 6
-
-
 # The buffer limit.
 
 
