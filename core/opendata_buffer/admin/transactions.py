@@ -33,7 +33,7 @@ from opendata_buffer.transactions.commit_record import (
     record_key,
 )
 from opendata_buffer.transactions.coordinator import TransactionCoordinator
-from opendata_buffer.transactions.markers import ROLL_BACK, TransactionMarker, settle
+from opendata_buffer.transactions.markers import ROLL_BACK, TransactionMarker, write_markers
 
 __all__ = ["PATIENCE_S", "Aborted", "OpenTransaction", "Place", "abort", "list_open", "open_in"]
 
@@ -269,10 +269,10 @@ def abort(
             committed=tuple(each for each in chosen if each.committed),
             rolled_back=tuple(each for each in chosen if not each.committed),
         )
-    ledger = TransactionCoordinator(
+    coordinator = TransactionCoordinator(
         place.store, place.config, place.queue, place.runtime, ahead_ms=GRACE_MS
     )
-    ledger.recover(app, None, place.names())
+    coordinator.recover(app, None, place.names())
     # The record is claimed by now, so what it names does not change any more.
     records = {app: _record(place.store, app)}
     ended = [_judged(each, records) for each in listed if each.app == app]
@@ -301,7 +301,7 @@ def _settle(place: Place, chosen: list[OpenTransaction]) -> None:
         named = each.app is not None and each.batch is not None
         txn = Transaction(each.app, each.batch) if named else None  # type: ignore[arg-type]
         clock = each.last_clock + 1 if each.committed else ROLL_BACK
-        return settle(
+        return write_markers(
             place.queue(each.partition),
             each.partition,
             (TransactionMarker(bytes.fromhex(each.producer), clock, txn),),

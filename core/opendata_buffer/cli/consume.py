@@ -275,14 +275,14 @@ def _of_topic(
     from opendata_buffer.cli.readers import ObservedPartition, ObservingTopic, OwningTopic
     from opendata_buffer.consumer.fetch import FetchHandle
     from opendata_buffer.topic.consumer import REFRESH_S, TopicConsumer
-    from opendata_buffer.topic.topic import CurrentTopic
+    from opendata_buffer.topic.topic import CachedTopic
 
     if not no_ack:
         consumer = TopicConsumer(place.config, store=place.store, runtime=runtime, program=_PROGRAM)
         return OwningTopic(stack.enter_context(consumer))
     topic = place.topic
     assert topic is not None
-    current = CurrentTopic(topic, runtime, REFRESH_S)
+    current = CachedTopic(topic, runtime, REFRESH_S)
 
     def opened(name: str, added: bool) -> ObservedPartition:
         config = topic.config_of(name, place.config)

@@ -16,7 +16,7 @@ from opendata_buffer.consumer.read_ahead import fetch_many, read_ahead
 from opendata_buffer.errors import DataLoss, PoisonBatch, QueueReset
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.topic.consumer import TopicArrowBatch, TopicConsumer, in_turn
+from opendata_buffer.topic.consumer import TopicArrowBatch, TopicConsumer, round_robin
 
 __all__ = ["ObservedPartition", "ObservingReader", "ObservingTopic", "OwningReader", "OwningTopic"]
 
@@ -232,7 +232,7 @@ class ObservingTopic:
                 break
         else:
             return []
-        group = in_turn(ready, self._last, limit)
+        group = round_robin(ready, self._last, limit)
         owners = {id(descriptor): partitions[name] for name, descriptor in group}
         for name, _ in group:
             partitions[name].ready.popleft()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from opendata_buffer.consumer.consumer import Consumer
@@ -33,7 +35,13 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.base import Blob, NotModified
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.topic.consumer import GROUP, TopicBatch, TopicConsumer
+from opendata_buffer.topic.consumer import (
+    MAX_PREFETCH,
+    TopicArrowBatch,
+    TopicBatch,
+    TopicConsumer,
+    round_robin,
+)
 from opendata_buffer.topic.description import name_of
 from opendata_buffer.topic.topic import Topic
 from tests.unit.broker.local import Overtaken
@@ -171,14 +179,14 @@ def test_an_arrow_batch_that_cannot_be_read_is_told_of_and_may_be_skipped() -> N
 
 def test_a_backlog_in_one_partition_does_not_starve_the_others() -> None:
     world = World(3)
-    for _ in range(2 * GROUP):
+    for _ in range(2 * MAX_PREFETCH):
         world.append(0, b"much")
     consumer = world.consumer()
-    taken = [consumer.next_batch() for _ in range(GROUP // 2)]
+    taken = [consumer.next_batch() for _ in range(MAX_PREFETCH // 2)]
     assert all(batch is not None and batch.partition == "p-00000-04pn" for batch in taken)
     world.append(1, b"one")
     world.append(2, b"two")
-    following = [consumer.next_batch() for _ in range(GROUP // 2 + 2)]
+    following = [consumer.next_batch() for _ in range(MAX_PREFETCH // 2 + 2)]
     names = {batch.partition for batch in following if batch is not None}
     assert names == {"p-00000-04pn", "p-00001-05mv", "p-00002-0bvb"}
 
@@ -186,7 +194,7 @@ def test_a_backlog_in_one_partition_does_not_starve_the_others() -> None:
 def test_partitions_with_as_much_to_read_have_turns_as_often() -> None:
     world = World(4)
     for number in range(4):
-        for _ in range(GROUP):
+        for _ in range(MAX_PREFETCH):
             world.append(number, b"x")
     consumer = world.consumer()
     for rounds in range(1, 11):
@@ -518,7 +526,7 @@ def test_a_partition_that_was_emptied_to_be_closed_leaves_when_its_reader_starts
     world = World(2)
     consumer = read_and_saved(world, GOODBYE)
     world.topic.drain("p-00000-04pn")
-    consumer._readers["p-00000-04pn"].let_all_go()
+    consumer._readers["p-00000-04pn"].flush_all()
     with pytest.raises(DataLoss):
         world.consumer(world.saved)
     world.runtime.advance(100)
@@ -588,3 +596,29 @@ def _all_of(consumer: TopicConsumer) -> list[bytes]:
         found += batch.entries
         consumer.ack(batch)
     return found
+
+
+def test_a_backlog_waits_for_those_that_have_little() -> None:
+    waiting = {"a": "a" * 100, "b": "bb", "c": "", "d": "d"}
+    found = "".join(item for _, item in round_robin(waiting, None, 8))
+    assert found == "abdabaaa"
+
+
+def test_the_one_behind_the_last_begins() -> None:
+    waiting = {"a": "aa", "b": "bb", "c": "cc"}
+    for last, order in (("a", "bca"), ("c", "abc"), ("gone", "abc"), (None, "abc")):
+        assert "".join(item for _, item in round_robin(waiting, last, 3)) == order
+
+
+def test_names_come_with_their_items() -> None:
+    assert round_robin({"a": [1], "b": [2]}, None, 9) == [("a", 1), ("b", 2)]
+    assert round_robin({}, None, 9) == []
+
+
+def test_an_arrow_batch_of_a_partition_is_one_of_a_queue_that_names_its_partition() -> None:
+    values = pa.array([b'{"a": 1}', b'{"a": 2}'], pa.binary())
+    batch = TopicArrowBatch(values, 7, "p-00000-04pn/x.batch", (), partition="p-00000-04pn")
+    assert batch.nbytes == values.nbytes
+    table = batch.to_table(pa.schema([("_sequence", pa.int64()), ("a", pa.int64())]))
+    assert table.to_pylist() == [{"_sequence": 7, "a": 1}, {"_sequence": 7, "a": 2}]
+    assert pickle.loads(pickle.dumps(batch)) == batch

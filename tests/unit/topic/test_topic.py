@@ -1,19 +1,31 @@
-"""A topic on storage: made, changed by several at once, drained."""
+"""A topic on storage, and the cached one."""
 
 from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
 
 import pytest
 
 from opendata_buffer.config import ConsumerConfig, ProducerConfig, QueueConfig
-from opendata_buffer.errors import CorruptData, Drained, InvalidInput, QueueReset
+from opendata_buffer.errors import (
+    CorruptData,
+    Drained,
+    InvalidInput,
+    QueueReset,
+    TransientStorageError,
+)
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.ownership import TOPIC_KEY, claim_for_use
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.stores.base import Blob
+from opendata_buffer.runtime import Task
+from opendata_buffer.stores.base import Blob, NotModified
+from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.topic.description import DRAIN_S
-from opendata_buffer.topic.topic import Topic, is_topic
+from opendata_buffer.topic.description import DRAIN_S, MAX_BYTES, is_topic
+from opendata_buffer.topic.topic import CachedTopic, Topic
 from tests.unit.scripted import (
     ScriptedStore,
     applied_answer_lost,
@@ -21,6 +33,7 @@ from tests.unit.scripted import (
     before,
     not_applied_answer_lost,
 )
+from tests.unit.topic.world import URL, WAIT_S, topic_in
 
 CONFIG = QueueConfig(store="memory://unused")
 
@@ -234,4 +247,95 @@ def test_a_description_that_cannot_be_read_is_corrupt_and_still_a_topic() -> Non
     with pytest.raises(CorruptData, match=r"_topic\.json"):
         opened(store)
     store.put(TOPIC_KEY, b" " * 2_000_000)
+    assert is_topic(store)
+
+
+class Joined(ManualRuntime):
+    """Remembers its threads, so that a test can wait for their end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tasks: list[Task] = []
+
+    def spawn(self, target: object, name: str) -> Task:
+        task = super().spawn(target, name)  # type: ignore[arg-type]
+        self.tasks.append(task)
+        return task
+
+
+class Counting(MemoryStore):
+    looks = 0
+    down = False
+    gate: threading.Event | None = None
+
+    def get(self, key: str, **options: object) -> Blob | NotModified:
+        self.looks += 1
+        if self.gate is not None:
+            assert self.gate.wait(WAIT_S)
+        if self.down:
+            raise TransientStorageError("down")
+        return super().get(key, **options)  # type: ignore[arg-type]
+
+
+def current(store: MemoryStore, runtime: ManualRuntime) -> CachedTopic:
+    return CachedTopic(Topic.open(URL, store=store, runtime=runtime), runtime, 2.0)
+
+
+def test_a_fresh_answer_costs_nothing_and_an_old_one_is_renewed_behind_the_caller() -> None:
+    store, runtime = Counting(), Joined()
+    topic = topic_in(store, 2)
+    known = current(store, runtime)
+    topic.expand(3)
+    store.looks = 0
+    runtime.advance(1.9)
+    assert len(known.get().names) == 2
+    assert (store.looks, runtime.tasks) == (0, [])
+    runtime.advance(0.2)
+    store.gate = threading.Event()
+    assert len(known.get().names) == 2  # does not wait
+    assert len(known.get().names) == 2
+    store.gate.set()
+    (task,) = runtime.tasks  # one look, whoever asks meanwhile
+    task.join(WAIT_S)
+    assert len(known.get().names) == 3
+    assert store.looks == 1
+
+
+def test_after_a_long_silence_the_caller_waits_for_a_look() -> None:
+    store, runtime = MemoryStore(), ManualRuntime()
+    topic = topic_in(store, 2)
+    known = current(store, runtime)
+    topic.expand(5)
+    assert not known.is_outdated
+    runtime.advance(3_600)
+    assert known.is_outdated
+    assert len(known.get().names) == 5
+    assert not known.is_outdated
+
+
+def test_a_store_that_is_down_leaves_what_is_known(caplog: pytest.LogCaptureFixture) -> None:
+    store, runtime = Counting(), ManualRuntime()
+    topic_in(store, 2)
+    known = current(store, runtime)
+    store.down = True
+    runtime.advance(3_600)
+    with caplog.at_level(logging.WARNING):
+        assert len(known.get().names) == 2
+    assert "could not be looked at" in caplog.text
+    looks = store.looks
+    assert len(known.get().names) == 2
+    assert store.looks == looks  # not at every call
+
+
+def test_a_store_has_a_topic_once_one_was_made(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    assert not is_topic(store)
+    Topic.create(str(tmp_path), partitions=2)
+    assert is_topic(store)
+
+
+@pytest.mark.parametrize("size", [0, MAX_BYTES + 1])
+def test_a_description_that_nobody_can_read_is_a_topic_too(tmp_path: Path, size: int) -> None:
+    store = LocalStore(tmp_path)
+    store.put(TOPIC_KEY, b"x" * size)
     assert is_topic(store)
