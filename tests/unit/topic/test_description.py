@@ -15,17 +15,17 @@ from opendata_buffer.errors import CorruptData, InvalidInput
 from opendata_buffer.topic.description import (
     MAX_LEFT,
     MAX_PARTITIONS,
-    PLACES,
+    SLOTS,
     Partition,
     State,
     TopicDescription,
-    free_places,
+    free_slots,
     has_letters,
     is_abbreviated,
     name_of,
     number_meant,
     number_of,
-    place_of,
+    slot_of,
 )
 from opendata_buffer.topic.partitioner import fnv1a, rendezvous
 
@@ -54,7 +54,7 @@ def test_a_topic_of_before_there_were_letters_is_read_and_goes_on_with_its_names
     grown = topic.expanded(4)
     assert grown.names[:2] == topic.names
     assert [number_of(name) for name in grown.names] == [0, 1, 2, 3]
-    assert len({place_of(name) for name in grown.names[2:]} - set(map(place_of, topic.names))) == 2
+    assert len({slot_of(name) for name in grown.names[2:]} - set(map(slot_of, topic.names))) == 2
 
 
 def test_fields_of_later_versions_are_kept_in_partitions_too() -> None:
@@ -99,7 +99,7 @@ def test_a_number_is_never_given_twice() -> None:
 def test_a_new_partition_takes_the_place_of_one_that_is_written_no_more() -> None:
     drained = THREE.drained("p-00001-05mv")
     for before in (drained, drained.without(["p-00001-05mv"])):
-        assert place_of(before.expanded(3).names[-1]) == place_of("p-00001-05mv") == 1
+        assert slot_of(before.expanded(3).names[-1]) == slot_of("p-00001-05mv") == 1
     assert not drained.has_left("1")
 
 
@@ -286,15 +286,15 @@ def test_a_name_is_a_function_of_number_and_place() -> None:
     assert name_of(16, 3) == name_of(16, 3) != name_of(16, 16)
     for number, place in ((0, 0), (7, 1023), (999, 5), (99_999, 511)):
         name = name_of(number, place)
-        assert (number_of(name), place_of(name)) == (number, place)
+        assert (number_of(name), slot_of(name)) == (number, place)
 
 
 @pytest.mark.parametrize("number", [0, 2_047, 3_332, 99_999])
 def test_every_number_finds_every_place(number: int) -> None:
     """Those in the middle have the fewest names to choose from."""
-    places = range(number % 8, PLACES, 8)
+    places = range(number % 8, SLOTS, 8)
     names = [name_of(number, place) for place in places]
-    assert [place_of(name) for name in names] == list(places)
+    assert [slot_of(name) for name in names] == list(places)
     assert {number_of(name) for name in names} == {number}
 
 
@@ -305,9 +305,9 @@ def test_short_keys_are_not_all_in_one_partition(keys: Sequence[str]) -> None:
 
 
 def test_there_is_always_a_free_place() -> None:
-    assert PLACES > MAX_PARTITIONS
-    assert list(free_places([])) == list(range(PLACES))
-    assert next(free_places([*NAMES[:3], NAMES[4]])) == 3
+    assert SLOTS > MAX_PARTITIONS
+    assert list(free_slots([])) == list(range(SLOTS))
+    assert next(free_slots([*NAMES[:3], NAMES[4]])) == 3
 
 
 @pytest.mark.parametrize(

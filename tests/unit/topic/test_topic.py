@@ -24,7 +24,7 @@ from opendata_buffer.stores.base import Blob, NotModified
 from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.topic.description import DRAIN_S, MAX_BYTES, is_topic
+from opendata_buffer.topic.description import DESCRIPTION, DRAIN_S, is_topic
 from opendata_buffer.topic.topic import CachedTopic, Topic
 from tests.unit.scripted import (
     ScriptedStore,
@@ -334,7 +334,7 @@ def test_a_store_has_a_topic_once_one_was_made(tmp_path: Path) -> None:
     assert is_topic(store)
 
 
-@pytest.mark.parametrize("size", [0, MAX_BYTES + 1])
+@pytest.mark.parametrize("size", [0, DESCRIPTION.max_bytes + 1])
 def test_a_description_that_nobody_can_read_is_a_topic_too(tmp_path: Path, size: int) -> None:
     store = LocalStore(tmp_path)
     store.put(TOPIC_KEY, b"x" * size)
