@@ -15,15 +15,12 @@ They must not be taken for those of a later run: a run notes what is undecided i
 from __future__ import annotations
 
 import json
-import logging
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
 from opendata_buffer.errors import InvalidInput, TransientStorageError
-from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.formats.sidecar import LARGEST, Sidecar, is_number
 from opendata_buffer.queue.cas import CasObject, Done, Outcome
@@ -35,14 +32,9 @@ __all__ = [
     "RECORD",
     "TOPIC_FOLDER",
     "Verdict",
-    "began",
     "claimed",
-    "decided",
     "record_key",
-    "verdict",
 ]
-
-log = logging.getLogger(__name__)
 
 TOPIC_FOLDER = "_topic"
 """Folder of the records of a topic's writers; no partition has such a name."""
@@ -160,41 +152,6 @@ def claimed(record: CommitRecord | None, app: str, query: str | None) -> CommitR
     return record
 
 
-def began(
-    record: CommitRecord | None, app: str, batch: int, query: str | None, run: str
-) -> CommitRecord:
-    """A topic's record for a run that is about to write a batch: claimed, unless it is committed.
-
-    Raises:
-        InvalidInput: The app id belongs to another query.
-    """
-    found = claimed(record, app, query) or CommitRecord(-1, 0, query)
-    if found.batch >= batch or found.run == run:
-        return found
-    return replace(found, run=run)
-
-
-def decided(
-    record: CommitRecord | None, run: str, batch: int, producer: str, intents: Mapping[str, int]
-) -> CommitRecord | None:
-    """A topic's record with one more batch; unchanged when this run may not decide.
-
-    Also unchanged when it names the attempt already, so the change may be applied twice.
-    :func:`verdict` tells the cases apart.
-    """
-    if record is None or record.run != run or record.batch >= batch:
-        return record
-    return replace(record, batch=batch, producer=producer, intents=dict(intents))
-
-
-def verdict(record: CommitRecord | None, batch: int, producer: str) -> Verdict:
-    """What a topic's record says about an attempt."""
-    if record is None or record.batch < batch:
-        return Verdict.OPEN
-    named = record.batch == batch and record.producer == producer
-    return Verdict.COMMITTED if named else Verdict.REPEATED
-
-
 def _is_producer(text: str) -> bool:
     try:
         return len(bytes.fromhex(text)) == 6 and len(text) == 12
@@ -212,16 +169,18 @@ class OwnedRecord:
         app: The app id.
         record: Its commit record.
         run: Unique name of this run.
+
+    Attributes:
+        roll_backs: By partition and producer, the markers that roll back earlier runs.
     """
 
     def __init__(self, app: str, record: CasObject[CommitRecord], run: str) -> None:
+        self.roll_backs: dict[str, dict[bytes, TransactionMarker]] = {}
         self._app = app
         self._object = record
         self._run = run
         self._searched: dict[str, int] = {}
         """Per partition, the sequence up to which its manifest was searched."""
-        self._undecided: defaultdict[str, dict[bytes, Transaction | None]] = defaultdict(dict)
-        """Per partition, producers of earlier runs that have to be rolled back."""
 
     @property
     def key(self) -> str:
@@ -244,9 +203,14 @@ class OwnedRecord:
             InvalidInput: The app id belongs to another query; nothing was written.
             TransientStorageError: The record could not be written.
         """
-        outcome = self._object.update(
-            lambda record: began(record, self._app, batch, query, self._run)
-        )
+
+        def change(record: CommitRecord | None) -> CommitRecord:
+            found = claimed(record, self._app, query) or CommitRecord(-1, 0, query)
+            if found.batch >= batch or found.run == self._run:
+                return found
+            return replace(found, run=self._run)
+
+        outcome = self._object.update(change)
         if not isinstance(outcome, Done) or outcome.value is None:
             raise TransientStorageError(
                 f"commit record {self.key!r} could not be written: {outcome}. Nothing "
@@ -279,41 +243,35 @@ class OwnedRecord:
     def decide(
         self, batch: int, producer: str, intents: Mapping[str, int]
     ) -> Outcome[CommitRecord | None]:
-        """Write a batch into the record, which commits it. See :func:`decided`.
+        """Write a batch into the record, which commits it; see :meth:`verdict`.
 
         Raises:
             TransientStorageError: The record could not be read; it may have been written.
         """
-        return self._object.update(
-            lambda record: decided(record, self._run, batch, producer, intents), from_memory=True
-        )
+
+        def change(record: CommitRecord | None) -> CommitRecord | None:
+            # Unchanged also where it names this attempt already: it may be applied twice.
+            if record is None or record.run != self._run or record.batch >= batch:
+                return record
+            return replace(record, batch=batch, producer=producer, intents=dict(intents))
+
+        return self._object.update(change, from_memory=True)
+
+    def verdict(self, batch: int, producer: str) -> Verdict:
+        """What the record, as last read or written, says about an attempt."""
+        record = self.record
+        if record is None or record.batch < batch:
+            return Verdict.OPEN
+        named = record.batch == batch and record.producer == producer
+        return Verdict.COMMITTED if named else Verdict.REPEATED
 
     def note_undecided(self, name: str, manifest: Manifest | None, but: bytes | None) -> None:
-        """Note what is undecided of the app in a partition, of any producer but one."""
+        """Note what to roll back in a partition: what any producer but one left undecided."""
         if manifest is None:
             return
         found = undecided_of_app(manifest, name, self._app, self._searched.get(name, 0))
         self._searched[name] = manifest.next_sequence
-        noted = {producer: each.txn for producer, each in found.items() if producer != but}
-        self._undecided[name].update(noted)
-
-    @property
-    def has_undecided(self) -> bool:
-        """Whether anything that was noted has to be rolled back."""
-        return any(self._undecided.values())
-
-    def roll_backs(self) -> dict[str, list[TransactionMarker]]:
-        """The markers that roll back what was noted, by partition."""
-        found: dict[str, list[TransactionMarker]] = {}
-        for name, producers in self._undecided.items():
-            for producer, txn in producers.items():
-                log.warning(
-                    "batch %s of app %s was given up in %s before it was committed: rolled back",
-                    "?" if txn is None else txn.batch, self._app, name,
-                )  # fmt: skip
-                found.setdefault(name, []).append(TransactionMarker(producer, ROLL_BACK, txn))
-        return found
-
-    def rolled_back(self) -> None:
-        """Forget what was noted: it is rolled back."""
-        self._undecided.clear()
+        for producer, each in found.items():
+            if producer != but:
+                marker = TransactionMarker(producer, ROLL_BACK, each.txn)
+                self.roll_backs.setdefault(name, {})[producer] = marker

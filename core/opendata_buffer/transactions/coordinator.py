@@ -41,7 +41,6 @@ from opendata_buffer.transactions.commit_record import (
     OwnedRecord,
     Verdict,
     record_key,
-    verdict,
 )
 from opendata_buffer.transactions.markers import (
     ROLL_BACK,
@@ -136,7 +135,7 @@ class TransactionCoordinator:
         owned, record = self._claim(txn.app, txn.batch, query)
         self._finish_earlier(owned, txn.app, record, partitions)
         if record.batch >= txn.batch:
-            if owned.has_undecided:
+            if owned.roll_backs:
                 # The run that committed the batch was killed before it had rolled back the
                 # others; or it lives and writes its next batch. Only a claim tells them apart:
                 # in the second case it makes that run fail.
@@ -163,7 +162,7 @@ class TransactionCoordinator:
             return 0
         owned, record = self._claim(app, _ANY_BATCH, query)
         ended = self._finish_earlier(owned, app, record, partitions)
-        if owned.has_undecided:
+        if owned.roll_backs:
             if not owned.is_owned():
                 raise Superseded(app, record.batch + 1)
             ended += self._end(owned, {})
@@ -177,7 +176,7 @@ class TransactionCoordinator:
 
     def verdict_on(self, txn: Transaction, producer: bytes) -> Verdict:
         """What the record of an app that was begun or recovered says about an attempt."""
-        return verdict(self._owned[txn.app].record, txn.batch, producer.hex())
+        return self._owned[txn.app].verdict(txn.batch, producer.hex())
 
     def prepare(self, attempt: Attempt, name: str) -> None:
         """Store the batch of one partition's marker, so that :meth:`complete` does not have to.
@@ -213,8 +212,7 @@ class TransactionCoordinator:
             raise _unknown(attempt.txn, owned.key, str(error)) from error
         if isinstance(outcome, Doubtful):
             raise _unknown(attempt.txn, owned.key, outcome.reason)
-        record = outcome.value if isinstance(outcome, Done) else owned.record
-        found = verdict(record, batch, producer)
+        found = owned.verdict(batch, producer)
         if found is Verdict.COMMITTED:
             self._decided[app] = owned
             return True
@@ -314,10 +312,12 @@ class TransactionCoordinator:
 
     def _end(self, owned: OwnedRecord, committing: Mapping[str, TransactionMarker]) -> int:
         markers = {name: [marker] for name, marker in committing.items()}
-        for name, others in owned.roll_backs().items():
-            markers.setdefault(name, []).extend(others)
+        for name, roll_backs in owned.roll_backs.items():
+            for marker in roll_backs.values():
+                log.warning("%s was given up in %s, and is rolled back", marker.txn, name)
+            markers.setdefault(name, []).extend(roll_backs.values())
         ended = self._markers.write(markers)
-        owned.rolled_back()
+        owned.roll_backs.clear()
         return ended
 
 

@@ -17,10 +17,7 @@ from opendata_buffer.transactions.commit_record import (
     CommitRecord,
     OwnedRecord,
     Verdict,
-    began,
     claimed,
-    decided,
-    verdict,
 )
 from opendata_buffer.transactions.markers import ROLL_BACK, TransactionMarker
 
@@ -98,9 +95,7 @@ def test_a_writer_without_a_query_and_one_named_after_its_query_claim_nothing() 
     assert claimed(None, "two", "two") is None
 
 
-# What decides a write to several partitions.
-
-MINE, THEIRS = "01" * 6, "03" * 6
+MINE = "01" * 6
 
 
 def test_a_topic_s_record_on_storage() -> None:
@@ -124,49 +119,6 @@ def test_a_topic_s_record_on_storage() -> None:
 def test_a_topic_s_record_that_is_unreadable_is_named(field: bytes) -> None:
     with pytest.raises(CorruptData, match="the commit record is not readable"):
         CommitRecord.from_json(b'{"version": 1, "batch": 3, "next_sequence": 0, ' + field + b"}")
-
-
-def test_a_run_claims_the_record_before_it_decides() -> None:
-    record = began(None, "q", 0, "q", "run 1")
-    assert (record.batch, record.run) == (-1, "run 1")
-    after = decided(record, "run 1", 0, MINE, {"p-00000": 3})
-    assert after is not None
-    assert (after.batch, after.producer, after.intents) == (0, MINE, {"p-00000": 3})
-    assert verdict(after, 0, MINE) is Verdict.COMMITTED
-
-
-def test_a_run_that_was_overtaken_decides_nothing() -> None:
-    record = began(began(None, "q", 0, "q", "run 1"), "q", 0, "q", "run 2")
-    assert decided(record, "run 1", 0, MINE, {"p-00000": 3}) is record
-    assert verdict(record, 0, MINE) is Verdict.OPEN
-    after = decided(record, "run 2", 0, THEIRS, {"p-00000": 3})
-    assert verdict(after, 0, MINE) is Verdict.REPEATED
-    assert decided(after, "run 1", 0, MINE, {"p-00000": 3}) is after
-
-
-def test_a_claim_keeps_what_was_decided_before() -> None:
-    record = decided(began(None, "q", 0, "q", "run 1"), "run 1", 0, MINE, {"p-00000": 3})
-    after = began(record, "q", 1, "q", "run 2")
-    assert (after.batch, after.producer, after.intents) == (0, MINE, {"p-00000": 3})
-    assert verdict(after, 0, MINE) is Verdict.COMMITTED
-
-
-def test_a_committed_batch_is_not_claimed_again() -> None:
-    record = decided(began(None, "q", 4, "q", "run 1"), "run 1", 4, MINE, {"p-00000": 3})
-    assert began(record, "q", 4, "q", "run 2") is record
-    assert began(record, "q", 3, "q", "run 2") is record
-    assert decided(record, "run 1", 4, MINE, {"p-00000": 3}) is record, "a lost answer"
-
-
-def test_without_a_record_nothing_is_decided() -> None:
-    assert decided(None, "run", 0, MINE, {}) is None
-    assert verdict(None, 0, MINE) is Verdict.OPEN
-
-
-def test_a_topic_s_record_belongs_to_one_query_as_well() -> None:
-    record = began(None, "job", 0, "one", "run 1")
-    with pytest.raises(InvalidInput, match="belongs to query one"):
-        began(record, "job", 0, "two", "run 2")
 
 
 APP, KEY = "q", "_topic/app=q/_commit.json"
@@ -225,18 +177,31 @@ def test_of_two_runs_only_the_later_one_decides(world: World) -> None:
     second.claim(0, None)
     assert not first.is_owned()
     first.decide(0, MY_ID.hex(), {"p": 9})
+    assert first.verdict(0, MY_ID.hex()) is Verdict.OPEN
     second.decide(0, THEIR_ID.hex(), {"p": 9})
-    assert second.record is not None
-    assert second.record.producer == THEIR_ID.hex()
+    assert second.verdict(0, THEIR_ID.hex()) is Verdict.COMMITTED
+    assert second.verdict(0, MY_ID.hex()) is Verdict.REPEATED
+    second.decide(0, MY_ID.hex(), {"p": 9})
+    assert second.verdict(0, THEIR_ID.hex()) is Verdict.COMMITTED
 
 
-def test_a_batch_that_is_committed_is_claimed_by_nobody(world: World) -> None:
-    first, late = world.run("first"), world.run("late")
+def test_without_a_claim_nothing_is_decided(world: World) -> None:
+    run = world.run("mine")
+    run.decide(0, MY_ID.hex(), {"p": 9})
+    assert run.record is None
+    assert run.verdict(0, MY_ID.hex()) is Verdict.OPEN
+
+
+def test_a_committed_batch_is_not_claimed_again_and_the_next_claim_keeps_it(world: World) -> None:
+    first, late, following = world.run("first"), world.run("late"), world.run("following")
     first.claim(0, None)
     first.decide(0, MY_ID.hex(), {"p": 9})
     assert late.claim(0, None).batch == 0
     assert first.is_owned()
     assert not late.is_owned()
+    after = following.claim(1, None)
+    assert following.is_owned()
+    assert (after.batch, after.producer, after.intents) == (0, MY_ID.hex(), {"p": 9})
 
 
 def test_the_app_of_another_query_is_refused_and_not_claimed(world: World) -> None:
@@ -263,19 +228,17 @@ def test_only_a_gap_between_two_batches_is_looked_into(world: World) -> None:
     assert run.was_overtaken_before(2)
 
 
-def test_what_others_left_undecided_is_rolled_back_once(world: World) -> None:
+def test_what_others_left_undecided_is_noted_once(world: World) -> None:
     run = world.run("mine")
     run.claim(7, None)
     manifest = world.manifest(THEIR_ID, MY_ID)
-    assert not run.has_undecided
     run.note_undecided("p", manifest, but=MY_ID)
     run.note_undecided("empty", None, but=MY_ID)
-    assert run.has_undecided
-    assert run.roll_backs() == {"p": [TransactionMarker(THEIR_ID, ROLL_BACK, Transaction(APP, 7))]}
-    run.rolled_back()
+    marker = TransactionMarker(THEIR_ID, ROLL_BACK, Transaction(APP, 7))
+    assert run.roll_backs == {"p": {THEIR_ID: marker}}
+    run.roll_backs.clear()
     run.note_undecided("p", manifest, but=None)  # not searched again
-    assert not run.has_undecided
-    assert run.roll_backs() == {}
+    assert run.roll_backs == {}
 
 
 def test_a_query_that_the_record_does_not_name_yet_has_to_claim_it(world: World) -> None:
