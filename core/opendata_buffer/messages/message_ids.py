@@ -46,8 +46,8 @@ ACK_TXN = 2
 FINAL = 4
 """Added to the flags of an acknowledgement: the producer writes nothing after it.
 
-A reader then forgets the producer, so that its state does not grow with every producer there
-ever was. Readers remove the flag before they compare the others.
+A reader then forgets the producer, so that its state does not grow for ever. Readers remove the
+flag before they compare the others.
 """
 
 FLAGS_MASK = 0x3FF

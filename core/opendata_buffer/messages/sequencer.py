@@ -27,7 +27,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from enum import Enum
 from typing import Any
 
@@ -145,14 +144,13 @@ class Outcome(Enum):
     """The span is committed, and its beginning must be read again."""
 
 
-_COMMITS = frozenset(
-    {
-        Outcome.OUTSIDE_COMMIT,
-        Outcome.ACK_EMPTY,
-        Outcome.ACK_COMMIT_RING,
-        Outcome.ACK_COMMIT_REPLAY,
-    }
-)
+_DUPLICATES = {
+    Outcome.OUTSIDE_ALREADY_ACKED,
+    Outcome.CONTINUE_ALREADY_ACKED,
+    Outcome.CONTINUE_CLOCK_LARGER,
+}
+_CONTINUES = {Outcome.CONTINUE_BEGIN_SPAN, Outcome.CONTINUE_EXTEND_SPAN}
+_BEGINS = {Outcome.CONTINUE_BEGIN_SPAN, Outcome.OUTSIDE_COMMIT, Outcome.ACK_EMPTY}
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +193,10 @@ class _Span:
 class Sequencer:
     """Queue uncommitted messages, dequeue committed ones. Not thread-safe.
 
+    After an outcome of :meth:`queue_uncommitted` that commits, all messages of
+    :meth:`dequeue_committed` have to be taken before anything else is called. A call in another
+    order, and a replay of another range, raise ``InvalidInput``.
+
     Args:
         states: A checkpoint to go on from, with the first message behind the checkpoint.
         buffer: Messages that are kept for undecided transactions.
@@ -216,36 +218,25 @@ class Sequencer:
         self._replay: Iterator[Message] | None = None
 
     def queue_uncommitted(self, message: Message) -> Outcome:
-        """Take the next message of the log.
-
-        After an outcome that commits, call :meth:`dequeue_committed` and take all it gives.
-
-        Raises:
-            InvalidInput: Committed messages are still to be dequeued.
-        """
+        """Take the next message of the log."""
         self._check_taken()
         if len(self._buffer) == self._size:
             self._evict()
         span, outcome = self._judge(message)
         if outcome is Outcome.ACK_ROLLBACK:
             span.reset(message.clock)
-        elif outcome in (Outcome.CONTINUE_BEGIN_SPAN, Outcome.CONTINUE_EXTEND_SPAN):
-            if outcome is Outcome.CONTINUE_BEGIN_SPAN:
-                span.begin = message.begin
-            self._buffer.append(message)
-            span.buffered.append(message)
-            span.high = message.clock
-        elif outcome in _COMMITS:
+        elif outcome not in _DUPLICATES:
             if outcome is Outcome.OUTSIDE_COMMIT:
                 # A producer that mixes both kinds gives up its open transaction.
                 span.buffered.clear()
-            if outcome in (Outcome.OUTSIDE_COMMIT, Outcome.ACK_EMPTY):
+            if outcome in _BEGINS:
                 span.begin = message.begin
             self._buffer.append(message)
             span.buffered.append(message)
-            # Messages of the span behind this clock are not committed, and dropped.
+            # Messages of the span behind the clock of an acknowledgement are not committed.
             span.high = message.clock
-            self._emitting, self._producer = span, message.producer
+            if outcome not in _CONTINUES:
+                self._emitting, self._producer = span, message.producer
         return outcome
 
     def has_committed(self) -> bool:
@@ -253,20 +244,12 @@ class Sequencer:
         return self._emitting is not None
 
     def replay_range(self) -> tuple[int, int]:
-        """Positions from, and up to, which the log must be read again.
-
-        Raises:
-            InvalidInput: No committed messages wait.
-        """
+        """Positions from, and up to, which the log must be read again."""
         span = self._committing("replay_range()")
         return span.begin, span.buffered[0].begin
 
     def start_replay(self, messages: Iterable[Message]) -> None:
-        """Hand over the messages of :meth:`replay_range`, of all producers, in order.
-
-        Raises:
-            InvalidInput: No committed messages wait.
-        """
+        """Hand over the messages of :meth:`replay_range`, of all producers, in order."""
         self._committing("start_replay()")
         self._replay = iter(messages)
 
@@ -275,9 +258,6 @@ class Sequencer:
 
         A message is processed when the next one is asked for: a checkpoint in between names the
         others as still to be read.
-
-        Raises:
-            InvalidInput: A replay is needed and was not started, or is of another range.
         """
         span = self._emitting
         if span is None:
@@ -297,34 +277,19 @@ class Sequencer:
         span.reset(span.low)
         self._emitting = None
 
-    def checkpoint(self, prune_horizon: timedelta | None = None) -> list[ProducerState]:
-        """What a new sequencer needs to go on behind the last message queued.
-
-        Args:
-            prune_horizon: Forget producers whose clock is further than this behind the latest
-                one. A producer that writes again after that is a new one, and old messages that
-                it repeats are delivered again. None forgets no producer.
-        """
-        oldest = 0
-        if prune_horizon is not None and self._spans:
-            ticks = prune_horizon // timedelta(microseconds=1) * 10
-            oldest = max(span.low for span in self._spans.values()) - (ticks << 4)
-        self._spans = {who: span for who, span in self._spans.items() if span.high >= oldest}
+    def checkpoint(self) -> list[ProducerState]:
+        """What a new sequencer needs to go on behind the last message queued."""
         return [ProducerState(who, span.low, span.begin) for who, span in self._spans.items()]
 
     def pending_from(self) -> int | None:
         """Position of the first message of the oldest open transaction; None where none is open."""
-        return min(
-            (span.begin for span in self._spans.values() if span.begin != NONE), default=None
-        )
+        begins = (span.begin for span in self._spans.values() if span.begin != NONE)
+        return min(begins, default=None)
 
     def forget(self, producer: Hashable) -> None:
         """Forget a producer that writes no message again that it wrote before.
 
         Its open span is dropped; its next message is that of a new producer.
-
-        Raises:
-            InvalidInput: Committed messages are still to be dequeued.
         """
         self._check_taken()
         self._spans.pop(producer, None)
@@ -333,9 +298,6 @@ class Sequencer:
         """Drop the transactions that began before a position, as by a roll-back.
 
         For messages that can never be read again.
-
-        Raises:
-            InvalidInput: Committed messages are still to be dequeued.
         """
         self._check_taken()
         for span in self._spans.values():
@@ -343,11 +305,7 @@ class Sequencer:
                 span.reset(span.low)
 
     def copy(self) -> Sequencer:
-        """An independent sequencer in the same state.
-
-        Raises:
-            InvalidInput: Committed messages are still to be dequeued.
-        """
+        """An independent sequencer in the same state."""
         self._check_taken()
         other = Sequencer(buffer=self._size)
         other._buffer = deque(self._buffer)

@@ -195,10 +195,6 @@ class OwnedRecord:
     def claim(self, batch: int, query: str | None) -> CommitRecord:
         """Write this run into the record, unless the batch is committed. Called once, first.
 
-        Args:
-            batch: Number of the batch that the run is about to write.
-            query: Id of the query, if it is known.
-
         Raises:
             InvalidInput: The app id belongs to another query; nothing was written.
             TransientStorageError: The record could not be written.

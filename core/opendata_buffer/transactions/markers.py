@@ -59,12 +59,6 @@ def undecided_of_app(
 ) -> dict[bytes, Undecided]:
     """An app's undecided transactions by producer, those that began at ``since`` or later.
 
-    Args:
-        manifest: Of the queue.
-        prefix: Its data prefix.
-        app: The app id.
-        since: Earlier entries are not decoded.
-
     Raises:
         CorruptManifest: Entries break the format.
     """
@@ -176,10 +170,8 @@ class MarkerWriter:
     markers blocks its writer, so an outage of some seconds must not end the attempt.
 
     Args:
-        store: Of the topic.
-        config: Deadline and backoff.
         queue_of: The queue of a partition, by its name; each is used by one thread at a time.
-        runtime: Clocks, names and threads.
+        store, config, runtime: Of the topic.
         ahead_ms: As for :func:`write_markers`.
     """
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -138,18 +137,6 @@ def test_a_replay_without_committed_messages_is_refused(call: Any) -> None:
 def test_a_buffer_without_room_is_refused() -> None:
     with pytest.raises(InvalidInput, match="buffer is 0"):
         Sequencer(buffer=0)
-
-
-def test_producers_further_behind_than_the_horizon_are_forgotten() -> None:
-    second = 10_000_000 << 4
-    sequencer = Sequencer()
-    sequencer.queue_uncommitted(message(100 * second, OUTSIDE_TXN, 0, "old"))
-    drained(sequencer)
-    sequencer.queue_uncommitted(message(160 * second, OUTSIDE_TXN, 10, "new"))
-    drained(sequencer)
-    assert len(sequencer.checkpoint(timedelta(seconds=60))) == 2
-    assert [each.producer for each in sequencer.checkpoint(timedelta(seconds=59))] == ["new"]
-    assert [each.producer for each in sequencer.checkpoint()] == ["new"]
 
 
 ULID = "01J5T4R3KXBMZ7QV9N2WG8YDHP"
