@@ -300,9 +300,6 @@ class TopicConsumer(ClosedAtEnd):
         self._closed = True
         self._close_all()
 
-    def _note_failed_close(self, error: OpenDataBufferError) -> None:
-        log.warning("closing after an error failed too: %s", error)
-
     def _next(self, *, arrow: bool) -> tuple[str, ConsumedBatch | ArrowBatch] | None:
         """The next batch in one of its forms, and its partition; None when nothing is ready."""
         self._check_open()

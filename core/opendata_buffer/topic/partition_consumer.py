@@ -127,6 +127,12 @@ class PartitionProgress:
         start: Sequence of the first entry, without a position.
         position: Where to resume.
 
+    Attributes:
+        next_offer: Sequence of the entry to be offered next.
+        kept_from: The first sequence that must stay in the manifest for saved positions. Those
+            are saved with batches; markers and rolled back batches behind the last acknowledged
+            one must stay, because a reader that resumes could not tell their absence from a loss.
+
     Raises:
         InvalidInput: The position's transactions cannot be read, or no such isolation.
     """
@@ -144,49 +150,34 @@ class PartitionProgress:
         else:
             self._ahead = ReadCommitted.from_dict(dict(position.transactions), partition, isolation)
         self._behind = self._ahead.copy()
-        self._next_offer = start if position is None else position.sequence + 1
-        self._next_processed = self._next_offer
+        self.next_offer = start if position is None else position.sequence + 1
+        self._next_processed = self.next_offer
         self._already = 0 if position is None else position.delivered
         self._offered: deque[_Offered] = deque()
-        self._kept_from = self.first_needed
-
-    @property
-    def next_offer(self) -> int:
-        """Sequence of the entry to be offered next."""
-        return self._next_offer
+        self.kept_from = self.first_needed
 
     @property
     def idle(self) -> bool:
         """Whether everything offered is processed, and no transaction is undecided."""
-        return not self._offered and self._behind.floor(self._next_offer) == self._next_offer
+        return not self._offered and self._behind.floor(self.next_offer) == self.next_offer
 
     @property
     def first_needed(self) -> int:
         """The first sequence that a reader needs that resumes at :meth:`position`."""
         return self._behind.floor(self._next_processed)
 
-    @property
-    def kept_from(self) -> int:
-        """The first sequence that must stay in the manifest for saved positions.
-
-        Positions are saved with batches. Entries behind the last acknowledged batch that deliver
-        nothing, such as markers and rolled back batches, must stay: a reader that resumes at the
-        saved position could not tell their absence from a loss.
-        """
-        return self._kept_from
-
     def offer(self, sequence: int, location: str, replay: Replay) -> list[int]:
         """Take the next entry; returns the sequences to deliver now, in order.
 
         A gap before the entry is a loss. An entry before the position is ignored.
         """
-        if sequence < self._next_offer:
+        if sequence < self.next_offer:
             return []
-        if sequence > self._next_offer:
+        if sequence > self.next_offer:
             self._ahead.lost(sequence - 1)
             self._already = 0
         released = self._ahead.offer(sequence, location, replay)
-        self._next_offer = sequence + 1
+        self.next_offer = sequence + 1
         # The entry may release a transaction that was processed in part before the restart.
         processed, self._already = min(self._already, len(released)), 0
         self._offered.append(_Offered(sequence, location, released, processed))
@@ -281,7 +272,7 @@ class PartitionProgress:
             self._catch_up(self._behind, self._next_processed - 1, each, replay)
             self._next_processed = each.sequence + 1
             if each.acked:
-                self._kept_from = self.first_needed
+                self.kept_from = self.first_needed
 
     @staticmethod
     def _catch_up(behind: ReadCommitted, last: int, each: _Offered, replay: Replay) -> None:
@@ -333,7 +324,7 @@ class PartitionReader:
         resumed, start = None, None
         if position is not None:
             resumed = PartitionProgress(name, isolation, position=position)
-            if resumed.first_needed:  # a position cannot say "before sequence 0"; see _check_begin
+            if resumed.first_needed:  # there is no position before sequence 0
                 start = Position(position.queue_id, resumed.first_needed - 1)
         self._consumer = Consumer(
             config,
@@ -346,8 +337,15 @@ class PartitionReader:
         )
         self._handle = self._consumer.fetch_handle()
         try:
-            self._check(position)
-            self._check_begin(resumed, config.manifest_path, allowed=allow_data_loss)
+            if position is not None:
+                self._check_queue(position)
+            first = self._consumer.first_sequence
+            if start is None and resumed is not None and first:
+                # The position needs sequence 0, which the consumer did not check.
+                if not allow_data_loss:
+                    hint = "Another consumer read this queue. Accept the loss explicitly."
+                    raise DataLoss(config.manifest_path, 0, first, hint)
+                report_loss(config.manifest_path, 0, first)
         except (QueueReset, DataLoss):
             self._consumer.close()
             raise
@@ -458,9 +456,7 @@ class PartitionReader:
     def _queue_id(self) -> str:
         return self._consumer.position_of(0).queue_id
 
-    def _check(self, position: PartitionPosition | None) -> None:
-        if position is None:
-            return
+    def _check_queue(self, position: PartitionPosition) -> None:
         if position.queue_id and self._queue_id and position.queue_id != self._queue_id:
             raise QueueReset(
                 f"cannot resume partition {self.name} after {position}: it belongs to queue "
@@ -473,17 +469,6 @@ class PartitionReader:
                 f"{self._consumer.next_sequence - 1}. Start without the position to read what is "
                 "queued now."
             )
-
-    def _check_begin(self, resumed: PartitionProgress | None, key: str, *, allowed: bool) -> None:
-        """The consumer's check for data loss, where the position needs sequence 0."""
-        first = self._consumer.first_sequence
-        if resumed is None or resumed.first_needed or not first:
-            return
-        if not allowed:
-            raise DataLoss(
-                key, 0, first, "Another consumer read this queue. Accept the loss explicitly."
-            )
-        report_loss(key, 0, first)
 
     def _replay(self, begin: int, end: int) -> Iterable[tuple[int, str]]:
         return [(each.sequence, each.location) for each in self._consumer.queued(begin, end)]
