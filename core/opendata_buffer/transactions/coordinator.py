@@ -80,11 +80,7 @@ class TransactionCoordinator:
     After any error the next :meth:`begin` is that of a new run, which reads everything again.
 
     Args:
-        store: Of the topic.
-        config: Deadline and backoff.
-        queue_of: The queue of a partition, by its name; each is used by one thread at a time.
-        runtime: Clocks, names and threads.
-        ahead_ms: As for :func:`.write_markers`: the collector's grace period.
+        store, config, queue_of, runtime, ahead_ms: As for :class:`.MarkerWriter`.
     """
 
     def __init__(
@@ -109,8 +105,8 @@ class TransactionCoordinator:
     def begin(self, txn: Transaction, query: str | None, partitions: Collection[str]) -> bool:
         """Called before anything of an attempt is appended.
 
-        The first time it costs one read and one write of the record, and one read of each
-        manifest; after that nothing.
+        The first call costs one read and one write of the record, and one read of each manifest;
+        the others cost no request.
 
         Args:
             txn: App and batch.
@@ -183,9 +179,6 @@ class TransactionCoordinator:
 
         It decides nothing, and may be left out. May be called for several partitions at once,
         while the pending batches are appended.
-
-        Raises:
-            StorageError: It could not be stored.
         """
         marker = TransactionMarker(attempt.producer, attempt.intents[name], attempt.txn)
         self._markers.prepare(name, marker)

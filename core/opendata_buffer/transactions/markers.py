@@ -57,11 +57,7 @@ class TransactionMarker:
 def undecided_of_app(
     manifest: Manifest, prefix: str, app: str, since: int = 0
 ) -> dict[bytes, Undecided]:
-    """An app's undecided transactions by producer, those that began at ``since`` or later.
-
-    Raises:
-        CorruptManifest: Entries break the format.
-    """
+    """An app's undecided transactions by producer, those that began at ``since`` or later."""
     if f"{prefix}/app={app}/".encode() not in manifest.raw:
         return {}
     return {
@@ -74,11 +70,7 @@ def undecided_of_app(
 def undecided_markers(
     manifest: Manifest, prefix: str, markers: Sequence[TransactionMarker]
 ) -> tuple[TransactionMarker, ...]:
-    """Those whose producer the manifest shows undecided.
-
-    Raises:
-        CorruptManifest: Entries break the format.
-    """
+    """Those of the markers whose producer the manifest shows undecided."""
     # A message's UUID ends with its producer: where the manifest's bytes do not contain it,
     # nothing has to be decoded.
     raw = manifest.raw
@@ -197,13 +189,7 @@ class MarkerWriter:
         queue_retry(self._runtime, self._config)(self._store.put, key, data)
 
     def prepare(self, name: str, marker: TransactionMarker) -> None:
-        """Store a marker's batch, so that :meth:`write` does not have to. It decides nothing.
-
-        May be called for several partitions at once.
-
-        Raises:
-            StorageError: It could not be stored.
-        """
+        """Store a marker's batch, so that :meth:`write` does not have to. It decides nothing."""
         entry = _store_marker(name, marker, self, self._runtime, self._ahead_ms)
         self._prepared[name][marker.producer, marker.clock] = entry
 
