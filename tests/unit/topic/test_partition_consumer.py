@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from opendata_buffer.consumer.fetch import ArrowBatch, ConsumedBatch
+from opendata_buffer.consumer.fetch import ConsumedBatch
 from opendata_buffer.errors import Drained, InvalidInput, QueueReset
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import batch_key
@@ -284,19 +284,6 @@ class World:
         )
 
 
-def test_a_batch_is_fetched_as_bytes_or_as_an_array() -> None:
-    world = World()
-    world.append(b"a", b"")
-    reader = world.reader()
-    assert reader.poll()
-    (descriptor,) = reader.ready
-    stored = reader.read(descriptor)
-    as_bytes, as_array = (reader.decode(stored, arrow=arrow) for arrow in (False, True))
-    assert isinstance(as_bytes, ConsumedBatch)
-    assert isinstance(as_array, ArrowBatch)
-    assert as_bytes.entries == as_array.values.to_pylist() == [b"a", b""]
-
-
 def taken(reader: PartitionReader) -> list[bytes]:
     found: list[bytes] = []
     while reader.ready:
@@ -304,49 +291,6 @@ def taken(reader: PartitionReader) -> list[bytes]:
         assert isinstance(batch, ConsumedBatch)
         found += batch.entries
     return found
-
-
-def test_a_transaction_comes_when_it_is_committed_and_stays_queued_until_it_is_processed() -> None:
-    world = World()
-    world.append(b"a")
-    world.append(b"t1", message=(2, CONTINUE_TXN))
-    world.append(b"b")
-    reader = world.reader()
-    assert reader.poll()
-    assert taken(reader) == [b"a", b"b"]
-    reader.ack(0)
-    reader.ack(2)
-    reader.flush()
-    assert world.manifest().first_sequence == 1
-    assert not reader.finished
-    assert not reader.poll()
-    world.append(b"t2", message=(3, CONTINUE_TXN))
-    world.append(message=(4, ACK_TXN))
-    assert reader.poll()
-    assert taken(reader) == [b"t1", b"t2"]
-    reader.ack(1)
-    reader.ack(3)
-    reader.flush()
-    assert reader.finished
-    assert world.manifest().entry_count == 0
-
-
-def test_one_that_resumes_goes_on_behind_what_was_saved() -> None:
-    world = World()
-    world.append(b"t1", message=(2, CONTINUE_TXN))
-    world.append(b"a")
-    world.append(b"t2", message=(3, CONTINUE_TXN))
-    world.append(b"b")
-    reader = world.reader()
-    reader.poll()
-    assert taken(reader) == [b"a", b"b"]
-    saved = str(reader.position_after(1))
-    reader.ack(1)
-    assert str(reader.position) == saved
-    world.append(message=(4, ACK_TXN))
-    again = world.reader(saved)
-    again.poll()
-    assert taken(again) == [b"b", b"t1", b"t2"]
 
 
 def test_manifests_are_written_now_and_then() -> None:

@@ -11,13 +11,12 @@ import pytest
 
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, Drained, FlushFailed, InvalidInput, TransientStorageError
-from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.producer.handle import Completion, DurabilityWatcher, Durable, WriteHandle
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome, VersionConflict
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.topic import partitioner as mapping
+from opendata_buffer.topic import partitioner as partitioners
 from opendata_buffer.topic.description import name_of
 from opendata_buffer.topic.producer import ProducerPool, TopicHandle, TopicProducer, TopicWatcher
 from tests.unit.topic.world import URL, WAIT_S, producing, records, topic_in
@@ -30,7 +29,7 @@ def opened(store: MemoryStore, **settings: Any) -> TopicProducer:
     return TopicProducer(producing(**settings), store=store, refresh_s=0.0)
 
 
-@pytest.mark.parametrize("partitioner", [mapping.modulo, mapping.rendezvous, None])
+@pytest.mark.parametrize("partitioner", [partitioners.modulo, partitioners.rendezvous, None])
 def test_records_are_where_their_keys_are_mapped_to_and_in_order(partitioner: Any) -> None:
     store = MemoryStore()
     names = topic_in(store, 4).description.names
@@ -44,7 +43,9 @@ def test_records_are_where_their_keys_are_mapped_to_and_in_order(partitioner: An
     assert set(places) == set(names)
     assert all(where.location.startswith(f"{name}/") for name, where in places.items())
     wanted: dict[str, list[bytes]] = {name: [] for name in names}
-    for entry, index in zip(ENTRIES, (partitioner or mapping.modulo)(KEYS, names), strict=True):
+    for entry, index in zip(
+        ENTRIES, (partitioner or partitioners.modulo)(KEYS, names), strict=True
+    ):
         wanted[names[index]].append(entry)
     assert {name: records(store, name) for name in names} == wanted
 
@@ -103,7 +104,7 @@ def test_what_is_wrong_with_one_part_is_refused_as_a_whole() -> None:
         with pytest.raises(InvalidInput, match="key 1 is null"):
             producer.produce([b"x", b"y"], keys=pa.array([b"k", None]))
         with pytest.raises(InvalidInput, match="partitioner modulo maps keys: give keys="):
-            producer.produce([b"x"], partitioner=mapping.modulo)
+            producer.produce([b"x"], partitioner=partitioners.modulo)
         with pytest.raises(InvalidInput, match="one bytes: give a list"):
             producer.produce(b"x")  # type: ignore[arg-type]
         producer.flush(WAIT_S)
@@ -241,27 +242,6 @@ def test_a_closed_producer_accepts_nothing() -> None:
         producer.produce([b"x"])
 
 
-def test_an_error_in_the_block_is_not_hidden_by_the_one_of_closing() -> None:
-    store = FullPartition()
-    topic_in(store, 2)
-    with (  # noqa: PT012
-        pytest.raises(ZeroDivisionError),
-        opened(store, delivery_timeout_ms=50, cas_deadline_ms=2_000) as producer,
-    ):
-        producer.produce([b"x"], partition="p-00001-05mv")
-        raise ZeroDivisionError
-
-
-def test_every_partition_is_a_queue_of_v1() -> None:
-    store = MemoryStore()
-    topic_in(store, 1)
-    with opened(store) as producer:
-        producer.produce([b"x"])
-    got = store.get("p-00000-04pn/manifest")
-    manifest = Manifest.parse(got.data)  # type: ignore[union-attr]
-    assert manifest.entries()[0].location.startswith("p-00000-04pn/")
-
-
 def test_records_that_are_sent_one_by_one_are_where_their_keys_are_mapped_to() -> None:
     store = MemoryStore()
     names = topic_in(store, 4).description.names
@@ -272,7 +252,7 @@ def test_records_that_are_sent_one_by_one_are_where_their_keys_are_mapped_to() -
         ]
         places = [handle.watcher.await_durable(WAIT_S) for handle in handles]
     wanted: dict[str, list[bytes]] = {name: [] for name in names}
-    for entry, index, where in zip(ENTRIES, mapping.modulo(KEYS, names), places, strict=True):
+    for entry, index, where in zip(ENTRIES, partitioners.modulo(KEYS, names), places, strict=True):
         wanted[names[index]].append(entry)
         assert where.location.startswith(f"{names[index]}/")
     assert {name: records(store, name) for name in names} == wanted
@@ -313,7 +293,7 @@ def test_in_asyncio_a_call_waits_for_room_in_its_partitions_and_the_loop_goes_on
     store = Gate()
     names = topic_in(store, 2).description.names
     keys = [b"a", b"b"]
-    assert list(mapping.modulo(keys, names)) == [0, 1]
+    assert list(partitioners.modulo(keys, names)) == [0, 1]
 
     async def run() -> dict[str, Durable]:
         # Each partition has 100 bytes of room: the first call takes all of it.
@@ -447,6 +427,8 @@ def test_one_that_cannot_be_opened_is_an_error_and_tried_again(
 def test_a_partition_that_drains_loses_its_producer_once_nobody_uses_it(
     pool: ProducerPool, factory: Factory
 ) -> None:
+    pool.open_all(["a", "b"])
+    assert pool.has(["a", "b", "a"])
     with pool.using(["a", "b"]):
         pool.keep(["a"])
         assert not factory.of("b").closed.wait(0.05)
@@ -480,18 +462,6 @@ def test_losses_of_several_partitions_are_added_up(pool: ProducerPool, factory: 
     factory.of("a").lost = factory.of("c").lost = 0
     with pytest.raises(TimeoutError):
         pool.flush(1)
-
-
-def test_what_is_opened_ahead_is_there_when_it_is_used(
-    pool: ProducerPool, factory: Factory
-) -> None:
-    assert pool.has([])
-    assert not pool.has(["a", "b"])
-    pool.open_all(["a", "b"])
-    assert pool.has(["a", "b", "a"])
-    with pool.using(["b"]) as found:
-        assert found == {"b": factory.of("b")}
-    assert len(factory.made) == 2
 
 
 def test_a_closed_pool_opens_nothing(pool: ProducerPool, factory: Factory) -> None:

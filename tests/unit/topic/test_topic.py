@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -21,10 +20,9 @@ from opendata_buffer.queue.ownership import TOPIC_KEY, claim_for_use
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Task
 from opendata_buffer.stores.base import Blob, NotModified
-from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.topic.description import DESCRIPTION, DRAIN_S, is_topic
+from opendata_buffer.topic.description import DRAIN_S, is_topic
 from opendata_buffer.topic.topic import CachedTopic, Topic
 from tests.unit.scripted import (
     ScriptedStore,
@@ -325,17 +323,3 @@ def test_a_store_that_is_down_leaves_what_is_known(caplog: pytest.LogCaptureFixt
     looks = store.looks
     assert len(known.get().names) == 2
     assert store.looks == looks  # not at every call
-
-
-def test_a_store_has_a_topic_once_one_was_made(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path)
-    assert not is_topic(store)
-    Topic.create(str(tmp_path), partitions=2)
-    assert is_topic(store)
-
-
-@pytest.mark.parametrize("size", [0, DESCRIPTION.max_bytes + 1])
-def test_a_description_that_nobody_can_read_is_a_topic_too(tmp_path: Path, size: int) -> None:
-    store = LocalStore(tmp_path)
-    store.put(TOPIC_KEY, b"x" * size)
-    assert is_topic(store)

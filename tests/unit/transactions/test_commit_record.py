@@ -22,12 +22,6 @@ from opendata_buffer.transactions.commit_record import (
 from opendata_buffer.transactions.markers import ROLL_BACK, TransactionMarker
 
 
-def test_the_record_on_storage() -> None:
-    record = CommitRecord(batch=3, next_sequence=7)
-    assert record.to_json() == b'{"version": 1, "batch": 3, "next_sequence": 7}'
-    assert CommitRecord.from_json(record.to_json()) == record
-
-
 @pytest.mark.parametrize(
     "raw",
     [
