@@ -30,7 +30,6 @@ __all__ = [
     "TransactionMarker",
     "undecided_markers",
     "undecided_of_app",
-    "write_markers",
 ]
 
 ROLL_BACK = 1
@@ -90,71 +89,6 @@ def _undecided(manifest: Manifest, prefix: str, since: int) -> dict[bytes, Undec
     return undecided(enumerate(locations, first), prefix)
 
 
-def write_markers(
-    queue: Queue,
-    prefix: str,
-    markers: Sequence[TransactionMarker],
-    *,
-    store: Put,
-    runtime: Runtime,
-    ahead_ms: int,
-    stored: Mapping[tuple[bytes, int], NewEntry] | None = None,
-) -> int:
-    """End transactions in one queue, in one write, except those that have ended there.
-
-    May be repeated at any time and from any process.
-
-    Args:
-        queue: Which; it begins with the manifest it remembers.
-        prefix: Its data prefix.
-        markers: How to end them.
-        store: Where the markers' batches go; they are empty.
-        runtime: Clock and names.
-        ahead_ms: How far the names of these batches are ahead of time: the collector's grace
-            period, so that they outlive a pause of this process before they are appended.
-        stored: By producer and clock, entries whose batches are stored already.
-
-    Returns:
-        How many were undecided, and were ended by this call.
-
-    Raises:
-        CommitStateUnknown: They may have been written. Repeat it.
-        QueueReset, CorruptManifest, Conflict, StorageError: As :meth:`Queue.append`.
-    """
-    wanted = tuple(markers)
-    while wanted:
-        todo = wanted
-        entries = [
-            (stored or {}).get((each.producer, each.clock))
-            or _store_marker(prefix, each, store, runtime, ahead_ms)
-            for each in todo
-        ]
-
-        def guard(
-            before: Manifest, todo: tuple[TransactionMarker, ...] = todo
-        ) -> tuple[TransactionMarker, ...] | None:
-            left = undecided_markers(before, prefix, todo)
-            return None if left == todo else left
-
-        # A full manifest takes them, because without them it cannot be emptied (failure F35).
-        outcome = queue.append(entries, guard=guard, makes_room=True)
-        if isinstance(outcome, int):
-            return len(todo)
-        wanted = outcome
-    return 0
-
-
-def _store_marker(
-    prefix: str, marker: TransactionMarker, store: Put, runtime: Runtime, ahead_ms: int
-) -> NewEntry:
-    """The entry of a marker. Its empty batch is stored; the entry is not appended."""
-    name = later_ulid(runtime.ulid(), ahead_ms)
-    message = build_uuid(marker.producer, marker.clock, ACK_TXN | FINAL)
-    location = batch_key(prefix, name, marker.txn, message)
-    store.put(location, encode_batch([]))
-    return NewEntry(location)
-
-
 class MarkerWriter:
     """Writes markers into the queues of a topic, several queues at once. Not thread-safe.
 
@@ -163,8 +97,10 @@ class MarkerWriter:
 
     Args:
         queue_of: The queue of a partition, by its name; each is used by one thread at a time.
+            Its remembered manifest is tried first.
         store, config, runtime: Of the topic.
-        ahead_ms: As for :func:`write_markers`.
+        ahead_ms: How far the names of the markers' batches are ahead of time: the collector's
+            grace period, so that they outlive a pause of this process before they are appended.
     """
 
     def __init__(
@@ -184,13 +120,9 @@ class MarkerWriter:
         self._prepared: defaultdict[str, dict[tuple[bytes, int], NewEntry]] = defaultdict(dict)
         """By partition, then producer and clock."""
 
-    def put(self, key: str, data: bytes | memoryview) -> None:
-        """See :class:`.Put`; transient errors are retried until the deadline."""
-        queue_retry(self._runtime, self._config)(self._store.put, key, data)
-
     def prepare(self, name: str, marker: TransactionMarker) -> None:
         """Store a marker's batch, so that :meth:`write` does not have to. It decides nothing."""
-        entry = _store_marker(name, marker, self, self._runtime, self._ahead_ms)
+        entry = self._store_batch(name, marker, self._ahead_ms)
         self._prepared[name][marker.producer, marker.clock] = entry
 
     def drop_prepared(self, producer: bytes, clocks: Mapping[str, int]) -> None:
@@ -199,27 +131,42 @@ class MarkerWriter:
             self._prepared[name].pop((producer, clock), None)
 
     def write(self, markers: Mapping[str, Collection[TransactionMarker]]) -> int:
-        """:func:`write_markers` in all of these partitions at once.
+        """End transactions in these partitions at once, except those that have ended there.
+
+        May be repeated at any time and from any process.
 
         Returns:
-            How many transactions were ended, counted per partition.
+            How many transactions were undecided, counted per partition, and ended by this call.
 
         Raises:
-            OpenDataBufferError: Of the first partition that failed; the others were written.
+            CommitStateUnknown: Markers may have been written. Repeat it.
+            OpenDataBufferError: As :meth:`.Queue.append`, of the first partition that failed; the
+                others were written.
         """
+        return sum(together(self._runtime, lambda name: self._write(name, markers[name]), markers))
 
-        def write(name: str) -> int:
-            return write_markers(
-                self._queue_of(name),
-                name,
-                tuple(markers[name]),
-                store=self,
-                runtime=self._runtime,
-                ahead_ms=self._ahead_ms,
-                stored=self._prepared.get(name),
-            )
+    def _write(self, name: str, markers: Collection[TransactionMarker]) -> int:
+        queue, wanted = self._queue_of(name), tuple(markers)
+        while wanted:
+            todo = wanted
+            entries = [
+                self._prepared[name].get((each.producer, each.clock))
+                or self._store_batch(name, each, self._ahead_ms)
+                for each in todo
+            ]
 
-        return sum(together(self._runtime, write, markers))
+            def guard(
+                before: Manifest, todo: tuple[TransactionMarker, ...] = todo
+            ) -> tuple[TransactionMarker, ...] | None:
+                left = undecided_markers(before, name, todo)
+                return None if left == todo else left
+
+            # A full manifest takes them, because without them it cannot be emptied (failure F35).
+            outcome = queue.append(entries, guard=guard, makes_room=True)
+            if isinstance(outcome, int):
+                return len(todo)
+            wanted = outcome
+        return 0
 
     def expire_producer(self, producer: bytes, clock: int, names: Collection[str]) -> None:
         """Let readers forget a producer that has nothing undecided and writes nothing more.
@@ -230,7 +177,14 @@ class MarkerWriter:
 
         def expire(name: str) -> None:
             marker = TransactionMarker(producer, clock)
-            entry = _store_marker(name, marker, self, self._runtime, 0)
-            self._queue_of(name).append([entry])
+            self._queue_of(name).append([self._store_batch(name, marker, 0)])
 
         together(self._runtime, expire, names)
+
+    def _store_batch(self, name: str, marker: TransactionMarker, ahead_ms: int) -> NewEntry:
+        """The entry of a marker. Its empty batch is stored; the entry is not appended."""
+        ulid = later_ulid(self._runtime.ulid(), ahead_ms)
+        message = build_uuid(marker.producer, marker.clock, ACK_TXN | FINAL)
+        location = batch_key(name, ulid, marker.txn, message)
+        queue_retry(self._runtime, self._config)(self._store.put, location, encode_batch([]))
+        return NewEntry(location)

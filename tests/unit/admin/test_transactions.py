@@ -26,7 +26,7 @@ from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import Topic
 from opendata_buffer.transactions.coordinator import Attempt, TransactionCoordinator
-from opendata_buffer.transactions.markers import TransactionMarker, write_markers
+from opendata_buffer.transactions.markers import MarkerWriter, TransactionMarker
 
 A, B, C = b"\1AAAAA", b"\1BBBBB", b"\1CCCCC"
 NAMES = ["p-00000-04pn", "p-00001-05mv", "p-00002-0bvb"]
@@ -160,10 +160,8 @@ def test_one_without_an_app_is_rolled_back_by_its_producer_alone(world: World) -
 def test_one_without_an_app_that_is_committed_in_one_partition_is_completed(world: World) -> None:
     attempt = world.write(A, None, *NAMES)
     # Its publisher is killed when it has acknowledged it in one of them.
-    write_markers(
-        world.queue(NAMES[0]), NAMES[0], (TransactionMarker(A, attempt.intents[NAMES[0]]),),
-        store=world.store, runtime=world.runtime, ahead_ms=0,
-    )  # fmt: skip
+    markers = MarkerWriter(world.store, CONFIG, world.queue, world.runtime, ahead_ms=0)
+    markers.write({NAMES[0]: [TransactionMarker(A, attempt.intents[NAMES[0]])]})
     assert [each.committed for each in list_open(world.place)] == [True, True]
     done = abort(world.place, A.hex())
     assert [each.partition for each in done.committed] == ["p-00001-05mv", "p-00002-0bvb"]
