@@ -142,9 +142,7 @@ class ProducerPool:
     have begun. Nor is a second producer of a partition opened before the first one is closed, for
     a call with an older list of partitions: its records could overtake those of the first.
 
-    Args:
-        open_producer: Opens the producer of one partition.
-        runtime: Threads and lock.
+    A closed pool raises ``Closed`` for every partition.
     """
 
     def __init__(self, open_producer: Callable[[str], Producer], runtime: Runtime) -> None:
@@ -164,12 +162,7 @@ class ProducerPool:
 
     @contextmanager
     def using(self, names: Sequence[str]) -> Iterator[dict[str, Producer]]:
-        """The producers of some partitions, which stay open inside the block.
-
-        Raises:
-            Closed: The pool was closed.
-            OpenDataBufferError: One could not be opened.
-        """
+        """The producers of some partitions, which are opened, and stay open inside the block."""
         self._acquire(names)
         try:
             opened = {name: self._open[name] for name in names if name in self._open}
@@ -184,11 +177,7 @@ class ProducerPool:
         return all(name in self._open for name in names)
 
     def open_all(self, names: Sequence[str]) -> None:
-        """Open those that are not.
-
-        Raises:
-            Closed, OpenDataBufferError: As :meth:`using`.
-        """
+        """Open those that are not."""
         with self.using(names):
             pass
 
@@ -210,11 +199,7 @@ class ProducerPool:
         self._all(lambda producer: producer.flush(timeout))
 
     def close(self, timeout: float | None) -> None:
-        """Close all at once; a second call does nothing more.
-
-        Raises:
-            FlushFailed: As :meth:`flush`.
-        """
+        """Close all at once. May be repeated; raises as :meth:`flush`."""
         self._begin_closing()
         self._all(lambda producer: producer.close(timeout))
 

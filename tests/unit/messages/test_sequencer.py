@@ -84,7 +84,7 @@ def test_unknown_flags_are_read_as_outside_of_a_transaction() -> None:
     assert drained(sequencer) == [0]
 
 
-def test_a_transaction_that_is_never_decided_holds_up_nobody_else() -> None:
+def test_an_undecided_transaction_delays_no_other_producer() -> None:
     sequencer = Sequencer(buffer=2)
     sequencer.queue_uncommitted(message(5, CONTINUE_TXN, 0, "hangs"))
     seen = []

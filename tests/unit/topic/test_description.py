@@ -45,7 +45,7 @@ def test_what_is_written_is_read_again() -> None:
     assert second == {"name": "p-00001-05mv", "state": "draining", "since": 17}
 
 
-def test_a_topic_of_before_there_were_letters_is_read_and_goes_on_with_its_names() -> None:
+def test_a_topic_of_a_version_without_letters_is_read_and_keeps_its_names() -> None:
     old = {"name": "p-00000", "state": "active"}
     raw = {"version": 1, "id": "01J5", "next": 2, "partitions": [old, old | {"name": "p-00001"}]}
     topic = TopicDescription.from_json(json.dumps(raw).encode())
@@ -96,7 +96,7 @@ def test_a_number_is_never_given_twice() -> None:
         assert topic.drained(given) is topic  # nothing to do
 
 
-def test_a_new_partition_takes_the_place_of_one_that_is_written_no_more() -> None:
+def test_a_new_partition_takes_the_slot_of_a_draining_one() -> None:
     drained = THREE.drained("p-00001-05mv")
     for before in (drained, drained.without(["p-00001-05mv"])):
         assert slot_of(before.expanded(3).names[-1]) == slot_of("p-00001-05mv") == 1
@@ -265,7 +265,7 @@ def test_doubling_moves_half_of_the_keys(partitions: int) -> None:
     assert abs((indices(partitions) != indices(2 * partitions)).mean() - 0.5) < CHANCE
 
 
-def test_a_partition_that_takes_another_ones_place_takes_exactly_its_keys() -> None:
+def test_a_partition_that_takes_another_ones_slot_takes_exactly_its_keys() -> None:
     names = [*NAMES[:3], *NAMES[4:16], name_of(16, 3)]
     chosen = rendezvous(KEYS, names)
     assert [names[each] for each in chosen] == [
@@ -273,28 +273,28 @@ def test_a_partition_that_takes_another_ones_place_takes_exactly_its_keys() -> N
     ]
 
 
-def test_the_hash_of_a_name_begins_with_the_bits_of_the_place_in_reverse() -> None:
+def test_the_hash_of_a_name_begins_with_the_bits_of_the_slot_in_reverse() -> None:
     firsts = [f"{fnv1a(name.encode()):032b}"[:6] for name in NAMES[:8]]
     assert firsts == [
         f"000{bits}" for bits in ("000", "100", "010", "110", "001", "101", "011", "111")
     ]
 
 
-def test_a_name_is_a_function_of_number_and_place() -> None:
+def test_a_name_is_a_function_of_number_and_slot() -> None:
     """Never to change: two processes that add the same partition must agree on its name."""
     assert NAMES[:4] == ["p-00000-04pn", "p-00001-05mv", "p-00002-0bvb", "p-00003-04vf"]
     assert name_of(16, 3) == name_of(16, 3) != name_of(16, 16)
-    for number, place in ((0, 0), (7, 1023), (999, 5), (99_999, 511)):
-        name = name_of(number, place)
-        assert (number_of(name), slot_of(name)) == (number, place)
+    for number, slot in ((0, 0), (7, 1023), (999, 5), (99_999, 511)):
+        name = name_of(number, slot)
+        assert (number_of(name), slot_of(name)) == (number, slot)
 
 
 @pytest.mark.parametrize("number", [0, 2_047, 3_332, 99_999])
-def test_every_number_finds_every_place(number: int) -> None:
+def test_every_number_has_a_name_in_every_slot(number: int) -> None:
     """Those in the middle have the fewest names to choose from."""
-    places = range(number % 8, SLOTS, 8)
-    names = [name_of(number, place) for place in places]
-    assert [slot_of(name) for name in names] == list(places)
+    slots = range(number % 8, SLOTS, 8)
+    names = [name_of(number, slot) for slot in slots]
+    assert [slot_of(name) for name in names] == list(slots)
     assert {number_of(name) for name in names} == {number}
 
 
@@ -304,7 +304,7 @@ def test_short_keys_are_not_all_in_one_partition(keys: Sequence[str]) -> None:
     assert counts.max() * 8 / len(keys) < 1.5
 
 
-def test_there_is_always_a_free_place() -> None:
+def test_there_is_always_a_free_slot() -> None:
     assert SLOTS > MAX_PARTITIONS
     assert list(free_slots([])) == list(range(SLOTS))
     assert next(free_slots([*NAMES[:3], NAMES[4]])) == 3

@@ -112,7 +112,7 @@ TRANSACTION = [
 ]
 
 
-def test_plain_batches_are_delivered_and_let_go_in_order() -> None:
+def test_plain_batches_are_delivered_and_dequeued_in_order() -> None:
     log = Log(plain(), plain(), plain())
     assert log.read() == [0, 1, 2]
     assert (log.progress.first_needed, log.progress.idle) == (0, False)
@@ -293,7 +293,7 @@ def taken(reader: PartitionReader) -> list[bytes]:
     return found
 
 
-def test_manifests_are_written_now_and_then() -> None:
+def test_manifests_are_written_every_ack_interval() -> None:
     world = World()
     for number in range(5):
         world.append(b"%d" % number)
@@ -326,7 +326,7 @@ def test_f28_behind_a_gap_it_goes_on_if_that_is_allowed() -> None:
     assert taken(again) == [b"3"]
 
 
-def test_a_batch_that_is_given_up_is_passed_by() -> None:
+def test_a_skipped_batch_is_not_delivered() -> None:
     world = World()
     for record in (b"a", b"b", b"c"):
         world.append(record)
@@ -362,7 +362,7 @@ def test_f4_a_position_of_another_queue_is_refused() -> None:
         world.reader(PartitionPosition(own.queue_id, 7, 0, own.transactions))
 
 
-def test_a_partition_that_was_closed_for_good_is_not_opened() -> None:
+def test_a_sealed_partition_is_not_opened() -> None:
     world = World()
     assert Queue(world.store, world.config, runtime=world.runtime, role="test").seal()
     with pytest.raises(Drained):

@@ -39,9 +39,9 @@ def test_records_are_where_their_keys_are_mapped_to_and_in_order(partitioner: An
             handle = producer.produce(
                 pa.array(ENTRIES[part]), keys=pa.array(KEYS[part]), partitioner=partitioner
             )
-        places = handle.watcher.await_durable(WAIT_S)
-    assert set(places) == set(names)
-    assert all(where.location.startswith(f"{name}/") for name, where in places.items())
+        durable = handle.watcher.await_durable(WAIT_S)
+    assert set(durable) == set(names)
+    assert all(where.location.startswith(f"{name}/") for name, where in durable.items())
     wanted: dict[str, list[bytes]] = {name: [] for name in names}
     for entry, index in zip(
         ENTRIES, (partitioner or partitioners.modulo)(KEYS, names), strict=True
@@ -50,7 +50,7 @@ def test_records_are_where_their_keys_are_mapped_to_and_in_order(partitioner: An
     assert {name: records(store, name) for name in names} == wanted
 
 
-def test_without_keys_calls_stay_together_and_go_to_all_partitions_in_turn() -> None:
+def test_without_keys_each_call_goes_to_one_partition_round_robin() -> None:
     store = MemoryStore()
     names = topic_in(store, 3).description.names
     with opened(store) as producer:
@@ -90,7 +90,7 @@ def test_a_partitioner_of_the_user_s_own() -> None:
     assert (records(store, "p-00001-05mv"), records(store, "p-00002-0bvb")) == ([b"x"], [b"y"])
 
 
-def test_what_is_wrong_with_one_part_is_refused_as_a_whole() -> None:
+def test_a_call_with_one_wrong_part_is_refused_as_a_whole() -> None:
     store = MemoryStore()
     topic_in(store, 4)
     with opened(store, max_batch_bytes=1_000) as producer:
@@ -126,7 +126,7 @@ def test_added_partitions_are_written_and_draining_ones_are_not() -> None:
     assert len(records(store, "p-00001-05mv")) == len(records(store, "p-00002-0bvb")) == 2
 
 
-def test_a_partition_that_has_left_refuses_what_comes_late_and_says_so() -> None:
+def test_a_late_call_to_a_partition_that_has_left_is_refused() -> None:
     store = MemoryStore()
     topic = topic_in(store, 2)
     producer = TopicProducer(producing(), store=store, refresh_s=3_600.0)
@@ -156,7 +156,7 @@ class SlowBatch(MemoryStore):
         super().put(key, data)
 
 
-def test_a_caller_with_an_old_list_overtakes_nothing_in_a_partition_that_begins_to_drain() -> None:
+def test_a_call_with_an_older_list_keeps_the_order_in_a_draining_partition() -> None:
     store = SlowBatch()
     topic = topic_in(store, 2)
     divides, divided = threading.Event(), threading.Event()
@@ -187,7 +187,7 @@ def test_a_caller_with_an_old_list_overtakes_nothing_in_a_partition_that_begins_
 
 
 class FullPartition(MemoryStore):
-    """One manifest that nobody gets written while it is full."""
+    """Every write of one manifest conflicts while it is full."""
 
     full = True
 
@@ -197,7 +197,7 @@ class FullPartition(MemoryStore):
         return super().put_if(key, data, condition)
 
 
-def test_a_partition_that_takes_nothing_does_not_hold_the_others_up() -> None:
+def test_a_full_partition_does_not_delay_the_others() -> None:
     store = FullPartition()
     topic_in(store, 2)
     producer = opened(store)
@@ -223,7 +223,7 @@ def test_the_partitions_share_the_buffer() -> None:
         one.close()
 
 
-def test_it_needs_a_topic_and_no_place_of_its_own() -> None:
+def test_it_needs_a_topic_and_no_data_prefix() -> None:
     with pytest.raises(InvalidInput, match="topic create"):
         opened(MemoryStore())
     store = MemoryStore()
@@ -250,9 +250,9 @@ def test_records_that_are_sent_one_by_one_are_where_their_keys_are_mapped_to() -
             producer.send(bytearray(entry), key=key)
             for entry, key in zip(ENTRIES, KEYS, strict=True)
         ]
-        places = [handle.watcher.await_durable(WAIT_S) for handle in handles]
+        durable = [handle.watcher.await_durable(WAIT_S) for handle in handles]
     wanted: dict[str, list[bytes]] = {name: [] for name in names}
-    for entry, index, where in zip(ENTRIES, partitioners.modulo(KEYS, names), places, strict=True):
+    for entry, index, where in zip(ENTRIES, partitioners.modulo(KEYS, names), durable, strict=True):
         wanted[names[index]].append(entry)
         assert where.location.startswith(f"{names[index]}/")
     assert {name: records(store, name) for name in names} == wanted
@@ -301,15 +301,15 @@ def test_in_asyncio_a_call_waits_for_room_in_its_partitions_and_the_loop_goes_on
         assert set(full.watcher.parts) == set(names)
         waiting = asyncio.create_task(producer.produce_async([b"c", b"d"], keys=keys))
         for _ in range(20):
-            await asyncio.sleep(0)  # the loop turns
+            await asyncio.sleep(0)  # other tasks run
         assert not waiting.done()
         store.open.set()
         return await (await waiting)
 
     settings = producing(max_buffered_bytes=200, flush_size_bytes=1)
     with TopicProducer(settings, store=store, refresh_s=1_000) as producer:
-        places = asyncio.run(asyncio.wait_for(run(), WAIT_S))
-    assert set(places) == set(names)
+        durable = asyncio.run(asyncio.wait_for(run(), WAIT_S))
+    assert set(durable) == set(names)
     assert records(store, names[0]) == [b"a" * 90, b"c"]
     assert records(store, names[1]) == [b"b" * 90, b"d"]
 
@@ -412,7 +412,7 @@ def test_threads_that_want_one_partition_at_once_share_its_producer(
     assert found == [factory.of("a")] * 8
 
 
-def test_one_that_cannot_be_opened_is_an_error_and_tried_again(
+def test_a_producer_that_cannot_be_opened_is_an_error_and_tried_again(
     pool: ProducerPool, factory: Factory
 ) -> None:
     factory.down = {"b"}
@@ -424,7 +424,7 @@ def test_one_that_cannot_be_opened_is_an_error_and_tried_again(
     assert len(factory.made) == 2
 
 
-def test_a_partition_that_drains_loses_its_producer_once_nobody_uses_it(
+def test_the_producer_of_a_draining_partition_is_closed_once_it_is_unused(
     pool: ProducerPool, factory: Factory
 ) -> None:
     pool.open_all(["a", "b"])
@@ -439,7 +439,7 @@ def test_a_partition_that_drains_loses_its_producer_once_nobody_uses_it(
     assert len(factory.made) == 3
 
 
-def test_what_a_partition_lost_that_has_left_is_told_at_every_flush(
+def test_losses_of_a_removed_partition_are_raised_at_every_flush(
     pool: ProducerPool, factory: Factory
 ) -> None:
     with pool.using(["a", "b"]):
@@ -501,7 +501,7 @@ def test_no_other_producer_of_a_partition_is_opened_while_one_is_closing(
     assert [each.name for each in factory.made] == ["b", "b"]
 
 
-def test_a_producer_that_an_old_list_sent_away_stays_where_a_newer_list_has_it(
+def test_a_producer_that_leaves_by_an_older_list_stays_by_a_newer_one(
     pool: ProducerPool, factory: Factory
 ) -> None:
     with pool.using(["a", "b"]):
@@ -514,7 +514,7 @@ def test_a_producer_that_an_old_list_sent_away_stays_where_a_newer_list_has_it(
     assert factory.of("b").closed.wait(WAIT_S)
 
 
-def test_nothing_is_opened_behind_the_end_by_who_waited_for_it(
+def test_a_call_that_waits_while_the_pool_closes_opens_nothing(
     pool: ProducerPool, factory: Factory
 ) -> None:
     with pool.using(["b"]):
@@ -557,18 +557,18 @@ class Parts:
 
 def test_it_is_durable_when_all_parts_are() -> None:
     parts = Parts()
-    told: list[int] = []
-    parts.watcher.add_done_callback(lambda: told.append(1))
+    calls: list[int] = []
+    parts.watcher.add_done_callback(lambda: calls.append(1))
     assert parts.watcher.result() is None
     parts.two.set(TWO)
     assert parts.watcher.result() is None
-    assert told == []
+    assert calls == []
     parts.one.set(ONE)
     assert parts.watcher.result() == {"p-00000": ONE, "p-00001": TWO}
     assert parts.watcher.await_durable(0) == {"p-00000": ONE, "p-00001": TWO}
-    assert told == [1]
-    parts.watcher.add_done_callback(lambda: told.append(2))
-    assert told == [1, 2]
+    assert calls == [1]
+    parts.watcher.add_done_callback(lambda: calls.append(2))
+    assert calls == [1, 2]
 
 
 def test_a_failed_part_fails_it_once_all_have_ended() -> None:
@@ -601,13 +601,13 @@ def test_the_timeout_is_for_all_parts_together() -> None:
 def test_it_is_awaited_in_asyncio() -> None:
     parts = Parts()
 
-    async def settle_later() -> dict[str, Durable]:
+    async def complete_later() -> dict[str, Durable]:
         loop = asyncio.get_running_loop()
         loop.call_soon(parts.two.set, TWO)
         loop.call_soon(parts.one.set, ONE)
         return await parts.handle
 
-    assert asyncio.run(settle_later()) == {"p-00000": ONE, "p-00001": TWO}
+    assert asyncio.run(complete_later()) == {"p-00000": ONE, "p-00001": TWO}
 
     failed = Parts()
     failed.one.set(ONE)
@@ -622,6 +622,6 @@ def test_it_is_awaited_in_asyncio() -> None:
 
 def test_a_call_of_nothing_is_durable_at_once() -> None:
     watcher = TopicWatcher({}, ManualRuntime())
-    told: list[int] = []
-    watcher.add_done_callback(lambda: told.append(1))
-    assert (watcher.result(), watcher.await_durable(0), told) == ({}, {}, [1])
+    calls: list[int] = []
+    watcher.add_done_callback(lambda: calls.append(1))
+    assert (watcher.result(), watcher.await_durable(0), calls) == ({}, {}, [1])

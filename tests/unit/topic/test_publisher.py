@@ -183,7 +183,7 @@ def test_saved_intents_are_applied_by_the_next_instance_and_again(store: Faulty)
         assert seen(store) == ENTRIES
 
 
-def test_what_is_applied_in_part_can_only_be_applied_and_not_rolled_back(store: Faulty) -> None:
+def test_intents_applied_in_part_can_be_applied_again_and_not_rolled_back(store: Faulty) -> None:
     with opened(store) as publisher:
         all_published(publisher)
         intents = publisher.build_ack_intents(WAIT_S)
@@ -226,7 +226,7 @@ def test_a_batch_that_fails_rolls_its_transaction_back(store: Faulty, name: str 
         publisher.close()
 
 
-def test_intents_are_not_overtaken_by_the_next_transaction(store: Faulty) -> None:
+def test_the_next_transaction_cannot_begin_before_intents_are_applied(store: Faulty) -> None:
     with opened(store) as publisher:
         all_published(publisher)
         publisher.build_ack_intents(WAIT_S)
@@ -246,7 +246,7 @@ def test_intents_of_another_topic_or_publisher_are_refused(store: Faulty) -> Non
             named.apply(intents)
 
 
-def test_intents_of_a_name_are_not_applied_past_its_record(store: Faulty) -> None:
+def test_intents_of_a_named_publisher_are_not_applied_without_its_record(store: Faulty) -> None:
     publisher = opened(store, "billing")
     all_published(publisher)
     saved = publisher.build_ack_intents(WAIT_S).to_json()
@@ -356,7 +356,7 @@ def test_of_two_live_instances_the_older_one_is_fenced_and_commits_nothing(
     assert (seen(store), still_open(store)) == (ENTRIES, [])
 
 
-def test_a_commit_whose_answer_is_lost_is_told_as_unknown_and_decided_by_the_next_instance(
+def test_a_commit_whose_answer_is_lost_is_unknown_and_completed_by_the_next_instance(
     store: Faulty,
 ) -> None:
     class Deaf(Faulty):
@@ -399,13 +399,13 @@ def test_the_names_of_publishers_and_of_spark_queries_do_not_meet(store: Faulty)
     assert b'"query": "publisher"' in record.data
 
 
-def test_a_topic_object_will_do(store: Faulty) -> None:
+def test_a_topic_object_may_be_given(store: Faulty) -> None:
     with Publisher(Topic.open(URL, store=store), config=producing()) as publisher:
         publisher.publish_committed([b"1"]).watcher.await_durable(WAIT_S)
     assert seen(store) == [b"1"]
 
 
-def test_a_topic_that_is_not_there_is_told() -> None:
+def test_a_publisher_without_a_topic_is_refused() -> None:
     with pytest.raises(OpenDataBufferError, match="there is no topic"):
         opened(MemoryStore())
 
@@ -424,7 +424,7 @@ def test_a_publisher_is_not_used_in_a_forked_process(
     assert seen(store) == ENTRIES
 
 
-def test_a_store_that_is_down_for_a_moment_ends_no_publisher(store: Faulty) -> None:
+def test_a_short_outage_of_the_store_ends_no_publisher(store: Faulty) -> None:
     with opened(store, "billing") as publisher:
         all_published(publisher)
         publisher.build_ack_intents(WAIT_S)

@@ -46,7 +46,7 @@ class Refuses:
         raise KeyboardInterrupt
 
 
-def test_a_partition_that_may_have_got_a_batch_is_one_to_end_it_in() -> None:
+def test_a_partition_whose_accept_was_interrupted_gets_a_marker() -> None:
     current = PublisherTransaction(A, None, SystemRuntime())
     with pytest.raises(KeyboardInterrupt):
         current.accept("p-00000", Refuses(), Call(b"", 0, b"", 0))  # type: ignore[arg-type]
@@ -65,7 +65,7 @@ def fail_a_call(current: PublisherTransaction, error: Exception, *, accepted: in
         call()
 
 
-def test_the_first_failure_is_told() -> None:
+def test_the_first_failure_is_returned() -> None:
     current = PublisherTransaction(A, None, SystemRuntime())
     first = TransientStorageError("first")
     fail_a_call(current, first, accepted=1)

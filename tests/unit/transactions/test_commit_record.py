@@ -1,4 +1,4 @@
-"""The commit record of an app: who may decide, and what earlier runs left."""
+"""The commit record of an app: which run may decide, and what earlier runs left."""
 
 from __future__ import annotations
 
@@ -148,14 +148,9 @@ class World:
 
     def manifest(self, *producers: bytes) -> Manifest:
         """With one undecided batch of each of these producers."""
-        entries = [
-            NewEntry(
-                batch_key(
-                    "p", self.runtime.ulid(), Transaction(APP, 7), build_uuid(who, 2, CONTINUE_TXN)
-                )
-            )
-            for who in producers
-        ]
+        txn = Transaction(APP, 7)
+        messages = [build_uuid(producer, 2, CONTINUE_TXN) for producer in producers]
+        entries = [NewEntry(batch_key("p", self.runtime.ulid(), txn, each)) for each in messages]
         return Manifest.empty().append(entries)
 
 

@@ -114,7 +114,7 @@ def kill() -> None:
 
 
 class Driver:
-    """What the sink's driver does with a ledger, for batches of one message per partition."""
+    """What the sink's driver does with a coordinator, for batches of one message per partition."""
 
     def __init__(self, world: World, wire: Wire | None = None) -> None:
         self.world = world
@@ -362,7 +362,7 @@ def test_killed_twice(first: int, second: int) -> None:
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("at", KILLS)
 def test_another_run_of_the_query_begins_and_ends_at_any_request(at: int, after: bool) -> None:
-    """A zombie: its driver was paused, a second one took its place, and it goes on."""
+    """A zombie: its driver was paused, a second one was started, and it goes on."""
     world = World()
     Driver(world).write(0)
 
@@ -470,7 +470,7 @@ def test_recover_completes_what_was_committed() -> None:
     world.check(1)
 
 
-def test_a_batch_that_was_decided_and_not_settled_blocks_the_next_one() -> None:
+def test_a_decided_batch_without_markers_is_completed_before_the_next_one() -> None:
     world = World()
     driver = Driver(world)
     attempt = driver.attempt(0)
@@ -510,7 +510,7 @@ def test_a_decision_whose_answer_is_lost(carried_out: bool) -> None:
     else:
         with pytest.raises(TransientStorageError, match="may or may not have been written"):
             driver.write(1)
-        assert len(world.undecided()) == 3, "nobody can tell, so nothing is rolled back"
+        assert len(world.undecided()) == 3, "it is unknown, so nothing is rolled back"
         assert Driver(world).write(1)
     world.check(2)
 

@@ -91,7 +91,7 @@ def test_an_undecided_transaction_is_ended_once(clock: int) -> None:
     assert named.timestamp_ms == world.runtime.now_ms() + 600_000, "no collector takes it"
 
 
-def test_what_is_not_there_is_not_ended() -> None:
+def test_a_transaction_that_is_not_there_is_not_ended() -> None:
     world = World()
     world.write(OTHER, 2)
     assert world.end(TransactionMarker(ME, 4)) == 0
@@ -126,7 +126,7 @@ def test_a_lost_answer_ends_nothing_twice() -> None:
     assert world.manifest.next_sequence == 2
 
 
-def test_somebody_else_ends_it_between_the_look_and_the_write() -> None:
+def test_another_process_ends_it_between_the_read_and_the_write() -> None:
     store = ScriptedStore()
     world = World(store)
     world.write(ME, 2)
