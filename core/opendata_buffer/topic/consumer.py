@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice, repeat, zip_longest
 from typing import Protocol, TypeVar
 
@@ -157,15 +158,19 @@ class TopicConsumer(ClosedAtEnd):
         network: Network | None = None,
     ) -> None:
         self._config = config
-        self._program = program
-        self._network = network
-        self._isolation = isolation
-        self._allow_data_loss = allow_data_loss
         self._runtime = runtime or SystemRuntime()
         self._closed = False
         self._interrupted = False
         topic = Topic.open(config, store=store, runtime=self._runtime)
-        self._store = topic.store
+        self._open_reader = partial(
+            PartitionReader,
+            isolation=isolation,
+            store=topic.store,
+            runtime=self._runtime,
+            allow_data_loss=allow_data_loss,
+            program=program,
+            network=network,
+        )
         self._assigned = _assigned(partitions, topic.description)
         self._positions = {
             name: PartitionPosition.of(each) for name, each in (positions or {}).items()
@@ -176,7 +181,7 @@ class TopicConsumer(ClosedAtEnd):
         self._readers: dict[str, PartitionReader] = {}
         self._sealed: set[str] = set()
         """Sealed partitions that are not removed from the topic yet."""
-        self._pace = AdaptiveConcurrency.of(self._store)
+        self._pace = AdaptiveConcurrency.of(topic.store)
         self._prefetched: deque[str] = deque()
         """Partition of each batch that is fetched ahead, in the order of delivery."""
         self._fetched: Generator[ConsumedBatch | ArrowBatch] | None = None
@@ -405,17 +410,8 @@ class TopicConsumer(ClosedAtEnd):
 
         def open_one(name: str) -> None:
             try:
-                found[name] = PartitionReader(
-                    name,
-                    Topic.config_of(name, self._config),
-                    self._positions.get(name),
-                    self._isolation,
-                    store=self._store,
-                    runtime=self._runtime,
-                    allow_data_loss=self._allow_data_loss,
-                    program=self._program,
-                    network=self._network,
-                )
+                config = Topic.config_of(name, self._config)
+                found[name] = self._open_reader(name, config, self._positions.get(name))
             except DataLoss:
                 # A consumer may have been killed after it emptied the partition to seal it.
                 if not description.may_leave(name, now_ms) or not self._topic.seal(name):

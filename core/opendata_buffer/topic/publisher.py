@@ -53,7 +53,7 @@ from opendata_buffer.transactions.markers import ROLL_BACK, MarkerWriter, Transa
 if TYPE_CHECKING:
     from opendata_buffer.topic.partitioner import Entries, Keys, Partitioner
 
-__all__ = ["FairLock", "Publisher"]
+__all__ = ["CallLock", "Publisher"]
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +67,8 @@ _QUERY = "publisher"
 publisher a query's."""
 
 
-class FairLock:
-    """Runs calls one after the other. Thread-safe, not reentrant.
+class CallLock:
+    """Held through a call, so that calls run one after the other. Thread-safe, not reentrant.
 
     An ordinary lock must not be held while a call waits for storage, and would stay locked when a
     thread is interrupted while it takes it.
@@ -150,7 +150,7 @@ class Publisher(ClosedAtEnd):
         self._config = replace(config or ProducerConfig(store=url), store=url)
         self._runtime = runtime or SystemRuntime()
         self._entropy = entropy
-        self._lock = FairLock(self._runtime)
+        self._lock = CallLock(self._runtime)
         opened = Topic.open(self._config, store=store, runtime=self._runtime)
         self._topic_id = opened.description.topic_id
         self._store = opened.store

@@ -385,14 +385,6 @@ def pool(factory: Factory) -> ProducerPool:
     return ProducerPool(factory, SystemRuntime())
 
 
-def test_a_producer_is_opened_once_and_kept(pool: ProducerPool, factory: Factory) -> None:
-    for _ in range(3):
-        with pool.using(["a", "b"]) as found:
-            assert [found["a"], found["b"]] == [factory.of("a"), factory.of("b")]
-    assert len(factory.made) == 2
-    assert pool.buffered_bytes == 20
-
-
 def test_threads_that_want_one_partition_at_once_share_its_producer(
     pool: ProducerPool, factory: Factory
 ) -> None:
@@ -462,16 +454,6 @@ def test_losses_of_several_partitions_are_added_up(pool: ProducerPool, factory: 
     factory.of("a").lost = factory.of("c").lost = 0
     with pytest.raises(TimeoutError):
         pool.flush(1)
-
-
-def test_a_closed_pool_opens_nothing(pool: ProducerPool, factory: Factory) -> None:
-    with pool.using(["a"]):
-        pass
-    pool.close(None)
-    pool.close(None)
-    assert factory.of("a").closed.is_set()
-    with pytest.raises(Closed), pool.using(["a"]):
-        raise AssertionError("not reached")
 
 
 def test_a_caller_with_an_old_list_gets_the_producer_that_is_about_to_leave(

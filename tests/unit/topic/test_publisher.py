@@ -23,7 +23,7 @@ from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Blob, Unknown
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.topic.publisher import FairLock, Publisher
+from opendata_buffer.topic.publisher import CallLock, Publisher
 from opendata_buffer.topic.topic import Topic
 from opendata_buffer.topic.transaction import AckIntents
 from tests.support.simulation import SimRuntime, SimTask, Simulation
@@ -445,7 +445,7 @@ class Calls:
     """Three that want the lock at once, each for a second."""
 
     def __init__(self, runtime: SimRuntime) -> None:
-        self.lock = FairLock(runtime)
+        self.lock = CallLock(runtime)
         self.runtime = runtime
         self.done: list[int] = []
         self.broken: list[int] = []
@@ -468,7 +468,7 @@ class Calls:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_fair_lock_runs_one_call_at_a_time(seed: int) -> None:
+def test_one_call_at_a_time_has_the_lock(seed: int) -> None:
     simulation = Simulation(seed)
 
     def main() -> None:
