@@ -34,9 +34,8 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.faults import FaultPlan, FaultyStore
-from opendata_buffer.topic.publisher import Publisher
+from opendata_buffer.topic.publisher import AckIntents, Publisher
 from opendata_buffer.topic.topic import Topic
-from opendata_buffer.topic.transaction import AckIntents
 from tests.support.simulation import SimRuntime, Simulation
 
 T = TypeVar("T")
