@@ -51,7 +51,7 @@ from opendata_buffer.framing import FRAMINGS, Framing
 from opendata_buffer.queue.ownership import check_owner
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.topic.consumer import REFRESH_S, TopicArrowBatch, TopicConsumer
-from opendata_buffer.topic.topic import CurrentTopic
+from opendata_buffer.topic.topic import CachedTopic
 
 __all__ = ["consume"]
 
@@ -523,7 +523,7 @@ class ReadOnlyTopic:
 def _read_only_topic(target: Target, runtime: Runtime, start: Start) -> BatchSource:
     topic = target.topic
     assert topic is not None
-    current = CurrentTopic(topic, runtime, REFRESH_S)
+    current = CachedTopic(topic, runtime, REFRESH_S)
 
     def opened(name: str, added: bool) -> ReadOnlyPartition:
         config = topic.config_of(name, target.config)

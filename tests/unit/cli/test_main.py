@@ -53,7 +53,7 @@ def test_help_loads_no_command() -> None:
         ("produce", "memory://x", "--compression", "lz4"),
         ("produce", "memory://x", "--flush-interval-ms", "0"),
         ("consume", "memory://x", "--max-batches", "-1"),
-        ("consume", "memory://x", "--last-acked-sequence", "x"),
+        ("consume", "memory://x", "--max-batches", "x"),
         ("batch", "dump", "x", "--limit", "-1"),
     ],
 )

@@ -1,0 +1,537 @@
+"""One rule for what is delivered: repeats, duplicates and undecided transactions are not."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opendata_buffer.consumer.isolation import (
+    HORIZON_DAYS,
+    READ_UNCOMMITTED,
+    ReadCommitted,
+    TransactionFilter,
+    is_acknowledgement,
+)
+from opendata_buffer.errors import InvalidInput
+from opendata_buffer.formats.keys import Transaction, batch_key
+from opendata_buffer.messages.message_ids import (
+    ACK_TXN,
+    CONTINUE_TXN,
+    FINAL,
+    OUTSIDE_TXN,
+    build_uuid,
+)
+from opendata_buffer.testing.runtime import ManualRuntime
+
+DAY_MS = 24 * 60 * 60 * 1000
+NOW = 1_767_225_600_000
+_names = ManualRuntime(NOW)
+A, B = b"\1AAAAA", b"\1BBBBB"
+
+
+def plain(at_ms: int = NOW) -> str:
+    return batch_key("ingest", _names.ulid_at(at_ms))
+
+
+def old(batch: int, app: str = "app") -> str:
+    return batch_key("ingest", _names.ulid_at(NOW), Transaction(app, batch))
+
+
+def message(
+    producer: bytes, clock: int, flags: int, at_ms: int = NOW, txn: Transaction | None = None
+) -> str:
+    return batch_key("ingest", _names.ulid_at(at_ms), txn, build_uuid(producer, clock, flags))
+
+
+def con(producer: bytes, clock: int, **options: Any) -> str:
+    return message(producer, clock, CONTINUE_TXN, **options)
+
+
+def ack(producer: bytes, clock: int, *, final: bool = False, **options: Any) -> str:
+    return message(producer, clock, ACK_TXN | (FINAL if final else 0), **options)
+
+
+class Reader:
+    """Reads a log that it was given, and reads again only what was not acknowledged."""
+
+    def __init__(self, **options: Any) -> None:
+        self.rule = ReadCommitted("ingest", **options)
+        self.log: list[str] = []
+        self.floor = 0
+        self.replays: list[tuple[int, int]] = []
+
+    def read(self, *locations: str) -> list[int]:
+        delivered = []
+        for location in locations:
+            self.log.append(location)
+            delivered += self.rule.offer(len(self.log) - 1, location, self.replay)
+            assert self.floor <= self.rule.stable_end(len(self.log)) <= len(self.log)
+            self.floor = self.rule.stable_end(len(self.log))
+        return delivered
+
+    def replay(self, begin: int, end: int) -> Iterable[tuple[int, str]]:
+        assert self.floor <= begin < end
+        self.replays.append((begin, end))
+        return list(enumerate(self.log))[begin:end]
+
+    def restart(self) -> None:
+        state = json.loads(json.dumps(self.rule.to_dict()))
+        self.rule = ReadCommitted.from_dict(state, "ingest")
+
+
+def test_batches_without_identity_are_delivered_at_once() -> None:
+    reader = Reader()
+    assert reader.read(plain(), "ingest/any/name", "elsewhere/x.batch") == [0, 1, 2]
+    assert reader.floor == 3
+    assert reader.rule.to_dict() == TransactionFilter("ingest").to_dict()
+
+
+def test_a_message_between_the_batches_of_an_old_transaction_ends_it() -> None:
+    assert Reader().read(old(0), message(A, 5, OUTSIDE_TXN), old(0)) == [0, 1]
+
+
+def test_a_transaction_is_delivered_whole_at_its_acknowledgement() -> None:
+    reader = Reader()
+    assert reader.read(plain(), con(A, 2), plain(), con(A, 3)) == [0, 2]
+    assert reader.floor == 1
+    assert reader.read(ack(A, 4)) == [1, 3]
+    assert reader.floor == 5
+    assert reader.replays == []
+
+
+def test_messages_with_an_app_go_by_the_message_and_not_by_the_number() -> None:
+    txn = Transaction("app", 7)
+    reader = Reader()
+    assert reader.read(con(A, 2, txn=txn), plain(), con(A, 3, txn=txn)) == [1]
+    assert reader.read(ack(A, 4, final=True, txn=txn)) == [0, 2]
+    assert reader.rule.to_dict() == TransactionFilter("ingest").to_dict()
+    # Another attempt at the same number, by another producer: only its own messages decide.
+    assert reader.read(con(B, 2, txn=txn), ack(B, 1, final=True, txn=txn)) == []
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("final", [False, True])
+def test_a_rolled_back_transaction_is_never_delivered(final: bool, restart: bool) -> None:
+    reader = Reader()
+    assert reader.read(con(A, 2), con(A, 3)) == []
+    if restart:
+        reader.restart()
+    assert reader.read(ack(A, 1, final=final)) == []
+    assert reader.floor == 3
+    assert reader.read(con(A, 4), ack(A, 5)) == [3]
+
+
+def test_duplicates_are_dropped_inside_and_behind_a_transaction() -> None:
+    reader = Reader()
+    assert reader.read(con(A, 2), con(A, 2), con(A, 3), con(A, 2), ack(A, 4)) == [0, 2]
+    assert reader.read(con(A, 3), ack(A, 4), message(A, 5, OUTSIDE_TXN)) == [7]
+    assert reader.read(message(A, 5, OUTSIDE_TXN)) == []
+
+
+@pytest.mark.parametrize("at", range(1, 5))
+def test_f38_after_a_restart_what_was_read_before_is_read_again_from_the_manifest(at: int) -> None:
+    log = [con(A, 2), plain(), con(A, 3), con(A, 3), ack(A, 4)]
+    reader = Reader()
+    delivered = reader.read(*log[:at])
+    reader.restart()
+    assert sorted(delivered + reader.read(*log[at:])) == [0, 1, 2]
+    assert reader.replays == [(0, at if at != 1 else 2)]
+
+
+def test_what_fell_out_of_the_buffer_is_read_again_from_the_manifest() -> None:
+    reader = Reader(buffer=2)
+    assert reader.read(*(con(A, clock) for clock in range(2, 12)), ack(A, 12)) == list(range(10))
+    assert reader.replays == [(0, 9)]
+
+
+def test_a_replay_that_fails_changes_nothing_and_the_call_can_be_made_again() -> None:
+    reader = Reader()
+    reader.read(con(A, 2), con(A, 3))
+    reader.restart()
+
+    def deaf(begin: int, end: int) -> list[tuple[int, str]]:
+        raise OSError("no answer")
+
+    last = ack(A, 4)
+    for _ in range(2):
+        with pytest.raises(OSError, match="no answer"):
+            reader.rule.offer(2, last, deaf)
+    assert reader.rule.offer(2, last, reader.replay) == [0, 1]
+    assert reader.rule.stable_end(3) == 3
+
+
+def test_a_message_without_a_clock_counts_once_when_it_is_read() -> None:
+    reader = Reader()
+    assert reader.read(con(A, 2), message(A, 0, CONTINUE_TXN)) == [1]
+    reader.restart()
+    assert reader.read(ack(A, 3)) == [0]
+
+
+def test_a_producer_is_forgotten_at_its_final_acknowledgement() -> None:
+    reader = Reader()
+    for number in range(20):
+        producer = b"\1PROD" + bytes([number])
+        assert reader.read(con(producer, 2), ack(producer, 3, final=True)) == [2 * number]
+    assert "producers" not in reader.rule.to_dict()
+
+
+def test_the_state_names_producers_with_their_last_word_and_what_they_have_open() -> None:
+    reader = Reader()
+    reader.read(con(A, 2), ack(A, 3), con(B, 9))
+    day = NOW // DAY_MS
+    assert reader.rule.to_dict() == {
+        "v": 1,
+        "apps": {},
+        "tail": None,
+        "producers": {A.hex(): [3, -1, day], B.hex(): [8, 2, day]},
+    }
+
+
+def test_the_state_of_the_version_before_is_read() -> None:
+    before = TransactionFilter("ingest")
+    before.offer(0, old(4))
+    made = ReadCommitted.from_dict(before.to_dict(), "ingest")
+    assert made.to_dict() == before.to_dict()
+    assert made.offer(1, plain(), Reader().replay) == [1]
+    assert made.offer(2, old(4), Reader().replay) == []
+
+
+@pytest.mark.parametrize(
+    "producers",
+    [
+        [],
+        {"01": [1, -1, 0]},
+        {"0141414141zz": [1, -1, 0]},
+        {A.hex(): [1, -1]},
+        {A.hex(): [-1, -1, 0]},
+        {A.hex(): [1, -2, 0]},
+        {A.hex(): [2**64, -1, 0]},
+        {A.hex(): ["1", -1, 0]},
+        {A.hex(): {}},
+    ],
+)
+def test_a_state_of_somebody_else_is_refused(producers: object) -> None:
+    state = {"v": 1, "apps": {}, "tail": None, "producers": producers}
+    with pytest.raises(InvalidInput, match="transaction state"):
+        ReadCommitted.from_dict(state, "ingest")
+
+
+def test_a_copy_goes_its_own_way() -> None:
+    reader = Reader()
+    reader.read(con(A, 2), con(A, 3))
+    other = reader.rule.copy()
+    assert other.offer(2, ack(A, 4), reader.replay) == [0, 1]
+    assert reader.replays == []
+    assert reader.rule.stable_end(2) == 0
+    assert reader.rule.offer(2, ack(A, 1), reader.replay) == []
+
+
+def test_producers_without_a_batch_for_a_month_are_forgotten_and_open_ones_are_not() -> None:
+    reader = Reader()
+    long_ago = NOW - 31 * DAY_MS
+    reader.read(con(A, 2, at_ms=long_ago), con(B, 2, at_ms=long_ago), ack(B, 3, at_ms=long_ago))
+    reader.rule.prune(NOW)
+    assert set(reader.rule.to_dict()["producers"]) == {A.hex(), B.hex()}  # nothing is younger
+    reader.read(message(b"\1CCCCC", 5, OUTSIDE_TXN))
+    reader.rule.prune(long_ago)
+    assert len(reader.rule.to_dict()["producers"]) == 3
+    reader.rule.prune(NOW)
+    assert set(reader.rule.to_dict()["producers"]) == {A.hex(), b"\1CCCCC".hex()}
+    assert reader.floor == 0
+
+
+def test_a_message_whose_object_is_gone_is_passed_by_and_its_repeat_counts() -> None:
+    reader = Reader()
+    reader.log.append(con(A, 2))
+    reader.rule.skip(0, reader.log[0])
+    assert reader.read(con(A, 2), ack(A, 3)) == [1]
+
+
+def test_an_acknowledgement_is_not_to_be_skipped() -> None:
+    with pytest.raises(InvalidInput, match="offer it"):
+        ReadCommitted("ingest").skip(0, ack(A, 2))
+
+
+def test_skips_and_losses_of_the_old_identity_are_those_of_the_filter() -> None:
+    rule = ReadCommitted("ingest")
+    filtered = TransactionFilter("ingest")
+    for each in (rule, filtered):
+        each.skip(0, old(0))
+        each.lost(3)
+    assert rule.to_dict() == filtered.to_dict()
+    assert rule.offer(4, old(0), Reader().replay) == [4]
+
+
+def test_behind_a_loss_what_was_open_is_given_up_and_blocks_nothing() -> None:
+    reader = Reader()
+    reader.read(con(A, 2), con(B, 2))
+    reader.rule.lost(9)
+    assert reader.rule.stable_end(10) == 10
+    assert reader.rule.offer(10, ack(A, 3), reader.replay) == []
+    # Of one that goes on behind the loss the rest is delivered.
+    assert reader.rule.offer(11, con(B, 3), reader.replay) == []
+    assert reader.rule.offer(12, ack(B, 4), reader.replay) == [11]
+    assert reader.replays == []
+
+
+def test_read_uncommitted_delivers_all_but_acknowledgements_and_holds_nothing_back() -> None:
+    reader = Reader(isolation=READ_UNCOMMITTED)
+    log = [con(A, 2), con(A, 2), old(0), plain(), old(0), ack(A, 3), ack(A, 4, final=True)]
+    assert reader.read(*log) == [0, 1, 2, 3, 4]
+    assert reader.floor == len(log)
+    reader.rule.skip(7, old(9))
+    reader.rule.lost(8)
+    assert reader.rule.to_dict() == TransactionFilter("ingest").to_dict()
+
+
+def test_an_unknown_isolation_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="use read_committed or read_uncommitted"):
+        ReadCommitted("ingest", "serializable")
+
+
+def test_what_is_an_acknowledgement() -> None:
+    assert is_acknowledgement(ack(A, 2), "ingest")
+    assert is_acknowledgement(ack(A, 2, final=True), "ingest")
+    assert not is_acknowledgement(con(A, 2), "ingest")
+    assert not is_acknowledgement(plain(), "ingest")
+    assert not is_acknowledgement(ack(A, 2), "other")
+
+
+_ulids = ManualRuntime()
+TODAY = 20_454  # of ManualRuntime, since the Unix epoch
+Entry = tuple[str, int] | None
+
+
+def _location(entry: Entry) -> str:
+    txn = None if entry is None else Transaction(*entry)
+    return batch_key("ingest", _ulids.ulid(), txn)
+
+
+def _passed(entries: list[Entry], made: TransactionFilter | None = None) -> list[int]:
+    made = made or TransactionFilter("ingest")
+    return [i for i, entry in enumerate(entries) if made.offer(i, _location(entry))]
+
+
+def test_an_entry_without_a_transaction_leaves_nothing_to_continue() -> None:
+    made = TransactionFilter("ingest")
+    assert _passed([("a", 5), None], made) == [0, 1]
+    assert made.to_dict() == {"v": 1, "apps": {"a": 5}, "tail": None, "seen": {"a": TODAY}}
+
+
+def test_batches_of_other_prefixes_have_no_transaction() -> None:
+    made = TransactionFilter("ingest")
+    foreign = batch_key("other", _ulids.ulid(), Transaction("a", 1))
+    assert [made.offer(sequence, foreign) for sequence in (0, 5)] == [True, True]
+
+
+def test_a_transaction_may_straddle_two_calls() -> None:
+    first = TransactionFilter("ingest")
+    assert first.offer(10, _location(("a", 5)))
+    second = TransactionFilter.from_json(first.to_json(), "ingest")
+    assert second.offer(11, _location(("a", 5)))
+    assert not second.offer(13, _location(("a", 5)))
+
+
+def test_an_adjacent_repeat_needs_an_entry_between() -> None:
+    # The limit the module documents: nothing tells these two appends from one.
+    assert _passed([("a", 5), ("a", 5)]) == [0, 1]
+    assert _passed([("a", 5), None, ("a", 5)]) == [0, 1]
+
+
+def test_f5_repeat_of_a_skipped_transaction_passes() -> None:
+    made = TransactionFilter("ingest")
+    assert made.offer(0, _location(("a", 4)))
+    made.skip(1, _location(("a", 5)))
+    # A later one of the same late append was readable, and went by before the repeat comes.
+    assert made.offer(2, _location(("a", 6)))
+    assert made.to_json() == (
+        '{"v":1,"apps":{"a":6},"tail":["a",2],"missing":{"a":[5]},"seen":{"a":20454}}'
+    )
+    made = TransactionFilter.from_json(made.to_json(), "ingest")
+    assert not made.offer(3, _location(("a", 4)))
+    assert made.offer(4, _location(("a", 5)))
+    assert made.to_json() == '{"v":1,"apps":{"a":6},"tail":["a",4,5],"seen":{"a":20454}}'
+    assert made.offer(5, _location(("a", 5)))
+    assert not made.offer(6, _location(("a", 6)))
+    assert not made.offer(7, _location(("a", 5)))
+    assert made.offer(8, _location(("a", 7)))
+
+
+def test_a_torn_transaction_passes_without_what_was_skipped_and_not_again() -> None:
+    for gap in range(3):
+        made = TransactionFilter("ingest")
+        for sequence in range(3):
+            if sequence == gap:
+                made.skip(sequence, _location(("a", 5)))
+            else:
+                assert made.offer(sequence, _location(("a", 5)))
+        assert made.offer(3, _location(None))
+        assert not made.offer(4, _location(("a", 5)))
+
+
+def test_skipping_a_repeat_changes_nothing() -> None:
+    made = TransactionFilter("ingest")
+    _passed([("a", 5), None], made)
+    before = made.to_json()
+    made.skip(2, _location(("a", 5)))
+    made.skip(3, _location(("a", 4)))
+    assert made.to_json() == before
+
+
+def test_a_copy_has_its_own_missing_transactions() -> None:
+    made = TransactionFilter("ingest")
+    made.skip(0, _location(("a", 5)))
+    other = made.copy()
+    assert other.offer(1, _location(("a", 5)))
+    assert made.to_dict()["missing"] == {"a": [5]}
+    assert "missing" not in other.to_dict()
+
+
+def test_a_gap_inside_a_transaction_does_not_drop_what_is_behind_it() -> None:
+    made = TransactionFilter("ingest")
+    assert made.offer(0, _location(("a", 5)))
+    made.lost(2)
+    assert made.offer(3, _location(("a", 5)))
+    assert made.offer(4, _location(("a", 5)))
+    # A later repeat is one all the same.
+    assert made.offer(5, _location(None))
+    assert not made.offer(6, _location(("a", 5)))
+
+
+def test_a_loss_before_the_last_entry_passed_changes_nothing() -> None:
+    made = TransactionFilter("ingest")
+    assert made.offer(7, _location(("a", 5)))
+    made.lost(6)
+    assert not made.offer(9, _location(("a", 5)))
+
+
+def dated(app: str, batch: int, day: int) -> str:
+    return batch_key("ingest", ulid_at(day * DAY_MS), Transaction(app, batch))
+
+
+def ulid_at(now_ms: int) -> str:
+    return ManualRuntime(now_ms=now_ms).ulid()
+
+
+def test_an_app_that_wrote_nothing_for_long_is_forgotten() -> None:
+    made = TransactionFilter("ingest")
+    for sequence in range(1000):
+        assert made.offer(sequence, dated(f"app{sequence:04d}", 0, day=sequence))
+        made.prune(sequence * DAY_MS)
+    assert len(made.to_dict()["apps"]) == HORIZON_DAYS + 1
+    # What is within the horizon still drops its repeats.
+    assert not made.offer(2000, dated("app0999", 0, day=999))
+    assert not made.offer(2001, dated(f"app{999 - HORIZON_DAYS:04d}", 0, day=999))
+
+
+def test_no_single_name_or_clock_that_is_far_ahead_forgets_all_apps() -> None:
+    made = TransactionFilter("ingest")
+    assert made.offer(0, dated("old", 3, day=100))
+    made.prune(9_999 * DAY_MS)
+    assert made.offer(1, dated("future", 0, day=9_999))
+    made.prune(101 * DAY_MS)
+    assert set(made.to_dict()["apps"]) == {"old", "future"}
+
+
+def test_a_state_from_before_ages_were_kept_ages_from_now_on() -> None:
+    text = '{"v":1,"apps":{"a":3,"b":4},"tail":null}'
+    made = TransactionFilter.from_json(text, "ingest")
+    made.prune(500 * DAY_MS)
+    assert made.to_json() == text
+    assert made.offer(9, dated("b", 5, day=500))
+    made.prune(500 * DAY_MS)
+    assert made.to_dict()["apps"] == {"a": 3, "b": 5}
+    assert made.offer(10, dated("b", 6, day=501 + HORIZON_DAYS))
+    made.prune((501 + HORIZON_DAYS) * DAY_MS)
+    assert made.to_dict()["apps"] == {"b": 6}
+
+
+def test_the_transaction_under_way_is_not_forgotten_and_skipped_ones_are() -> None:
+    made = TransactionFilter("ingest")
+    made.skip(0, dated("gone", 5, day=100))
+    assert made.offer(1, dated("current", 5, day=100))
+    made = TransactionFilter.from_json(made.to_json(), "ingest")
+    # Another app moves the newest day on, but its repeat does not end the current transaction.
+    assert not made.copy().offer(3, dated("current", 4, day=500))
+    state = made.to_dict()
+    state["seen"]["other"] = 500
+    made = TransactionFilter.from_dict(state, "ingest")
+    made.prune(500 * DAY_MS)
+    assert made.to_dict()["apps"] == {"current": 5}
+    assert "missing" not in made.to_dict()
+    assert made.offer(2, dated("current", 5, day=100))
+
+
+def test_state_is_small_fixed_json() -> None:
+    made = TransactionFilter("ingest")
+    _passed([("b", 2), ("a", 7)], made)
+    text = '{"v":1,"apps":{"a":7,"b":2},"tail":["a",1],"seen":{"a":20454,"b":20454}}'
+    assert made.to_json() == text
+    assert TransactionFilter.from_json(text, "ingest").to_json() == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "7",
+        "{}",
+        '{"v":2,"apps":{},"tail":null}',
+        '{"v":1,"apps":{"a":"7"},"tail":null}',
+        '{"v":1,"apps":{"a":-1},"tail":null}',
+        '{"v":1,"apps":{},"tail":["a"]}',
+        '{"v":1,"apps":{},"tail":["a",1]}',
+        '{"v":1,"apps":{"a":1},"tail":["a",1,0,0]}',
+        '{"v":1,"apps":{},"tail":null,"missing":{"a":5}}',
+        '{"v":1,"apps":{},"tail":null,"missing":{"a":["5"]}}',
+        '{"v":1,"apps":{},"tail":null,"seen":{"a":"5"}}',
+        '{"v":1,"apps":{},"tail":null,"seen":5}',
+    ],
+)
+def test_foreign_state_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match="is not version 1"):
+        TransactionFilter.from_json(text, "ingest")
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["a", "b", None]), st.integers(0, 4), st.integers(1, 3), st.booleans()
+        ),
+        max_size=30,
+    ),
+    st.randoms(use_true_random=False),
+)
+def test_passes_the_first_append_of_each_transaction_and_no_other(
+    appends: list[tuple[str | None, int, int, bool]], cuts: random.Random
+) -> None:
+    # The model: appends in order; one passes whole when its number is new and not behind.
+    entries: list[Entry] = []
+    expected: list[int] = []
+    high: dict[str, int] = {}
+    for app, batch, size, _ in appends:
+        group: list[Entry] = [None if app is None else (app, batch)] * size
+        if app is not None and entries and entries[-1] == (app, batch):
+            expected.append(len(entries))
+            entries.append(None)  # the writer's side of the contract
+        passes = app is None or batch > high.get(app, -1)
+        if passes:
+            expected += range(len(entries), len(entries) + size)
+            if app is not None:
+                high[app] = batch
+        entries += group
+
+    made = TransactionFilter("ingest")
+    seen = []
+    for sequence, entry in enumerate(entries):
+        if cuts.random() < 0.3:
+            made = TransactionFilter.from_json(made.to_json(), "ingest")
+        if made.offer(sequence, _location(entry)):
+            seen.append(sequence)
+    assert seen == expected

@@ -1,0 +1,356 @@
+"""Records without a lock: what callers find that come while a buffer is closed; and encoding."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from opendata_buffer.config import ProducerConfig
+from opendata_buffer.errors import Closed, InvalidInput
+from opendata_buffer.formats.batch import decode_batch, encode_block
+from opendata_buffer.formats.codec import split_records
+from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.producer.append_buffer import (
+    BUFFER_HELD,
+    PIECE_HELD,
+    RECORD_HELD,
+    RECORDS_AT_ONCE,
+    AppendBuffer,
+    Item,
+    RecordEncoder,
+    encode_entries,
+    encode_list,
+)
+from opendata_buffer.producer.handle import DurabilityWatcher, WriteHandle
+from opendata_buffer.producer.producer import Producer
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores.base import NotModified
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
+from tests.unit.interrupts import interrupted
+
+WAIT_S = 60.0
+
+
+class Still(SystemRuntime):
+    """Time does not pass: a buffer stays open until something closes it."""
+
+    monotonic = staticmethod(lambda: 5.0)
+
+
+HANDLE = WriteHandle(DurabilityWatcher(ManualRuntime()), 1_700)
+
+
+def opened_with(first: Item = b"first") -> AppendBuffer:
+    return AppendBuffer(first, 1_700, HANDLE, 1_000, 5.0)
+
+
+def producer_of(store: MemoryStore, **settings: Any) -> Producer:
+    settings = {"flush_interval_ms": 60_000, **settings}
+    return Producer(
+        ProducerConfig(store="memory://unused", **settings), store=store, runtime=Still()
+    )
+
+
+def batches(store: MemoryStore) -> list[list[bytes]]:
+    blob = store.get("ingest/manifest")
+    assert not isinstance(blob, NotModified)
+    found = []
+    for entry in Manifest.parse(blob.data).entries():
+        blob = store.get(entry.location)
+        assert not isinstance(blob, NotModified)
+        found.append(decode_batch(blob.data))
+    return found
+
+
+def test_a_buffer_counts_records_calls_and_bytes() -> None:
+    piece = (encode_block([b"a", b"bc"]), 2)
+    opened = opened_with(piece)
+    opened.left -= 3 + RECORD_HELD
+    opened.append(b"def")
+    assert (opened.calls, opened.pieces, opened.count) == (2, 1, 3)
+    assert opened.held == BUFFER_HELD + PIECE_HELD + len(piece[0]) + RECORD_HELD + 3
+    assert opened.size == 3 * 4 + 6
+    opened.close()
+    assert opened.items() == [piece, b"def"]
+
+
+def test_what_comes_after_the_closing_is_handed_back_once() -> None:
+    opened = opened_with()
+    opened.append(b"in")
+    opened.close()
+    late = b"late"
+    opened.append(late)
+    assert opened.was_included(late) is False
+    assert opened.was_included(b"in") is True
+    assert opened.items() == [b"first", b"in"]
+
+
+def test_of_one_object_that_came_twice_the_late_one_comes_again() -> None:
+    opened = opened_with()
+    twice = b"twice"
+    opened.append(twice)
+    opened.close()
+    opened.append(twice)
+    # Two callers ask, in any order; one of them is told to bring it again.
+    assert [opened.was_included(twice), opened.was_included(twice)] == [False, True]
+    assert opened.items() == [b"first", b"twice"]
+
+
+def test_asking_closes_a_buffer_whose_closing_was_interrupted() -> None:
+    opened = opened_with()
+    opened.append(b"in")
+    assert opened.was_included(b"in")
+    opened.append(b"late")
+    assert opened.items() == [b"first", b"in"]
+
+
+def test_a_record_that_comes_while_its_buffer_is_closed_goes_into_the_next_batch() -> None:
+    store = MemoryStore()
+    with producer_of(store) as producer:
+        first = producer.send(b"first")
+        opened = producer._current.buffer
+        append = opened.append
+
+        def after_the_flush(item: bytes) -> None:
+            producer.flush(WAIT_S)
+            append(item)
+
+        opened.append = after_the_flush  # type: ignore[assignment]
+        late = producer.send(b"late")
+        assert first.watcher.result() is not None
+        assert late.watcher.result() is None
+    assert late.watcher.result() is not None
+    assert batches(store) == [[b"first"], [b"late"]]
+
+
+def test_a_record_that_comes_while_the_producer_is_closed_is_refused() -> None:
+    store = MemoryStore()
+    producer = producer_of(store)
+    producer.send(b"first")
+    opened = producer._current.buffer
+    append = opened.append
+
+    def after_the_closing(item: bytes) -> None:
+        producer.close(WAIT_S)
+        append(item)
+
+    opened.append = after_the_closing  # type: ignore[assignment]
+    with pytest.raises(Closed):
+        producer.send(b"late")
+    assert batches(store) == [[b"first"]]
+
+
+@pytest.mark.parametrize("how", ["send", "produce", "many"])
+def test_an_interrupt_at_any_instruction_loses_and_doubles_nothing(how: str) -> None:
+    step, more, seen = 0, True, set()
+    while more:
+        step += 1
+        store = MemoryStore()
+        producer = producer_of(store)
+        call = {
+            "send": lambda producer=producer: producer.send(b"hit"),
+            "produce": lambda producer=producer: producer.produce([b"hit"]),
+            "many": lambda producer=producer: producer.produce([b"hit", b"and"]),
+        }[how]
+        producer.send(b"before")
+        more = interrupted(call, step, opcodes=True)
+        producer.send(b"after")
+        producer.close(WAIT_S)
+        (got,) = batches(store)
+        assert producer.buffered_bytes == 0
+        seen.add(tuple(got))
+    hit = (b"hit", b"and") if how == "many" else (b"hit",)
+    assert seen == {(b"before", b"after"), (b"before", *hit, b"after")}
+    assert step > 30
+
+
+def test_threads_that_send_beside_many_flushes_lose_and_double_nothing() -> None:
+    store = MemoryStore()
+    producer = Producer(
+        ProducerConfig(store="memory://unused", flush_interval_ms=1, flush_size_bytes=2_000),
+        store=store,
+    )
+    each, threads = 3_000, 3
+    handles: list[list[WriteHandle]] = [[] for _ in range(threads)]
+
+    def send(number: int) -> None:
+        for n in range(each):
+            record = b"%d-%d" % (number, n)
+            handles[number].append(
+                producer.send(record) if n % 3 else producer.produce([record, record + b"+"])
+            )
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        workers = [threading.Thread(target=send, args=(number,)) for number in range(threads)]
+        for worker in workers:
+            worker.start()
+        while any(worker.is_alive() for worker in workers):
+            producer.flush(WAIT_S)
+        for worker in workers:
+            worker.join()
+    finally:
+        sys.setswitchinterval(interval)
+    producer.close(WAIT_S)
+    queued = batches(store)
+    assert len(queued) > 10
+    where = {record: index for index, batch in enumerate(queued) for record in batch}
+    assert sum(map(len, queued)) == len(where) == threads * (each + each // 3)
+    for number in range(threads):
+        mine = [r for batch in queued for r in batch if r.startswith(b"%d-" % number)]
+        wanted = []
+        for n in range(each):
+            wanted.append(b"%d-%d" % (number, n))
+            if n % 3 == 0:
+                wanted.append(b"%d-%d+" % (number, n))
+        assert mine == wanted
+        for n, handle in enumerate(handles[number]):
+            durable = handle.watcher.result()
+            assert durable is not None
+            assert durable.sequence == where[b"%d-%d" % (number, n)]
+
+
+def test_a_handle_says_the_time_that_is_queued_for_its_record() -> None:
+    store, runtime = MemoryStore(), ManualRuntime()
+    config = ProducerConfig(store="memory://unused", flush_interval_ms=60_000)
+    with Producer(config, store=store, runtime=runtime) as producer:
+        times = []
+        for _ in range(4):
+            times += [producer.send(b"x").ingestion_time_ms, producer.send(b"y").ingestion_time_ms]
+            runtime.advance(0.0015)
+    blob = store.get("ingest/manifest")
+    assert not isinstance(blob, NotModified)
+    (entry,) = Manifest.parse(blob.data).entries()
+    ranges = [(each.start_index, each.ingestion_time_ms) for each in entry.metadata]
+    assert ranges == [(2 * n, times[2 * n]) for n in range(4)]
+    assert times[0::2] == times[1::2]
+
+
+def test_buffers_and_other_calls_keep_their_order_in_a_batch() -> None:
+    store = MemoryStore()
+    with producer_of(store) as producer:
+        for n in range(3):
+            producer.send(b"s%d" % n)
+            producer.produce([b"p%d" % n, b"q%d" % n])
+            producer.produce([b"m%d" % n], b"metadata")
+            producer.produce([bytearray(b"b%d" % n)])
+    (got,) = batches(store)
+    assert got == [b"%c%d" % (kind, n) for n in range(3) for kind in b"spqmb"]
+
+
+@pytest.mark.parametrize("wrong", ["text", None, 7])
+def test_a_record_that_is_no_bytes_is_refused(wrong: Any) -> None:
+    store = MemoryStore()
+    with producer_of(store) as producer:
+        producer.send(b"before")
+        with pytest.raises(InvalidInput, match="record 0 is"):
+            producer.send(wrong)
+        producer.send(memoryview(b"after"))  # type: ignore[arg-type]
+    assert batches(store) == [[b"before", b"after"]]
+
+
+def test_f21_a_record_that_no_reader_would_accept_is_refused_and_the_largest_is_not() -> None:
+    store = MemoryStore()
+    with producer_of(store, max_batch_bytes=100) as producer:
+        with pytest.raises(InvalidInput, match="makes 101 bytes, more than max_batch_bytes 100"):
+            producer.send(b"x" * 97)
+        with pytest.raises(InvalidInput, match="makes 102 bytes"):
+            producer.produce([b"x" * 90, b"yyyy"])
+        for _ in range(2):
+            producer.send(b"x" * 96)
+            producer.produce([b"x" * 90, b"yy"])
+    assert [len(batch) for batch in batches(store)] == [1, 2, 1, 2]
+
+
+def test_small_records_fill_a_batch_by_their_bytes_in_it() -> None:
+    # What they take of the buffer limit is many times as much.
+    store = MemoryStore()
+    with producer_of(store, flush_size_bytes=10_000) as producer:
+        for _ in range(5_000):
+            producer.send(b"123456")
+    sizes = [10 * len(batch) for batch in batches(store)]
+    assert sum(sizes) == 50_000
+    assert all(10_000 < size <= 10_010 for size in sizes[:-1])
+
+
+def closed(*items: Any) -> AppendBuffer:
+    first, *others = items
+    buffer = AppendBuffer(first, 0, None, 1_000_000, 1.0)
+    for item in others:
+        if type(item) is tuple:
+            buffer.left -= len(item[0]) + PIECE_HELD
+            buffer.more += item[1] - 1
+            buffer.pieces += 1
+        else:
+            buffer.left -= len(item) + RECORD_HELD
+        buffer.append(item)
+    buffer.close()
+    return buffer
+
+
+def piece(*records: bytes) -> tuple[bytes, int]:
+    return encode_block(records), len(records)
+
+
+def split(encoder: RecordEncoder) -> list[bytes]:
+    return split_records(b"".join(encoder.pieces()), encoder.count)
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_list_of_bytes_becomes_its_block(kind: Any) -> None:
+    records = [b"", b"x", b"y" * 1_023, b"z" * 1_024, b"w" * 70_000]
+    found = encode_list(kind(records))
+    assert found is not None
+    block, count = found
+    assert count == 5
+    assert split_records(block, count) == records
+
+
+@pytest.mark.parametrize("other", ["text", None, 7, bytearray(b"a"), memoryview(b"a")])
+@pytest.mark.parametrize("at", [0, 50, 99])
+def test_a_list_with_anything_else_is_left_to_who_names_the_record(other: Any, at: int) -> None:
+    records: list[Any] = [b"record"] * 100
+    records[at] = other
+    assert encode_list(records) is None
+    if isinstance(other, bytearray | memoryview):
+        records[at] = b"a"
+        assert encode_entries([*records[:at], other, *records[at + 1 :]]) == piece(*records)
+    else:
+        with pytest.raises(InvalidInput, match=f"record {at} is {type(other).__name__}"):
+            encode_entries(records)
+
+
+def test_bytes_of_a_class_of_their_own_are_not_trusted_to_know_their_length() -> None:
+    class Odd(bytes):
+        def __len__(self) -> int:
+            return 3
+
+    assert encode_list([b"a", Odd(b"longer")]) is None
+    assert encode_entries([b"a", Odd(b"longer")]) == piece(b"a", b"longer")
+
+
+def test_records_and_pieces_keep_their_order() -> None:
+    encoder = RecordEncoder()
+    encoder.add_buffer(closed(b"a", b"b"))
+    assert encoder.count == 2
+    encoder.add_buffer(closed(b"c", piece(b"d", b"e"), b"f"))
+    assert encoder.count == 6
+    encoder.add(*piece(b"g", b"h"))
+    encoder.add_buffer(closed(piece(b"i", b""), piece(b"j")))
+    assert encoder.count == 11
+    assert split(encoder) == [b"a", b"b", b"c", b"d", b"e", b"f", b"g", b"h", b"i", b"", b"j"]
+
+
+def test_neighbouring_buffers_are_joined_in_one_go_and_many_records_in_several() -> None:
+    encoder = RecordEncoder()
+    records = [b"%d" % n for n in range(RECORDS_AT_ONCE + 2_000)]
+    for start in range(0, len(records), 1_000):
+        encoder.add_buffer(closed(*records[start : start + 1_000]))
+    assert encoder.count == len(records)
+    assert len(encoder.pieces()) == 2
+    assert split(encoder) == records

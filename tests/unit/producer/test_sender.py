@@ -1,0 +1,530 @@
+"""What a producer promises when its caller, its store or its callbacks misbehave; and uploads."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opendata_buffer.config import ProducerConfig
+from opendata_buffer.errors import (
+    Closed,
+    CommitStateUnknown,
+    FlushFailed,
+    OpenDataBufferError,
+    TransientStorageError,
+)
+from opendata_buffer.formats.batch import decode_batch
+from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.formats.manifest import Manifest, Metadata
+from opendata_buffer.producer.append_buffer import RECORD_HELD, ProduceRequest
+from opendata_buffer.producer.batching import Batch, Stage
+from opendata_buffer.producer.handle import DurabilityWatcher, WriteHandle
+from opendata_buffer.producer.producer import Producer
+from opendata_buffer.producer.sender import Uploader
+from opendata_buffer.stores.base import Absent, Blob, IfVersion, NotModified, PutOutcome
+from opendata_buffer.stores.local import LocalStore
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
+from tests.unit.broker.local import eventually
+from tests.unit.interrupts import interrupted, no_collections
+
+WAIT_S = 60.0
+"""Far beyond what any of these takes; reached only by a failure."""
+
+
+def config(**settings: Any) -> ProducerConfig:
+    settings.setdefault("flush_interval_ms", 5)
+    settings.setdefault("backoff_max_ms", 20)
+    return ProducerConfig(store="memory://unused", **settings)
+
+
+def records(store: MemoryStore) -> list[bytes]:
+    blob = MemoryStore.get(store, "ingest/manifest")
+    assert not isinstance(blob, NotModified)
+    found: list[bytes] = []
+    for entry in Manifest.parse(blob.data).entries():
+        data = MemoryStore.get(store, entry.location)
+        assert not isinstance(data, NotModified)
+        found += decode_batch(data.data)
+    return found
+
+
+def within(seconds: float, call: Callable[[], object]) -> BaseException | None:
+    """What the call raised; it must end in time."""
+    raised: list[BaseException | None] = []
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:
+            raised.append(error)
+        else:
+            raised.append(None)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert raised, f"{call} did not end in {seconds} s"
+    return raised[0]
+
+
+class Silent(MemoryStore):
+    """Accepts every request and, while it is silent, answers none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers = threading.Event()
+        self.answers.set()
+        self.only: Callable[[str], bool] = lambda key: True
+        self.asked = threading.Event()
+
+    def _answer(self, key: str) -> None:
+        if not self.answers.is_set() and self.only(key):
+            self.asked.set()
+            assert self.answers.wait(2 * WAIT_S)
+
+    def get(self, key: str, **options: Any) -> Blob | NotModified:
+        self._answer(key)
+        return super().get(key, **options)
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        self._answer(key)
+        super().put(key, data)
+
+    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        self._answer(key)
+        return super().put_if(key, data, condition)
+
+
+@pytest.fixture
+def silent() -> Iterator[Silent]:
+    store = Silent()
+    yield store
+    store.answers.set()  # lets the threads end
+
+
+# Interrupted callers.
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"flush_size_bytes": 1}, {"max_buffered_bytes": 1}],
+    ids=["into an open batch", "fills a batch", "waits for room"],
+)
+@pytest.mark.parametrize(
+    "call",
+    [{}, {"metadata": b"m"}, {"transaction": Transaction("a", 1)}],
+    ids=["plain", "with metadata", "transaction"],
+)
+def test_an_interrupt_anywhere_in_produce_leaves_nothing_stuck(
+    settings: dict[str, int], call: dict[str, Any]
+) -> None:
+    step, more = 0, True
+    while more:
+        step += 1
+        store = MemoryStore()
+        producer = Producer(config(flush_interval_ms=8, **settings), store=store)
+        before = producer.produce([b"before"])
+        more = interrupted(partial(producer.produce, [b"hit"], **call), step)
+        after = producer.produce([b"after"])
+        began = time.monotonic()
+        for handle in (before, after):
+            # Not by the flush of close(): by the timer, which the interrupt must not stop.
+            handle.watcher.await_durable(WAIT_S)
+        producer.close(WAIT_S)
+        assert time.monotonic() - began < WAIT_S, f"step {step}"
+        assert records(store) in ([b"before", b"after"], [b"before", b"hit", b"after"])
+        assert producer.buffered_bytes == 0, f"step {step}"
+    # A plain call that finds an open buffer takes few steps: see test_append_buffer.py.
+    assert step > (40 if call or settings else 10)
+
+
+@pytest.mark.parametrize("method", ["flush", "close"])
+def test_an_interrupt_anywhere_in_flush_and_close_lets_a_second_close_end(method: str) -> None:
+    step, more = 0, True
+    while more:
+        step += 1
+        store = MemoryStore()
+        producer = Producer(config(flush_interval_ms=60_000), store=store)
+        handle = producer.produce([b"a"])
+        more = interrupted(getattr(producer, method), step)
+        producer.close(WAIT_S)
+        assert handle.watcher.result() is not None, f"step {step}"
+        assert records(store) == [b"a"]
+    assert step > 20
+
+
+def test_an_interrupt_anywhere_in_await_durable_stops_nobody_else() -> None:
+    step, more = 0, True
+    while more:
+        step += 1
+        with Producer(config(flush_interval_ms=60_000), store=MemoryStore()) as producer:
+            handle = producer.produce([b"a"])
+            more = interrupted(partial(waits, handle), step)
+        assert handle.watcher.result() is not None
+    assert step > 10
+
+
+def waits(handle: WriteHandle) -> None:
+    with suppress(TimeoutError):
+        handle.watcher.await_durable(0.001)
+
+
+def test_threads_that_are_interrupted_while_they_produce_leave_nothing_stuck() -> None:
+    """By the interpreter itself, at whatever it is at that moment."""
+    raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    interruptions = 0
+    for _ in range(30):
+        store = MemoryStore()
+        producer = Producer(config(flush_size_bytes=100), store=store)
+        handles: list[WriteHandle] = []
+        begun = threading.Event()
+
+        def produce(
+            producer: Producer = producer,
+            handles: list[WriteHandle] = handles,
+            begun: threading.Event = begun,
+        ) -> None:
+            try:
+                while True:
+                    handles.append(producer.produce([b"x"]))
+                    begun.set()
+            except KeyboardInterrupt:
+                pass
+
+        thread = threading.Thread(target=produce)
+        with no_collections():
+            thread.start()
+            assert begun.wait(WAIT_S)
+            assert thread.ident is not None
+            interrupt = ctypes.py_object(KeyboardInterrupt)
+            while thread.is_alive():
+                # Again, if it came out of a finalizer, where the interpreter only reports it.
+                interruptions += raise_in(ctypes.c_ulong(thread.ident), interrupt)
+                thread.join(1.0)
+        assert within(WAIT_S, producer.close) is None
+        assert all(handle.watcher.result() is not None for handle in handles)
+        assert len(handles) <= len(records(store)) <= len(handles) + 1
+    assert interruptions >= 30
+
+
+def test_a_signal_handler_that_calls_a_producer_inside_its_call_is_told() -> None:
+    producer = Producer(config(), store=MemoryStore())
+
+    def handler(*_: object) -> None:
+        producer.close()
+
+    original = producer._accumulator._batcher.add_item
+
+    def put(*args: Any) -> Any:
+        handler()
+        return original(*args)
+
+    producer._accumulator._batcher.add_item = put  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="by a signal handler: raise an exception"):
+        producer.produce([b"a"])
+    producer._accumulator._batcher.add_item = original  # type: ignore[method-assign]
+    producer.produce([b"b"]).watcher.await_durable(WAIT_S)
+    producer.close(WAIT_S)
+
+
+# Callbacks.
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), GeneratorExit()])
+def test_a_callback_that_ends_its_thread_stops_no_other_handle(error: BaseException) -> None:
+    store = MemoryStore()
+    with Producer(config(flush_interval_ms=60_000), store=store) as producer:
+
+        def callback() -> None:
+            if isinstance(error, SystemExit):
+                sys.exit(1)
+            raise error
+
+        producer.produce([b"a"]).watcher.add_done_callback(callback)
+        producer.flush(WAIT_S)
+        later = producer.produce([b"b"])
+        producer.flush(WAIT_S)
+        assert later.watcher.await_durable(WAIT_S).sequence == 1
+    assert records(store) == [b"a", b"b"]
+
+
+def test_a_callback_that_blocks_keeps_no_other_batch_from_being_uploaded() -> None:
+    store = MemoryStore()
+    producer = Producer(config(flush_size_bytes=1), store=store)
+    go_on, blocked = threading.Event(), threading.Event()
+
+    def callback() -> None:
+        blocked.set()
+        assert go_on.wait(WAIT_S)
+
+    producer.produce([b"a"]).watcher.add_done_callback(callback)
+    assert blocked.wait(WAIT_S)
+    producer.produce([b"b"])
+    try:
+        while sum(info.key.endswith(".batch") for info in store.list("ingest/").objects) < 2:
+            threading.Event().wait(0.001)
+    finally:
+        go_on.set()
+    producer.close(WAIT_S)
+    assert records(store) == [b"a", b"b"]
+
+
+# Stores that fail in ways of their own.
+
+
+@pytest.mark.parametrize("bug", [RuntimeError("a bug"), SystemExit(3)])
+@pytest.mark.parametrize("operation", ["put", "put_if"])
+def test_f29_an_unexpected_error_fails_its_group_and_not_the_thread(
+    operation: str, bug: BaseException
+) -> None:
+    class Buggy(MemoryStore):
+        bugs = 0
+
+        def put(self, key: str, data: bytes | memoryview) -> None:
+            self._maybe("put")
+            super().put(key, data)
+
+        def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+            self._maybe("put_if")
+            return super().put_if(key, data, condition)
+
+        def _maybe(self, asked: str) -> None:
+            if self.bugs and asked == operation:
+                self.bugs -= 1
+                raise bug
+
+    store = Buggy()
+    producer = Producer(config(), store=store)
+    store.bugs = 1
+    failed = producer.produce([b"a"])
+    # Nobody who asks for the outcome is ended by what ended a call of the store.
+    with pytest.raises(RuntimeError if isinstance(bug, RuntimeError) else OpenDataBufferError):
+        failed.watcher.await_durable(WAIT_S)
+    producer.produce([b"b"]).watcher.await_durable(WAIT_S)
+    with pytest.raises(FlushFailed):
+        producer.close(WAIT_S)
+    assert records(store) == [b"b"]
+
+
+def test_f35_a_line_that_does_not_fit_at_once_goes_in_by_parts(silent: Silent) -> None:
+    # A minute without the store leaves many uploads behind: all together they may be more than a
+    # manifest holds, and would be refused for ever although the queue is empty.
+    settings = config(flush_size_bytes=1, max_manifest_bytes=400, upload_concurrency=16)
+    producer = Producer(settings, store=silent)
+    silent.only = lambda key: key == "ingest/manifest"
+    silent.answers.clear()
+    handles = [producer.produce([b"%d" % n]) for n in range(10)]
+    while sum(info.key.endswith(".batch") for info in silent.list("ingest/").objects) < 10:
+        threading.Event().wait(0.001)
+    silent.answers.set()
+    # 22 bytes and 75 for each: five fit.
+    handles[4].watcher.await_durable(WAIT_S)
+    assert records(silent) == [b"%d" % n for n in range(5)]
+    assert handles[5].watcher.result() is None
+    blob = silent.get("ingest/manifest")
+    assert not isinstance(blob, NotModified)
+    silent.put("ingest/manifest", Manifest.parse(blob.data).drop_through(4).raw)
+    for n, handle in enumerate(handles):
+        assert handle.watcher.await_durable(WAIT_S).sequence == n
+    producer.close(WAIT_S)
+    assert records(silent) == [b"%d" % n for n in range(5, 10)]
+
+
+# Stores that do not answer.
+
+
+def test_a_producer_is_not_made_for_longer_than_its_deadline(silent: Silent) -> None:
+    silent.answers.clear()
+    error = within(WAIT_S, lambda: Producer(config(cas_deadline_ms=100), store=silent))
+    assert isinstance(error, TransientStorageError)
+    assert "did not answer within 0.1 s (cas_deadline_ms)" in str(error)
+
+
+def test_flush_and_close_keep_their_deadlines_while_uploads_hang(silent: Silent) -> None:
+    producer = Producer(config(), store=silent)
+    silent.answers.clear()
+    handle = producer.produce([b"a"])
+    with pytest.raises(TimeoutError, match=r"1 batches not durable after 0.05 s"):
+        producer.flush(0.05)
+    error = within(WAIT_S, lambda: producer.close(0.05))
+    assert isinstance(error, FlushFailed)
+    with pytest.raises(Closed, match=r"after 0.05 s: look at the store"):
+        handle.watcher.result()
+    with pytest.raises(Closed):
+        producer.produce([b"b"])
+
+
+def test_a_close_out_of_time_leaves_a_batch_unknown_whose_append_hangs(silent: Silent) -> None:
+    producer = Producer(config(), store=silent)
+    silent.only = lambda key: key == "ingest/manifest"
+    silent.answers.clear()
+    handle = producer.produce([b"a"])
+    assert silent.asked.wait(WAIT_S)
+    assert isinstance(within(WAIT_S, lambda: producer.close(0.05)), FlushFailed)
+    with pytest.raises(CommitStateUnknown, match="may or may not have landed"):
+        handle.watcher.result()
+
+
+@pytest.mark.parametrize("upload_concurrency", [1, 8])
+def test_delivery_times_out_while_every_upload_hangs(
+    silent: Silent, upload_concurrency: int
+) -> None:
+    settings = config(
+        delivery_timeout_ms=100, flush_size_bytes=1, upload_concurrency=upload_concurrency
+    )
+    producer = Producer(settings, store=silent)
+    silent.answers.clear()
+    handles = [producer.produce([b"%d" % n]) for n in range(12)]
+    for handle in handles:
+        with pytest.raises(TransientStorageError, match="delivery_timeout_ms"):
+            handle.watcher.await_durable(WAIT_S)
+    # Who waits for a batch is told before its room is free again.
+    eventually(lambda: producer.buffered_bytes == 0)
+    # The time for close() with no other deadline follows from what a batch may take.
+    assert isinstance(within(WAIT_S, producer.close), FlushFailed)
+
+
+# The buffer limit.
+
+
+def test_f33_each_call_takes_room_however_small_it_is(silent: Silent) -> None:
+    producer = Producer(config(max_buffered_bytes=10_000), store=silent)
+    silent.answers.clear()
+    calls = 0
+
+    def produce() -> None:
+        nonlocal calls
+        while True:
+            producer.produce([b""])
+            calls += 1
+
+    thread = threading.Thread(target=lambda: within(WAIT_S, produce), daemon=True)
+    thread.start()
+    assert silent.asked.wait(WAIT_S)
+    while producer.buffered_bytes <= 10_000 - 300:
+        threading.Event().wait(0.001)
+    assert calls < 10_000 // RECORD_HELD
+    assert producer.buffered_bytes <= 10_000
+    with pytest.raises(FlushFailed):
+        producer.close(0.01)
+    eventually(lambda: producer.buffered_bytes == 0)
+
+
+# Uploads.
+
+RECORD = b"\x01\0\0\0a"
+TAG = "TAG0V2"
+
+
+class Scripted(MemoryStore):
+    """Puts fail with these errors first."""
+
+    def __init__(self, *errors: Exception) -> None:
+        super().__init__()
+        self.errors = list(errors)
+        self.puts: list[str] = []
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        self.puts.append(key)
+        if self.errors:
+            raise self.errors.pop(0)
+        super().put(key, data)
+
+
+def prepared(runtime: ManualRuntime, transaction: Transaction | None = None) -> Batch:
+    batch = Batch(DurabilityWatcher(runtime), deadline=runtime.monotonic() + 10)
+    batch.add(ProduceRequest(RECORD, 1, b"m", 1_700, transaction))
+    return batch
+
+
+def stored(store: MemoryStore | LocalStore, key: str) -> list[bytes]:
+    blob = store.get(key)
+    assert not isinstance(blob, NotModified)
+    return decode_batch(blob.data)
+
+
+def test_an_upload_gets_its_object_its_name_and_what_was_counted() -> None:
+    runtime, store = ManualRuntime(), Scripted()
+    batch = prepared(runtime, Transaction("app", 7))
+    Uploader(store, config(), runtime).upload(batch, TAG)
+    assert batch.location.startswith("ingest/app=app/batch=7/")
+    assert stored(store, batch.location) == [b"a"]
+    assert (batch.count, batch.size, batch.metadata) == (1, 5, (Metadata(0, 1_700, b"m"),))
+
+
+def test_a_store_of_files_gets_the_pieces_and_any_other_one_the_whole(tmp_path: Path) -> None:
+    runtime = ManualRuntime()
+    local = LocalStore(tmp_path)
+    for store in (local, Scripted()):
+        batch = prepared(runtime)
+        batch.add(ProduceRequest(RECORD, 1, b"m", 1_700))
+        uploader = Uploader(store, config(), runtime)
+        uploader.upload(batch, TAG)
+        assert isinstance(batch.data, list) is (store is local)
+        assert stored(store, batch.location) == [b"a", b"a"]
+        store.delete_many([batch.location])
+        uploader.repair(batch)
+        assert stored(store, batch.location) == [b"a", b"a"]
+
+
+def test_f5_each_upload_of_a_batch_has_a_new_name() -> None:
+    runtime, store = ManualRuntime(), Scripted()
+    uploader = Uploader(store, config(), runtime)
+    batch = prepared(runtime)
+    uploader.upload(batch, TAG)
+    first = batch.location
+    runtime.advance(5)
+    uploader.upload(batch, TAG)
+    assert batch.location != first
+    assert batch.named is not None
+    assert batch.named.monotonic == 5
+    assert stored(store, first) == stored(store, batch.location) == [b"a"]
+
+
+def test_f29_what_is_transient_is_tried_again_under_the_same_name() -> None:
+    runtime = ManualRuntime()
+    store = Scripted(TransientStorageError("one"), TransientStorageError("two"))
+    batch = prepared(runtime)
+    Uploader(store, config(), runtime).upload(batch, TAG)
+    assert store.puts == [batch.location] * 3
+    assert str(batch.trouble) == "two"
+
+
+def test_f29_retries_end_at_the_deadline() -> None:
+    runtime = ManualRuntime()
+    store = Scripted(*(TransientStorageError("slow down") for _ in range(10_000)))
+    batch = prepared(runtime)
+    with pytest.raises(TransientStorageError, match="slow down"):
+        Uploader(store, config(), runtime).upload(batch, TAG)
+    assert 7 < runtime.monotonic() <= 10
+    assert len(store.puts) > 5
+
+
+def test_an_upload_that_was_completed_meanwhile_is_not_written() -> None:
+    runtime, store = ManualRuntime(), Scripted()
+    uploader = Uploader(store, config(), runtime)
+    batch = prepared(runtime)
+    batch.stage = Stage.COMPLETED
+    uploader.upload(batch, TAG)
+    uploader.repair(batch)
+    assert store.puts == []
+
+
+def test_f5_an_object_is_repaired_under_the_name_that_its_entry_has() -> None:
+    runtime, store = ManualRuntime(), Scripted()
+    uploader = Uploader(store, config(), runtime)
+    batch = prepared(runtime)
+    uploader.upload(batch, TAG)
+    store.delete_many([batch.location])
+    uploader.repair(batch)
+    assert stored(store, batch.location) == [b"a"]
