@@ -1,7 +1,7 @@
 """Copies of batches that could not be delivered, kept below the queue's data prefix.
 
-A batch that no consumer can read would stop its queue for ever. The process that passes it by
-copies it first, so that nothing is given up without a copy::
+A batch that no consumer can read would stop its queue for ever. The process that skips it copies
+it first, so that no record is given up without a copy::
 
     <prefix>/_quarantine/<id>.object   the bytes of the batch object, unchanged
     <prefix>/_quarantine/<id>.json     the report: which batch, what was wrong, when, found by whom
@@ -48,7 +48,7 @@ MAX_OBJECT_BYTES = 1 << 30
 
 _REPORT = Sidecar(
     "the report of a batch in quarantine",
-    "Move it away; the batch itself lies beside it, under the same name with '.object'.",
+    "Move it away; the batch itself is stored next to it, under the same name with '.object'.",
     max_bytes=64 * 1024 * 1024,
 )
 

@@ -1,8 +1,8 @@
 """Check that every queued batch is there and readable; repair what is not.
 
 :func:`check_queue` only reads, and continues after a problem. :func:`repair` rebuilds the manifest,
-or passes a batch by that cannot be delivered. It gives nothing up without a copy: the bytes of a
-replaced manifest are saved beside it, and a batch that is passed by is copied to the quarantine.
+or skips a batch that cannot be delivered. Both keep a copy first: the bytes of a replaced
+manifest are saved next to it, and a skipped batch is copied to the quarantine.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class Kind(StrEnum):
 
 
 REPAIRED_BY = {
-    Kind.MANIFEST: "is rebuilt from the batches that are there, and its bytes are saved beside it",
-    Kind.MISSING: "is passed by: its object is gone, and a report of it goes to the quarantine",
-    Kind.UNREADABLE: "is copied to the quarantine and passed by",
-    Kind.REPEATED: "is copied to the quarantine and passed by: the first entry delivers the object",
+    Kind.MANIFEST: "is rebuilt from the batches that are there, and its bytes are saved next to it",
+    Kind.MISSING: "is skipped: its object is gone, and a report of it goes to the quarantine",
+    Kind.UNREADABLE: "is copied to the quarantine and skipped",
+    Kind.REPEATED: "is copied to the quarantine and skipped: the first entry delivers the object",
 }
 """What repair does about a kind of problem."""
 
@@ -215,7 +215,7 @@ def _kind(error: PoisonBatch, stored: int | None) -> Kind:
 def _add_manifest_fault(report: Report, plan: RebuildPlan, config: ConsumerConfig) -> None:
     text = f"{plan.fault}".rstrip(".")
     if "manifest rebuild" not in text:
-        text += ". Stop everything and mend it with 'opendata-buffer manifest rebuild'"
+        text += ". Stop everything and repair it with 'opendata-buffer manifest rebuild'"
     report.problems.append(Finding(None, config.manifest_path, text, Kind.MANIFEST, "manifest"))
     for location in plan.found:
         text = "no entry names it, and no consumer of this queue is known to have read it"

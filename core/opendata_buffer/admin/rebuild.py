@@ -295,7 +295,7 @@ def rebuild(
     """Replace a manifest that is gone, damaged or restored by a sound one.
 
     Stop producers, consumers and collectors first: a batch that a producer uploads right now would
-    be enqueued twice. The bytes of the old manifest are kept beside it.
+    be enqueued twice. The bytes of the old manifest are kept next to it.
 
     Args:
         dry_run: Only read and plan.

@@ -1,6 +1,6 @@
 """What is in a queue or a topic, who consumes it, and how its broker and workers are doing.
 
-Everything here reads manifests and the small objects beside them, and changes nothing.
+Everything here reads manifests and the small objects next to them, and changes nothing.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class Status:
         undecided: Transactions that are neither committed nor rolled back.
         oldest_undecided_seconds: Since the first batch of the oldest of them was produced.
         notes: What an operator should look at: a marker that makes producers and consumers fail, a
-            transaction that is undecided for long, an object beside the manifest that is damaged.
+            transaction that is undecided for long, a damaged object next to the manifest.
     """
 
     store: str

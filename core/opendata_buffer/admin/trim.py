@@ -1,8 +1,8 @@
 """Take batches out of a queue that no consumer reads: skip, restore, seek and collect.
 
-* :func:`skip_batch` passes one batch by. The entry stays in the queue under its sequence and names
-  an empty batch from then on, so every v1 reader passes it and all other entries keep their
-  sequences (``core/decisions/0010``). :func:`restore_batch` produces its copy again.
+* :func:`skip_batch` skips one batch. The entry stays in the queue under its sequence and names an
+  empty batch from then on, which every v1 reader can read. All other entries keep their sequences
+  (``core/decisions/0010``). :func:`restore_batch` produces its copy again.
 * :func:`seek` drops all batches before a :class:`Start`.
 * :func:`collect` deletes the objects of consumed batches, once.
 
@@ -192,7 +192,7 @@ def restore_batch(
 
 def _refuse_queued(report: QuarantineReport, manifest: Manifest) -> None:
     """A command that was killed between its copy and its write has dropped nothing."""
-    # A query or worker reports a batch it passed by before that batch leaves the queue.
+    # A query or worker reports a batch it skipped before that batch leaves the queue.
     if report.query or not manifest.first_sequence <= report.sequence < manifest.next_sequence:
         return
     (entry,) = manifest.entries(report.sequence, 1)
@@ -344,7 +344,7 @@ def plan_seek(store: Store, config: ConsumerConfig, start: Start, runtime: Runti
 
     Raises:
         InvalidInput: There is no queue; it does not have that sequence; or an undecided
-            transaction begins before it, which the seek would tear apart.
+            transaction begins before it, which the seek would cut.
     """
     manifest = ReadOnlyReader(config, store=store, runtime=runtime).manifest()
     target = start.sequence_in(manifest, config.manifest_path)
@@ -408,8 +408,8 @@ def _refuse_undecided(manifest: Manifest, target: int, config: ConsumerConfig) -
         if each.first_sequence < target:
             raise InvalidInput(
                 f"the transaction of producer {producer.hex()} begins at sequence "
-                f"{each.first_sequence} and is undecided: a seek behind that would tear "
-                "it apart. End it with 'opendata-buffer transactions abort', or seek to "
+                f"{each.first_sequence} and is undecided: a seek behind that would drop "
+                "a part of it. End it with 'opendata-buffer transactions abort', or seek to "
                 f"{each.first_sequence} at the most"
             )
 

@@ -127,8 +127,8 @@ def consume(
     after Ctrl-C, is JSON: "records" and "batches" are numbers, "bytes" is the size of the records,
     "last_sequence" that of the last batch written.
 
-    Of a topic all partitions are read in turn, each in its order, and of transactions only those
-    that are committed; "last_sequences" is by partition, and --json shows the partition.
+    Of a topic all partitions are read, each in its order, and only committed transactions.
+    "last_sequences" is by partition then, and --json shows the partition.
     """
     refuse_together(**{"--json": as_json, "--framing": framing != "lines"})
     start = Start.parse(EARLIEST if from_ is None else from_)

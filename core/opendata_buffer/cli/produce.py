@@ -136,7 +136,7 @@ def produce(
     separators.
 
     In a topic the key chooses the partition: records of one key stay in order. With --json a
-    record may have a "key" or "key_base64". Records without a key go to the partitions in turn.
+    record may have a "key" or "key_base64". Records without a key go to the partitions round-robin.
     Keys are not stored: put what readers need into the metadata or the record.
     """
     refuse_together(**{"--json": as_json, "--file": bool(files), "--framing": framing != "lines"})
@@ -204,7 +204,7 @@ def _refuse_keys(given: dict[str, Any], url: str) -> None:
         if value:
             raise click.UsageError(
                 f"{name} chooses a partition, and records go to one queue of {url}: leave it out; "
-                "a queue stores metadata beside a record (--metadata, --json)"
+                "a queue stores metadata with a record (--metadata, --json)"
             )
 
 
@@ -333,7 +333,7 @@ def into_queue(producer: Producer) -> Put:
 
 
 def into_topic(producer: TopicProducer, partitioner: Partitioner) -> Put:
-    """Produce runs into the partitions of a topic: by key, without keys in turn."""
+    """Produce runs into the partitions of a topic: by key, without keys round-robin."""
     return lambda run: (
         producer.produce(
             run.records,

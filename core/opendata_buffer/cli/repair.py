@@ -50,7 +50,7 @@ __all__ = ["fsck", "gc", "quarantine", "rebuild", "seek", "skip"]
     "--repair",
     "repair_found",
     is_flag=True,
-    help="Repair what is found: rebuild a manifest, pass by batches that cannot be delivered. "
+    help="Repair what is found: rebuild a manifest, skip batches that cannot be delivered. "
     "Everything that is replaced is copied first.",
 )
 @click.option("--dry-run", is_flag=True, help="With --repair: only print what would be done.")
@@ -118,7 +118,7 @@ def fsck(
         raise Failure(
             f"{plural(sum(problems.values()), 'problem')} in the {noun} with manifest "
             f"{', '.join(map(repr, problems))}: restore the objects if there are copies, or repair "
-            f"with 'opendata-buffer fsck {queue_words()} --repair', which copies what it passes by"
+            f"with 'opendata-buffer fsck {queue_words()} --repair', which copies what it skips"
         )
 
 
@@ -169,7 +169,7 @@ def skip(
     as_json: bool,
     **queue: Any,
 ) -> None:
-    """Pass by the one batch that stops a queue.
+    """Skip the one batch that stops a queue.
 
     SEQUENCE is the batch's, as fsck and errors show it. The batch is copied to the quarantine
     first, and an empty one takes its place; all others are kept. Stop the queue's consumer or
@@ -194,7 +194,7 @@ def skip(
 
 @click.group()
 def quarantine() -> None:
-    """List batches that were passed by, and restore them."""
+    """List batches that were skipped, and restore them."""
 
 
 @quarantine.command("list")
@@ -257,7 +257,7 @@ def rebuild(runtime: Any, /, dry_run: bool, as_json: bool, **queue: Any) -> None
 
     Stop producers, consumers and collectors first. Batches that were not surely read are enqueued
     in the order of their names. None is lost, and some records may be delivered twice. The bytes
-    of the old manifest are saved beside it. A sound manifest stays as it is.
+    of the old manifest are saved next to it. A sound manifest stays as it is.
     """
     target = one_queue(queue, QueueConfig)
     plan, saved = rebuild_manifest(target.store, target.config, runtime, dry_run=dry_run)
@@ -405,9 +405,9 @@ def seek(
 def gc(runtime: Any, /, dry_run: bool, grace_period_ms: int, as_json: bool, **queue: Any) -> None:
     """Delete the objects of consumed batches, once.
 
-    Of a topic, in all its partitions. A running consumer does this by itself, but not in partitions
-    that have left the topic. Refuses a data prefix of another queue, and a queue without a
-    manifest.
+    Of a topic, in all its partitions. A running consumer does this automatically, but not in
+    partitions that have left the topic. Refuses a data prefix of another queue, and a queue
+    without a manifest.
     """
     target = target_of(
         runtime,

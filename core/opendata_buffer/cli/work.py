@@ -44,7 +44,7 @@ TERM_S = 1.5
 """From a signal until a command that still runs is killed."""
 
 END_S = 3.0
-"""From a signal until threads are no longer waited for; their claims lapse then."""
+"""From a signal until threads are no longer waited for; their claims expire then."""
 
 FIRST_REST_MS = 1_000
 LONGEST_REST_MS = 60_000
@@ -192,7 +192,7 @@ class CommandPool:
     def summary(self) -> str:
         """What became of the batches, when a signal ends the command."""
         return (
-            f"ended by a signal: {plural(self.done, 'batch')} done, {self.released} given back, "
+            f"ended by a signal: {plural(self.done, 'batch')} done, {self.released} released, "
             f"{self.rejected} in the quarantine"
         )
 
@@ -295,11 +295,11 @@ class CommandPool:
                     self.rejected += 1
             return
         rest = rest_ms(count)
-        self._report(f"{what}: given back for {rest / 1000:g} s")
+        self._report(f"{what}: delivered again after {rest / 1000:g} s")
         self._release(batch, rest)
 
     def _release(self, batch: ClaimedBatch, rest: int) -> None:
-        # A claim that lapsed is released already; one that cannot be released lapses.
+        # A claim that expired is released already; one that cannot be released expires.
         with suppress(ClaimLost, OpenDataBufferError):
             batch.release(rest)
         with self._lock:
