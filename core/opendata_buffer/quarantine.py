@@ -202,12 +202,7 @@ def count_quarantine(store: List, data_path_prefix: str) -> int:
 
 
 def read_report(store: Get, data_path_prefix: str, name: str) -> QuarantineReport:
-    """The report of one id.
-
-    Raises:
-        ObjectNotFound: There is none.
-        CorruptData: The object is no report.
-    """
+    """The report of one id."""
     key = _key(data_path_prefix, name, "json")
     found = read_sidecar(store, key, _REPORT, lambda data: _report(_REPORT.decode(data)))
     # A forged name would have its copy read, or the restored batch written, elsewhere.
@@ -226,11 +221,7 @@ def write_report(store: Put, data_path_prefix: str, report: QuarantineReport) ->
 
 
 def read_copy(store: Get, data_path_prefix: str, report: QuarantineReport) -> bytes:
-    """The copied object's bytes.
-
-    Raises:
-        ObjectNotFound: There is no copy.
-    """
+    """The copied object's bytes."""
     key = _key(data_path_prefix, report.id, "object")
     got = store.get(key, max_bytes=MAX_OBJECT_BYTES)
     assert isinstance(got, Blob)

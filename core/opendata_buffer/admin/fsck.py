@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 import pyarrow.compute as pc
 
@@ -30,25 +29,21 @@ from opendata_buffer.stores.base import Store
 __all__ = ["REPAIRED_BY", "Finding", "Report", "check_queue", "plan_repair", "repair"]
 
 
+CONCURRENCY = 8
+"""Batches that are decoded in memory at once."""
+
+
 class Kind(StrEnum):
     """The kind of a problem or note, as in ``fsck --json``."""
 
-    MANIFEST = "manifest"
-    """The manifest is gone, damaged or went backwards."""
-    MISSING = "missing"
-    """A batch's object is gone."""
-    UNREADABLE = "unreadable"
-    """A batch does not decode."""
-    TOO_LARGE = "too large"
-    """A batch exceeds the limits of this reader; another reader may accept it."""
-    FOREIGN = "foreign"
-    """A batch lies outside the data prefix."""
-    REPEATED = "repeated"
-    """An object is queued more than once."""
-    UNREAD = "unread"
-    """An object that no entry names."""
-    METADATA = "metadata"
-    """Metadata that describes no record."""
+    MANIFEST = "manifest"  # gone, damaged, or older than what was seen of it
+    MISSING = "missing"  # the object of a batch is gone
+    UNREADABLE = "unreadable"  # a batch does not decode
+    TOO_LARGE = "too large"  # beyond the limits of this reader; another one may accept it
+    FOREIGN = "foreign"  # a batch outside the data prefix
+    REPEATED = "repeated"  # an object that is queued more than once
+    UNREAD = "unread"  # an object that no entry names
+    METADATA = "metadata"  # metadata that describes no record
 
 
 REPAIRED_BY = {
@@ -118,10 +113,6 @@ class Report:
         """Whether a consumer can read the queue to its end."""
         return not self.problems
 
-    def as_json(self) -> dict[str, Any]:
-        """All fields and ``ok``."""
-        return {"ok": self.ok, **asdict(self)}
-
 
 @dataclass(frozen=True)
 class _Outcome:
@@ -150,9 +141,6 @@ def check_queue(
     Args:
         runtime: Threads, and the time of retries.
         advance: Called with the number of entries done, and of all.
-
-    Raises:
-        InvalidInput: There is no manifest.
     """
     report = Report()
     reader = ReadOnlyReader(config, store=store, runtime=runtime)
@@ -173,6 +161,7 @@ def check_queue(
     checked = fetch_many(
         lambda each: _check_batch(handle, each),
         descriptors,
+        concurrency=CONCURRENCY,
         runtime=runtime,
         size_of=lambda outcome: outcome.stored,
     )

@@ -146,11 +146,7 @@ def ask_broker(
 
 
 def read_claims(store: Store, config: QueueConfig) -> ClaimsStatus | None:
-    """The claims of workers; None where the queue never had one.
-
-    Raises:
-        CorruptData: The object holds no claims.
-    """
+    """The claims of workers; None where the queue never had one."""
     try:
         claims = read_sidecar(store, claims_key(config.data_path_prefix), CLAIMS, decode)
     except ObjectNotFound:
@@ -227,9 +223,6 @@ def read_status(
 
     Args:
         connect: Opens a connection to a broker; None asks none.
-
-    Raises:
-        InvalidInput: There is no manifest.
     """
     store, config, runtime = reader.store, reader.config, reader.runtime
     notes: list[str] = []
@@ -398,12 +391,7 @@ class TopicStatus:
 
 
 def read_topic(topic: Topic, config: QueueConfig, runtime: Runtime) -> TopicStatus:
-    """Read the description, then all manifests and records of consumers in parallel.
-
-    Raises:
-        InvalidInput: There is no topic.
-        QueueReset: A partition has lost its manifest.
-    """
+    """Read the description, then all manifests and records of consumers in parallel."""
     description = topic.read()
 
     def read(partition: Partition) -> PartitionStatus:
@@ -446,9 +434,6 @@ def read_backlog(
     Returns:
         How many batches wait, and the age of the oldest in seconds, by its producer's clock and
         ours; 0 when nothing waits.
-
-    Raises:
-        InvalidInput: There is no such queue.
     """
 
     def read(config: QueueConfig) -> Manifest:

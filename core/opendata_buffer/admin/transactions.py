@@ -73,11 +73,7 @@ class OpenTransaction:
 
 
 class TransactionScope:
-    """The queues whose transactions are listed or ended: those of a topic, or one.
-
-    Args:
-        topic: None for one queue.
-    """
+    """The queues whose transactions are listed or ended: those of a topic, or one."""
 
     def __init__(
         self, config: QueueConfig, store: Store, runtime: Runtime, topic: Topic | None = None
@@ -89,11 +85,7 @@ class TransactionScope:
         self._queues: dict[str, Queue] = {}
 
     def names(self) -> list[str]:
-        """Data prefixes of the queues.
-
-        Raises:
-            InvalidInput: There is no such queue or topic.
-        """
+        """Data prefixes of the queues."""
         if self.topic is not None:
             return self.topic.read().names
         self._reader(self.config.data_path_prefix).manifest()
@@ -121,11 +113,7 @@ class TransactionScope:
 
 
 def open_in(manifest: Manifest, data_path_prefix: str, now_ms: int) -> list[OpenTransaction]:
-    """The undecided transactions of one queue, in the order of their first batches; pure.
-
-    Raises:
-        CorruptManifest: Entries break the format.
-    """
+    """The undecided transactions of one queue, in the order of their first batches; pure."""
     if b"/message=" not in manifest.raw:
         return []
     first = manifest.first_sequence
@@ -153,11 +141,7 @@ def open_in(manifest: Manifest, data_path_prefix: str, now_ms: int) -> list[Open
 
 
 def list_open(scope: TransactionScope) -> list[OpenTransaction]:
-    """All undecided transactions of a topic or a queue, by partition; changes nothing.
-
-    Raises:
-        InvalidInput: There is no such queue or topic.
-    """
+    """All undecided transactions of a topic or a queue, by partition; changes nothing."""
 
     def read(name: str) -> tuple[list[OpenTransaction], set[str]]:
         manifest = scope.manifest(name)

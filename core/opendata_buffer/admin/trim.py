@@ -245,11 +245,7 @@ class Start:
 
     @classmethod
     def parse(cls, text: str) -> Start:
-        """Read ``earliest``, ``latest``, a sequence, or a time in ISO 8601, UTC without a zone.
-
-        Raises:
-            InvalidInput: It is none of them.
-        """
+        """Read ``earliest``, ``latest``, a sequence, or a time in ISO 8601, UTC without a zone."""
         if text in (EARLIEST, LATEST):
             return cls(text)
         if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS:
@@ -433,9 +429,6 @@ def collect(
 
     Returns:
         The sum over all queues.
-
-    Raises:
-        InvalidInput: A queue has no manifest.
     """
     if topic is None:
         # The collector would claim the prefix, also for a mistyped manifest.

@@ -436,12 +436,7 @@ class ReadOnlyPartition:
         self._begin: int | None = None
 
     def read(self) -> bool:
-        """Put the next committed batches into :attr:`ready`; whether there were new entries.
-
-        Raises:
-            DataLoss: The topic's consumer took entries that were not read here.
-            InvalidInput: The partition does not have the sequence to begin with.
-        """
+        """Put the next committed batches into :attr:`ready`; whether there were new entries."""
         if self.ready:
             return True
         if self._begin is None:

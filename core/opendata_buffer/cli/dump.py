@@ -77,11 +77,7 @@ def batch_dump(object_: str, max_batch_bytes: int, **store: Any) -> None:
 
 
 def manifest_document(raw: bytes) -> dict[str, Any]:
-    """A manifest's fields. Every entry is checked.
-
-    Raises:
-        CorruptManifest: It breaks the v1 format.
-    """
+    """A manifest's fields. Every entry is checked."""
     parsed = Manifest.parse(raw)
     parsed.check()
     return {
@@ -100,11 +96,7 @@ def manifest_document(raw: bytes) -> dict[str, Any]:
 
 
 def batch_document(raw: bytes, max_bytes: int) -> dict[str, Any]:
-    """A batch's fields and records.
-
-    Raises:
-        CorruptBatch: It breaks the v1 format, or decodes to more than ``max_bytes``.
-    """
+    """A batch's fields and records."""
     footer, block = open_batch(raw, max_bytes)
     records = split_records(block, footer.record_count)
     return {
@@ -116,13 +108,7 @@ def batch_document(raw: bytes, max_bytes: int) -> dict[str, Any]:
 
 
 def read_object(target: str, options: StoreOptions, *, max_bytes: int) -> bytes:
-    """Read the object that a path, ``file:///dir/name`` or ``s3://bucket/key`` names.
-
-    Raises:
-        InvalidInput: It names no object: a directory or a bucket.
-        CorruptData: It has more than ``max_bytes``, and was not read.
-        ObjectNotFound: The store has no such object.
-    """
+    """Read the object that a path, ``file:///dir/name`` or ``s3://bucket/key`` names."""
     is_file = target.lower().startswith("file:")
     if is_file or "://" not in target:
         url, key = os.path.split(target)

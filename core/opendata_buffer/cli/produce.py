@@ -418,11 +418,7 @@ class InputProducer:
         self.count_durable()
 
     def count_durable(self) -> None:
-        """Count what has become durable; from any thread.
-
-        Raises:
-            OpenDataBufferError: A batch was given up.
-        """
+        """Count what has become durable; from any thread."""
         with self._counting:
             self._count()
 

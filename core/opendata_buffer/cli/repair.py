@@ -130,9 +130,7 @@ def _print_report(
     as_json: bool,
 ) -> None:
     if as_json:
-        fields: dict[str, Any] = report.as_json()
-        if target.topic is not None:
-            fields["partition"] = config.data_path_prefix
+        fields = {"ok": report.ok, **asdict(report), "partition": config.data_path_prefix}
         if repaired is not None:
             fields["repaired"] = [{**asdict(each), "copy": copy} for each, copy in repaired]
         click.echo(json.dumps(fields))

@@ -49,21 +49,13 @@ class Target:
     topic: Topic | None = None
 
     def configs(self) -> list[Any]:
-        """Settings of each queue: of a topic's partitions as they are listed now.
-
-        Raises:
-            InvalidInput, QueueReset, CorruptData, StorageError: The topic could not be read.
-        """
+        """Settings of each queue: of a topic's partitions as they are listed now."""
         if self.topic is None:
             return [self.config]
         return [self.topic.config_of(name, self.config) for name in self.topic.read().names]
 
     def written(self, runtime: Runtime) -> list[Any]:
-        """As :meth:`configs`, but of a topic only the partitions that were ever used.
-
-        Raises:
-            InvalidInput, QueueReset, CorruptData, StorageError: The topic could not be read.
-        """
+        """As :meth:`configs`, but of a topic only the partitions that were ever used."""
 
         def exists(config: QueueConfig) -> bool:
             # A partition that lost its manifest still has its marker, and needs repair.

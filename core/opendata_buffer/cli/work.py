@@ -168,12 +168,7 @@ class CommandPool:
         self.rejected = 0
 
     def run(self) -> None:
-        """Work until a signal, or until an error that is not about one batch.
-
-        Raises:
-            Failure: The command cannot be started.
-            OpenDataBufferError: The queue cannot be processed.
-        """
+        """Work until a signal, or until an error that is not about one batch."""
         tasks = [
             self._runtime.spawn(self._work, f"opendata-buffer-work-{number}")
             for number in range(self._parallel)

@@ -30,7 +30,7 @@ def test_fsck_of_a_sound_queue(url: str) -> None:
     )
     assert json.loads(ok("fsck", url, "--json").stdout) == {
         "ok": True, "batches": 2, "records": 2, "bytes": 2, "stored_bytes": 24,
-        "problems": [], "notes": [],
+        "problems": [], "notes": [], "partition": "ingest",
     }  # fmt: skip
 
 
