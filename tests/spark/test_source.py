@@ -262,7 +262,7 @@ def test_a_second_query_fences_the_first_and_status_names_the_reader(
     produce(store, numbered(0, 1))
     with query.running() as first:
         first.processAllAvailable()
-        eventually(lambda: consumer()["query"] == str(first.id))  # a task notes it in the background
+        eventually(lambda: consumer()["query"] == str(first.id))  # noted in the background
         before = consumer()
         assert (before["epoch"], before["program"]) == (1, "Spark")
         assert before["host"] == os.uname().nodename
