@@ -58,7 +58,7 @@ def get_row() -> Row:
     """CPU per GET, in turns with boto3."""
     with bucket() as store:
         store.put("object", os.urandom(OBJECT_BYTES))
-        client = store._clients.get().data
+        client = store._client.get()
 
         def boto() -> bytes:
             data: bytes = client.get_object(Bucket="bucket", Key="object")["Body"].read()

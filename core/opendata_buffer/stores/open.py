@@ -131,8 +131,7 @@ def _open(url: str, options: StoreOptions) -> Store:
 
 
 def _open_azure(url: str, scheme: str, host: str, root: str, options: StoreOptions) -> Store:
-    from opendata_buffer.stores.azure import AzureStore
-    from opendata_buffer.stores.azure_client import blob_host
+    from opendata_buffer.stores.azure import AzureStore, blob_host
 
     container, at, account = host.partition("@")
     if scheme == "az":

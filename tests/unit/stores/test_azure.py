@@ -1,32 +1,49 @@
-"""What only Azure does when answers are lost or unusual. As others: test_cloud_answers."""
+"""What only Azure does when responses are lost or unusual; what it shares: test_cloud_answers."""
 
 from __future__ import annotations
 
+import base64
+import io
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import requests
+from azure.core.exceptions import ClientAuthenticationError, HttpResponseError, ServiceRequestError
+from urllib3.response import HTTPResponse
 
 from opendata_buffer import outcomes
+from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import (
     CorruptData,
+    InvalidInput,
     PermanentStorageError,
+    StorageError,
     TransientStorageError,
     UnsafeStore,
 )
+from opendata_buffer.stores.azure import blob_host, build_limited, connect, storage_error
 from opendata_buffer.stores.base import (
     ABSENT,
     IfVersion,
     NotModified,
 )
+from opendata_buffer.stores.clients import AZURE_ENVIRONMENT, environment_of
+from opendata_buffer.stores.http import MAX_PAGE_BYTES, ResponseTooLong
 from tests.http_scripts import Reply
 from tests.unit.stores.cloud_answers import AZURE, AZURE_DATE, Script, azure_error, scripted
 
 WRITTEN, FOUND = AZURE.written, AZURE.found
+KEY = base64.b64encode(b"a key").decode()
+OTHER = base64.b64encode(b"another").decode()
 
 
 @pytest.fixture
-def script() -> Iterator[Script]:
+def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
+    monkeypatch.setenv("AZURE_STORAGE_KEY", KEY)
     with ExitStack() as running:
         yield scripted(AZURE, running)
 
@@ -174,8 +191,235 @@ def test_what_claims_to_be_huge_takes_no_memory(script: Script) -> None:
         store.get("k")
 
 
+def test_only_the_last_listings_are_remembered(script: Script) -> None:
+    store, _ = script(*[page("a", more="next")] * 17)
+    for number in range(17):
+        store.list(f"{number}", limit=1)
+    assert len(store._continuations) == 16
+
+
 def test_f6_the_stores_clock_is_the_date_of_the_first_page(script: Script) -> None:
     store, _ = script(page("a"))
     assert store.list("").now_ms == AZURE.found_ms
     store, _ = script(page("a", date=False))
     assert store.list("").now_ms == AZURE.found_ms, "the newest object"
+
+
+WHERE = {"verb": "write", "key": "k", "container": "box", "endpoint": "https://host"}
+
+
+def answer(status: int, code: str) -> HttpResponseError:
+    error: Any = HttpResponseError("What happened.\nRequestId:1\nTime:2")
+    error.status_code = status
+    error.error_code = SimpleNamespace(value=code)
+    found: HttpResponseError = error
+    return found
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind", "message"),
+    [
+        (503, "ServerBusy", TransientStorageError, "try again later"),
+        (429, "", TransientStorageError, "overloaded"),
+        (409, "ContainerBeingDeleted", TransientStorageError, "Try again later"),
+        (412, "ConditionNotMet", TransientStorageError, "changed while it was read"),
+        (400, "Md5Mismatch", TransientStorageError, "garbled"),
+        (404, "ContainerNotFound", PermanentStorageError, "Create container 'box'"),
+        (403, "AuthenticationFailed", PermanentStorageError, "Renew.*AZURE_STORAGE_KEY"),
+        (403, "AuthorizationPermissionMismatch", PermanentStorageError, "Data Contributor"),
+        (412, "LeaseIdMissing", PermanentStorageError, "break the lease"),
+        (409, "BlobImmutableDueToPolicy", PermanentStorageError, "immutability"),
+    ],
+)
+def test_an_answer_is_an_error_with_a_fix(
+    status: int, code: str, kind: type[StorageError], message: str
+) -> None:
+    error = storage_error(answer(status, code), **WHERE)
+    assert type(error) is kind
+    assert "RequestId" not in str(error)
+    with pytest.raises(kind, match=f"cannot write 'k' in container 'box' .*{status}.*{message}"):
+        raise error
+
+
+def test_without_an_answer_it_may_be_tried_again_and_shows_no_secret() -> None:
+    error = storage_error(ServiceRequestError("at https://me:hunter2@proxy"), **WHERE)
+    assert isinstance(error, TransientStorageError)
+    assert "hunter2" not in str(error)
+    assert isinstance(storage_error(OSError("reset"), **WHERE), TransientStorageError)
+
+
+def test_missing_credentials_are_permanent_and_say_what_to_provide() -> None:
+    error = storage_error(ClientAuthenticationError("none\nof\nall"), **WHERE)
+    with pytest.raises(PermanentStorageError, match=r"none\. Log in .'az login'"):
+        raise error
+
+
+def raw_answer(
+    size: int, *, status: int = 200, asked: str = "", told: str | None = None, method: str = "GET"
+) -> Any:
+    headers = {} if told is None else {"content-length": told}
+    body = io.BytesIO(b"x" * size)
+    raw = HTTPResponse(body, headers=headers, status=status, preload_content=False)
+    request = SimpleNamespace(method=method, headers={"x-ms-range": asked} if asked else {})
+    return build_limited(lambda *_: SimpleNamespace(), request, raw).raw
+
+
+def read(raw: Any) -> int:
+    return sum(map(len, raw.stream(4_096)))
+
+
+def test_a_range_has_no_more_bytes_than_were_asked_for() -> None:
+    asked = "bytes=100000-299999"
+    assert read(raw_answer(200_000, asked=asked)) == 200_000
+    with pytest.raises(ResponseTooLong, match="more than the 200000 bytes"):
+        read(raw_answer(200_001, asked=asked))
+    with pytest.raises(requests.exceptions.ConnectionError, match="200001 bytes"):
+        raw_answer(200_001, asked=asked, told="200001")
+
+
+def test_an_error_may_be_longer_than_the_range_and_not_as_long_as_a_page() -> None:
+    assert read(raw_answer(1_000, status=416, asked="bytes=5-6", told="1000")) == 1_000
+    for asked in ("bytes=0-99999999", ""):
+        with pytest.raises(ResponseTooLong, match="more than the 65536 bytes"):
+            read(raw_answer(65_537, status=403, asked=asked))
+
+
+def test_anything_else_is_no_longer_than_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(requests.exceptions.ConnectionError):
+        raw_answer(0, told=str(MAX_PAGE_BYTES + 1))
+    raw_answer(0, told="99999999999", method="HEAD")  # the size of the blob, of which nothing comes
+    monkeypatch.setattr("opendata_buffer.stores.azure.MAX_PAGE_BYTES", 10)
+    assert read(raw_answer(10)) == 10
+    with pytest.raises(ResponseTooLong):
+        read(raw_answer(11))
+
+
+def test_a_body_that_breaks_off_is_seen() -> None:
+    assert raw_answer(1).enforce_content_length
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AZURE_STORAGE_KEY")
+
+
+def account_key_of(client: object) -> tuple[str, str]:
+    credential = client.credential  # type: ignore[attr-defined]
+    return credential.account_name, credential.account_key
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("account.dfs.core.windows.net", "account.blob.core.windows.net"),
+        ("account.blob.core.usgovcloudapi.net", "account.blob.core.usgovcloudapi.net"),
+    ],
+)
+def test_the_blobs_of_an_account(host: str, expected: str) -> None:
+    assert blob_host(host) == expected
+
+
+@pytest.mark.parametrize("host", ["", "account", "account.dfs", "a.queue.core.x", "a.dfs.x:80"])
+def test_what_is_no_account_is_refused(host: str) -> None:
+    with pytest.raises(InvalidInput, match="is no host of an Azure storage account: use abfss://"):
+        blob_host(host)
+
+
+def test_f1_no_request_is_sent_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_KEY", KEY)
+    client = connect("a.blob.core.windows.net", StoreOptions(max_connections=7))
+    assert client._config.retry_policy.total_retries == 0
+    adapter = client._config.transport.session.get_adapter("https://a")
+    assert adapter.max_retries.total == 0
+    assert adapter._pool_maxsize == 7
+
+
+def test_a_key_is_of_the_urls_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "other")
+    monkeypatch.setenv("AZURE_STORAGE_KEY", KEY)
+    client = connect("account.blob.core.windows.net", StoreOptions())
+    assert account_key_of(client) == ("account", KEY)
+    assert client.primary_endpoint == "https://account.blob.core.windows.net/"
+
+
+def test_without_an_account_in_the_url_the_environments_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "other")
+    monkeypatch.setenv("AZURE_STORAGE_KEY", KEY)
+    assert connect("", StoreOptions()).primary_endpoint == "https://other.blob.core.windows.net/"
+    before = environment_of(*AZURE_ENVIRONMENT)
+    monkeypatch.setenv("AZURE_STORAGE_KEY", OTHER)
+    assert environment_of(*AZURE_ENVIRONMENT) != before
+
+
+def test_anonymous_takes_no_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_KEY", KEY)
+    client = connect("account.blob.core.windows.net", StoreOptions(anonymous=True))
+    assert client.credential is None
+
+
+def test_a_service_credential_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_KEY", KEY)
+    vended = SimpleNamespace(get_token=lambda *_, **__: None)
+    asked = []
+
+    def provider(name: str) -> object:
+        asked.append(name)
+        return vended
+
+    dbutils = SimpleNamespace(credentials=SimpleNamespace(getServiceCredentialsProvider=provider))
+    monkeypatch.setattr(sys.modules["__main__"], "dbutils", dbutils, raising=False)
+    options = StoreOptions(service_credential="team")
+    assert connect("account.blob.core.windows.net", options).credential is vended
+    assert asked == ["team"]
+    with pytest.raises(PermanentStorageError, match="without https"):
+        connect("", StoreOptions(service_credential="team", endpoint_url="http://127.0.0.1:1/a"))
+
+
+def test_an_account_is_not_taken_from_a_string_whose_key_is_not_wanted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", f"AccountName=acc;AccountKey={KEY}")
+    with pytest.raises(InvalidInput, match="has credentials of its own"):
+        connect("", StoreOptions(anonymous=True))
+
+
+def test_a_connection_string_names_account_and_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = f"DefaultEndpointsProtocol=https;AccountName=acc;AccountKey={KEY}"
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", text)
+    assert account_key_of(connect("", StoreOptions())) == ("acc", KEY)
+    assert account_key_of(connect("acc.blob.core.windows.net", StoreOptions())) == ("acc", KEY)
+    with pytest.raises(InvalidInput, match="is of account 'acc', and the store of account 'b'"):
+        connect("b.blob.core.windows.net", StoreOptions())
+
+
+def test_what_cannot_be_read_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", "hunter2")
+    with pytest.raises(PermanentStorageError, match="AZURE_STORAGE_CONNECTION_STRING") as caught:
+        connect("", StoreOptions())
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_shared_access_signature_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "sig=hunter2")
+    client = connect("a.blob.core.windows.net", StoreOptions())
+    assert client.credential.signature == "sig=hunter2"
+    assert "hunter2" not in client.primary_endpoint
+
+
+def test_else_it_is_the_identity_of_whoever_runs_this() -> None:
+    client = connect("a.blob.core.windows.net", StoreOptions())
+    assert type(client.credential).__name__ == "DefaultAzureCredential"
+
+
+def test_a_token_is_not_sent_in_the_clear() -> None:
+    with pytest.raises(PermanentStorageError, match="without https only a key can be used"):
+        connect("", StoreOptions(endpoint_url="http://127.0.0.1:1/account"))
+
+
+def test_no_account_at_all_says_what_to_set() -> None:
+    with pytest.raises(InvalidInput, match=r"names no storage account: set AZURE_STORAGE_ACCOUNT"):
+        connect("", StoreOptions())
+    with pytest.raises(InvalidInput, match="is no URL of a server"):
+        connect("", StoreOptions(endpoint_url="ftp://x"))

@@ -139,8 +139,8 @@ def test_a_date_that_is_none_is_transient(cloud: Cloud, script: Script) -> None:
 def test_an_answer_that_is_too_long_is_read_no_further(
     cloud: Cloud, script: Script, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
-    for module in ("azure_client", "gcs_client"):
-        monkeypatch.setattr(f"opendata_buffer.stores.{module}.MOST_OF_A_PAGE", 1_000)
+    for module in ("azure", "gcs"):
+        monkeypatch.setattr(f"opendata_buffer.stores.{module}.MAX_PAGE_BYTES", 1_000)
     store, _ = script(Reply(status, b"x" * 100_000, {"etag": '"7"'}))
     for call in (lambda: store.put("k", b"x"), lambda: store.list("")):
         with pytest.raises(TransientStorageError, match="than the 1000"):
@@ -239,7 +239,7 @@ def test_pickling_takes_the_options_and_no_secret(
 def test_a_forked_child_uses_no_connection_of_its_parent(cloud: Cloud, script: Script) -> None:
     store, _ = script(cloud.found)
     store.get("k")
-    held = store._client if hasattr(store, "_client") else store._service
+    held = store._client
     parents = held.get()
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""S3 over HTTP when answers get lost; the sunny side is in the contract suite."""
+"""S3 over HTTP when responses are lost or unusual; the rest is in the contract suite."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from itertools import count, repeat
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-import botocore.endpoint
+import botocore.exceptions as boto
 import pytest
+import urllib3.exceptions
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 
 from opendata_buffer import outcomes
@@ -22,6 +24,7 @@ from opendata_buffer.errors import (
     InvalidInput,
     ObjectNotFound,
     PermanentStorageError,
+    StorageError,
     TransientStorageError,
     UnsafeStore,
 )
@@ -32,7 +35,7 @@ from opendata_buffer.stores.base import (
     IfVersion,
     NotModified,
 )
-from opendata_buffer.stores.s3 import S3Store
+from opendata_buffer.stores.s3 import S3Store, storage_error
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.http_scripts import Reply, ScriptedServer
 from tests.support.s3_server import Answer, Fault, Request, S3Server
@@ -53,12 +56,6 @@ def connect(
 @pytest.fixture
 def store(s3_server: S3Server) -> S3Store:
     return connect(s3_server)
-
-
-@pytest.fixture(autouse=True)
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """boto3 backs off by the real clock, for seconds."""
-    monkeypatch.setattr(botocore.endpoint, "time", SimpleNamespace(sleep=lambda _: None))
 
 
 def put_new(store: S3Store, key: str, data: bytes) -> str:
@@ -482,12 +479,12 @@ def test_an_upload_answered_without_an_etag_is_believed_only_if_the_object_is_th
     assert s3_server.objects() == {"k": b"bytes"}
     with ScriptedServer(Reply(200, b"<html>Sign in</html>")).running() as url:
         portal = S3Store("bucket", options=StoreOptions(endpoint_url=url, max_attempts=1))
-        with pytest.raises(TransientStorageError, match="without an ETag, and the object is not"):
+        with pytest.raises(TransientStorageError, match="without its version"):
             portal.put("k", b"bytes")
     nowhere = ScriptedServer(Reply(200), Reply(404))
     with nowhere.running() as url:
         store = S3Store("bucket", options=StoreOptions(endpoint_url=url, max_attempts=1))
-        with pytest.raises(TransientStorageError, match="without an ETag, and the object is not"):
+        with pytest.raises(TransientStorageError, match="without its version"):
             store.put("k", b"bytes")
 
 
@@ -567,8 +564,7 @@ def test_f36_over_https_the_checksum_is_a_header_and_the_body_is_as_it_is() -> N
         body = SimpleNamespace(stream=lambda: iter(()))
         return AWSResponse(request.url, 200, {"ETag": '"1"'}, body)
 
-    for client in (store._clients.get().data, store._clients.get().conditional):
-        client.meta.events.register("before-send.s3.PutObject", answer)
+    store._client.get().meta.events.register("before-send.s3.PutObject", answer)
     store.put("a", b"123456789")
     put_new(store, "b", b"123456789")
     for request in sent:
@@ -675,3 +671,155 @@ def test_the_endpoint_of_the_environment_is_honoured(
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server.endpoint)
     S3Store("bucket").put("a", b"1")
     assert s3_server.objects() == {"a": b"1"}
+
+
+def answer(status: int, code: str, message: str = "") -> boto.ClientError:
+    return boto.ClientError(
+        {
+            "Error": {"Code": code, "Message": message},
+            "ResponseMetadata": {"HTTPStatusCode": status},  # type: ignore[typeddict-item]
+        },
+        "PutObject",
+    )
+
+
+def said(error: Exception, verb: str = "write") -> Exception:
+    return storage_error(error, verb=verb, key="in/m", bucket="bkt", endpoint="https://s3.test")
+
+
+@pytest.mark.parametrize(
+    ("error", "fix"),
+    [
+        (answer(500, "InternalError"), "try again later"),
+        (answer(503, "SlowDown"), "try again later"),
+        (answer(502, "502"), "try again later"),
+        (answer(429, "TooManyRequests"), "overloaded"),
+        (answer(408, "RequestTimeout"), "overloaded"),
+        (answer(400, "RequestTimeout"), "overloaded"),
+        (answer(400, "BadDigest"), "garbled"),
+        (answer(400, "XAmzContentChecksumMismatch"), "garbled"),
+        (boto.EndpointConnectionError(endpoint_url="https://s3.test"), "Check the endpoint"),
+        (boto.ConnectTimeoutError(endpoint_url="https://s3.test"), "Check the endpoint"),
+        (boto.ReadTimeoutError(endpoint_url="https://s3.test"), "ReadTimeoutError"),
+        (boto.ConnectionClosedError(endpoint_url="https://s3.test"), "ConnectionClosedError"),
+        (boto.CredentialRetrievalError(provider="iam", error_msg="slow"), "slow"),
+        (urllib3.exceptions.ProtocolError("broken"), "broken"),
+        (ConnectionResetError("reset"), "reset"),
+    ],
+)
+def test_what_may_pass_is_transient(error: Exception, fix: str) -> None:
+    mapped = said(error)
+    assert type(mapped) is TransientStorageError
+    assert str(mapped).startswith("cannot write 'in/m' in bucket 'bkt' at https://s3.test: ")
+    assert fix in str(mapped)
+
+
+@pytest.mark.parametrize(
+    ("error", "fix"),
+    [
+        (answer(404, "NoSuchBucket"), "Create bucket 'bkt' or correct the store URL."),
+        (answer(403, "AccessDenied"), "Allow these credentials to write objects"),
+        (answer(403, "InvalidAccessKeyId"), "Renew or correct the AWS credentials."),
+        (answer(400, "ExpiredToken"), "Renew or correct the AWS credentials."),
+        (answer(403, "RequestTimeTooSkewed"), "Set this machine's clock."),
+        (answer(301, "PermanentRedirect"), "Set the bucket's own region"),
+        (
+            answer(400, "AuthorizationHeaderMalformed", "the Region 'a' is wrong; expecting 'b'"),
+            "Set the bucket's own region",
+        ),
+        (answer(400, "EntityTooLarge"), "EntityTooLarge (HTTP 400)."),
+        (answer(501, "NotImplemented"), "NotImplemented (HTTP 501)."),
+        (boto.NoCredentialsError(), "Provide AWS credentials"),
+        (boto.UnauthorizedSSOTokenError(), "Provide AWS credentials"),
+        (boto.ParamValidationError(report="Invalid bucket name"), "Correct the bucket's name."),
+        (
+            boto.SSLError(endpoint_url="https://s3.test", error="CERTIFICATE_VERIFY_FAILED"),
+            "Set AWS_CA_BUNDLE",
+        ),
+    ],
+)
+def test_what_stays_is_permanent_and_names_the_fix(error: Exception, fix: str) -> None:
+    mapped = said(error)
+    assert type(mapped) is PermanentStorageError
+    assert str(mapped).startswith("cannot write 'in/m' in bucket 'bkt' at https://s3.test: ")
+    assert fix in str(mapped)
+
+
+def test_a_denied_read_may_be_a_missing_object() -> None:
+    denied = answer(403, "AccessDenied")
+    assert "s3:ListBucket" in str(said(denied, "read"))
+    assert "s3:ListBucket" not in str(said(denied))
+
+
+Script = Callable[..., tuple[S3Store, ScriptedServer]]
+FOUND = Reply(200, b"bytes", {"ETag": '"7"'})
+NOT_FOUND = Reply(404, b"<Error><Code>NoSuchKey</Code><Message>none</Message></Error>")
+BY_A_PROXY = Reply(404, b"404 page not found\n", {"content-type": "text/plain"})
+
+
+@pytest.fixture
+def script() -> Iterator[Script]:
+    with ExitStack() as running:
+
+        def make(*replies: Reply) -> tuple[S3Store, ScriptedServer]:
+            server = ScriptedServer(*replies)
+            url = running.enter_context(server.running())
+            options = StoreOptions(endpoint_url=url, max_attempts=1)
+            return S3Store("bucket", options=options, runtime=ManualRuntime()), server
+
+        yield make
+
+
+def calls(store: S3Store) -> tuple[Callable[[], object], ...]:
+    return (
+        lambda: store.get("k"),
+        lambda: store.put("k", b"x"),
+        lambda: store.put_if("k", b"x", ABSENT),
+        lambda: store.list(""),
+    )
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_a_redirect_of_a_proxy_is_permanent_and_not_followed(script: Script, status: int) -> None:
+    store, server = script(Reply(status, b"", {"location": "https://login/?next=secret"}))
+    for call in calls(store):
+        with pytest.raises(PermanentStorageError, match="endpoint_url to the store itself") as told:
+            call()
+        assert "secret" not in str(told.value)
+    assert {each.headers["host"] for each in server.asked} == {server.url.removeprefix("http://")}
+
+
+def test_a_404_of_a_proxy_is_no_missing_object(script: Script) -> None:
+    store, _ = script(BY_A_PROXY)
+    for call in (calls(store)[0], *calls(store)[1::2]):
+        with pytest.raises(TransientStorageError, match=r"not S3's answer \(a proxy, an ingress"):
+            call()
+    assert isinstance(store.put_if("k", b"x", IfVersion('"7"')), outcomes.Unknown)
+    store, _ = script(FOUND, BY_A_PROXY)
+    assert isinstance(store.get("k"), Blob)
+    with pytest.raises(TransientStorageError):
+        store.get("k")  # past boto3
+
+
+@pytest.mark.parametrize("answer", [NOT_FOUND, Reply(404)], ids=["with its code", "without a body"])
+def test_a_404_of_the_store_is(script: Script, answer: Reply) -> None:
+    store, _ = script(FOUND, answer)
+    assert isinstance(store.get("k"), Blob)
+    for _ in range(2):
+        with pytest.raises(ObjectNotFound):
+            store.get("k")
+    assert store.put_if("k", b"x", IfVersion('"7"')) == outcomes.Vanished()
+
+
+def test_not_modified_is_no_answer_to_a_plain_read(script: Script) -> None:
+    store, _ = script(Reply(304), FOUND, Reply(304))
+    for _ in range(2):  # by boto3, and past it
+        with pytest.raises(TransientStorageError, match=r"'k' in s3://bucket.*304.*a cache"):
+            store.get("k")
+        assert isinstance(store.get("k", if_changed='"7"'), Blob | NotModified)
+
+
+def test_an_error_whose_body_breaks_off_is_transient(script: Script) -> None:
+    store, _ = script(Reply(403, b"<Error>", {"content-length": "100", "connection": "close"}))
+    with pytest.raises(StorageError):
+        store.list("")
