@@ -56,7 +56,7 @@ from opendata_buffer.stores.http import (
     with_retry_after,
 )
 
-__all__ = ["AzureStore", "blob_host", "build_limited", "connect", "storage_error"]
+__all__ = ["AzureStore", "blob_host", "build_limited", "connect"]
 
 _PAGE = 5_000
 """Most blobs of one page of a listing."""
@@ -285,10 +285,56 @@ class AzureStore(CloudStore):
         return (core.AzureError, OSError)  # errors of requests are OSErrors
 
     def _error(self, error: BaseException, verb: str, key: str) -> StorageError:
-        mapped = storage_error(
-            error, verb=verb, key=key, container=self._bucket, endpoint=self._endpoint()
+        headers = getattr(getattr(error, "response", None), "headers", {})
+        return with_retry_after(self._mapped(error, verb, key), headers)
+
+    def _mapped(self, error: BaseException, verb: str, key: str) -> StorageError:
+        status, code = _status_of(error), _code_of(error)
+        # Behind the first line come request ids and dates, and of credentials all that was tried.
+        said = redacted((str(error).strip().splitlines() or [""])[0]).rstrip(".")
+        what = f"cannot {verb} {key!r} in container {self._bucket!r} at {self._endpoint()}: "
+        if not status:
+            if "Credential" in type(error).__name__ or "Authentication" in type(error).__name__:
+                return PermanentStorageError(f"{what}{said}. {_HOW}.")
+            return TransientStorageError(
+                f"{what}{type(error).__name__}: {said}. Check the endpoint and the network, or try "
+                "again later."
+            )
+        what += f"{status} {code} {said}".rstrip(". ")
+        if status < 300 or (status == 404 and not code):
+            return TransientStorageError(
+                f"{what}. That is no answer of Azure's: check what answers at the endpoint (a "
+                "proxy?), or try again later."
+            )
+        if status in (408, 429) or status >= 500:
+            return TransientStorageError(
+                f"{what}. The store failed or is overloaded; try again later."
+            )
+        if code in ("ContainerBeingDeleted", "OperationTimedOut"):
+            return TransientStorageError(f"{what}. Try again later.")
+        if status == 304 or code in ("ConditionNotMet", "InvalidRange"):
+            return TransientStorageError(
+                f"{what}. The object changed while it was read; try again."
+            )
+        if code == "Md5Mismatch":
+            return TransientStorageError(f"{what}. The bytes were garbled on the way; try again.")
+        if status == 404:
+            return PermanentStorageError(
+                f"{what}. Create container {self._bucket!r} or correct the store URL."
+            )
+        if code in _CREDENTIALS or status == 401:
+            return PermanentStorageError(f"{what}. Renew or correct the Azure credentials. {_HOW}.")
+        if status == 403:
+            return PermanentStorageError(
+                f"{what}. Allow these credentials to {verb} blobs of container {self._bucket!r} "
+                "(role 'Storage Blob Data Contributor'), and look at the account's firewall."
+            )
+        if code.startswith("Lease"):
+            return PermanentStorageError(f"{what}. Somebody holds a lease on it: break the lease.")
+        return PermanentStorageError(
+            f"{what}. Check the container, its policies (immutability, archive tier), and that "
+            "Azure Blob Storage answers at this endpoint."
         )
-        return with_retry_after(mapped, getattr(getattr(error, "response", None), "headers", {}))
 
     def _etag(self, found: str | None) -> str:
         """The version of an object that was read.
@@ -549,59 +595,3 @@ def _is_missing(error: Any) -> bool:
     that is missing: then the blob would be, too.
     """
     return _status_of(error) == 404 and _code_of(error) not in ("", "ContainerNotFound")
-
-
-def storage_error(
-    error: BaseException, *, verb: str, key: str, container: str, endpoint: str
-) -> StorageError:
-    """The error of this library for one of Azure's, with the fix in its message.
-
-    Args:
-        error: What azure-core, azure-identity or the socket raised.
-        verb: ``read``, ``write``, ``list`` or ``delete``.
-        key: The full key, or prefix.
-        container: The container.
-        endpoint: The account's URL.
-    """
-    status, code = _status_of(error), _code_of(error)
-    # Behind the first line come request ids and dates, and of credentials all that was tried.
-    said = redacted((str(error).strip().splitlines() or [""])[0]).rstrip(".")
-    what = f"cannot {verb} {key!r} in container {container!r} at {endpoint}: "
-    if not status:
-        if "Credential" in type(error).__name__ or "Authentication" in type(error).__name__:
-            return PermanentStorageError(f"{what}{said}. {_HOW}.")
-        return TransientStorageError(
-            f"{what}{type(error).__name__}: {said}. Check the endpoint and the network, or try "
-            "again later."
-        )
-    what += f"{status} {code} {said}".rstrip(". ")
-    if status < 300 or (status == 404 and not code):
-        return TransientStorageError(
-            f"{what}. That is no answer of Azure's: check what answers at the endpoint (a proxy?), "
-            "or try again later."
-        )
-    if status in (408, 429) or status >= 500:
-        return TransientStorageError(f"{what}. The store failed or is overloaded; try again later.")
-    if code in ("ContainerBeingDeleted", "OperationTimedOut"):
-        return TransientStorageError(f"{what}. Try again later.")
-    if status == 304 or code in ("ConditionNotMet", "InvalidRange"):
-        return TransientStorageError(f"{what}. The object changed while it was read; try again.")
-    if code == "Md5Mismatch":
-        return TransientStorageError(f"{what}. The bytes were garbled on the way; try again.")
-    if status == 404:
-        return PermanentStorageError(
-            f"{what}. Create container {container!r} or correct the store URL."
-        )
-    if code in _CREDENTIALS or status == 401:
-        return PermanentStorageError(f"{what}. Renew or correct the Azure credentials. {_HOW}.")
-    if status == 403:
-        return PermanentStorageError(
-            f"{what}. Allow these credentials to {verb} blobs of container {container!r} (role "
-            "'Storage Blob Data Contributor'), and look at the account's firewall."
-        )
-    if code.startswith("Lease"):
-        return PermanentStorageError(f"{what}. Somebody holds a lease on it: break the lease.")
-    return PermanentStorageError(
-        f"{what}. Check the container, its policies (immutability, archive tier), and that "
-        "Azure Blob Storage answers at this endpoint."
-    )

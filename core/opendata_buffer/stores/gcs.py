@@ -76,7 +76,6 @@ __all__ = [
     "expected_generation",
     "page_of",
     "read_object",
-    "response_error",
     "sent_md5",
     "upload",
 ]
@@ -287,11 +286,39 @@ class GcsStore(CloudStore):
         self._check_status(response, "read", full)
 
     def _check_status(self, response: Response, verb: str, key: str) -> None:
+        """Raise the library's error for a response that is an HTTP error."""
         if response.status >= 300:
-            error = response_error(
-                response, verb=verb, key=key, bucket=self._bucket, endpoint=self._endpoint()
+            raise with_retry_after(self._refusal(response, verb, key), response.headers)
+
+    def _refusal(self, response: Response, verb: str, key: str) -> StorageError:
+        reason, message = _reason_and_message(response)
+        status = response.status
+        what = (
+            f"cannot {verb} {key!r} in bucket {self._bucket!r} at {self._endpoint()}: "
+            f"{redacted(f'{status} {reason} {message}')}"
+        ).rstrip(". ")
+        if _is_throttled(response):
+            return TransientStorageError(
+                f"{what}. GCS takes about one write a second to one object, and more requests to a "
+                "bucket only little by little; try again later. Many writers of one queue: use a "
+                "broker or a topic."
             )
-            raise with_retry_after(error, response.headers)
+        if status in (408, 409) or status >= 500:
+            return TransientStorageError(f"{what}. The store failed; try again later.")
+        if status == 404:
+            return PermanentStorageError(
+                f"{what}. Create bucket {self._bucket!r} or correct the store URL."
+            )
+        if status == 401:
+            return PermanentStorageError(f"{what}. Renew or correct the Google credentials.")
+        if status == 403:
+            return PermanentStorageError(
+                f"{what}. Allow these credentials to {verb} objects of bucket {self._bucket!r} "
+                "(roles/storage.objectUser has all that is needed)."
+            )
+        return PermanentStorageError(
+            f"{what}. Check that GCS's JSON API answers at this endpoint, and the bucket."
+        )
 
     def _endpoint(self) -> str:
         return self._client.get().endpoint
@@ -681,43 +708,3 @@ def _is_missing_bucket(response: Response) -> bool:
     """Whether it is not the object that is missing."""
     _, message = _reason_and_message(response)
     return response.status == 404 and "bucket does not exist" in message.lower()
-
-
-def response_error(
-    response: Response, *, verb: str, key: str, bucket: str, endpoint: str
-) -> StorageError:
-    """The error of this library for a response, with the fix in its message.
-
-    Args:
-        response: With the status of an error.
-        verb: ``read``, ``write``, ``list`` or ``delete``.
-        key: The full key, or prefix.
-        bucket: The bucket.
-        endpoint: The endpoint's URL.
-    """
-    reason, message = _reason_and_message(response)
-    status = response.status
-    what = (
-        f"cannot {verb} {key!r} in bucket {bucket!r} at {endpoint}: "
-        f"{redacted(f'{status} {reason} {message}')}"
-    ).rstrip(". ")
-    if _is_throttled(response):
-        return TransientStorageError(
-            f"{what}. GCS takes about one write a second to one object, and more requests to a "
-            "bucket only little by little; try again later. Many writers of one queue: use a "
-            "broker or a topic."
-        )
-    if status in (408, 409) or status >= 500:
-        return TransientStorageError(f"{what}. The store failed; try again later.")
-    if status == 404:
-        return PermanentStorageError(f"{what}. Create bucket {bucket!r} or correct the store URL.")
-    if status == 401:
-        return PermanentStorageError(f"{what}. Renew or correct the Google credentials.")
-    if status == 403:
-        return PermanentStorageError(
-            f"{what}. Allow these credentials to {verb} objects of bucket {bucket!r} "
-            "(roles/storage.objectUser has all that is needed)."
-        )
-    return PermanentStorageError(
-        f"{what}. Check that GCS's JSON API answers at this endpoint, and the bucket."
-    )

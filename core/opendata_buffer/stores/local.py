@@ -9,7 +9,6 @@ import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
@@ -42,7 +41,6 @@ from opendata_buffer.stores.local_files import (
     MISSING,
     FileLock,
     LockTimeout,
-    is_on_this_machine,
     make_directories,
     read_into,
     read_range,
@@ -60,36 +58,17 @@ __all__ = [
     "LocalPaths",
     "LocalStore",
     "RESERVED",
-    "TemporaryFile",
     "TemporaryFiles",
     "directory_of",
     "files_below",
 ]
 
 
-# ---- Files that are written and have no name in the store yet, in a directory of their own. ----
-
-
 _DAY_NS = 24 * 3600 * 10**9
 
 
-@dataclass(slots=True)
-class TemporaryFile:
-    """One of them.
-
-    Attributes:
-        fd: Open for writing.
-        path: Its name for now.
-        renamed: Whether it has got its name in the store.
-    """
-
-    fd: int
-    path: str
-    renamed: bool = False
-
-
 class TemporaryFiles:
-    """The temporary files of one store.
+    """Files that are written and have no name in the store yet.
 
     Args:
         directory: Where they lie; on the file system of the store, or renames are not atomic.
@@ -115,28 +94,25 @@ class TemporaryFiles:
         return os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666), path
 
     @contextmanager
-    def written(self, pieces: Sequence[bytes | memoryview]) -> Iterator[TemporaryFile]:
-        """A file of these bytes, durable; removed at the end unless it was renamed."""
+    def written(self, pieces: Sequence[bytes | memoryview]) -> Iterator[tuple[int, str]]:
+        """A file of these bytes, durable, as its descriptor and its path; removed at the end
+        unless it was renamed."""
         fd, path = self.open()
-        file = TemporaryFile(fd, path)
         try:
             try:
                 if len(pieces) == 1:
                     write_all(fd, pieces[0])
                 else:
                     write_pieces(fd, pieces)
-                # Guards the bytes, before they have their name: after a power cut a name may be
-                # there whose file was never written out, as an empty one. POSIX's fsync() says
-                # that what it returned for can be read back, of this file and of no other.
-                # fdatasync() would do as well and save nothing: of a new file the length and the
-                # blocks are needed to read it back.
+                # Before the file has its name: after a power cut a name may be there whose file
+                # was never written out, as an empty one. fdatasync() would save nothing: of a new
+                # file the length and the blocks are needed to read it back.
                 os.fsync(fd)
-                yield file
+                yield fd, path
             finally:
                 os.close(fd)
         finally:
-            if not file.renamed:
-                unlink_quietly(path)
+            unlink_quietly(path)
 
     def now_ms(self) -> int:
         """The time by the file system's clock, milliseconds since the Unix epoch.
@@ -166,11 +142,6 @@ class TemporaryFiles:
                     continue  # swept by another process meanwhile, or not ours to remove
 
 
-# ---- Where the local store keeps what: the files of objects, locks and writes below its root. ----
-#
-# Pure but for the links that a root is made of, which are followed once.
-
-
 RESERVED = ".opendata-buffer"
 """Directories with lock files, and below the root files being written; no part of the store."""
 
@@ -178,7 +149,7 @@ _LONGEST_NAME = 255
 
 
 class LocalPaths:
-    """The paths of one root.
+    """The files of objects, locks and writes below one root.
 
     Args:
         root: The store's directory.
@@ -235,11 +206,6 @@ def _refuse_unsafe_roots(root: str) -> None:
                 "rename: two writers would overwrite each other. Use the s3:// URL of the "
                 "volume's external location instead."
             )
-
-
-# ---- The files below a directory as a store lists its objects ----
-#
-# By prefix, in the order of keys.
 
 
 def directory_of(prefix: str) -> str | None:
@@ -357,7 +323,7 @@ class LocalStore:
     @property
     def is_near(self) -> bool:
         """See :attr:`opendata_buffer.stores.Near.is_near`."""
-        return is_on_this_machine(self._paths.root)
+        return True
 
     def __repr__(self) -> str:
         return f"LocalStore({self._paths.root!r})"
@@ -425,10 +391,10 @@ class LocalStore:
         path = self._paths.object(key)
         try:
             self._temporary.prepare()
-            with self._temporary.written(pieces) as temporary:
+            with self._temporary.written(pieces) as (fd, temporary):
                 # A key that is also written by put_if has a lock file; batches have none.
                 with FileLock(self._paths.lock(key), self._runtime, create=False) as lock:
-                    self._rename(temporary, path, lock)
+                    self._rename(fd, temporary, path, lock)
                 _sync_name(path)
         except LockTimeout:
             raise TransientStorageError(_stuck_lock(self._paths.lock(key))) from None
@@ -450,12 +416,12 @@ class LocalStore:
             # takes the lock: a process that is suspended in there stops all the others.
             if (refused := _refusal(path, condition)) is not None:
                 return refused
-            with self._temporary.written((data,)) as temporary:
+            with self._temporary.written((data,)) as (fd, temporary):
                 with FileLock(lock_path, self._runtime) as lock:
                     if (refused := _refusal(path, condition)) is not None:
                         return refused
                     begun = True
-                    version = self._rename(temporary, path, lock)
+                    version = self._rename(fd, temporary, path, lock)
                 _sync_name(path)
             return outcomes.Applied(version)
         except LockTimeout:
@@ -534,7 +500,7 @@ class LocalStore:
                 failures.append(DeleteFailure(key, str(storage_error("delete", key, error))))
         return tuple(failures)
 
-    def _rename(self, temporary: TemporaryFile, path: str, lock: FileLock) -> str:
+    def _rename(self, fd: int, temporary: str, path: str, lock: FileLock) -> str:
         """Give a written file its name; returns its version. Under the key's lock, if it has one.
 
         The stamp is not fsynced: after a power cut nobody remembers the version, and the kernel's
@@ -542,12 +508,12 @@ class LocalStore:
         """
         previous = stat_file(path)
         # The lock file remembers the time too: after a delete the file does not.
-        floor_ns = max(previous.st_mtime_ns if previous else 0, lock.load())
-        lock.store(stamp_later(temporary.fd, temporary.path, floor_ns))
-        version = version_of(os.fstat(temporary.fd))
+        previous_ns = max(previous.st_mtime_ns if previous else 0, lock.load())
+        lock.store(stamp_later(fd, temporary, previous_ns))
+        version = version_of(os.fstat(fd))
         for attempt in range(100):
             try:
-                os.replace(temporary.path, path)
+                os.replace(temporary, path)
                 break
             except FileNotFoundError:
                 # The directory is new, or a delete in another process just pruned it.
@@ -557,8 +523,7 @@ class LocalStore:
                     raise
                 os.rmdir(path)  # left empty by a delete; otherwise ENOTEMPTY says so
         else:
-            os.replace(temporary.path, path)
-        temporary.renamed = True
+            os.replace(temporary, path)
         return version
 
     def _delete(self, path: str, lock_path: str) -> None:
@@ -579,12 +544,12 @@ class LocalStore:
 
 
 def _sync_name(path: str) -> None:
-    # Guards the name. rename() is atomic for who looks at the directory, but durable only once
-    # that was fsynced, as fsync(2) says of entries, and POSIX promises no order between two of
-    # them, nor between a name here and a file there. So that of a batch is durable before a
-    # manifest is written that has it, and that of the manifest before anybody is told that a
-    # record is durable: with the bytes of both, four fsyncs for a batch, of which none
-    # can be left out or made one with another.
+    """Make a new name durable.
+
+    A rename is atomic for readers of the directory, but durable only after an fsync of it, and
+    POSIX promises no order between two of them. So a batch's name is durable before a manifest is
+    written that names it, and the manifest's before a record is reported as durable.
+    """
     sync_directory(os.path.dirname(path))
 
 

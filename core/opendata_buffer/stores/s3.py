@@ -62,7 +62,7 @@ from opendata_buffer.stores.s3_direct_get import DirectGet
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
-__all__ = ["S3Store", "connect", "identity_of", "page_of", "session_of", "storage_error"]
+__all__ = ["S3Store", "connect", "page_of", "session_of"]
 
 _PAGE = 1_000
 """Most keys of one page of a listing."""
@@ -250,10 +250,34 @@ class S3Store(CloudStore):
         return _CLIENT_ERRORS
 
     def _error(self, error: BaseException, verb: str, key: str) -> StorageError:
-        mapped = storage_error(
-            error, verb=verb, key=key, bucket=self._bucket, endpoint=self._endpoint()
-        )
-        return with_retry_after(mapped, _headers_of(error))
+        what = f"cannot {verb} {key!r} in bucket {self._bucket!r} at {self._endpoint()}"
+        if isinstance(error, boto.ClientError):
+            refusal = _refusal(error, what, verb, self._bucket)
+            return with_retry_after(refusal, _headers_of(error))
+        said = redacted(str(error))
+        if isinstance(error, RecursionError):
+            return PermanentStorageError(
+                f"{what}: it is redirected without end. Set endpoint_url to the store itself, and "
+                "the bucket's own region."
+            )
+        if isinstance(error, _NO_CREDENTIALS):
+            return PermanentStorageError(
+                f"{what}: {said}. Provide AWS credentials: environment variables, a profile, or a "
+                "role of this machine."
+            )
+        if isinstance(error, boto.ParamValidationError):
+            return PermanentStorageError(f"{what}: {said}. Correct the bucket's name.")
+        if isinstance(error, boto.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
+            return PermanentStorageError(
+                f"{what}: {said}. Set AWS_CA_BUNDLE or correct the endpoint."
+            )
+        if isinstance(error, boto.EndpointConnectionError | boto.ConnectTimeoutError):
+            return TransientStorageError(
+                f"{what}: nothing answers there. Check the endpoint (endpoint_url, "
+                "AWS_ENDPOINT_URL), region and network."
+            )
+        # All other failures are of the network, or of a server whose responses are malformed.
+        return TransientStorageError(f"{what}: {type(error).__name__}: {said}")
 
     def _etag(self, response: Mapping[str, Any]) -> str:
         """The version of an object that was read.
@@ -319,9 +343,18 @@ def connect(name: str, options: StoreOptions) -> S3Client:
         PermanentStorageError: The options or the AWS configuration cannot be used.
     """
     del name
+    default = StoreOptions()
+    identity = replace(
+        options,
+        endpoint_url=None,
+        connect_timeout_ms=default.connect_timeout_ms,
+        read_timeout_ms=default.read_timeout_ms,
+        max_attempts=default.max_attempts,
+        max_connections=default.max_connections,
+    )
     # A session reads the description of S3 again, which takes a tenth of a second, so it is
     # shared by all clients that differ only in how they connect.
-    session = ProcessClient(session_of, "", identity_of(options), AWS_ENVIRONMENT)
+    session = ProcessClient(session_of, "", identity, AWS_ENVIRONMENT)
     try:
         client = _client(session.get(), options, "auto")
         if ".amazonaws.com" in client.meta.endpoint_url:
@@ -360,19 +393,6 @@ def _refuse_late(**_: object) -> None:
     left = remaining()
     if left is not None and left <= 0:
         raise DeadlinePassed
-
-
-def identity_of(options: StoreOptions) -> StoreOptions:
-    """The same options without what says how to connect."""
-    default = StoreOptions()
-    return replace(
-        options,
-        endpoint_url=None,
-        connect_timeout_ms=default.connect_timeout_ms,
-        read_timeout_ms=default.read_timeout_ms,
-        max_attempts=default.max_attempts,
-        max_connections=default.max_connections,
-    )
 
 
 def session_of(name: str, options: StoreOptions) -> boto3.session.Session:
@@ -518,45 +538,6 @@ def _is_no_such_key(error: boto.ClientError) -> bool:
     """Whether there is no such object."""
     is_404 = _status_of(error) == 404 and _code_of(error) != "NoSuchBucket"
     return is_404 and not _is_of_a_proxy(error)
-
-
-def storage_error(
-    error: BaseException, *, verb: str, key: str, bucket: str, endpoint: str
-) -> StorageError:
-    """The error of this library for one of boto3, with the fix in its message.
-
-    Args:
-        error: What boto3, urllib3 or the socket raised.
-        verb: ``read``, ``write``, ``list`` or ``delete``.
-        key: The full key, or prefix.
-        bucket: The bucket.
-        endpoint: The endpoint's URL.
-    """
-    what = f"cannot {verb} {key!r} in bucket {bucket!r} at {endpoint}"
-    if isinstance(error, boto.ClientError):
-        return _refusal(error, what, verb, bucket)
-    said = redacted(str(error))
-    if isinstance(error, RecursionError):
-        return PermanentStorageError(
-            f"{what}: it is redirected without end. Set endpoint_url to the store itself, and the "
-            "bucket's own region."
-        )
-    if isinstance(error, _NO_CREDENTIALS):
-        return PermanentStorageError(
-            f"{what}: {said}. Provide AWS credentials: environment variables, a profile, or a "
-            "role of this machine."
-        )
-    if isinstance(error, boto.ParamValidationError):
-        return PermanentStorageError(f"{what}: {said}. Correct the bucket's name.")
-    if isinstance(error, boto.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
-        return PermanentStorageError(f"{what}: {said}. Set AWS_CA_BUNDLE or correct the endpoint.")
-    if isinstance(error, boto.EndpointConnectionError | boto.ConnectTimeoutError):
-        return TransientStorageError(
-            f"{what}: nothing answers there. Check the endpoint (endpoint_url, AWS_ENDPOINT_URL), "
-            "region and network."
-        )
-    # All other failures are of the network, or of a server whose responses are malformed.
-    return TransientStorageError(f"{what}: {type(error).__name__}: {said}")
 
 
 def _refusal(error: boto.ClientError, what: str, verb: str, bucket: str) -> StorageError:

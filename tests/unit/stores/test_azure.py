@@ -25,7 +25,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
     UnsafeStore,
 )
-from opendata_buffer.stores.azure import blob_host, build_limited, connect, storage_error
+from opendata_buffer.stores.azure import AzureStore, blob_host, build_limited, connect
 from opendata_buffer.stores.base import (
     ABSENT,
     IfVersion,
@@ -205,7 +205,9 @@ def test_f6_the_stores_clock_is_the_date_of_the_first_page(script: Script) -> No
     assert store.list("").now_ms == AZURE.found_ms, "the newest object"
 
 
-WHERE = {"verb": "write", "key": "k", "container": "box", "endpoint": "https://host"}
+def mapped(error: Exception) -> StorageError:
+    options = StoreOptions(endpoint_url="https://host/a", anonymous=True)
+    return AzureStore("box", options=options)._error(error, "write", "k")
 
 
 def answer(status: int, code: str) -> HttpResponseError:
@@ -234,7 +236,7 @@ def answer(status: int, code: str) -> HttpResponseError:
 def test_an_answer_is_an_error_with_a_fix(
     status: int, code: str, kind: type[StorageError], message: str
 ) -> None:
-    error = storage_error(answer(status, code), **WHERE)
+    error = mapped(answer(status, code))
     assert type(error) is kind
     assert "RequestId" not in str(error)
     with pytest.raises(kind, match=f"cannot write 'k' in container 'box' .*{status}.*{message}"):
@@ -242,14 +244,14 @@ def test_an_answer_is_an_error_with_a_fix(
 
 
 def test_without_an_answer_it_may_be_tried_again_and_shows_no_secret() -> None:
-    error = storage_error(ServiceRequestError("at https://me:hunter2@proxy"), **WHERE)
+    error = mapped(ServiceRequestError("at https://me:hunter2@proxy"))
     assert isinstance(error, TransientStorageError)
     assert "hunter2" not in str(error)
-    assert isinstance(storage_error(OSError("reset"), **WHERE), TransientStorageError)
+    assert isinstance(mapped(OSError("reset")), TransientStorageError)
 
 
 def test_missing_credentials_are_permanent_and_say_what_to_provide() -> None:
-    error = storage_error(ClientAuthenticationError("none\nof\nall"), **WHERE)
+    error = mapped(ClientAuthenticationError("none\nof\nall"))
     with pytest.raises(PermanentStorageError, match=r"none\. Log in .'az login'"):
         raise error
 

@@ -42,7 +42,6 @@ from opendata_buffer.stores.gcs import (
     WriteRate,
     connect,
     read_object,
-    response_error,
     sent_md5,
     upload,
 )
@@ -246,9 +245,6 @@ def test_no_token_is_sent_in_the_clear(script: Script, monkeypatch: pytest.Monke
     assert "authorization" not in server.asked[0].headers
 
 
-WHERE = {"verb": "write", "key": "k", "bucket": "bucket", "endpoint": "https://host"}
-
-
 def answer(status: int, reason: str = "", message: str = "") -> Response:
     error = {"message": message, "errors": [{"reason": reason}]}
     return Response(status, {}, json.dumps({"error": error}).encode())
@@ -277,10 +273,13 @@ def answer(status: int, reason: str = "", message: str = "") -> Response:
 def test_an_answer_is_an_error_with_a_fix(
     found: Response, kind: type[StorageError], message: str
 ) -> None:
-    error = response_error(found, **WHERE)
+    store = GcsStore("bucket", options=StoreOptions(endpoint_url="http://127.0.0.1:1"))
+    error = store._refusal(found, "write", "k")
     assert type(error) is kind
     text = str(error)
-    assert text.startswith(f"cannot write 'k' in bucket 'bucket' at https://host: {found.status}")
+    assert text.startswith(
+        f"cannot write 'k' in bucket 'bucket' at http://127.0.0.1:1: {found.status}"
+    )
     with pytest.raises(kind, match=message):
         raise error
 

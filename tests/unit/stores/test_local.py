@@ -26,7 +26,6 @@ from opendata_buffer.stores.base import (
     Blob,
     GetInto,
     IfVersion,
-    Near,
     PutPieces,
 )
 from opendata_buffer.stores.local import (
@@ -37,7 +36,7 @@ from opendata_buffer.stores.local import (
     directory_of,
     files_below,
 )
-from opendata_buffer.stores.local_files import FileLock, is_on_this_machine
+from opendata_buffer.stores.local_files import FileLock
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 
@@ -61,15 +60,6 @@ def fail_with(code: int) -> Any:
 
 def leftovers(root: Path) -> list[str]:
     return os.listdir(root / RESERVED / "tmp")
-
-
-def test_a_directory_is_near_as_soon_as_it_is_there_if_this_machine_has_it(
-    store: LocalStore, root: Path
-) -> None:
-    assert isinstance(store, Near)
-    assert not store.is_near, "nobody knows where it will be made"
-    store.put("a", b"1")
-    assert store.is_near is is_on_this_machine(str(root))
 
 
 def test_an_object_is_a_file_of_the_same_name(store: LocalStore, root: Path) -> None:
@@ -658,9 +648,9 @@ def test_a_file_holds_its_pieces_and_is_durable_when_it_is_given_out(
         fsync(fd)
 
     monkeypatch.setattr(os, "fsync", sync)
-    with files.written(pieces) as file:
-        assert Path(file.path).read_bytes() == b"".join(pieces)
-        assert synced == [file.fd]
+    with files.written(pieces) as (fd, path):
+        assert Path(path).read_bytes() == b"".join(pieces)
+        assert synced == [fd]
 
 
 def test_a_file_that_got_no_name_is_removed(files: TemporaryFiles, tmp_path: Path) -> None:
@@ -670,15 +660,6 @@ def test_a_file_that_got_no_name_is_removed(files: TemporaryFiles, tmp_path: Pat
     with pytest.raises(RuntimeError), files.written([b"1"]):
         raise RuntimeError
     assert os.listdir(tmp_path / "tmp") == []
-
-
-def test_a_file_that_got_its_name_stays(files: TemporaryFiles, tmp_path: Path) -> None:
-    with files.written([b"1"]) as file:
-        os.replace(file.path, tmp_path / "name")
-        file.renamed = True
-        (tmp_path / "tmp" / os.path.basename(file.path)).write_bytes(b"of somebody else")
-    assert (tmp_path / "name").read_bytes() == b"1"
-    assert len(os.listdir(tmp_path / "tmp")) == 1
 
 
 def test_what_killed_writers_left_is_swept_after_a_day_and_once(
@@ -700,8 +681,8 @@ def test_a_directory_that_somebody_removed_is_made_again(
 ) -> None:
     os.rmdir(tmp_path / "tmp")
     files.prepare()
-    with files.written([b"1"]) as file:
-        assert Path(file.path).read_bytes() == b"1"
+    with files.written([b"1"]) as (_, path):
+        assert Path(path).read_bytes() == b"1"
 
 
 def test_f6_the_time_is_that_of_the_file_system(

@@ -35,7 +35,7 @@ from opendata_buffer.stores.base import (
     IfVersion,
     NotModified,
 )
-from opendata_buffer.stores.s3 import S3Store, storage_error
+from opendata_buffer.stores.s3 import S3Store
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.http_scripts import Reply, ScriptedServer
 from tests.support.s3_server import Answer, Fault, Request, S3Server
@@ -684,7 +684,8 @@ def answer(status: int, code: str, message: str = "") -> boto.ClientError:
 
 
 def said(error: Exception, verb: str = "write") -> Exception:
-    return storage_error(error, verb=verb, key="in/m", bucket="bkt", endpoint="https://s3.test")
+    store = S3Store("bkt", options=StoreOptions(endpoint_url="https://s3.test"))
+    return store._error(error, verb, "in/m")
 
 
 @pytest.mark.parametrize(
