@@ -268,11 +268,7 @@ class AzureStore(CloudStore):
         return getattr(core.MatchConditions, name)
 
     def _timeouts(self) -> dict[str, float]:
-        """How long one request may take, which is sent right now.
-
-        Raises:
-            DeadlinePassed: No time is left to send it.
-        """
+        """How long one request may take, which is sent right now."""
         left = remaining()
         if left is None:
             return {}
@@ -337,11 +333,7 @@ class AzureStore(CloudStore):
         )
 
     def _etag(self, found: str | None) -> str:
-        """The version of an object that was read.
-
-        Raises:
-            UnsafeStore: The response has none, or a weak one.
-        """
+        """The version of an object that was read."""
         etag = strong_etag(found)
         if etag is None:
             raise self._unversioned(
@@ -377,14 +369,7 @@ def build_limited(build: Callable[[Any, Any], Any], request: Any, raw: Any) -> A
     """The response that an adapter of requests builds, whose body may not be longer than what was
     asked for: the SDK reads each to its end.
 
-    Args:
-        build: The adapter's own ``build_response``.
-        request: Of requests.
-        raw: The response, of urllib3.
-
-    Raises:
-        ConnectionError: Of requests: by its header the body is too long. The SDK would take memory
-            for all of it at once.
+    By its header a body may be too long, too: the SDK would take memory for all of it at once.
     """
     asked = _RANGE.fullmatch(request.headers.get("x-ms-range") or "")
     limit = int(asked[2]) - int(asked[1]) + 1 if asked else MAX_PAGE_BYTES
@@ -418,11 +403,7 @@ class _LimitedBody:
 
 
 def blob_host(host: str) -> str:
-    """The host of an account's blobs, for that of its files: one account has both.
-
-    Raises:
-        InvalidInput: Not a host as ``account.dfs.core.windows.net``.
-    """
+    """The host of an account's blobs, for that of its files: one account has both."""
     name, dot, rest = host.partition(".")
     service, _, domain = rest.partition(".")
     if not name or not dot or service not in ("dfs", "blob") or not domain or ":" in host:
@@ -436,13 +417,7 @@ def blob_host(host: str) -> str:
 def connect(host: str, options: StoreOptions) -> Any:
     """A ``BlobServiceClient`` that sends each request once.
 
-    Args:
-        host: Of the account's blobs; empty where the URL names no account.
-        options: Endpoint and timeouts.
-
-    Raises:
-        InvalidInput: The SDK is not installed, or no account is named.
-        PermanentStorageError: There are no credentials, or none that may be sent.
+    ``host`` is empty where the URL names no account.
     """
     blob = load("azure.storage.blob", scheme="az", extra="azure")
     settings = _settings(options)

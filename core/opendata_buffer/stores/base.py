@@ -1,7 +1,7 @@
-"""Storage: what the queue asks of an object store, and nothing more.
+"""The protocols of an object store.
 
-Each function asks for the smallest protocol it needs: the fetcher wants :class:`Get`, the
-collector :class:`List` and :class:`Delete`, the queue :class:`Get` and :class:`ConditionalPut`.
+Each caller takes the smallest one that it needs: the fetcher :class:`Get`, the collector
+:class:`List` and :class:`Delete`, the queue :class:`Get` and :class:`ConditionalPut`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """What a read returned.
+    """The result of a read.
 
     Attributes:
         data: The object's bytes, or the asked range of them.
@@ -167,13 +167,13 @@ class Near(Protocol):
     def is_near(self) -> bool:
         """Whether reads come from this machine's memory or disks; false where that is not sure.
 
-        Who reads one object after the other there waits for nothing that threads could hide.
+        Reading one object after the other there costs no latency that threads could hide.
         """
         ...
 
 
 class Put(Protocol):
-    """Writing one object, whole, under a name nobody else uses."""
+    """Writing one whole object under a name that no other writer uses."""
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         """Write an object atomically and durably; safe to repeat with the same bytes.
@@ -203,7 +203,8 @@ class ConditionalPut(Protocol):
     def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
         """Write an object if the condition holds, in one attempt.
 
-        Every answer of the store is a value. Only what is surely not applied raises.
+        Every answer of the store is a value, see :mod:`opendata_buffer.outcomes`. Only a write
+        that is surely not applied raises.
 
         Raises:
             TransientStorageError: It was not begun; try again later.

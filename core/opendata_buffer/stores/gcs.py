@@ -346,11 +346,7 @@ class GcsStore(CloudStore):
         )
 
     def _generation(self, found: Any) -> str:
-        """The version of an object that was read.
-
-        Raises:
-            UnsafeStore: The response has none.
-        """
+        """The version of an object that was read."""
         if not found:
             raise self._unversioned(
                 "no generation",
@@ -449,18 +445,9 @@ def upload(full: str, data: bytes | memoryview) -> tuple[bytes, dict[str, str]]:
 def read_object(
     key: str, byte_range: tuple[int, int] | None, max_bytes: int | None, response: Any
 ) -> bytes:
-    """An object, or the part of it that was asked for.
+    """An object, or the part of it that was asked for, of a response of urllib3.
 
-    Args:
-        key: For errors.
-        byte_range: What was asked for; a server that knows no ranges sends the whole object.
-        max_bytes: Most bytes of that.
-        response: Of urllib3, with the status of a success.
-
-    Raises:
-        CorruptData: There are more.
-        TransientStorageError: There are more than were asked for.
-        HTTPError: The body broke off.
+    A server that knows no ranges sends the whole object. A body that broke off is an HTTPError.
     """
 
     def read(most: int | None) -> bytes:
@@ -522,15 +509,10 @@ def sent_md5(headers: Mapping[str, str]) -> bytes | None:
 
 
 def page_of(response: Response, root: str) -> Page:
-    """A page of a listing.
+    """A page of a listing, its keys without the root.
 
-    Args:
-        response: With the status of a success.
-        root: What stands before every key.
-
-    Raises:
-        ValueError, LookupError, TypeError: It is no page of a listing. Taken for an empty one, it
-            would hide all the objects that follow.
+    A response that is no page raises: taken for an empty one, it would hide all the objects that
+    follow.
     """
     page = response.fields()
     if not page and b"".join(response.body.split()) != b"{}":
@@ -565,11 +547,6 @@ class GcsClient:
 
     Only where the service refused the token does google-auth send a request again, with a new
     one; a refused request was not carried out.
-
-    Args:
-        http: urllib3's pool, or google-auth's around it.
-        endpoint: The service's URL.
-        options: Timeouts.
     """
 
     def __init__(self, http: Any, endpoint: str, options: StoreOptions) -> None:
@@ -587,19 +564,10 @@ class GcsClient:
         body: bytes | None = None,
         read: Callable[[Any], bytes] | None = None,
     ) -> Response:
-        """The response to one request, also where it is an HTTP error.
+        """The response to one request, also where it is an HTTP error; the connection's and the
+        credentials' errors are raised as they are.
 
-        Args:
-            method: Of HTTP.
-            path: Below the endpoint.
-            query: Parameters.
-            headers: Besides those of the credentials.
-            body: What is sent.
-            read: Reads the body of a success. Default: all of it, as far as a page may be long.
-
-        Raises:
-            DeadlinePassed: No time was left to send it.
-            Exception: The connection's and the credentials' errors, as they are.
+        ``read`` reads the body of a success. Default: all of it, as far as a page may be long.
         """
         left = remaining()
         if left is not None and left <= 0:
@@ -639,11 +607,6 @@ class GcsClient:
 def connect(name: str, options: StoreOptions) -> GcsClient:
     """A client with the credentials that the options name, else with the application default ones;
     without any to an emulator.
-
-    Raises:
-        InvalidInput: google-auth is not installed, or the endpoint is no URL, or none that
-            credentials may be sent to.
-        PermanentStorageError: There are no credentials.
     """
     del name  # one service for all buckets
     endpoint = options.endpoint_url or os.environ.get("STORAGE_EMULATOR_HOST") or PUBLIC

@@ -170,10 +170,7 @@ class CloudStore(ABC):
     def _error(self, error: BaseException, verb: str, key: str) -> StorageError:
         """The library's error for one of the client's.
 
-        Args:
-            error: One of :meth:`_client_errors`.
-            verb: ``read``, ``write``, ``list`` or ``delete``.
-            key: The full key, or prefix.
+        ``verb`` is read, write, list or delete; ``key`` is the full one.
         """
 
     @abstractmethod
@@ -184,13 +181,9 @@ class CloudStore(ABC):
 
     @abstractmethod
     def _page(self, prefix: str, start_after: str, token: str | None, wanted: int | None) -> Page:
-        """Request one page of a listing.
+        """Request one page: from ``token``, for at most ``wanted`` objects (None for all of them).
 
-        Args:
-            prefix: With the root.
-            start_after: Without the root. Objects up to it may be in the page.
-            token: Where the page begins; None for the first.
-            wanted: How many objects are wanted of this page and those behind it; None for all.
+        ``prefix`` has the root, ``start_after`` has not; objects up to it may be in the page.
         """
 
     @abstractmethod
@@ -255,11 +248,7 @@ class CloudStore(ABC):
         return tuple(failures)
 
     def _full(self, key: str) -> str:
-        """The object's name in the bucket.
-
-        Raises:
-            InvalidInput: No object can have this key, or it is too long with the root.
-        """
+        """The object's name in the bucket."""
         check_key("key", key)
         full = self._prefix + key
         if len(full.encode()) > MAX_KEY_BYTES:
@@ -325,12 +314,7 @@ class CloudStore(ABC):
         return f"{self._BUCKET} {self._bucket!r}{at}"
 
     def _unversioned(self, found: str, use: str) -> UnsafeStore:
-        """The error for a service whose responses have no version of the object.
-
-        Args:
-            found: What the response has instead, in words.
-            use: What to use instead, as a whole sentence.
-        """
+        """The error for responses that have ``found`` instead of a version."""
         return UnsafeStore(
             f"store {self.url!r} at {self._endpoint()} answers a read with {found}: nothing tells "
             "whether an object is still the one that was read, and writers of one manifest would "
@@ -338,16 +322,9 @@ class CloudStore(ABC):
         )
 
     def _call(self, request: Callable[[], T], verb: str, key: str) -> T:
-        """What ``request`` returns, within the caller's deadline.
+        """What ``request`` returns, within the caller's deadline; errors are the library's.
 
-        Args:
-            request: One request, or a few.
-            verb: ``read``, ``write``, ``list`` or ``delete``.
-            key: The full key, or prefix.
-
-        Raises:
-            StorageError: The client's error as one of the library's; a transient one also where
-                the deadline has passed, or the response is malformed.
+        A passed deadline and a malformed response are transient errors.
         """
 
         def mapped() -> T:
@@ -386,16 +363,7 @@ def repeat_transient(runtime: Runtime, options: StoreOptions, once: Callable[[],
 
     Between two attempts it waits as long as the service asked for, but no longer than one attempt
     may take; else it backs off. Where that wait would not end before the caller's deadline, the
-    failure is raised at once.
-
-    Args:
-        runtime: Backoff.
-        options: How many attempts, and how long each may take.
-        once: A read, a listing, a deletion or an unconditional write.
-
-    Raises:
-        TransientStorageError: Of the last attempt.
-        Exception: Anything else that ``once`` raises, at once.
+    failure is raised at once. ``once`` must have the same effect when it is done twice.
     """
 
     def pause(error: BaseException) -> float | None:
@@ -420,10 +388,7 @@ def repeat_transient(runtime: Runtime, options: StoreOptions, once: Callable[[],
 def with_retry_after(error: StorageError, headers: Mapping[str, str]) -> StorageError:
     """The error, with how long the response asks to wait before the next attempt.
 
-    Args:
-        error: Only a transient one is repeated.
-        headers: Of the response. A ``Retry-After`` that is a date is ignored: it would be compared
-            with this machine's clock.
+    A ``Retry-After`` that is a date is ignored: it would be compared with this machine's clock.
     """
     seconds = headers.get("retry-after", "")
     if isinstance(error, TransientStorageError) and seconds.isdecimal() and len(seconds) < 10:
@@ -484,11 +449,8 @@ class ResponseTooLong(ProtocolError):
 
 
 def limit_bytes(parts: Iterable[bytes], limit: int) -> Iterator[bytes]:
-    """The parts of a body, until they are more than ``limit`` bytes together: a server that sends
+    """The parts of a body; :class:`ResponseTooLong` after ``limit`` bytes: a server that sends
     without end must not fill the memory.
-
-    Raises:
-        ResponseTooLong: They are.
     """
     left = limit
     for part in parts:
@@ -515,33 +477,30 @@ def read_part(
         size: Of the body; None where the response does not tell it.
         byte_range: What was asked for.
         max_bytes: Most bytes of that.
-        whole: There was a range, and the response has the whole object: the service knows no
-            ranges.
-
-    Raises:
-        CorruptData: There are more than ``max_bytes``.
-        TransientStorageError: There are more than the range has.
+        whole: The service knows no ranges and sends the whole object.
     """
 
-    def checked(size: int) -> tuple[int, int]:
-        start, end = cut(byte_range, size) if whole else (0, size)
-        check_size(key, end - start, max_bytes)
-        if byte_range is not None and end - start > byte_range[1] - byte_range[0]:
+    def check(size: int) -> None:
+        check_size(key, size, max_bytes)
+        if asked is not None and size > asked:
             raise TransientStorageError(
-                f"cannot read bytes {byte_range[0]} to {byte_range[1]} of {key!r}: the answer has "
-                f"{end - start} bytes. Check what answers at the endpoint, or try again later."
+                f"cannot read {asked} bytes of {key!r}: the answer has {size} bytes. Check what "
+                "answers at the endpoint, or try again later."
             )
-        return start, end
 
-    if size is not None:
-        start, end = checked(size)
-        return read(None if end == size else end)[start:end]
-    most = None if max_bytes is None else max_bytes + 1
-    if byte_range is not None:
-        most = byte_range[1] if whole else byte_range[1] - byte_range[0] + 1
-    data = read(most)
-    start, end = checked(len(data))
-    return data[start:end]  # a slice of all of it is the same object and no copy
+    asked = None if byte_range is None else byte_range[1] - byte_range[0]
+    if whole:
+        data = read(None)
+        start, end = cut(byte_range, len(data))
+        data = data[start:end]
+    elif size is not None:
+        check(size)
+        data = read(None)
+    else:
+        limits = [each for each in (max_bytes, asked) if each is not None]
+        data = read(min(limits) + 1 if limits else None)
+    check(len(data))
+    return data
 
 
 def verify_write(store: Get, key: str, written: bytes) -> outcomes.Applied[str] | outcomes.Unknown:
@@ -549,11 +508,6 @@ def verify_write(store: Get, key: str, written: bytes) -> outcomes.Applied[str] 
 
     If the object holds the bytes that were written, its version is a version of them, whoever
     wrote it last. It raises nothing: the write may be applied, and an error would deny it.
-
-    Args:
-        store: Read once.
-        key: Of the object.
-        written: What was sent.
     """
     why = "the object has changed since"
     try:
@@ -568,15 +522,8 @@ def verify_write(store: Get, key: str, written: bytes) -> outcomes.Applied[str] 
 
 
 def not_modified(key: str, store: str, if_changed: str | None) -> NotModified:
-    """The result of a read that was answered with 304.
-
-    Args:
-        key: That was read.
-        store: Its URL.
-        if_changed: The version that the caller knows.
-
-    Raises:
-        TransientStorageError: It knows none, so the response is not to this request.
+    """The result of a read that was answered with 304: an error where the caller knows no version,
+    because the response is not to its request then.
     """
     if if_changed is None:
         raise TransientStorageError(
@@ -606,16 +553,7 @@ def as_base64(checksum: bytes) -> str:
 
 
 def check_md5(data: bytes, expected: bytes | None, what: str) -> None:
-    """Refuse bytes whose MD5 is not the one that the service sent (failure F36).
-
-    Args:
-        data: What was read.
-        expected: None where the service sent none.
-        what: Which object, in words.
-
-    Raises:
-        TransientStorageError: It is another one.
-    """
+    """Refuse bytes whose MD5 is not the one that the service sent (failure F36)."""
     if expected is not None and expected != md5(data):
         raise TransientStorageError(
             f"cannot read {what}: the bytes were garbled on the way (MD5). Try again."

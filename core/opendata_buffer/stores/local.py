@@ -70,9 +70,7 @@ _DAY_NS = 24 * 3600 * 10**9
 class TemporaryFiles:
     """Files that are written and have no name in the store yet.
 
-    Args:
-        directory: Where they lie; on the file system of the store, or renames are not atomic.
-        runtime: Their names; the clock where the directory has none.
+    They lie on the file system of the store, or renames would not be atomic.
     """
 
     def __init__(self, directory: str, runtime: Runtime) -> None:
@@ -151,12 +149,8 @@ _LONGEST_NAME = 255
 class LocalPaths:
     """The files of objects, locks and writes below one root.
 
-    Args:
-        root: The store's directory.
-
-    Raises:
-        InvalidInput: The root of the file system; or a Databricks mount, which has neither locks
-            nor atomic renames.
+    The root of the file system is refused, and a Databricks mount, which has neither locks nor
+    atomic renames.
     """
 
     def __init__(self, root: os.PathLike[str] | str) -> None:
@@ -168,11 +162,7 @@ class LocalPaths:
         """Locked once, to see whether the file system has locks."""
 
     def object(self, key: str) -> str:
-        """The file of an object.
-
-        Raises:
-            InvalidInput: No file can have this name, or it is one of the store's own.
-        """
+        """The file of an object; refused if no file can have this name, or the store's own has."""
         check_key("key", key)
         segments = key.split("/")
         if RESERVED in segments:
@@ -223,14 +213,7 @@ def files_below(
 ) -> Iterator[ObjectInfo]:
     """The files below a directory whose key fits, in the order of their keys.
 
-    Args:
-        root: The store's directory; keys are relative to it.
-        directory: Where to begin, relative to it: :func:`directory_of` the prefix.
-        prefix: What keys start with.
-        start_after: Only keys behind this one.
-
-    Raises:
-        OSError: A directory cannot be read.
+    ``directory`` is relative to the root: :func:`directory_of` the prefix.
     """
     try:
         with os.scandir(f"{root}/{directory}") as entries:

@@ -280,11 +280,7 @@ class S3Store(CloudStore):
         return TransientStorageError(f"{what}: {type(error).__name__}: {said}")
 
     def _etag(self, response: Mapping[str, Any]) -> str:
-        """The version of an object that was read.
-
-        Raises:
-            UnsafeStore: The response has none, or a weak one.
-        """
+        """The version of an object that was read."""
         sent = response.get("ETag")
         etag = strong_etag(sent)
         if etag is None:
@@ -307,15 +303,10 @@ def _modified_ms(response: Mapping[str, Any]) -> int:
 
 
 def page_of(response: Mapping[str, Any], root: str) -> Page:
-    """A response of ``list_objects_v2``.
+    """A response of ``list_objects_v2``, its keys without the root.
 
-    Args:
-        response: boto3's.
-        root: What stands before every key.
-
-    Raises:
-        ValueError, LookupError: It is no page of a listing. Taken for an empty one, it would hide
-            all the objects that follow.
+    A response that is no page raises: taken for an empty one, it would hide all the objects that
+    follow.
     """
     if response.keys() <= {"ResponseMetadata"}:
         raise ValueError("it is no page of a listing")
@@ -337,11 +328,7 @@ SESSION_NAME = "opendata-buffer"
 
 
 def connect(name: str, options: StoreOptions) -> S3Client:
-    """A client with these options, for all buckets; it sends each request once (failure F1).
-
-    Raises:
-        PermanentStorageError: The options or the AWS configuration cannot be used.
-    """
+    """A client with these options, for all buckets; it sends each request once (failure F1)."""
     del name
     default = StoreOptions()
     identity = replace(
@@ -400,10 +387,6 @@ def session_of(name: str, options: StoreOptions) -> boto3.session.Session:
 
     Neither keys of a role nor of a service credential are fetched here: the first request does,
     and any later one that finds them about to end.
-
-    Raises:
-        InvalidInput, PermanentStorageError: The service credential cannot be used.
-        BotoCoreError: The profile or the configuration files cannot.
     """
     del name
     # boto3's default session is not thread-safe, and would mix what stores with other options do.

@@ -45,16 +45,7 @@ _CONTEXT = ("auth_type", "client_config", "client_region", "signing")
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """How a bucket is reached: what boto3 resolved for one of its objects.
-
-    Attributes:
-        client: That resolved it.
-        base: URL of the bucket's objects, up to their key.
-        signer: botocore's, which has the credentials.
-        region: To sign for.
-        name: Of the service, to sign for.
-        context: Of the request.
-    """
+    """How a bucket is reached: what boto3's ``client`` resolved for one of its objects."""
 
     client: S3Client
     base: str
@@ -76,19 +67,9 @@ class DirectGet:
         return DirectGet, ()
 
     def get(self, client: S3Client, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A response such as boto3's ``get_object`` gives.
+        """A response such as boto3's ``get_object`` gives to these arguments, or its error.
 
-        Args:
-            client: Of the bucket.
-            arguments: Of ``get_object``: ``Bucket``, ``Key``, and maybe ``IfNoneMatch``, ``Range``.
-
-        Returns:
-            ``Body``, and ``ETag``, ``LastModified``, ``ContentLength``, ``ContentRange`` where the
-            response has them; or ``Status``, which is 304 or 404 (no such object), and no body.
-
-        Raises:
-            DeadlinePassed: The caller's deadline has passed.
-            Exception: What boto3's ``get_object`` raises.
+        One without a body has a ``Status``, which is 304 or 404 (no such object).
         """
         response = self._send(client, arguments)
         if response is not None:
@@ -193,7 +174,7 @@ def _response(answer: Any) -> dict[str, Any] | None:
 
 
 def _is_no_such_key(raw: Any) -> bool:
-    """Whether a 404 is S3's for a missing object; neither for a missing bucket nor of a proxy."""
+    """Whether a 404 is S3's for a missing object: neither for a bucket, nor of a proxy."""
     try:
         body: bytes = raw.read(MAX_ERROR_BYTES)
     except (urllib3.exceptions.HTTPError, OSError):
