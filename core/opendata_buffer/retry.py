@@ -31,10 +31,8 @@ class BackoffSettings(Protocol):
 
 
 def load_retries() -> None:
-    """Load now what the first failure needs: for who works on while others wait for it.
-
-    A race that a consumer's acknowledgement wins is such a failure, and a producer that loads
-    this only then lets all records of those 20 ms wait.
+    """Load now what the first failure needs: for a producer, whose records would wait for the 20
+    ms that loading takes at its first lost race.
     """
     with late_imports():
         import tenacity  # noqa: F401

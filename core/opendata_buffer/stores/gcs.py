@@ -20,7 +20,7 @@ import urllib3
 import urllib3.exceptions
 
 from opendata_buffer import outcomes
-from opendata_buffer.concurrency import together
+from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import (
     InvalidInput,
@@ -248,7 +248,7 @@ class GcsStore(CloudStore):
         return page_of(response, self._prefix)
 
     def _delete(self, keys: builtins.list[str]) -> builtins.list[DeleteFailure]:
-        failures = together(self._runtime, self._delete_one, keys)
+        failures = in_parallel(self._runtime, self._delete_one, keys)
         return [each for each in failures if each is not None]
 
     def _delete_one(self, key: str) -> DeleteFailure | None:

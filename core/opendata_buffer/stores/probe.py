@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from opendata_buffer import outcomes
-from opendata_buffer.concurrency import together
+from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.errors import ObjectNotFound, TransientStorageError, UnsafeStore
 from opendata_buffer.formats.keys import MAX_KEY_BYTES
 from opendata_buffer.retry import full_jitter
@@ -168,7 +168,7 @@ def _race(store: _Probed, key: str, name: str, runtime: Runtime) -> None:
             gate.pass_together()
             return store.put_if(key, f"{what} by {number}".encode(), condition)
 
-        results = together(runtime, write, range(_RACERS))
+        results = in_parallel(runtime, write, range(_RACERS))
         won = [each for each in results if isinstance(each, outcomes.Applied)]
         if len(won) > 1:
             raise UnsafeStore(

@@ -6,7 +6,7 @@ the same for each object of a bucket. So the first read of a bucket goes through
 resolves all that, and the next ones repeat its request with another key: botocore's signer signs
 (and renews credentials), botocore's HTTP session sends (with its connections, proxies,
 certificates and timeouts), and the checksum is compared here (failure F36). That saves two fifths
-of a consumer's processor time per object (decision 0045).
+of a consumer's processor time per object (decision 0028).
 
 Only the responses 200, 206, 304 and "no such object" are taken from here. After any other one
 boto3 sends the request again, so errors, redirects to another region and their messages are its

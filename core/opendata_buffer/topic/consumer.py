@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Protocol, TypeVar
 
 from opendata_buffer.broker.network import Network
-from opendata_buffer.concurrency import ClosedAtEnd, together
+from opendata_buffer.concurrency import Closeable, in_parallel
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.fetch import (
     AdaptiveConcurrency,
@@ -178,7 +178,7 @@ GROUP = 64
 PRUNE_S = 3_600.0
 
 
-class TopicConsumer(ClosedAtEnd):
+class TopicConsumer(Closeable):
     """The one reader of a topic, or of some of its partitions. A context manager.
 
     ::
@@ -354,7 +354,7 @@ class TopicConsumer(ClosedAtEnd):
         """
         self._check_open()
         readers = self._readers.values()
-        self._whole(lambda: together(self._runtime, PartitionReader.let_go, readers))
+        self._whole(lambda: in_parallel(self._runtime, PartitionReader.let_go, readers))
 
     def close(self) -> None:
         """Write out acknowledgements and end. Free to repeat; closed also when it raises.
@@ -437,7 +437,7 @@ class TopicConsumer(ClosedAtEnd):
 
         found = False
         readers = list(self._readers.values())
-        for reader, outcome in zip(readers, together(self._runtime, look, readers), strict=True):
+        for reader, outcome in zip(readers, in_parallel(self._runtime, look, readers), strict=True):
             if isinstance(outcome, Drained):
                 self._sealed.add(reader.name)
                 self._leave(reader.name)
@@ -488,7 +488,7 @@ class TopicConsumer(ClosedAtEnd):
 
         found: dict[str, PartitionReader] = {}
         try:
-            together(self._runtime, noted, missing)
+            in_parallel(self._runtime, noted, missing)
         finally:
             everyone = self._readers | found
             self._readers = {name: everyone[name] for name in sorted(everyone)}
@@ -531,7 +531,7 @@ class TopicConsumer(ClosedAtEnd):
     def _close_all(self) -> None:
         self._end_group()
         readers, self._readers = self._readers, {}
-        together(self._runtime, PartitionReader.close, readers.values())
+        in_parallel(self._runtime, PartitionReader.close, readers.values())
 
     def _whole(self, work: Callable[[], T]) -> T:
         """What ``work`` returns. Interrupted (Ctrl-C) it leaves a consumer that does not go on.

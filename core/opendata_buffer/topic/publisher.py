@@ -25,7 +25,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from opendata_buffer.broker.network import Network
-from opendata_buffer.concurrency import ClosedAtEnd, locked
+from opendata_buffer.concurrency import Closeable, locked
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, InvalidInput, OpenDataBufferError
 from opendata_buffer.messages.message_ids import OUTSIDE_TXN, Clock, build_uuid, new_producer_id
@@ -138,7 +138,7 @@ CLOSE_S = 5.0
 """How long a publisher that closes may take to tell readers that it writes nothing more."""
 
 
-class Publisher(ClosedAtEnd):
+class Publisher(Closeable):
     """Publishes to the partitions of a topic. A context manager, not fork-safe.
 
     ::

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from opendata_buffer.concurrency import together
+from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import (
     InvalidInput,
@@ -100,7 +100,7 @@ class Endings:
                 ahead_ms=self._config.gc_grace_period_ms,
             )
 
-        together(self._runtime, end, clocks)
+        in_parallel(self._runtime, end, clocks)
 
     def say_goodbye(self, producer: bytes, clock: int, names: Collection[str]) -> None:
         """Let readers forget a producer that has nothing undecided and writes nothing more.
@@ -115,7 +115,7 @@ class Endings:
             self._batches.put(location, encode_batch([]))
             self.queue(name).append([NewEntry(location)])
 
-        together(self._runtime, end, names)
+        in_parallel(self._runtime, end, names)
 
 
 # ---- What commits a transaction over several partitions ----

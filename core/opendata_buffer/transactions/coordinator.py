@@ -28,7 +28,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from opendata_buffer.concurrency import together
+from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import OpenDataBufferError, Superseded, TransientStorageError
 from opendata_buffer.formats.keys import Transaction
@@ -295,7 +295,7 @@ class TransactionCoordinator:
         """Carry out what the record names; note what else is undecided, to be rolled back."""
         committed = None if record.producer is None else bytes.fromhex(record.producer)
         names = sorted({*partitions, *record.intents})
-        manifests = together(self._runtime, lambda name: self._queue_of(name).read(), names)
+        manifests = in_parallel(self._runtime, lambda name: self._queue_of(name).read(), names)
         endings: dict[str, list[TransactionMarker]] = {}
         for name, manifest in zip(names, manifests, strict=True):
             claim.note(name, manifest, but=committed)
@@ -335,7 +335,7 @@ class TransactionCoordinator:
                 stored=self._stored.get(name),
             )
 
-        return sum(together(self._runtime, one, endings))
+        return sum(in_parallel(self._runtime, one, endings))
 
     def _unstore(self, attempt: Attempt) -> None:
         for name, clock in attempt.intents.items():
