@@ -48,13 +48,7 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.retry import BackoffSettings, queue_retry
 from opendata_buffer.runtime import Runtime, deadline, remaining
-from opendata_buffer.stores.base import (
-    ABSENT,
-    ConditionalPut,
-    Get,
-    IfVersion,
-    NotModified,
-)
+from opendata_buffer.stores.base import ABSENT, ConditionalPut, Get, IfVersion, NotModified
 
 __all__ = [
     "Attempts",

@@ -11,10 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar, runtime_checkable
 
 from opendata_buffer import outcomes
-from opendata_buffer.errors import (
-    CorruptData,
-    InvalidInput,
-)
+from opendata_buffer.errors import CorruptData, InvalidInput
 from opendata_buffer.formats.sidecar import Sidecar
 
 __all__ = [

@@ -42,12 +42,7 @@ from opendata_buffer.stores.base import (
     PutOutcome,
     check_range,
 )
-from opendata_buffer.stores.clients import (
-    GCS_ENVIRONMENT,
-    ProcessClient,
-    load,
-    service_credential,
-)
+from opendata_buffer.stores.clients import GCS_ENVIRONMENT, ProcessClient, load, service_credential
 from opendata_buffer.stores.http import (
     CHUNK_BYTES,
     MAX_ERROR_BYTES,

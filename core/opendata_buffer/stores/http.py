@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import builtins
 import hashlib
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import copy_context
@@ -49,12 +50,7 @@ from opendata_buffer.stores.base import (
     check_size,
     cut,
 )
-from opendata_buffer.stores.probe import (
-    PROBE_DEADLINE_MS,
-    RACES,
-    SAFE,
-    probe_conditional_writes,
-)
+from opendata_buffer.stores.probe import PROBE_DEADLINE_MS, RACES, SAFE, probe_conditional_writes
 
 __all__ = [
     "CHUNK_BYTES",
@@ -66,6 +62,7 @@ __all__ = [
     "ResponseTooLong",
     "as_base64",
     "check_md5",
+    "crc32",
     "limit_bytes",
     "md5",
     "not_modified",
@@ -545,6 +542,11 @@ def strong_etag(etag: str | None) -> str | None:
 def md5(data: bytes | memoryview) -> bytes:
     """The MD5 of some bytes: against accidents, not against attackers."""
     return hashlib.md5(data, usedforsecurity=False).digest()
+
+
+def crc32(data: bytes | memoryview) -> bytes:
+    """The CRC-32 of some bytes, the highest byte first."""
+    return zlib.crc32(data).to_bytes(4, "big")
 
 
 def as_base64(checksum: bytes) -> str:

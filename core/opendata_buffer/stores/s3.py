@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
@@ -51,6 +50,7 @@ from opendata_buffer.stores.http import (
     DeadlinePassed,
     Page,
     as_base64,
+    crc32,
     not_modified,
     read_part,
     strong_etag,
@@ -160,7 +160,7 @@ class S3Store(CloudStore):
         The checksum is a header and not left to boto3, which over https would send a trailer in
         aws-chunked encoding; many stores that look like S3 do not know that (failure F36).
         """
-        checksum = as_base64(zlib.crc32(data).to_bytes(4, "big"))
+        checksum = as_base64(crc32(data))
         return {"Bucket": self._bucket, "Key": full, "Body": data, "ChecksumCRC32": checksum}
 
     def _put_if(

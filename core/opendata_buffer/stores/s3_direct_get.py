@@ -15,10 +15,7 @@ own.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import threading
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -30,7 +27,7 @@ import botocore.exceptions as boto
 import urllib3.exceptions
 from botocore.awsrequest import AWSRequest
 
-from opendata_buffer.stores.http import MAX_ERROR_BYTES, DeadlinePassed
+from opendata_buffer.stores.http import MAX_ERROR_BYTES, DeadlinePassed, as_base64, crc32
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -168,7 +165,9 @@ def _response(answer: Any) -> dict[str, Any] | None:
     except ValueError:
         raw.close()
         return None
-    checksum = None if status == 206 else _checksum_header(headers)
+    checksum = headers.get("x-amz-checksum-crc32")
+    if status == 206 or (checksum is not None and "-" in checksum):
+        checksum = None  # of the whole object, or with a dash: of the checksums of its parts
     response["Body"] = _Body(raw, response.get("ContentLength"), checksum)
     return response
 
@@ -182,18 +181,10 @@ def _is_no_such_key(raw: Any) -> bool:
     return not body.strip() or b"NoSuchKey" in body
 
 
-def _checksum_header(headers: Mapping[str, str]) -> tuple[str, str] | None:
-    for kind in ("crc32", "sha256", "sha1"):
-        found = headers.get(f"x-amz-checksum-{kind}")
-        if found is not None and "-" not in found:  # with a dash: of the checksums of its parts
-            return kind, found
-    return None
-
-
 class _Body:
     """As boto3's ``StreamingBody``, with the same errors."""
 
-    def __init__(self, raw: Any, size: int | None, checksum: tuple[str, str] | None) -> None:
+    def __init__(self, raw: Any, size: int | None, checksum: str | None) -> None:
         self._raw = raw
         self._size = size
         self._checksum = checksum
@@ -211,12 +202,11 @@ class _Body:
         if self._size is not None and len(data) != self._size:
             raise boto.IncompleteReadError(actual_bytes=len(data), expected_bytes=self._size)
         if self._checksum is not None:
-            kind, expected = self._checksum
-            found = base64.b64encode(_digest(kind, data)).decode()
-            if found != expected:
+            found = as_base64(crc32(data))
+            if found != self._checksum:
                 raise boto.FlexibleChecksumError(
-                    error_msg=f"Expected checksum {expected} did not match calculated checksum: "
-                    f"{found}"
+                    error_msg=f"Expected checksum {self._checksum} did not match calculated "
+                    f"checksum: {found}"
                 )
         self._raw.release_conn()
         return data
@@ -224,9 +214,3 @@ class _Body:
     def close(self) -> None:
         """Give the connection up, unless all of it was read."""
         self._raw.close()
-
-
-def _digest(kind: str, data: bytes) -> bytes:
-    if kind == "crc32":
-        return zlib.crc32(data).to_bytes(4, "big")
-    return hashlib.new(kind, data).digest()

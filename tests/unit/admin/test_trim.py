@@ -34,12 +34,7 @@ from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, build_uu
 from opendata_buffer.quarantine import list_quarantine, quarantine, read_copy
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import (
-    Absent,
-    Blob,
-    IfVersion,
-    PutOutcome,
-)
+from opendata_buffer.stores.base import Absent, Blob, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic.topic import Topic
 

@@ -16,13 +16,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.queue.cas import CasObject, Done, Doubtful, Gone, OutcomeUnknown, Raced
-from opendata_buffer.stores.base import (
-    ABSENT,
-    Absent,
-    Blob,
-    IfVersion,
-    PutOutcome,
-)
+from opendata_buffer.stores.base import ABSENT, Absent, Blob, IfVersion, PutOutcome
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.scripted import (
     ScriptedStore,

@@ -14,13 +14,7 @@ from opendata_buffer.queue.ownership import (
     claim_queue,
     marker_key,
 )
-from opendata_buffer.stores.base import (
-    ABSENT,
-    Absent,
-    Blob,
-    IfVersion,
-    PutOutcome,
-)
+from opendata_buffer.stores.base import ABSENT, Absent, Blob, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 

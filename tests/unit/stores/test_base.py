@@ -6,13 +6,7 @@ import pytest
 
 from opendata_buffer.errors import CorruptData, InvalidInput, ObjectNotFound
 from opendata_buffer.formats.sidecar import Sidecar
-from opendata_buffer.stores.base import (
-    check_limit,
-    check_range,
-    check_size,
-    cut,
-    read_sidecar,
-)
+from opendata_buffer.stores.base import check_limit, check_range, check_size, cut, read_sidecar
 from opendata_buffer.stores.memory import MemoryStore
 
 

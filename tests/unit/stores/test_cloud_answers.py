@@ -21,12 +21,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.runtime import SystemRuntime, deadline
-from opendata_buffer.stores.base import (
-    ABSENT,
-    Blob,
-    IfVersion,
-    NotModified,
-)
+from opendata_buffer.stores.base import ABSENT, Blob, IfVersion
 from tests.http_scripts import Reply
 from tests.unit.stores.cloud_answers import CLOUDS, LOST, Cloud, Script, scripted
 
@@ -120,13 +115,6 @@ def test_a_pause_that_the_service_asks_for_is_kept(cloud: Cloud, script: Script)
         assert len(server.asked) == 2
 
 
-def test_not_modified_is_no_answer_to_a_plain_read(cloud: Cloud, script: Script) -> None:
-    store, _ = script(Reply(304))
-    assert store.get("k", if_changed=cloud.version) == NotModified()
-    with pytest.raises(TransientStorageError, match=r"'k' in .*304.*a cache"):
-        store.get("k")
-
-
 def test_a_date_that_is_none_is_transient(cloud: Cloud, script: Script) -> None:
     headers = {**cloud.found.headers, "last-modified": "soon"}
     store, server = script(replace(cloud.found, headers=headers))
@@ -215,11 +203,6 @@ def test_an_option_of_s3_is_refused(cloud: Cloud) -> None:
     message = f"{name} is '{value}'.*{cloud}:// has none: remove it"
     with pytest.raises(InvalidInput, match=message):
         cloud.store("bucket", options=StoreOptions(**{name: value}))
-
-
-def test_a_key_too_long_with_its_root_is_refused(cloud: Cloud) -> None:
-    with pytest.raises(InvalidInput, match=cloud.long_key):
-        cloud.store("bucket", "r" * 100).get("k" * 1_000)
 
 
 def test_pickling_takes_the_options_and_no_secret(

@@ -21,13 +21,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
     UnsafeStore,
 )
-from opendata_buffer.stores.base import (
-    ABSENT,
-    Blob,
-    GetInto,
-    IfVersion,
-    PutPieces,
-)
+from opendata_buffer.stores.base import ABSENT, Blob, GetInto, IfVersion, PutPieces
 from opendata_buffer.stores.local import (
     RESERVED,
     LocalPaths,
@@ -100,14 +94,6 @@ def test_the_stores_own_files_are_no_objects(store: LocalStore, root: Path, key:
     assert [info.key for info in store.list("").objects] == ["in/m", "m"]
     assert store.list(f"{RESERVED}/").objects == ()
     assert store.list(f"in/{RESERVED}/").objects == ()
-
-
-def test_stores_with_nested_roots_lock_the_same_file(root: Path) -> None:
-    outer, inner = LocalStore(root), LocalStore(root / "q")
-    outer.put_if("q/in/m", b"1", ABSENT)
-    assert Path(LocalPaths(root / "q").lock("in/m")).exists()
-    inner.put_if("in/n", b"1", ABSENT)
-    assert [info.key for info in outer.list("").objects] == ["q/in/m", "q/in/n"]
 
 
 def test_one_name_cannot_be_object_and_directory(store: LocalStore, root: Path) -> None:
@@ -389,13 +375,6 @@ def test_what_is_no_file_is_no_object(store: LocalStore, root: Path) -> None:
         store.get("in/fifo")
 
 
-def test_f6_listing_uses_the_clock_of_the_files(store: LocalStore, runtime: ManualRuntime) -> None:
-    runtime.set_wall_clock(0)  # this process believes it is 1970
-    store.put("a", b"")
-    listing = store.list("")
-    assert 0 <= listing.now_ms - listing.objects[0].last_modified_ms < 60_000
-
-
 def test_check_runs_once_and_leaves_nothing(
     store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -487,22 +466,6 @@ def test_a_file_that_is_cut_while_it_is_read_to_memory_is_no_object(tmp_path: Pa
         store.get_into("a/b", allocate)
 
 
-def test_an_object_is_a_file_of_its_own_name() -> None:
-    assert LocalPaths("/data").object("in/a b%20#.batch") == "/data/in/a b%20#.batch"
-
-
-@pytest.mark.parametrize("key", [RESERVED, f"{RESERVED}/tmp/x", f"in/{RESERVED}/check"])
-def test_no_object_lies_among_the_stores_own_files(key: str) -> None:
-    with pytest.raises(InvalidInput, match="the store keeps its own files"):
-        LocalPaths("/data").object(key)
-
-
-@pytest.mark.parametrize("key", ["", "/a", "a/../b", "a//b", "a\0b"])
-def test_no_object_lies_outside_of_the_root(key: str) -> None:
-    with pytest.raises(InvalidInput, match="key"):
-        LocalPaths("/data").object(key)
-
-
 def test_a_part_longer_than_a_file_name_is_refused() -> None:
     paths = LocalPaths("/data")
     assert paths.object("é" * 127) == "/data/" + "é" * 127
@@ -573,13 +536,6 @@ def test_prefix_and_start_choose_among_the_keys(
     assert keys_below(tmp_path, prefix, start_after) == wanted
 
 
-def test_size_and_time_are_the_files(tmp_path: Path) -> None:
-    fill(tmp_path, "in/a")
-    os.utime(tmp_path / "in/a", ns=(0, 1_234_567_890))
-    (info,) = files_below(str(tmp_path), "in", "in/")
-    assert (info.size, info.last_modified_ms) == (4, 1234)
-
-
 def test_names_that_are_not_utf8_and_things_that_are_not_files_are_not_listed(
     tmp_path: Path,
 ) -> None:
@@ -588,11 +544,6 @@ def test_names_that_are_not_utf8_and_things_that_are_not_files_are_not_listed(
     os.mkfifo(tmp_path / "in" / "fifo")
     os.close(os.open(os.fsencode(tmp_path) + b"/in/\xff", os.O_CREAT))
     assert keys_below(tmp_path, "in/") == ["in/a"]
-
-
-def test_the_stores_own_files_are_not_listed(tmp_path: Path) -> None:
-    fill(tmp_path, f"{RESERVED}/tmp/x", f"in/{RESERVED}/lock", "in/a")
-    assert keys_below(tmp_path, "") == ["in/a"]
 
 
 def test_a_directory_that_is_missing_or_a_file_holds_nothing(tmp_path: Path) -> None:
@@ -611,10 +562,6 @@ def test_a_directory_that_cannot_be_read_is_an_error(
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(PermissionError):
         keys_below(tmp_path, "in/")
-
-
-def test_the_directory_of_a_prefix_is_what_lies_before_its_last_slash() -> None:
-    assert [directory_of(each) for each in ("", "in", "in/", "in/a/b")] == ["", "", "in", "in/a"]
 
 
 @pytest.mark.parametrize(
@@ -651,15 +598,6 @@ def test_a_file_holds_its_pieces_and_is_durable_when_it_is_given_out(
     with files.written(pieces) as (fd, path):
         assert Path(path).read_bytes() == b"".join(pieces)
         assert synced == [fd]
-
-
-def test_a_file_that_got_no_name_is_removed(files: TemporaryFiles, tmp_path: Path) -> None:
-    with files.written([b"1"]):
-        assert len(os.listdir(tmp_path / "tmp")) == 1
-    assert os.listdir(tmp_path / "tmp") == []
-    with pytest.raises(RuntimeError), files.written([b"1"]):
-        raise RuntimeError
-    assert os.listdir(tmp_path / "tmp") == []
 
 
 def test_what_killed_writers_left_is_swept_after_a_day_and_once(

@@ -70,19 +70,6 @@ def test_coarse_times_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     os.close(fd)
 
 
-def test_version_changes_with_time_inode_and_size(tmp_path: Path) -> None:
-    one, two = tmp_path / "1", tmp_path / "2"
-    for path in (one, two):
-        path.write_bytes(b"x")
-        os.utime(path, ns=(5, 5))
-    first = files.version_of(os.stat(one))
-    assert first == files.version_of(os.stat(one))
-    assert first != files.version_of(os.stat(two))
-    two.write_bytes(b"xx")
-    os.utime(one, ns=(6, 6))
-    assert len({first, files.version_of(os.stat(one)), files.version_of(os.stat(two))}) == 3
-
-
 def test_write_all_writes_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "_CHUNK", 3)
     fd = opened(tmp_path / "a")
@@ -115,26 +102,6 @@ def test_pieces_are_written_one_behind_the_other_also_when_a_call_ends_early(
     os.close(fd)
 
 
-def test_directories_are_made_with_their_parents(tmp_path: Path) -> None:
-    files.make_directories(str(tmp_path / "a" / "b" / "c"))
-    files.make_directories(str(tmp_path / "a" / "b" / "c"))
-    assert (tmp_path / "a" / "b" / "c").is_dir()
-
-
-def test_stat_file_knows_only_files(tmp_path: Path) -> None:
-    (tmp_path / "f").write_bytes(b"123")
-    status = files.stat_file(str(tmp_path / "f"))
-    assert status is not None
-    assert status.st_size == 3
-    for other in (tmp_path, tmp_path / "no", tmp_path / "f" / "below"):
-        assert files.stat_file(str(other)) is None
-
-
-def test_quiet_unlink_and_sync_of_what_is_gone(tmp_path: Path) -> None:
-    files.unlink_quietly(str(tmp_path / "no"))
-    files.sync_directory(str(tmp_path / "no"))
-
-
 @pytest.mark.parametrize(
     ("code", "kind", "fix"),
     [
@@ -155,10 +122,6 @@ def test_errors_name_path_cause_and_fix(code: int, kind: type, fix: str) -> None
     assert type(error) is kind
     assert str(error).startswith(f"cannot write '/data/x': {os.strerror(code)}")
     assert fix in str(error)
-
-
-def test_missing_is_no_such_file() -> None:
-    assert {errno.ENOENT, errno.ENOTDIR} == files.MISSING
 
 
 HOLD = """
@@ -186,14 +149,6 @@ def holder(path: str) -> subprocess.Popen[str]:
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
     return process
-
-
-def test_the_lock_can_be_taken_again_and_again(path: str, runtime: ManualRuntime) -> None:
-    for _ in range(3):
-        with FileLock(path, runtime):
-            pass
-    assert runtime.slept == []
-    assert os.path.exists(path)
 
 
 def test_within_a_deadline_there_is_time_left_to_tell_who_has_it(
@@ -253,13 +208,6 @@ def test_a_thread_that_holds_it_times_out_another(path: str, runtime: ManualRunt
         pytest.raises(LockTimeout),
         FileLock(path, runtime, timeout_s=0.01),
     ):
-        pass
-
-
-def test_an_error_inside_frees_it(path: str, runtime: ManualRuntime) -> None:
-    with pytest.raises(KeyError), FileLock(path, runtime):
-        raise KeyError
-    with FileLock(path, runtime):
         pass
 
 

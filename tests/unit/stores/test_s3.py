@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import socket
 import threading
 import time
@@ -21,7 +20,6 @@ from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from opendata_buffer import outcomes
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import (
-    InvalidInput,
     ObjectNotFound,
     PermanentStorageError,
     StorageError,
@@ -29,12 +27,7 @@ from opendata_buffer.errors import (
     UnsafeStore,
 )
 from opendata_buffer.runtime import SystemRuntime, deadline
-from opendata_buffer.stores.base import (
-    ABSENT,
-    Blob,
-    IfVersion,
-    NotModified,
-)
+from opendata_buffer.stores.base import ABSENT, Blob, IfVersion, NotModified
 from opendata_buffer.stores.s3 import S3Store
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.http_scripts import Reply, ScriptedServer
@@ -211,18 +204,6 @@ def test_every_call_on_a_silent_store_ends_at_its_deadline(silent: str) -> None:
     assert len(failures) == 1_001
 
 
-def test_the_check_of_a_silent_store_ends_at_the_callers_deadline(silent: str) -> None:
-    options = StoreOptions(endpoint_url=silent, read_timeout_ms=600_000)
-    store = S3Store("bucket", options=options)
-    began = time.monotonic()
-    with (
-        deadline(SystemRuntime(), 0.5),
-        pytest.raises(TransientStorageError, match="no answer in time"),
-    ):
-        store.check_conditional_writes("ingest/manifest")
-    assert time.monotonic() - began < 120
-
-
 def test_a_call_that_was_left_behind_sends_nothing_more(s3_server: S3Server) -> None:
     options = StoreOptions(endpoint_url=s3_server.endpoint, read_timeout_ms=3_000)
     runtime = ManualRuntime()
@@ -274,38 +255,6 @@ def test_a_store_that_answers_writes_without_an_etag_works(
     replaced = store.put_if("m", b"2", IfVersion(version))
     assert isinstance(replaced, outcomes.Applied)
     assert store.get("m", if_changed=replaced.value) == NotModified()
-
-
-@pytest.mark.parametrize("others", [b"2", b"a longer one", None], ids=["other", "longer", "gone"])
-def test_a_write_without_an_etag_that_was_replaced_meanwhile_is_unknown(
-    s3_server: S3Server, store: S3Store, others: bytes | None
-) -> None:
-    without(s3_server, "ETag", method="PUT")
-    get = store.get
-
-    def overtaken(key: str, **options: Any) -> Blob | NotModified:
-        if others is None:
-            connect(s3_server).delete_many([key])
-        else:
-            connect(s3_server).put(key, others)
-        return get(key, **options)
-
-    store.get = overtaken  # type: ignore[method-assign]
-    assert isinstance(store.put_if("m", b"1", ABSENT), outcomes.Unknown)
-
-
-def test_a_write_without_an_etag_that_cannot_be_looked_up_is_unknown(
-    s3_server: S3Server, store: S3Store
-) -> None:
-    without(s3_server, "ETag", method="PUT")
-    s3_server.inject(Fault(403, applied=False, code="AccessDenied"), method="GET")
-    denied = store.put_if("a", b"1", ABSENT)
-    without(s3_server, "ETag", method="GET")
-    unversioned = store.put_if("b", b"1", ABSENT)
-    assert s3_server.objects() == {"a": b"1", "b": b"1"}, "an error would say that it is not there"
-    for outcome, why in ((denied, "AccessDenied"), (unversioned, "no ETag")):
-        assert isinstance(outcome, outcomes.Unknown)
-        assert why in outcome.reason
 
 
 @pytest.mark.parametrize(
@@ -361,13 +310,6 @@ def test_f12_lost_answers_during_the_check_are_tried_again(
     assert s3_server.objects() == {}
 
 
-def test_f12_a_store_that_does_not_answer_the_check_is_transient(s3_server: S3Server) -> None:
-    store = connect(s3_server)
-    s3_server.inject(Fault(503), times=10_000)
-    with pytest.raises(TransientStorageError, match="InternalError"):
-        store.check_conditional_writes("ingest/manifest")
-
-
 # ---- reads, listings and unconditional writes are repeated
 
 
@@ -394,15 +336,6 @@ def test_an_unconditional_put_is_repeated_after_a_409(
     assert s3_server.objects() == {"a": b"1"}
 
 
-def test_an_unconditional_put_that_outlives_its_attempts_is_transient(
-    s3_server: S3Server, store: S3Store
-) -> None:
-    s3_server.inject(Fault(503), times=10)
-    with pytest.raises(TransientStorageError, match="try again later"):
-        store.put("a", b"1")
-    assert s3_server.count("PUT") == 3
-
-
 SPOILT = [Fault(500), Fault(Answer.CLOSE), Fault(Answer.TRUNCATE), Fault(Answer.CORRUPT)]
 
 
@@ -416,17 +349,6 @@ def test_f36_a_read_that_breaks_off_or_is_garbled_is_repeated(
     assert isinstance(blob, Blob)
     assert blob.data == b"0123456789" * 1_000
     assert s3_server.count("GET") == 3
-
-
-@pytest.mark.parametrize("fault", SPOILT, ids=lambda fault: str(fault.answer))
-def test_f36_a_read_that_never_comes_through_is_transient(
-    s3_server: S3Server, fault: Fault
-) -> None:
-    store = connect(s3_server, read_timeout_ms=20_000, max_attempts=2)
-    store.put("a", b"0123456789" * 1_000)
-    s3_server.inject(fault, method="GET", times=10_000)
-    with pytest.raises(TransientStorageError, match="'a' in bucket 'bucket'"):
-        store.get("a")
 
 
 @pytest.mark.parametrize(
@@ -488,19 +410,6 @@ def test_an_upload_answered_without_an_etag_is_believed_only_if_the_object_is_th
             store.put("k", b"bytes")
 
 
-def test_a_listing_that_goes_on_where_it_was_is_transient_and_ends() -> None:
-    page = (
-        b"<ListBucketResult><IsTruncated>true</IsTruncated>"
-        b"<NextContinuationToken>here</NextContinuationToken></ListBucketResult>"
-    )
-    server = ScriptedServer(*[Reply(200, page)] * 5, Reply(400))
-    with server.running() as url:
-        store = S3Store("bucket", options=StoreOptions(endpoint_url=url), runtime=ManualRuntime())
-        with pytest.raises(TransientStorageError, match="goes on where it was"):
-            store.list("ingest/")
-    assert len(server.asked) == 2
-
-
 def test_a_listing_with_a_limit_asks_for_no_more_than_it_returns(
     s3_server: S3Server, store: S3Store
 ) -> None:
@@ -529,19 +438,6 @@ def test_f6_the_stores_clock_is_the_date_of_the_first_page() -> None:
         assert listing.now_ms == listed_ms
         assert next(times) > listed_ms + step_ms, "there was more than one page"
         assert [info.last_modified_ms for info in listing.objects] == [stored_ms] * 2
-
-
-def test_f6_without_a_date_nothing_looks_older_than_the_newest_object() -> None:
-    now = [1_767_225_600_000]
-    with S3Server(now_ms=lambda: now[0]) as server:
-        server.sends_date = False
-        store = connect(server)
-        store.put("a", b"")
-        now[0] += 60_000
-        store.put("b", b"")
-        now[0] += 900_000
-        listing = store.list("")
-        assert listing.now_ms == 1_767_225_600_000 + 60_000
 
 
 def test_f36_every_upload_carries_a_checksum(s3_server: S3Server, store: S3Store) -> None:
@@ -577,25 +473,6 @@ def test_f36_over_https_the_checksum_is_a_header_and_the_body_is_as_it_is() -> N
 # ---- names, deletion, pickling
 
 
-def test_the_root_is_before_every_key_and_in_no_answer(s3_server: S3Server) -> None:
-    store = connect(s3_server, "some/root")
-    store.put("in/a", b"1")
-    assert s3_server.objects() == {"some/root/in/a": b"1"}
-    connect(s3_server).put("some/rootless", b"")
-    assert [info.key for info in store.list("").objects] == ["in/a"]
-    with pytest.raises(ObjectNotFound, match="'in/b' does not exist in s3://bucket/some/root"):
-        store.get("in/b")
-    assert store.delete_many(["in/a"]) == ()
-    assert s3_server.objects() == {"some/rootless": b""}
-
-
-def test_a_key_too_long_with_its_root_is_refused(s3_server: S3Server) -> None:
-    store = connect(s3_server, "r" * 20)
-    store.put("k" * 1_003, b"")
-    with pytest.raises(InvalidInput, match="has 1025 bytes"):
-        store.put("k" * 1_004, b"")
-
-
 def test_deletes_go_out_by_the_thousand(s3_server: S3Server, store: S3Store) -> None:
     keys = [f"in/{number}" for number in range(2_001)]
     store.put(keys[-1], b"")
@@ -626,14 +503,6 @@ def test_a_bulk_delete_that_fails_returns_its_keys(s3_server: S3Server, store: S
     assert store.delete_many(["a", "b"]) == ()
 
 
-def test_a_pickled_store_opens_clients_of_its_own(s3_server: S3Server) -> None:
-    store = S3Store(s3_server.bucket, options=StoreOptions(endpoint_url=s3_server.endpoint))
-    store.put("a", b"1")
-    copy = pickle.loads(pickle.dumps(store))
-    assert isinstance(copy.get("a"), Blob)
-    assert copy.url == "s3://bucket"
-
-
 def test_a_forked_child_uses_no_connection_of_its_parent(
     s3_server: S3Server, store: S3Store
 ) -> None:
@@ -654,15 +523,6 @@ def test_a_forked_child_uses_no_connection_of_its_parent(
 def no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-
-
-@pytest.mark.usefixtures("no_credentials")
-def test_missing_credentials_say_what_to_provide(s3_server: S3Server) -> None:
-    store = connect(s3_server)
-    with pytest.raises(PermanentStorageError, match="Provide AWS credentials"):
-        store.put_if("m", b"", ABSENT)
-    with pytest.raises(PermanentStorageError, match="Provide AWS credentials"):
-        store.get("m")
 
 
 def test_the_endpoint_of_the_environment_is_honoured(
@@ -810,14 +670,6 @@ def test_a_404_of_the_store_is(script: Script, answer: Reply) -> None:
         with pytest.raises(ObjectNotFound):
             store.get("k")
     assert store.put_if("k", b"x", IfVersion('"7"')) == outcomes.Vanished()
-
-
-def test_not_modified_is_no_answer_to_a_plain_read(script: Script) -> None:
-    store, _ = script(Reply(304), FOUND, Reply(304))
-    for _ in range(2):  # by boto3, and past it
-        with pytest.raises(TransientStorageError, match=r"'k' in s3://bucket.*304.*a cache"):
-            store.get("k")
-        assert isinstance(store.get("k", if_changed='"7"'), Blob | NotModified)
 
 
 def test_an_error_whose_body_breaks_off_is_transient(script: Script) -> None:

@@ -118,15 +118,6 @@ def test_f36_a_body_that_breaks_off_or_is_garbled_is_read_again(
     assert boto.asked == 0
 
 
-def test_f36_a_garbled_body_that_stays_garbled_is_transient(
-    s3_server: S3Server, store: S3Store
-) -> None:
-    store.put("a", DATA)
-    s3_server.inject(Fault(Answer.CORRUPT), method="GET", times=10_000)
-    with pytest.raises(TransientStorageError, match=r"'root/a' in bucket 'bucket'.*checksum"):
-        store.get("a")
-
-
 def test_a_refusal_is_told_as_boto3_tells_it(s3_server: S3Server, store: S3Store) -> None:
     s3_server.inject(Fault(403, code="AccessDenied"), method="GET", times=2)
     with pytest.raises(PermanentStorageError, match=r"Without s3:ListBucket, S3 gives this answer"):

@@ -14,11 +14,7 @@ from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, Drained, FlushFailed, InvalidInput
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.producer.handle import Durable
-from opendata_buffer.stores.base import (
-    Absent,
-    IfVersion,
-    PutOutcome,
-)
+from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic import partitioner as mapping
 from opendata_buffer.topic.description import name_of

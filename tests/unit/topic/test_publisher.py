@@ -22,9 +22,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.keys import Transaction, parse_location
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import (
-    Blob,
-)
+from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic.publisher import Publisher
 from opendata_buffer.topic.topic import Topic
