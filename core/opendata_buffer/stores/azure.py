@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import builtins
 import os
-import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from email.utils import parsedate_to_datetime
-from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -42,21 +40,18 @@ from opendata_buffer.stores.clients import (
     service_credential,
 )
 from opendata_buffer.stores.http import (
-    MAX_ERROR_BYTES,
-    MAX_PAGE_BYTES,
     CloudStore,
     DeadlinePassed,
     Page,
-    ResponseTooLong,
     check_md5,
-    limit_bytes,
+    check_part,
     not_modified,
     strong_etag,
     verify_write,
     with_retry_after,
 )
 
-__all__ = ["AzureStore", "blob_host", "build_limited", "connect"]
+__all__ = ["AzureStore", "blob_host", "connect"]
 
 _PAGE = 5_000
 """Most blobs of one page of a listing."""
@@ -146,7 +141,7 @@ class AzureStore(CloudStore):
                     raise
                 # The empty range at the end of an object.
                 about, data = blob.get_blob_properties(**self._timeouts()), b""
-            check_size(key, len(data), max_bytes)
+            check_part(key, len(data), byte_range, max_bytes)
             if byte_range is None:
                 sent = about.content_settings.content_md5
                 check_md5(data, bytes(sent) if sent else None, f"{full!r} in {self._where()}")
@@ -326,7 +321,9 @@ class AzureStore(CloudStore):
                 "(role 'Storage Blob Data Contributor'), and look at the account's firewall."
             )
         if code.startswith("Lease"):
-            return PermanentStorageError(f"{what}. Somebody holds a lease on it: break the lease.")
+            return PermanentStorageError(
+                f"{what}. Another client holds a lease on it: break the lease."
+            )
         return PermanentStorageError(
             f"{what}. Check the container, its policies (immutability, archive tier), and that "
             "Azure Blob Storage answers at this endpoint."
@@ -360,46 +357,6 @@ def _objects_of(blobs: Iterable[Any], root: str) -> list[ObjectInfo]:
         for each in blobs
         if (each.metadata or {}).get("hdi_isfolder") != "true"
     ]
-
-
-_RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})")
-
-
-def build_limited(build: Callable[[Any, Any], Any], request: Any, raw: Any) -> Any:
-    """The response that an adapter of requests builds, whose body may not be longer than what was
-    asked for: the SDK reads each to its end.
-
-    By its header a body may be too long, too: the SDK would take memory for all of it at once.
-    """
-    asked = _RANGE.fullmatch(request.headers.get("x-ms-range") or "")
-    limit = int(asked[2]) - int(asked[1]) + 1 if asked else MAX_PAGE_BYTES
-    if raw.status >= 300:
-        limit = MAX_ERROR_BYTES
-    size = raw.headers.get("content-length", "")
-    if size.isdecimal() and int(size[:20]) > limit and request.method != "HEAD":
-        raw.close()
-        error = load("requests.exceptions", scheme="az", extra="azure").ConnectionError
-        raise error(
-            ResponseTooLong(f"the answer has {size[:20]} bytes, more than the {limit} it may have")
-        )
-    raw.enforce_content_length = True  # as the SDK would set it, which cannot reach it any more
-    response = build(request, raw)
-    response.raw = _LimitedBody(raw, limit)
-    return response
-
-
-class _LimitedBody:
-    """A body of urllib3 that ends in an error where it is too long."""
-
-    def __init__(self, raw: Any, limit: int) -> None:
-        self._raw = raw
-        self._limit = limit
-
-    def stream(self, *how: Any, **more: Any) -> Iterator[bytes]:
-        return limit_bytes(self._raw.stream(*how, **more), self._limit)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._raw, name)
 
 
 def blob_host(host: str) -> str:
@@ -457,7 +414,6 @@ def _settings(options: StoreOptions) -> dict[str, Any]:
     for scheme in ("https://", "http://"):
         # The SDK's own keeps ten connections, and logs a warning for each one more.
         adapter = adapters.HTTPAdapter(pool_maxsize=options.max_connections, max_retries=0)
-        adapter.build_response = partial(build_limited, adapter.build_response)
         session.mount(scheme, adapter)
     timeouts = {
         "connection_timeout": options.connect_timeout_ms / 1000,

@@ -74,7 +74,7 @@ def service_credential(name: str, *, scheme: str, has: str) -> Any:
         )
     raise PermanentStorageError(
         f"service_credential {name!r} gives no credentials here ({'; '.join(failed)}). Check the "
-        "name, and that whoever runs this has ACCESS on it in Unity Catalog. Where Databricks "
+        "name, and that the user who runs this has ACCESS on it in Unity Catalog. Where Databricks "
         f"gives none to the process that plans a query, give the compute {_IDENTITIES[scheme]}"
     )
 
@@ -128,7 +128,7 @@ AZURE_ENVIRONMENT = ("AZURE_", "IDENTITY_", "MSI_")
 T = TypeVar("T")
 
 # Each with the environment it was made in. A changed one replaces it: of credentials that rotate
-# every hour nothing is left behind, and who still uses the old client keeps it.
+# every hour nothing is left behind; a store that uses the old client keeps it.
 _made: dict[Hashable, tuple[Hashable, Any]] = {}
 _lock = threading.RLock()  # A client may be made of another one.
 

@@ -46,13 +46,11 @@ from opendata_buffer.stores.clients import GCS_ENVIRONMENT, ProcessClient, load,
 from opendata_buffer.stores.http import (
     CHUNK_BYTES,
     MAX_ERROR_BYTES,
-    MAX_PAGE_BYTES,
     CloudStore,
     DeadlinePassed,
     Page,
     as_base64,
     check_md5,
-    limit_bytes,
     md5,
     not_modified,
     read_part,
@@ -562,7 +560,7 @@ class GcsClient:
         """The response to one request, also where it is an HTTP error; the connection's and the
         credentials' errors are raised as they are.
 
-        ``read`` reads the body of a success. Default: all of it, as far as a page may be long.
+        ``read`` reads the body of a success. Default: all of it.
         """
         left = remaining()
         if left is not None and left <= 0:
@@ -589,8 +587,7 @@ class GcsClient:
             elif read is not None:
                 content = read(response)
             else:
-                parts = response.stream(CHUNK_BYTES, decode_content=True)
-                content = b"".join(limit_bytes(parts, MAX_PAGE_BYTES))
+                content = response.read()
                 _check_whole(response.headers, content)
         except BaseException:
             response.close()  # the rest of the body is on its way

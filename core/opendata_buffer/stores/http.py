@@ -12,14 +12,12 @@ import builtins
 import hashlib
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPException
 from typing import ClassVar, TypeVar
-
-from urllib3.exceptions import ProtocolError
 
 from opendata_buffer import outcomes
 from opendata_buffer.config import StoreOptions
@@ -57,13 +55,11 @@ __all__ = [
     "CloudStore",
     "DeadlinePassed",
     "MAX_ERROR_BYTES",
-    "MAX_PAGE_BYTES",
     "Page",
-    "ResponseTooLong",
     "as_base64",
     "check_md5",
+    "check_part",
     "crc32",
-    "limit_bytes",
     "md5",
     "not_modified",
     "read_part",
@@ -73,10 +69,6 @@ __all__ = [
     "with_retry_after",
     "within_deadline",
 ]
-
-MAX_PAGE_BYTES = 64 * 1024**2
-"""Longest response besides an object. The longest are pages of Azure's listings: 5,000 blobs, each
-with up to 8 KiB of metadata."""
 
 MAX_ERROR_BYTES = 64 * 1024
 CHUNK_BYTES = 64 * 1024
@@ -441,22 +433,6 @@ def within_deadline(runtime: Runtime, call: Callable[[], T]) -> T:
     return result  # type: ignore[return-value]  # T may include None
 
 
-class ResponseTooLong(ProtocolError):
-    """A response has more bytes than it may."""
-
-
-def limit_bytes(parts: Iterable[bytes], limit: int) -> Iterator[bytes]:
-    """The parts of a body; :class:`ResponseTooLong` after ``limit`` bytes: a server that sends
-    without end must not fill the memory.
-    """
-    left = limit
-    for part in parts:
-        left -= len(part)
-        if left < 0:
-            raise ResponseTooLong(f"the answer has more than the {limit} bytes that it may have")
-        yield part
-
-
 def read_part(
     key: str,
     read: Callable[[int | None], bytes],
@@ -476,35 +452,39 @@ def read_part(
         max_bytes: Most bytes of that.
         whole: The service knows no ranges and sends the whole object.
     """
-
-    def check(size: int) -> None:
-        check_size(key, size, max_bytes)
-        if asked is not None and size > asked:
-            raise TransientStorageError(
-                f"cannot read {asked} bytes of {key!r}: the answer has {size} bytes. Check what "
-                "answers at the endpoint, or try again later."
-            )
-
-    asked = None if byte_range is None else byte_range[1] - byte_range[0]
     if whole:
         data = read(None)
         start, end = cut(byte_range, len(data))
         data = data[start:end]
     elif size is not None:
-        check(size)
+        check_part(key, size, byte_range, max_bytes)
         data = read(None)
     else:
+        asked = None if byte_range is None else byte_range[1] - byte_range[0]
         limits = [each for each in (max_bytes, asked) if each is not None]
         data = read(min(limits) + 1 if limits else None)
-    check(len(data))
+    check_part(key, len(data), byte_range, max_bytes)
     return data
+
+
+def check_part(
+    key: str, size: int, byte_range: tuple[int, int] | None, max_bytes: int | None
+) -> None:
+    """Refuse more bytes than the limit, or than the range that was asked for."""
+    check_size(key, size, max_bytes)
+    if byte_range is not None and size > byte_range[1] - byte_range[0]:
+        raise TransientStorageError(
+            f"cannot read {byte_range[1] - byte_range[0]} bytes of {key!r}: the answer has {size} "
+            "bytes. Check what answers at the endpoint, or try again later."
+        )
 
 
 def verify_write(store: Get, key: str, written: bytes) -> outcomes.Applied[str] | outcomes.Unknown:
     """The outcome of a write that was answered without a version, as behind some proxies.
 
-    If the object holds the bytes that were written, its version is a version of them, whoever
-    wrote it last. It raises nothing: the write may be applied, and an error would deny it.
+    If the object holds the bytes that were written, its version is a version of them, also
+    if another writer wrote it last. It raises nothing: the write may be applied, and an error
+    would deny it.
     """
     why = "the object has changed since"
     try:

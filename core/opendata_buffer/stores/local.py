@@ -129,7 +129,7 @@ class TemporaryFiles:
             os.unlink(path)
 
     def _sweep(self) -> None:
-        """Remove what is older than a day: nobody writes one file for so long."""
+        """Remove files older than a day: no writer needs so long for one."""
         now_ns = self.now_ms() * 1_000_000
         with os.scandir(self._directory) as entries:
             for entry in entries:
@@ -276,7 +276,7 @@ class LocalStore:
     any moment leaves the old or the new bytes. Conditional writes rename under an exclusive lock
     on a file of their key's own, beside the object: stores with another root that hold the same
     file lock the same one. The kernel frees the lock of a process that dies; one that is suspended
-    in the instant it holds it stops the others until it goes on or dies. Readers take no lock: the
+    while it holds it stops the others until it continues or dies. Readers take no lock: the
     version is read from the same open file as the bytes, and is made of its modification time,
     inode and size; every conditional write makes the time strictly later, so a version never
     comes back (failure F11).
@@ -395,8 +395,9 @@ class LocalStore:
             lock_path = self._paths.lock(key)
             if not os.path.isdir(os.path.dirname(lock_path)):
                 make_directories(os.path.dirname(lock_path))
-            # Who lost its race already writes nothing. Who has not, writes everything before it
-            # takes the lock: a process that is suspended in there stops all the others.
+            # A writer that has lost its race already writes nothing. Otherwise all is written
+            # before the lock is taken: a process that is suspended while it holds it stops all
+            # others.
             if (refused := _refusal(path, condition)) is not None:
                 return refused
             with self._temporary.written((data,)) as (fd, temporary):
@@ -486,8 +487,8 @@ class LocalStore:
     def _rename(self, fd: int, temporary: str, path: str, lock: FileLock) -> str:
         """Give a written file its name; returns its version. Under the key's lock, if it has one.
 
-        The stamp is not fsynced: after a power cut nobody remembers the version, and the kernel's
-        own stamp, which may be back, was nobody's.
+        The stamp is not fsynced: after a power cut no process remembers the version, and the
+        kernel's own stamp, which may be back, was never a version.
         """
         previous = stat_file(path)
         # The lock file remembers the time too: after a delete the file does not.

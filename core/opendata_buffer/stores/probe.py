@@ -173,13 +173,13 @@ def _race(store: _Probed, key: str, name: str, runtime: Runtime) -> None:
         if len(won) > 1:
             raise UnsafeStore(
                 f"store {name} honours conditional writes only one by one: {len(won)} of "
-                f"{_RACERS} writers that came together were told that they {what} one object. "
+                f"{_RACERS} concurrent writers were answered that they {what} one object. "
                 "Writers of one manifest would overwrite each other, and batches be lost. Use a "
                 "store whose conditions are atomic (AWS S3, Google Cloud Storage, Azure, "
                 "Cloudflare R2, a recent MinIO or Ceph) or a local directory."
             )
         if not won:
-            return  # responses were lost, or all were told to wait: the race shows nothing
+            return  # responses were lost, or all were refused for their rate: it shows nothing
         condition = IfVersion(won[0].value)
 
 

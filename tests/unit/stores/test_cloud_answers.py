@@ -123,23 +123,6 @@ def test_a_date_that_is_none_is_transient(cloud: Cloud, script: Script) -> None:
     assert len(server.asked) == 3, "it was asked again"
 
 
-@pytest.mark.parametrize("status", [200, 201, 202])
-def test_an_answer_that_is_too_long_is_read_no_further(
-    cloud: Cloud, script: Script, monkeypatch: pytest.MonkeyPatch, status: int
-) -> None:
-    for module in ("azure", "gcs"):
-        monkeypatch.setattr(f"opendata_buffer.stores.{module}.MAX_PAGE_BYTES", 1_000)
-    store, _ = script(Reply(status, b"x" * 100_000, {"etag": '"7"'}))
-    for call in (lambda: store.put("k", b"x"), lambda: store.list("")):
-        with pytest.raises(TransientStorageError, match="than the 1000"):
-            call()
-    outcome = store.put_if("k", b"x", ABSENT)
-    assert isinstance(outcome, outcomes.Unknown)
-    assert "than the 1000" in outcome.reason
-    (failure,) = store.delete_many(["k"])
-    assert "than the 1000" in failure.reason
-
-
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
 def test_a_redirect_is_not_followed(cloud: Cloud, script: Script, status: int) -> None:
     _, elsewhere = script(cloud.found)

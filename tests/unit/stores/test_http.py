@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import threading
 import time
-from collections.abc import Iterator
 from http.client import BadStatusLine
 from typing import Any
 
@@ -36,10 +35,8 @@ from opendata_buffer.stores.http import (
     CloudStore,
     DeadlinePassed,
     Page,
-    ResponseTooLong,
     as_base64,
     check_md5,
-    limit_bytes,
     md5,
     not_modified,
     read_part,
@@ -181,23 +178,6 @@ def test_no_pause_outlives_the_callers_deadline(runtime: ManualRuntime) -> None:
     with deadline(runtime, 3), pytest.raises(TransientStorageError, match="503"):
         repeat_transient(runtime, StoreOptions(), busy)
     assert runtime.monotonic() < 3
-
-
-def test_what_is_not_too_long_is_passed_on() -> None:
-    assert list(limit_bytes([b"ab", b"", b"c"], 3)) == [b"ab", b"", b"c"]
-
-
-def test_a_body_without_end_is_read_no_further_than_shows_it() -> None:
-    read: list[bytes] = []
-
-    def endless() -> Iterator[bytes]:
-        while True:
-            read.append(b"abc")
-            yield b"abc"
-
-    with pytest.raises(ResponseTooLong, match="more than the 10 bytes"):
-        list(limit_bytes(endless(), 10))
-    assert len(read) == 4
 
 
 def test_checksums_are_those_that_services_count() -> None:

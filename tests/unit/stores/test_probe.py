@@ -106,7 +106,9 @@ def test_a_store_that_checks_and_then_writes_loses_the_race(
     runtime: ManualRuntime, careless: type[Absent | IfVersion], what: str
 ) -> None:
     store = ChecksThenWrites(careless)
-    with pytest.raises(UnsafeStore, match=rf"2 of 6 writers .* told that they {what} one object"):
+    with pytest.raises(
+        UnsafeStore, match=rf"2 of 6 concurrent writers .* that they {what} one object"
+    ):
         probe(store, runtime)
     assert store.list("").objects == ()
 
