@@ -16,7 +16,7 @@ from opendata_buffer.broker.channel import ProtocolError
 from opendata_buffer.broker.claims import CLAIMS, claims_key, decode
 from opendata_buffer.broker.client import ChannelClosed, Connection
 from opendata_buffer.broker.lease import DiscoveryRecord, Lease
-from opendata_buffer.concurrency import together
+from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import CorruptData, ObjectNotFound, PrefixConflict, QueueReset
@@ -413,7 +413,7 @@ def read_topic(topic: Topic, config: QueueConfig, runtime: Runtime) -> TopicStat
             consumer=consumer,
         )
 
-    found = tuple(together(runtime, read, description.partitions))
+    found = tuple(in_parallel(runtime, read, description.partitions))
     return TopicStatus(
         store=topic.url,
         id=description.topic_id,
@@ -440,7 +440,7 @@ def read_backlog(
         reader = ReadOnlyReader(config, store=store, runtime=runtime)
         return reader.find() or Manifest.empty() if topic else reader.manifest()
 
-    manifests = together(runtime, read, configs)
+    manifests = in_parallel(runtime, read, configs)
     now_ms = runtime.now_ms()
     oldest_s = max((each.age_s(now_ms) or 0.0 for each in manifests), default=0.0)
     return sum(each.entry_count for each in manifests), oldest_s

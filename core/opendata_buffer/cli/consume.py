@@ -36,7 +36,7 @@ from opendata_buffer.cli.output import plural
 from opendata_buffer.cli.signals import print_summary
 from opendata_buffer.cli.target import Target, require_queue, soon, target_of
 from opendata_buffer.cli.terminal import count_progress
-from opendata_buffer.concurrency import together
+from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.cursors import BatchDescriptor
@@ -502,7 +502,7 @@ class ReadOnlyTopic:
             if name not in partitions:
                 partitions[name] = self._opened(name, added)
         # Entries of undecided transactions are read and give no batch: then read on.
-        while any(together(self._runtime, ReadOnlyPartition.read, partitions.values())):
+        while any(in_parallel(self._runtime, ReadOnlyPartition.read, partitions.values())):
             if any(each.ready for each in partitions.values()):
                 break
         for name, partition in list(partitions.items()):
