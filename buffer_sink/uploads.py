@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 
+from buffer_sink.messages import SmallBatch, TopicWrite, UploadedBatch
+from buffer_sink.options import SinkOptions
+from buffer_sink.rows import Block
+from opendata_buffer import metrics
+from opendata_buffer.formats.batch import seal_block
+from opendata_buffer.formats.keys import Transaction, batch_key, later_ulid
+from opendata_buffer.formats.manifest import Metadata
+from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import Runtime, Task
+from opendata_buffer.stores.base import Put
 
-__all__ = ["UploadWindow"]
+__all__ = ["BatchObjects", "UploadWindow", "joined", "store_small"]
 
 
 class UploadWindow:
@@ -91,3 +101,146 @@ class UploadWindow:
                 with self._changed:
                     self._running -= 1
                     self._changed.notify_all()
+
+
+# ---- Batch objects of a write ----
+#
+# How they are named, sealed and stored, in a task or on the driver.
+
+
+class BatchObjects:
+    """Stores the batches of one write. Threads may call it at once.
+
+    Args:
+        options: The sink's options.
+        transaction: Identity of the write, if it has one.
+        topic: The topic it goes to; None for a single queue.
+        store: Where batches go.
+        runtime: Clocks and names.
+    """
+
+    def __init__(
+        self,
+        options: SinkOptions,
+        transaction: Transaction | None,
+        topic: TopicWrite | None,
+        *,
+        store: Put,
+        runtime: Runtime,
+    ) -> None:
+        self._options = options
+        self._transaction = transaction
+        self._topic = topic
+        self._store = store
+        self._runtime = runtime
+        # Spark repeats a failed task too, but not in local mode, and with everything it did.
+        self._retrying = queue_retry(runtime, options.queue)
+
+    def name(self, partition: str | None, clock: int) -> str:
+        """A new key.
+
+        Args:
+            partition: Name of the topic's partition; None for a single queue.
+            clock: Of the batch's message in that partition.
+        """
+        # The name tells collectors how long the object may wait for the driver's append.
+        ulid = later_ulid(self._runtime.ulid(), self._options.max_write_duration_ms)
+        if partition is None or self._topic is None:
+            return batch_key(self._options.queue.data_path_prefix, ulid, self._transaction)
+        txn = self._topic.transaction(self._transaction)
+        return self._topic.location(partition, ulid, txn, clock)
+
+    def put(self, key: str, partition: str | None, clock: int, block: Block) -> UploadedBatch:
+        """Seal a block and store it.
+
+        Raises:
+            StorageError: It failed for good, or for ``cas_deadline_ms``.
+        """
+        # Compression releases the interpreter lock, so on an upload thread it overlaps with the
+        # next block's encoding and with the JVM.
+        began = self._runtime.monotonic()
+        options = self._options
+        data = seal_block(block.pieces, block.records, options.compression, options.zstd_level)
+        self._retrying(self._store.put, key, data)
+        metrics.batches_flushed.add(1)
+        metrics.entries_flushed.add(block.records)
+        metrics.bytes_flushed.add(block.size)
+        metrics.bytes_written.add(len(data))
+        metrics.flush_duration_seconds.record(self._runtime.monotonic() - began)
+        return UploadedBatch(key, block.records, len(data), block.metadata, partition, clock)
+
+
+# ---- On the driver: the small results of many tasks, written as few batches. ----
+#
+# A micro-batch of many tasks with little each would make an object and a queue entry for each of
+# them. With the option ``gatherBytes`` such tasks store nothing: their rows travel in the commit
+# message, and are joined here, in the order in which the batches would have been.
+
+
+def store_small(
+    batches: Sequence[UploadedBatch | SmallBatch],
+    objects: BatchObjects,
+    options: SinkOptions,
+    runtime: Runtime,
+) -> tuple[UploadedBatch, ...]:
+    """Store what tasks did not, in batches of ``target_batch_bytes`` at most.
+
+    Args:
+        batches: Of a write, in the order of partitions and rows.
+        objects: Stores them.
+        options: The sink's options.
+        runtime: Threads.
+
+    Returns:
+        Uploaded batches only, those of each of a topic's partitions in their order.
+
+    Raises:
+        StorageError: An upload failed for good, or for ``cas_deadline_ms``. Nothing is visible.
+    """
+    found: dict[int, UploadedBatch] = {}
+
+    def upload(position: int, key: str, first: SmallBatch, block: Block) -> None:
+        found[position] = objects.put(key, first.partition, first.clock, block)
+
+    with UploadWindow(options.upload_concurrency, runtime) as window:
+        for position, part in enumerate(_parts(batches, options.target_batch_bytes)):
+            if isinstance(part, UploadedBatch):
+                found[position] = part
+                continue
+            first = part[0]  # its clock serves: those of what follows in its partition are later
+            key = objects.name(first.partition, first.clock)
+            window.submit(partial(upload, position, key, first, joined(part)))
+    return tuple(batch for _, batch in sorted(found.items()))
+
+
+def _parts(
+    batches: Sequence[UploadedBatch | SmallBatch], target: int
+) -> list[UploadedBatch | list[SmallBatch]]:
+    """Uploaded batches as they are, and small ones in groups, in order within each partition."""
+    found: list[UploadedBatch | list[SmallBatch]] = []
+    last: dict[str | None, list[SmallBatch]] = {}
+    for each in batches:
+        if isinstance(each, UploadedBatch):
+            last.pop(each.partition, None)  # what follows must not come before it
+            found.append(each)
+            continue
+        group = last.get(each.partition)
+        if group is None or sum(len(small.data) for small in group) + len(each.data) > target:
+            group = last[each.partition] = []
+            found.append(group)
+        group.append(each)
+    return found
+
+
+def joined(smalls: Sequence[SmallBatch]) -> Block:
+    """The records of several batches as those of one; pure."""
+    records = 0
+    metadata: list[Metadata] = []
+    for small in smalls:
+        for each in small.metadata:
+            # Clocks of executors differ; within a batch times never fall.
+            time_ms = max([each.ingestion_time_ms, *(m.ingestion_time_ms for m in metadata[-1:])])
+            if not metadata or metadata[-1].payload != each.payload:
+                metadata.append(Metadata(records + each.start_index, time_ms, each.payload))
+        records += small.records
+    return Block(tuple(small.data for small in smalls), records, tuple(metadata))

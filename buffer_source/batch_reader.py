@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from buffer_source.batch_partition import BatchPartition
-from buffer_source.batches import PartitionBatch, tasks_of
-from buffer_source.measures import Measures
+from buffer_source.micro_batch_stream import Partitions
 from buffer_source.options import EARLIEST, LATEST, SourceOptions
-from buffer_source.partitions import Partitions
+from buffer_source.planner import BatchPartition, Measures, PartitionBatch, tasks_of
+from buffer_source.queue_cursor import first_since
 from buffer_source.rows import check_schema
-from buffer_source.starting import first_since
 from buffer_source.task import read_batches
 from opendata_buffer.concurrency import together
 from opendata_buffer.consumer.fetch import BatchDescriptor

@@ -7,17 +7,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from enum import Enum
 from typing import TYPE_CHECKING
 
-from buffer_source.bad_batches import Action, BadBatchPolicy
 from buffer_source.value_options import VALUE_OPTIONS, value_options
-from opendata_buffer.config import (
-    ConsumerConfig,
-    GarbageCollectorConfig,
-    QueueConfig,
-)
+from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, QueueConfig
 from opendata_buffer.consumer.isolation import ISOLATION_LEVELS, READ_COMMITTED
-from opendata_buffer.errors import InvalidInput
+from opendata_buffer.errors import BatchMissing, BatchUnreadable, InvalidInput, PoisonBatch
 from opendata_buffer.formats import MIB
 from opendata_buffer.option_reader import (
     STORAGE_OPTIONS,
@@ -31,13 +27,92 @@ from opendata_buffer.topic.description import is_abbreviated, number_meant
 if TYPE_CHECKING:
     from opendata_buffer.values.options import ValueOptions
 
-__all__ = ["EARLIEST", "LATEST", "SOURCE_OPTIONS", "Offsets", "SourceOptions"]
+__all__ = [
+    "Action",
+    "BadBatchPolicy",
+    "EARLIEST",
+    "LATEST",
+    "Offsets",
+    "PROGRAM",
+    "SOURCE_OPTIONS",
+    "SourceOptions",
+]
+
+
+# ---- What a query does with a batch that cannot be delivered ----
+#
+# One value, which its tasks ask. Pure.
+#
+# Three things may be wrong with a queued batch, and each has the option that decides about it:
+#
+# ============  ======================  ==========================================
+# its object    error                   option
+# ============  ======================  ==========================================
+# is gone       ``BatchMissing``        ``failOnDataLoss``: fail or pass it by
+# is corrupt    ``BatchUnreadable``     ``corruptBatches``: fail or quarantine it
+# is foreign    ``ForeignLocation``     ``allowForeignLocations``: fail or read it
+# ============  ======================  ==========================================
+
+
+class Action(Enum):
+    """What to do with one batch."""
+
+    FAIL = "fail"
+    """End the query; the batch stays queued."""
+
+    PASS_BY = "pass by"
+    """Go on behind it; there is nothing left of it to keep."""
+
+    QUARANTINE = "quarantine"
+    """Copy its object and a report to the quarantine, then go on behind it."""
+
+
+_HINTS = {
+    BatchMissing: "A query passes it by with the option failOnDataLoss set to false.",
+    BatchUnreadable: (
+        "A query copies it to the quarantine and goes on with the option corruptBatches set to "
+        "quarantine."
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BadBatchPolicy:
+    """What to do with a batch whose object is gone or corrupt; a foreign one always fails."""
+
+    missing: Action = Action.FAIL
+    corrupt: Action = Action.FAIL
+
+    @property
+    def checks_first(self) -> bool:
+        """Whether a batch is checked to its end before its first row is handed to Spark.
+
+        A batch that is passed by must not have been read in part: its repaired copy would
+        repeat those rows.
+        """
+        return self.corrupt is not Action.FAIL
+
+    def action(self, error: PoisonBatch) -> Action:
+        """What to do with the batch the error is about; on FAIL the error tells the options."""
+        action = Action.FAIL
+        if isinstance(error, BatchMissing):
+            action = self.missing
+        elif isinstance(error, BatchUnreadable):
+            action = self.corrupt
+        hint = _HINTS.get(type(error), "")
+        if action is Action.FAIL and hint not in str(error):
+            error.args = (f"{error} {hint}",)
+        return action
+
 
 EARLIEST = "earliest"
 LATEST = "latest"
 _EPOCH = datetime.fromtimestamp(0, UTC)
 Offsets = str | int | tuple[tuple[str, int], ...]
 """A word, a sequence, or of a topic a sequence for each of some partitions."""
+
+PROGRAM = "Spark"
+"""What the source notes when it claims a queue."""
 
 FAIL = "fail"
 QUARANTINE = "quarantine"

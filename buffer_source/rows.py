@@ -165,7 +165,7 @@ class RowBuilder:
             InvalidInput: A STRING column was asked for and a record is not UTF-8.
             MalformedRecord: A record does not fit the schema, and mode is FAILFAST.
         """
-        from buffer_source.runs import Runs  # who plans a query makes no rows
+        from buffer_source.columns import Runs
 
         runs = Runs.of(batch.metadata, batch.count)
         wanted = range(batch.count) if rows is None else rows

@@ -10,8 +10,8 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from buffer_source.micro_batch_stream import Partitions
 from buffer_source.options import SourceOptions
-from buffer_source.partitions import Partitions
 from buffer_source.typed_schema import INFERRED, meant_as_own
 from opendata_buffer.consumer.fetch import BatchDescriptor, FetchHandle
 from opendata_buffer.errors import InvalidInput, PoisonBatch

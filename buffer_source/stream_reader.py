@@ -34,9 +34,9 @@ except ImportError as error:
         "ones do not tell a Python source what was committed, nor when to stop"
     ) from error
 
-from buffer_source.batch_partition import BatchPartition
 from buffer_source.offsets import INITIAL, SourceOffset
 from buffer_source.options import SourceOptions
+from buffer_source.planner import BatchPartition
 from buffer_source.rows import check_schema
 from buffer_source.typed_schema import check_not_inferred
 from opendata_buffer.errors import DataLoss, Fenced, QueueReset
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from buffer_source.stream import StreamDriver
+    from buffer_source.micro_batch_stream import StreamDriver
 
 __all__ = ["BufferStreamReader"]
 
@@ -96,7 +96,7 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the next micro-batch; ``start`` itself when nothing waits.
 
         Raises:
-            OpenDataBufferError: See :meth:`buffer_source.stream.StreamDriver.latest`.
+            OpenDataBufferError: See :meth:`buffer_source.micro_batch_stream.StreamDriver.latest`.
         """
         with _explained():
             position = SourceOffset.from_json(start)
@@ -113,7 +113,7 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The tasks of a micro-batch; a replay gets the same ones.
 
         Raises:
-            OpenDataBufferError: See :meth:`buffer_source.stream.StreamDriver.plan`.
+            OpenDataBufferError: See :meth:`buffer_source.micro_batch_stream.StreamDriver.plan`.
         """
         with _explained():
             until = SourceOffset.from_json(end)
@@ -149,7 +149,7 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _stream(self) -> StreamDriver:
         if self._driver is None:
-            from buffer_source.stream import StreamDriver
+            from buffer_source.micro_batch_stream import StreamDriver
 
             queue = self._options.queue
             store = open_store(queue.store, queue.store_options)

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
 
-from buffer_source.bad_batches import Action
-from buffer_source.batches import PartitionBatch
 from buffer_source.offsets import ONLY
-from buffer_source.options import SourceOptions
-from buffer_source.query_note import QueryNotes
+from buffer_source.options import PROGRAM, Action, SourceOptions
+from buffer_source.planner import PartitionBatch
 from buffer_source.rows import ARRAY_BYTES, RowBuilder
 from buffer_source.value_options import with_time_zone
 from opendata_buffer import metrics
+from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.fetch import (
     AdaptiveConcurrency,
     BatchDescriptor,
@@ -27,19 +26,70 @@ from opendata_buffer.consumer.fetch import (
     Records,
 )
 from opendata_buffer.consumer.read_ahead import fetch_many
-from opendata_buffer.errors import PoisonBatch
+from opendata_buffer.errors import OpenDataBufferError, PoisonBatch
 from opendata_buffer.quarantine import quarantine
+from opendata_buffer.queue.consumer_info import note_query, read_holder
 from opendata_buffer.retry import queue_retry
-from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.runtime import Runtime, SystemRuntime
+from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-__all__ = ["read_batches"]
+__all__ = ["QueryNotes", "add_query", "read_batches"]
+
+
+# ---- The query's id in the note of who reads a queue, for ``opendata-buffer owner``. ----
+#
+# The process that claims the queue is not told which query it belongs to; the tasks of a
+# micro-batch
+# are. So a task adds the id to the note, in the background and at most once a minute in a process.
+
 
 log = logging.getLogger(__name__)
+
+INTERVAL_S = 60.0
+
+
+class QueryNotes:
+    """Adds queries to notes; remembers when it has last done so."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._at: dict[tuple[str, str, str], float] = {}
+
+    def tell(self, config: QueueConfig, query: str) -> None:
+        """A task of this query reads this queue. Returns at once, and raises nothing."""
+        key = config.store, config.manifest_path, query
+        now = self._runtime.monotonic()
+        if now - self._at.get(key, -INTERVAL_S) < INTERVAL_S:
+            return
+        self._at[key] = now
+
+        def note() -> None:
+            try:
+                store = open_store(config.store, config.store_options)
+                add_query(store, config, self._runtime, query)
+            except OpenDataBufferError as error:
+                log.debug("the query was not noted beside the queue: %s", error)
+
+        self._runtime.spawn(note, "opendata-buffer-note")
+
+
+def add_query(store: Store, config: QueueConfig, runtime: Runtime, query: str) -> None:
+    """Add the query to a note of Spark's that has none yet.
+
+    A last task of a query that was fenced could so get into its successor's note: nothing but
+    what a person is shown depends on it.
+
+    Raises:
+        CorruptData, StorageError: The note could not be read.
+    """
+    holder = read_holder(store, config, runtime)
+    if holder is not None and holder.program == PROGRAM and not holder.query:
+        note_query(store, config, runtime, holder.epoch, query)
 
 
 def read_batches(

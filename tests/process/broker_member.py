@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 
-from buffer_sink.committer import WriteCommitter
+from buffer_sink.commit import WriteCommitter
 from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
 from opendata_buffer import Producer, ProducerConfig, QueueConfig, Worker, WorkerConfig

@@ -15,9 +15,9 @@ from collections.abc import Iterable
 import pytest
 
 from buffer_source.commit_log import Tracking
+from buffer_source.micro_batch_stream import StreamDriver
 from buffer_source.offsets import SourceOffset
 from buffer_source.options import SourceOptions
-from buffer_source.stream import StreamDriver
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from buffer_source.micro_batch_stream import StreamDriver
 from buffer_source.options import SourceOptions
-from buffer_source.stream import StreamDriver
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key

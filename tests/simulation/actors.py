@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import closing
 
-from buffer_sink.committer import WriteCommitter
+from buffer_sink.commit import WriteCommitter
 from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
 from opendata_buffer.config import ConsumerConfig, ProducerConfig

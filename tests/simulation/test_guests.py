@@ -12,7 +12,7 @@ from statistics import median
 
 import pytest
 
-from buffer_sink.committer import WriteCommitter
+from buffer_sink.commit import WriteCommitter
 from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
 from opendata_buffer.broker.committer import open_committer

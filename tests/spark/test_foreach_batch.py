@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from buffer_sink import foreach_batch_writer, hosting
+from buffer_sink import foreach_batch as hosting
+from buffer_sink import foreach_batch_writer
 from opendata_buffer.broker.lease import Lease
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.keys import Transaction

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
-from buffer_sink.batch_writer import BufferBatchWriter, batch_writer
 from buffer_sink.messages import TaskUploads
+from buffer_sink.writer import BufferBatchWriter, batch_writer
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import Transaction
 

@@ -13,7 +13,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from buffer_sink.blocks import Block, BlockBuilder, Columns, check_one_queue, check_schema
+from buffer_sink.rows import Block, BlockBuilder, Columns, check_one_queue, check_schema
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.batch import decode_batch, seal_block
 from opendata_buffer.formats.codec import Compression

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from buffer_sink.committer import WriteCommitter
+from buffer_sink.commit import WriteCommitter
 from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
 from opendata_buffer.broker.lease import DiscoveryRecord, Lease, announcement_key

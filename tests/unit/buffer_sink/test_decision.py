@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from buffer_sink.decision import (
+from buffer_sink.commit import (
     ALREADY_DONE,
     APPEND,
     SEPARATE,

@@ -5,11 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from buffer_sink.gather import joined, store_small
-from buffer_sink.messages import SmallBatch, UploadedBatch
-from buffer_sink.objects import BatchObjects
+from buffer_sink.messages import SmallBatch, TopicWrite, UploadedBatch
 from buffer_sink.options import SinkOptions
-from buffer_sink.topic_write import TopicWrite
+from buffer_sink.uploads import BatchObjects, joined, store_small
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import PermanentStorageError
 from opendata_buffer.formats.arrow import encode_arrow_block

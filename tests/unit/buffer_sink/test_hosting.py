@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from buffer_sink import hosting
-from buffer_sink.hosting import host
+from buffer_sink import foreach_batch as hosting
+from buffer_sink.foreach_batch import host
 from buffer_sink.options import SinkOptions
 from opendata_buffer.broker.lease import DiscoveryRecord, Lease
 from opendata_buffer.config import QueueConfig

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from buffer_sink.lifetime import Expiry, Lifetimes
 from buffer_sink.messages import Group, UploadedBatch
+from buffer_sink.upload_expiry import Expiry, Lifetimes
 from opendata_buffer.errors import TransientStorageError
 from opendata_buffer.formats.keys import Transaction, batch_key, later_ulid
 from opendata_buffer.gc import Queued, plan
@@ -107,7 +107,7 @@ def test_the_oldest_upload_counts_and_one_that_is_gone_is_told() -> None:
 def test_uploads_are_found_page_by_page_and_nothing_behind_them_is_listed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("buffer_sink.lifetime._PAGE", 2)
+    monkeypatch.setattr("buffer_sink.upload_expiry._PAGE", 2)
     world = World()
     keys = sorted(world.upload(txn=Transaction("q", 1)) for _ in range(7))
     asked: list[str] = []

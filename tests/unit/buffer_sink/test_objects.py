@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from buffer_sink.blocks import Block
-from buffer_sink.objects import BatchObjects
+from buffer_sink.messages import TopicWrite
 from buffer_sink.options import SinkOptions
-from buffer_sink.topic_write import TopicWrite
+from buffer_sink.rows import Block
+from buffer_sink.uploads import BatchObjects
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.codec import Compression, parse_footer
 from opendata_buffer.formats.keys import Transaction, location_timestamp_ms, parse_location

@@ -6,11 +6,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from buffer_sink.blocks import Columns
-from buffer_sink.messages import SmallBatch, TaskUploads, UploadedBatch, WriteTask
+from buffer_sink.messages import SmallBatch, TaskUploads, TopicWrite, UploadedBatch, WriteTask
 from buffer_sink.options import SinkOptions
-from buffer_sink.partition import OPEN_BLOCKS, PartitionWriter
-from buffer_sink.topic_write import TopicWrite
+from buffer_sink.rows import Columns
+from buffer_sink.task_writer import OPEN_BLOCKS, PartitionWriter
 from buffer_sink.uploads import UploadWindow
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, PermanentStorageError, TransientStorageError

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
-from buffer_sink import plan as module
+from buffer_sink import writer as module
 from buffer_sink.options import SinkOptions
-from buffer_sink.plan import Plan, task_property
+from buffer_sink.writer import Plan, task_property
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, QueueReset
 from opendata_buffer.formats.batch import decode_batch
@@ -121,7 +121,7 @@ def test_a_store_with_a_queue_is_not_asked_for_a_topic_at_each_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[object] = []
-    monkeypatch.setattr("buffer_sink.plan.find_topic", looks.append)
+    monkeypatch.setattr("buffer_sink.writer.find_topic", looks.append)
     for _ in range(3):
         assert plan(tmp_path).locate().topic is None
     assert len(looks) == 1

@@ -6,9 +6,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from buffer_sink.blocks import Columns
-from buffer_sink.routing import GATHERED_BYTES, Router, check_topic, gathered
-from buffer_sink.topic_write import TopicWrite
+from buffer_sink.messages import TopicWrite
+from buffer_sink.rows import GATHERED_BYTES, Columns, Router, check_topic, gathered
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic import partitioner as mapping

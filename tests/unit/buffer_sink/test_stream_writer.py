@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
-from buffer_sink import plan
+from buffer_sink import writer as plan
 from buffer_sink.messages import TaskUploads, UploadedBatch, WriteTask
-from buffer_sink.stream_writer import BufferStreamWriter, stream_writer
+from buffer_sink.writer import BufferStreamWriter, stream_writer
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.keys import Transaction

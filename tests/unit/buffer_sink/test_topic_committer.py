@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from buffer_sink.messages import Group, UploadedBatch
+from buffer_sink.messages import Group, TopicWrite, UploadedBatch
 from buffer_sink.options import SinkOptions
-from buffer_sink.topic_committer import TopicCommitter
-from buffer_sink.topic_write import TopicWrite
+from buffer_sink.topic_commit import TopicCommitter
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import Drained, InvalidInput, Superseded, TransientStorageError

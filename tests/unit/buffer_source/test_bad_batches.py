@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from buffer_source.bad_batches import Action, BadBatchPolicy
+from buffer_source.options import Action, BadBatchPolicy
 from opendata_buffer.errors import BatchMissing, BatchUnreadable, ForeignLocation, PoisonBatch
 
 MISSING = BatchMissing(3, "ingest/a.batch", "its object does not exist")

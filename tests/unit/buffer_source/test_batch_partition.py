@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pickle
 
-from buffer_source.batch_partition import BatchPartition
-from buffer_source.batches import PartitionBatch
+from buffer_source.planner import BatchPartition, PartitionBatch
 
 
 def test_a_partition_says_what_is_in_it_and_pickles() -> None:

@@ -8,9 +8,9 @@ import pytest
 from pyspark.cloudpickle import dumps
 from pyspark.sql.datasource import DataSourceReader
 
-from buffer_source.batch_partition import BatchPartition
 from buffer_source.batch_reader import BufferBatchReader, select
 from buffer_source.options import SourceOptions
+from buffer_source.planner import BatchPartition
 from buffer_source.rows import default_schema
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import DataLoss, InvalidInput, QueueReset

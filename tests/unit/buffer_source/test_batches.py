@@ -6,8 +6,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buffer_source.batches import PartitionBatch, tasks_of
 from buffer_source.options import SourceOptions
+from buffer_source.planner import PartitionBatch, tasks_of
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.fetch import BatchDescriptor
 from opendata_buffer.formats import MIB

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from buffer_source.columns import COLUMNS, Piece
-from buffer_source.runs import Runs
+from buffer_source.columns import COLUMNS, Piece, Runs
 from opendata_buffer.consumer.fetch import Records
 from opendata_buffer.formats.manifest import Metadata
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from buffer_source.cursor import Cursor
 from buffer_source.offsets import Position
 from buffer_source.options import SourceOptions
+from buffer_source.partition_stream import floor_of
+from buffer_source.queue_cursor import Cursor
 from opendata_buffer.broker.yielding_queue import YieldingQueue
 from opendata_buffer.errors import DataLoss, InvalidInput, QueueReset
 from opendata_buffer.stores.base import VersionConflict
@@ -29,7 +30,8 @@ def claim(
     def once(call: Any, *args: Any, **kwargs: Any) -> Any:
         return call(*args, **kwargs)
 
-    return Cursor.open(given, world.store, world.runtime, once, start, queue_id)
+    floor = 0 if start is None else floor_of(start, given)
+    return Cursor.open(given, world.store, world.runtime, once, start, floor, queue_id)
 
 
 def sequences(cursor: Cursor, begin: int, stop: int) -> list[int]:

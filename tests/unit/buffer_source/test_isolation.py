@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from buffer_source.isolation import (
+from buffer_source.offsets import Position
+from buffer_source.options import SourceOptions
+from buffer_source.partition_stream import (
     IsolationFilter,
     check_remembered,
     floor_of,
     rule_behind,
     vouched_for,
 )
-from buffer_source.offsets import Position
-from buffer_source.options import SourceOptions
 from opendata_buffer.consumer.fetch import BatchDescriptor
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import Transaction, batch_key

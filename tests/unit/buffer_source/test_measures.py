@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from buffer_source.measures import LIST_INTERVAL_S, PAGE, UNKNOWN_SIZE, WORTH_LISTING, Measures
+from buffer_source.planner import LIST_INTERVAL_S, PAGE, UNKNOWN_SIZE, WORTH_LISTING, Measures
 from opendata_buffer.consumer.fetch import BatchDescriptor
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.stores.base import Listing
@@ -115,7 +115,7 @@ def test_a_foreign_batch_is_measured_where_it_may_be_read(
 def test_sizes_that_nobody_asks_for_are_not_kept_for_ever(
     store: Counted, measures: Measures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("buffer_source.measures.KEEP", 10)
+    monkeypatch.setattr("buffer_source.planner.KEEP", 10)
     batches = [put(store, index, b"x") for index in range(100)]
     measures.sizes(batches[:3])
     assert len(measures._sizes) == 3

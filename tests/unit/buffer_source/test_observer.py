@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from buffer_source.observer import Observer
+from buffer_source.queue_cursor import Observer
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.errors import DataLoss, QueueReset
 from opendata_buffer.testing.runtime import ManualRuntime

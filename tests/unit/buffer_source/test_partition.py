@@ -8,7 +8,7 @@ import pytest
 
 from buffer_source.offsets import Position
 from buffer_source.options import SourceOptions
-from buffer_source.partition import PartitionStream
+from buffer_source.partition_stream import PartitionStream
 from buffer_source.planner import Limits
 from opendata_buffer.errors import QueueReset
 from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, build_uuid

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from buffer_source.micro_batch_stream import Partitions, reads_topic
 from buffer_source.offsets import Position, SourceOffset
 from buffer_source.options import SourceOptions
-from buffer_source.partitions import Partitions, reads_topic
 from opendata_buffer.errors import InvalidInput, PermanentStorageError, QueueReset
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from buffer_source.progress import Progress
+from buffer_source.micro_batch_stream import Progress
 from opendata_buffer.consumer.fetch import BatchDescriptor
 
 

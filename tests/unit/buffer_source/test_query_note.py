@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from buffer_source.query_note import INTERVAL_S, PROGRAM, QueryNotes, add_query
+from buffer_source.options import PROGRAM
+from buffer_source.task import INTERVAL_S, QueryNotes, add_query
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.queue.consumer_info import note_holder, read_holder
 from opendata_buffer.stores.memory import MemoryStore

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from buffer_source.batches import PartitionBatch
 from buffer_source.columns import MAX_TIME_MS, MIN_TIME_MS
+from buffer_source.planner import PartitionBatch
 from buffer_source.rows import RowBuilder, check_schema, default_schema
 from opendata_buffer.consumer.fetch import Records
 from opendata_buffer.errors import InvalidInput

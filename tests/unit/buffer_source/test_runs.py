@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from buffer_source.runs import Runs
+from buffer_source.columns import Runs
 from opendata_buffer.formats.manifest import Metadata
 
 A, B = Metadata(0, 1, b"a"), Metadata(3, 2, b"bbbb")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from buffer_source.options import SourceOptions
-from buffer_source.starting import first_of_offset, first_since, within
+from buffer_source.queue_cursor import first_of_offset, first_since, within
 from opendata_buffer.consumer.fetch import BatchDescriptor
 from opendata_buffer.errors import DataLoss, InvalidInput
 from opendata_buffer.formats.entries import Metadata

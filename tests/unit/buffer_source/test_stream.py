@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from buffer_source.commit_log import FIRST_BATCH_SETTLES_S
+from buffer_source.micro_batch_stream import StreamDriver
 from buffer_source.offsets import Position, SourceOffset
 from buffer_source.options import SourceOptions
-from buffer_source.stream import StreamDriver
 from opendata_buffer import metrics
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.isolation import HORIZON_DAYS

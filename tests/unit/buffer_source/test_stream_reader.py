@@ -14,9 +14,9 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
 )
 
-from buffer_source.batch_partition import BatchPartition
 from buffer_source.offsets import INITIAL
 from buffer_source.options import SourceOptions
+from buffer_source.planner import BatchPartition
 from buffer_source.rows import default_schema
 from buffer_source.stream_reader import BufferStreamReader
 from opendata_buffer.config import ProducerConfig
@@ -127,12 +127,12 @@ def test_the_process_of_a_query_loads_nothing_that_only_reading_needs() -> None:
 import sys
 import pyspark.sql.streaming.python_streaming_source_runner
 spark = set(sys.modules)
-import buffer_source.stream, buffer_source.stream_reader
+import buffer_source.micro_batch_stream, buffer_source.stream_reader
 print(*set(sys.modules) - spark)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
-    assert "buffer_source.stream" in loaded
+    assert "buffer_source.micro_batch_stream" in loaded
     heavy = {"asyncio", "boto3", "pandas", "pyarrow.parquet", "tenacity"}
     assert not loaded & (heavy | {"buffer_source.task", "opendata_buffer.consumer.read_ahead"})
     assert "difflib" not in loaded

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from buffer_source.micro_batch_stream import StreamDriver
 from buffer_source.offsets import SourceOffset
-from buffer_source.stream import StreamDriver
 from opendata_buffer.errors import DataLoss, Fenced, InvalidInput
 from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.stores.base import NotModified

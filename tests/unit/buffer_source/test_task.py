@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 
 from buffer_source import task
-from buffer_source.batches import PartitionBatch
 from buffer_source.options import SourceOptions
+from buffer_source.planner import PartitionBatch
 from buffer_source.rows import default_schema
 from buffer_source.task import read_batches
 from opendata_buffer import metrics

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from buffer_source.times import newest_ms, oldest_ms
+from buffer_source.queue_cursor import newest_ms, oldest_ms
 from opendata_buffer.consumer.fetch import BatchDescriptor
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import Metadata

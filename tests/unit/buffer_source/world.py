@@ -5,9 +5,9 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 
+from buffer_source.micro_batch_stream import StreamDriver
 from buffer_source.offsets import SourceOffset
 from buffer_source.options import SourceOptions
-from buffer_source.stream import StreamDriver
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from buffer_source.isolation import floor_of
-from buffer_source.observer import Observer
 from buffer_source.offsets import Position
-from buffer_source.options import SourceOptions
-from buffer_source.query_note import PROGRAM
-from buffer_source.starting import first_of_offset, first_since, within
+from buffer_source.options import EARLIEST, LATEST, PROGRAM, SourceOptions
 from opendata_buffer.broker.yielding_queue import YieldingQueue
+from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.consumer.cursors import Frontier, behind_gap
 from opendata_buffer.consumer.fetch import BatchDescriptor
 from opendata_buffer.errors import (
     Conflict,
@@ -30,6 +28,8 @@ from opendata_buffer.errors import (
     QueueReset,
     TransientStorageError,
 )
+from opendata_buffer.formats.keys import location_timestamp_ms
+from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.ownership import (
     Claim,
     check_owner,
@@ -42,9 +42,194 @@ from opendata_buffer.queue.rollback_checks import ends_before
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 
-__all__ = ["EVERYTHING", "Cursor"]
+__all__ = [
+    "Cursor",
+    "EVERYTHING",
+    "Observer",
+    "first_of_offset",
+    "first_since",
+    "newest_ms",
+    "oldest_ms",
+    "within",
+]
+
+
+# ---- Reading a queue beside its consumer ----
+#
+# No claim, no acknowledgement, no collector, no marker.
+
+
+class Observer:
+    """Hands out queue entries as a consumer does, and writes nothing anywhere.
+
+    The queue's consumer does not know of it and takes entries away when it is done with them.
+    What was handed out here stays readable until the collector deletes the objects; what was not
+    is lost to this reader.
+
+    Args:
+        config: Where the queue is.
+        last_acked_sequence: Reading starts behind it; None: at the oldest queued batch.
+        store: The opened store.
+        runtime: Clock.
+        allow_data_loss: Go on behind a gap, with a warning, instead of raising ``DataLoss``.
+
+    Raises:
+        QueueReset: The queue ends before ``last_acked_sequence``.
+        DataLoss: The queue begins behind it, and no loss is allowed.
+        CorruptManifest, StorageError: The manifest could not be read.
+    """
+
+    def __init__(
+        self,
+        config: ConsumerConfig,
+        last_acked_sequence: int | None = None,
+        *,
+        store: Store,
+        runtime: Runtime,
+        allow_data_loss: bool = False,
+    ) -> None:
+        self._queue = Queue(store, config, runtime=runtime, role="reader")
+        self._allow_data_loss = allow_data_loss
+        manifest = self._queue.read() or Manifest.empty()
+        begin = manifest.first_sequence
+        if last_acked_sequence is not None:
+            begin = last_acked_sequence + 1
+            if begin > manifest.next_sequence:
+                raise QueueReset(
+                    ends_before(
+                        last_acked_sequence, manifest.next_sequence, self._queue.key, store.url
+                    )
+                )
+        self._frontier = self._continued(Frontier.at(begin), manifest)
+        self._next_sequence = manifest.next_sequence
+
+    @property
+    def last_acked_sequence(self) -> int | None:
+        """The last sequence that is done with here; the queue does not learn of it."""
+        return self._frontier.last_acked
+
+    @property
+    def last_handed_out_sequence(self) -> int | None:
+        """The last sequence handed out; None before the queue's first batch."""
+        return self._frontier.last_handed_out
+
+    @property
+    def next_sequence(self) -> int:
+        """What the next appended batch will get, as of the last look at the manifest."""
+        return self._next_sequence
+
+    def next_descriptors(self, max: int) -> list[BatchDescriptor]:  # noqa: A002
+        """Up to so many next entries, from one look at the manifest; nothing is fetched.
+
+        Raises:
+            DataLoss: The consumer took entries that were not handed out here, and no loss is
+                allowed.
+            QueueReset, CorruptManifest, StorageError: The manifest could not be read.
+        """
+        manifest = self._queue.read() or Manifest.empty()
+        self._frontier = self._continued(self._frontier, manifest)
+        self._next_sequence = manifest.next_sequence
+        found = manifest.entries(self._frontier.next_hand_out, max)
+        if found:
+            self._frontier = self._frontier.hand_out(found[-1].sequence)
+        return [BatchDescriptor.of(entry) for entry in found]
+
+    def ack_through(self, sequence: int) -> None:
+        """Nothing up to and including ``sequence`` is asked for again. Makes no request."""
+        self._frontier = self._frontier.ack_through(sequence)
+
+    def close(self) -> None:
+        """There is nothing to let go."""
+
+    def _continued(self, frontier: Frontier, manifest: Manifest) -> Frontier:
+        return behind_gap(
+            frontier,
+            manifest,
+            self._queue.key,
+            allowed=self._allow_data_loss,
+            cause="The queue's consumer was faster than this query, which reads beside it.",
+        )
+
+
+# ---- When the records of a batch were taken in, as far as its queue entry tells. Pure. ----
+#
+# The producer writes a time for each range of records. A batch without any is as old as its name
+# says, which is a ULID; that of a Spark sink's batch may lie in the future, so it is asked last.
+
+
+def oldest_ms(batch: BatchDescriptor) -> int | None:
+    """Of the batch's first record, milliseconds since the Unix epoch; None if nobody wrote one."""
+    times = [each.ingestion_time_ms for each in batch.metadata]
+    return min(times) if times else location_timestamp_ms(batch.location)
+
+
+def newest_ms(batch: BatchDescriptor) -> int | None:
+    """Of the batch's last record, milliseconds since the Unix epoch; None if nobody wrote one."""
+    times = [each.ingestion_time_ms for each in batch.metadata]
+    return max(times) if times else location_timestamp_ms(batch.location)
+
+
+# ---- Where a query without a checkpoint begins in one queue ----
+#
+# What its starting options mean. Pure.
+
 
 log = logging.getLogger(__name__)
+
+
+def first_of_offset(options: SourceOptions, first: int, end: int, target: int | None) -> int:
+    """The sequence that ``startingOffsets`` means.
+
+    Args:
+        options: What the query asked for.
+        first: The first sequence that is queued.
+        end: The queue's next sequence.
+        target: Where this run ends, if that is decided.
+
+    Raises:
+        InvalidInput: The wanted sequence is beyond the end.
+        DataLoss: It is not queued any more, unless a loss is allowed.
+    """
+    wanted = options.starting_offsets
+    assert not isinstance(wanted, tuple), "of_partition() picks one"
+    if wanted == EARLIEST:
+        return first
+    if wanted == LATEST:
+        return within(end, first, target)
+    position, manifest_path = int(wanted), options.consumer.manifest_path
+    if position > end:
+        raise InvalidInput(
+            f"option startingOffsets is {position} and manifest "
+            f"{manifest_path!r} ends at {end - 1}: use a sequence up to {end}, "
+            "'earliest' or 'latest'"
+        )
+    if position >= first:
+        return position
+    if options.fail_on_data_loss:
+        raise DataLoss(
+            manifest_path,
+            position,
+            first,
+            "Start at 'earliest' or at a sequence that is still queued.",
+        )
+    log.warning("data loss allowed: starting at %d, not at %d", first, position)
+    return first
+
+
+def first_since(queued: Iterable[BatchDescriptor], since_ms: int, end: int) -> int:
+    """The first batch with a record taken in at that time or later; the end if none has."""
+    for each in queued:
+        taken_in_ms = newest_ms(each)
+        # One of which nobody knows when it came rather comes too often than never.
+        if taken_in_ms is None or taken_in_ms >= since_ms:
+            return each.sequence
+    return end
+
+
+def within(sequence: int, first: int, target: int | None) -> int:
+    """The sequence, not beyond where this run ends and not before what is queued."""
+    return sequence if target is None else max(first, min(sequence, target))
+
 
 EVERYTHING = 1 << 64
 """A sequence that no queue reaches."""
@@ -102,6 +287,7 @@ class Cursor:
         runtime: Runtime,
         patient: Patient,
         start: Position | None,
+        floor: int,
         queue_id: str,
     ) -> Cursor:
         """Become the queue's consumer behind ``start``; or, without acknowledging, read there.
@@ -112,6 +298,7 @@ class Cursor:
             runtime: Clock and sleep.
             patient: Repeats what fails for a time.
             start: A position in the commit log: what was read before it may leave the queue.
+            floor: The first sequence that must stay in the queue for ``start``; 0 without one.
             queue_id: The queue the checkpoint is about; empty when it does not say.
 
         Raises:
@@ -158,7 +345,6 @@ class Cursor:
 
         claim: Claim | None = patient(_claimed, store, options, runtime)
         found = "" if claim is None else claim.queue_id
-        floor = 0 if start is None else floor_of(start, options)
         last = floor - 1 if floor > 0 else None
         try:
             # Before anything is claimed or dropped (failure F4).

@@ -20,6 +20,7 @@ from opendata_buffer.stores.base import List
 
 __all__ = ["Expiry", "Lifetimes"]
 
+
 log = logging.getLogger(__name__)
 
 _PAGE = 10_000

@@ -7,11 +7,10 @@ from collections import defaultdict
 from dataclasses import replace
 from functools import partial
 
-from buffer_sink.decision import Expired
-from buffer_sink.lifetime import Expiry, Lifetimes
-from buffer_sink.messages import Group, UploadedBatch
+from buffer_sink.commit import Expired
+from buffer_sink.messages import Group, TopicWrite, UploadedBatch
 from buffer_sink.options import SinkOptions
-from buffer_sink.topic_write import TopicWrite
+from buffer_sink.upload_expiry import Expiry, Lifetimes
 from opendata_buffer import metrics
 from opendata_buffer.broker.network import Network
 from opendata_buffer.broker.yielding_queue import YieldingQueue
@@ -31,6 +30,7 @@ from opendata_buffer.topic.topic import Topic
 from opendata_buffer.transactions.coordinator import Attempt, TransactionCoordinator
 
 __all__ = ["TopicCommitter"]
+
 
 log = logging.getLogger(__name__)
 

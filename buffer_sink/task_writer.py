@@ -8,16 +8,15 @@ from functools import partial
 
 import pyarrow as pa
 
-from buffer_sink.blocks import Block, BlockBuilder, Columns
 from buffer_sink.messages import SmallBatch, TaskUploads, UploadedBatch, WriteTask
-from buffer_sink.objects import BatchObjects
 from buffer_sink.options import SinkOptions
-from buffer_sink.routing import Router, gathered
-from buffer_sink.uploads import UploadWindow
+from buffer_sink.rows import Block, BlockBuilder, Columns, Router, gathered
+from buffer_sink.uploads import BatchObjects, UploadWindow
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Put
 
 __all__ = ["OPEN_BLOCKS", "PartitionWriter"]
+
 
 OPEN_BLOCKS = 4
 """Blocks' worth of rows that wait in blocks which are not full; the largest goes first."""
@@ -33,7 +32,7 @@ class PartitionWriter:
     their sealed copy, each of ``target_batch_bytes``; and one of Spark's Arrow batches. Of a
     topic there is a block being filled per partition, and all of them together have
     :data:`OPEN_BLOCKS` times the size of one at most; and some Arrow batches are gathered and
-    then copied, :data:`~buffer_sink.routing.GATHERED_BYTES` twice.
+    then copied, :data:`~buffer_sink.rows.GATHERED_BYTES` twice.
 
     Args:
         options: The sink's options.

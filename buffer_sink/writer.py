@@ -7,21 +7,31 @@ process: Spark reuses its Python workers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
 
-from buffer_sink.blocks import Columns, check_one_queue, check_schema
 from buffer_sink.fields import Fields
-from buffer_sink.gather import store_small
-from buffer_sink.messages import SmallBatch, TaskUploads, UploadedBatch, WriteTask, collect
-from buffer_sink.objects import BatchObjects
+from buffer_sink.messages import (
+    SmallBatch,
+    TaskUploads,
+    TopicWrite,
+    UploadedBatch,
+    WriteTask,
+    collect,
+    find_topic,
+)
 from buffer_sink.options import SinkOptions
-from buffer_sink.partition import PartitionWriter
-from buffer_sink.routing import check_topic
-from buffer_sink.topic_write import TopicWrite, find_topic
+from buffer_sink.rows import Columns, check_one_queue, check_schema, check_topic
+from buffer_sink.task_writer import PartitionWriter
+from buffer_sink.uploads import BatchObjects, store_small
 from opendata_buffer.config import QueueConfig, StoreOptions
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import Transaction
@@ -31,13 +41,22 @@ from opendata_buffer.topic.description import TopicDescription
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql.datasource import WriterCommitMessage
     from pyspark.sql.types import StructType
 
-    from buffer_sink.committer import WriteCommitter
-    from buffer_sink.topic_committer import TopicCommitter
+    from buffer_sink.commit import WriteCommitter
+    from buffer_sink.topic_commit import TopicCommitter
 
-__all__ = ["Plan", "batch_id", "query_id", "task_property"]
+__all__ = [
+    "BufferBatchWriter",
+    "BufferStreamWriter",
+    "Plan",
+    "batch_id",
+    "batch_writer",
+    "query_id",
+    "stream_writer",
+    "task_property",
+]
+
 
 _RUNTIME = SystemRuntime()
 
@@ -185,11 +204,11 @@ def _committer(options: SinkOptions, is_of_topic: bool) -> WriteCommitter | Topi
         store = open_store(options.queue.store, options.queue.store_options)
         # Late: what commits is nearly a third of what a write loads, and no task commits.
         if is_of_topic:
-            from buffer_sink.topic_committer import TopicCommitter
+            from buffer_sink.topic_commit import TopicCommitter
 
             found = TopicCommitter(store, options, _RUNTIME)
         else:
-            from buffer_sink.committer import WriteCommitter
+            from buffer_sink.commit import WriteCommitter
 
             found = WriteCommitter(store, options, _RUNTIME)
     _committers[options, is_of_topic] = found
@@ -221,3 +240,135 @@ def batch_id() -> int | None:
     """Spark's number of the micro-batch that the task belongs to; None where it has none."""
     found = task_property("streaming.sql.batchId")
     return None if found is None else int(found)
+
+
+# ---- ``df.writeStream.format("opendata-buffer")``: where Spark calls in. ----
+
+
+class BufferStreamWriter(DataSourceStreamArrowWriter):
+    """Writes micro-batches into a buffer, each exactly once.
+
+    Args:
+        plan: The micro-batch.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    def __reduce__(self) -> tuple[type[BufferStreamWriter], tuple[Plan]]:
+        # Spark pickles the writer that it plans a write with, once for the tasks and once more,
+        # and not the one that it commits a micro-batch with. So this is where a write learns
+        # what it goes to, by one read.
+        self._plan = self._plan.locate()
+        return BufferStreamWriter, (self._plan,)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Upload a task's rows; nothing is visible yet."""
+        return self._plan.upload(iterator, _transaction(self._plan.options.app))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Make the uploads of all tasks visible, all or none of them, and once."""
+        for message in messages:
+            if isinstance(message, TaskUploads) and message.task.transaction is not None:
+                found = message.task.transaction.batch
+                if found != batchId:
+                    raise InvalidInput(
+                        f"tasks wrote batch {found} and Spark commits batch {batchId}: this "
+                        "version of Spark is not supported by the sink"
+                    )
+        self._plan.append(messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Does nothing.
+
+        Spark also calls this when ``commit`` raised, and then the uploads may be in the queue:
+        deleting them would lose records. Orphans are the garbage collector's.
+        """
+
+
+def stream_writer(
+    options: Mapping[str, str], schema: StructType, overwrite: bool
+) -> BufferStreamWriter:
+    """The writer of one micro-batch.
+
+    Args:
+        options: Options of ``writeStream``.
+        schema: Columns of the stream.
+        overwrite: Whether each batch is to replace what is there (output mode complete).
+
+    Raises:
+        InvalidInput: An option, a column or the output mode cannot be used.
+    """
+    if overwrite:
+        raise InvalidInput(
+            "output mode complete cannot be written to a buffer: a queue only grows. Use "
+            "outputMode('append'), with a watermark if the query aggregates."
+        )
+    return BufferStreamWriter(Plan.make(SinkOptions.for_stream(options), schema))
+
+
+def _transaction(app: str | None) -> Transaction:
+    app = app or query_id()
+    batch = batch_id()
+    if app is None or batch is None:
+        raise InvalidInput(
+            "the task does not know its query and batch: the streaming sink runs only in the "
+            "tasks of a streaming query"
+        )
+    return Transaction(app, batch)
+
+
+# ---- ``df.write.format("opendata-buffer")``: where Spark calls in. ----
+
+
+class BufferBatchWriter(DataSourceArrowWriter):
+    """Writes one DataFrame into a buffer: all of it becomes visible at once.
+
+    Args:
+        plan: The write.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    def __reduce__(self) -> tuple[type[BufferBatchWriter], tuple[Plan]]:
+        # Spark pickles the writer that it plans a write with, once for the tasks and once more,
+        # and not the one that it commits a micro-batch with. So this is where a write learns
+        # what it goes to, by one read.
+        self._plan = self._plan.locate()
+        return BufferBatchWriter, (self._plan,)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Upload a task's rows; nothing is visible yet."""
+        return self._plan.upload(iterator, self._plan.options.transaction)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Make the uploads of all tasks visible, all or none of them."""
+        self._plan.append(messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Does nothing: uploads of a write that failed are the garbage collector's.
+
+        Spark also calls this when ``commit`` raised, and then they may be in the queue.
+        """
+
+
+def batch_writer(
+    options: Mapping[str, str], schema: StructType, overwrite: bool
+) -> BufferBatchWriter:
+    """The writer of one DataFrame.
+
+    Args:
+        options: Options of ``df.write``.
+        schema: Columns of the DataFrame.
+        overwrite: Whether to replace what is there (save mode overwrite).
+
+    Raises:
+        InvalidInput: An option, a column or the save mode cannot be used.
+    """
+    if overwrite:
+        raise InvalidInput(
+            "mode overwrite cannot be written to a buffer: a queue only grows. Use "
+            "mode('append'); for an empty queue use another dataPathPrefix."
+        )
+    return BufferBatchWriter(Plan.make(SinkOptions.for_batch(options), schema))
