@@ -1,4 +1,10 @@
-"""Writing into a buffer from inside ``foreachBatch``, with the same exactly-once identity."""
+"""Writing into a buffer from inside ``foreachBatch``, with the same exactly-once identity.
+
+With ``broker="host"`` the process that calls the function is also the queue's broker. Spark commits
+in Python processes that come and go; the one that runs the function of ``foreachBatch`` (the
+driver, or with Spark Connect the server's process for the query) lives as long as its query, so
+other writers can find a broker there.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from buffer_sink.messages import find_topic
 from buffer_sink.options import SinkOptions
+from buffer_sink.writer import find_topic
 from opendata_buffer.broker.committer import open_committer
 from opendata_buffer.config import ProducerConfig, QueueConfig
 from opendata_buffer.consumer.consumer import Consumer
@@ -24,15 +30,7 @@ from opendata_buffer.topic.topic import CurrentTopic, Topic
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["ForeachBatchWriter", "foreach_batch_writer", "host"]
-
-
-# ---- The broker of a queue in the process that calls ``foreachBatch`` functions. ----
-#
-# Spark commits in Python processes that come and go. The one that runs the function of
-# ``foreachBatch`` (the driver, or with Spark Connect the server's process for the query) lives as
-# long as its query, so others can find a broker there.
-
+__all__ = ["ForeachBatchWriter", "foreach_batch_writer", "serve_broker"]
 
 log = logging.getLogger(__name__)
 
@@ -42,33 +40,35 @@ REFRESH_S = 60.0
 _RUNTIME = SystemRuntime()
 
 
-def host(options: SinkOptions) -> None:
+def serve_broker(options: SinkOptions) -> None:
     """Let this process be the broker of a queue, or of each partition of a topic.
 
-    Where another broker serves, it stands by. Free to repeat: it does nothing then, but for the
-    partitions that a topic has got since. It ends with the process.
+    Where another broker serves, it stands by. A repeated call only adds the partitions that the
+    topic has got since. The broker ends with the process.
 
     Raises:
         InvalidInput: The extra ``broker`` is not installed, or the store cannot be used.
     """
     key = (os.getpid(), options.queue, options.one_queue)
     try:
-        with _one_at_a_time:
-            if key not in _hosting:
-                _hosting[key] = _Hosting(options)
-            _hosting[key].serve()
+        with _lock:
+            if key not in _brokers:
+                _brokers[key] = EmbeddedBroker(options)
+            _brokers[key].serve()
     except InvalidInput:
         raise
     except OpenDataBufferError as error:
-        # The write that follows will tell if the store is gone; the next one tries again.
+        # If the store is gone, the write that follows raises; the next call tries again.
         log.warning("no broker is served in this process: %s", error)
 
 
-class _Hosting:
+class EmbeddedBroker:
+    """The brokers that this process runs for one queue, or for the partitions of one topic."""
+
     def __init__(self, options: SinkOptions) -> None:
         queue = options.queue
         self._store = open_store(queue.store, queue.store_options)
-        # A collector of its workers must not be quicker than what is written (failure F5).
+        # The broker's collector must not delete uploads earlier than the options say (failure F5).
         self._config = ProducerConfig(
             **{each.name: getattr(queue, each.name) for each in fields(QueueConfig)},
             gc_grace_period_ms=options.gc_grace_period_ms,
@@ -80,6 +80,7 @@ class _Hosting:
         self._open: dict[str, Committer] = {}
 
     def serve(self) -> None:
+        """Run a broker for each partition that has none here yet."""
         if self._topic is None:
             self._serve("", self._config)
         else:
@@ -88,28 +89,28 @@ class _Hosting:
 
     def _serve(self, name: str, config: ProducerConfig) -> None:
         if name not in self._open:
-            # Nothing is appended through it: what it has beside it is the broker.
+            # Nothing is appended through this committer: it is made for the broker it starts.
             self._open[name] = open_committer(
                 self._store, config, _RUNTIME, Consumer, broker="host"
             )
 
     def close(self) -> None:
+        """End all of them."""
         while self._open:
             self._open.popitem()[1].close()
 
 
-# Of two queries in one process that write to one queue, one makes what both use.
-_one_at_a_time = threading.Lock()
-_hosting: dict[tuple[int, QueueConfig, bool], _Hosting] = {}
+_lock = threading.Lock()  # two queries in one process that write to one queue share its broker
+_brokers: dict[tuple[int, QueueConfig, bool], EmbeddedBroker] = {}
 
 
 @atexit.register
-def _leave() -> None:
-    """Say so, so that the next broker need not wait."""
-    for (process, *_), hosting in list(_hosting.items()):
+def _close_brokers() -> None:
+    """Announce the end, so that the next broker need not wait for a timeout."""
+    for (process, *_), broker in list(_brokers.items()):
         if process == os.getpid():
-            hosting.close()
-    _hosting.clear()
+            broker.close()
+    _brokers.clear()
 
 
 FORMAT = "opendata-buffer"
@@ -122,7 +123,7 @@ class ForeachBatchWriter:
     Attributes:
         store: The store's URL.
         options: Options of the batch sink; ``txnAppId`` among them.
-        hosts: Whether the process that calls it is to be the queue's broker.
+        hosts: Whether the process that calls it is to be the queue's broker, too.
     """
 
     store: str
@@ -132,7 +133,7 @@ class ForeachBatchWriter:
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         """Append ``df`` to the buffer; a batch id that was written before is skipped."""
         if self.hosts:
-            host(self._checked(batch_id))
+            serve_broker(self._checked(batch_id))
         (
             df.write.format(FORMAT)
             .options(**self.options)

@@ -1,4 +1,8 @@
-"""From Spark's rows to a batch's parts: schema check, ranges of metadata, blocks of records."""
+"""From Spark's rows to record blocks: columns, partitions of a topic, blocks with their metadata.
+
+:func:`check_schema` finds the input columns. For a topic a :class:`PartitionRouter` divides the
+rows among the partitions. A :class:`BlockBuilder` cuts the rows of one queue into record blocks.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +30,9 @@ if TYPE_CHECKING:
     from opendata_buffer.topic.partitioner import Partitioner
 
 __all__ = [
-    "Block",
-    "BlockBuilder",
-    "Columns",
-    "GATHERED_BYTES",
-    "Router",
-    "check_one_queue",
-    "check_schema",
-    "check_topic",
-    "gathered",
-]
+    "COALESCED_BYTES", "Block", "BlockBuilder", "Columns", "PartitionRouter", "check_one_queue",
+    "check_schema", "check_topic", "coalesced",
+]  # fmt: skip
 
 
 _FIX = (
@@ -58,9 +55,9 @@ class Columns:
 
     Attributes:
         value: The record.
-        metadata: What a range of records carries.
-        key: What a topic's partition is chosen by; it is not stored.
-        partition: The name of a topic's partition; it is not stored either.
+        metadata: Payload of the record's metadata range.
+        key: Chooses a topic's partition; it is not stored.
+        partition: Names a topic's partition; it is not stored either.
     """
 
     value: int
@@ -98,10 +95,10 @@ def check_schema(schema: StructType) -> Columns:
 
 
 def check_one_queue(columns: Columns) -> None:
-    """Refuse columns that only a topic has a use for.
+    """Refuse the columns that choose a partition: a single queue has none.
 
     Raises:
-        InvalidInput: There is one.
+        InvalidInput: There is such a column.
     """
     for name, position in (("key", columns.key), ("partition", columns.partition)):
         if position is not None:
@@ -139,7 +136,7 @@ class BlockBuilder:
 
     Args:
         columns: Where value and metadata are.
-        where: Which rows these are; for messages.
+        where: Names the rows in messages.
         target: Block size in bytes.
         limit: Largest block in bytes.
         max_ranges: Runs of equal metadata that may be written.
@@ -159,7 +156,7 @@ class BlockBuilder:
 
     @property
     def size(self) -> int:
-        """Bytes of the block begun last."""
+        """Bytes of the block that is not full yet."""
         return self._size
 
     def _clear(self) -> None:
@@ -169,10 +166,10 @@ class BlockBuilder:
         self._runs: list[Metadata] = []
 
     def add(self, rows: pa.RecordBatch, now_ms: int) -> Iterator[Block]:
-        """Take in rows, giving back each block they fill.
+        """Add rows and give back each block that they fill.
 
         Args:
-            rows: As Spark gives them.
+            rows: The rows, as Spark gives them.
             now_ms: Ingestion time of blocks that begin with these rows.
 
         Raises:
@@ -188,7 +185,7 @@ class BlockBuilder:
             )
         metadata = None
         if self._columns.metadata is not None:
-            # Null metadata is written as empty: a range ends only where another one begins.
+            # A range ends only where another one begins, so null metadata is written as empty.
             metadata = rows.column(self._columns.metadata).cast(pa.large_binary())
             metadata = metadata.fill_null(b"") if metadata.null_count else metadata
         ends = _ends(values)
@@ -208,7 +205,7 @@ class BlockBuilder:
         self._rows += len(values)
 
     def finish(self) -> Block | None:
-        """The block begun last, and begin another; None when it has no rows."""
+        """The block that is not full yet; None when it has no rows."""
         return self._close() if self._records else None
 
     def _append(self, values: pa.Array, size: int) -> None:
@@ -264,22 +261,19 @@ def _ends(values: pa.Array) -> memoryview:
     return memoryview(pc.cumulative_sum(sizes).buffers()[1]).cast("q")[: len(values)]
 
 
-# ---- Which partition of a topic each row goes to. ----
-
-
-GATHERED_BYTES = 8 * MIB
-"""Rows that are divided at once; a single batch of Spark's may be larger."""
+COALESCED_BYTES = 8 * MIB
+"""Bytes of rows that are divided at once. A single batch of Spark's may be larger."""
 
 
 def check_topic(columns: Columns, partitioner: str | None) -> None:
-    """Refuse columns and a partitioner that do not go together.
+    """Refuse columns and a partitioner that contradict each other.
 
     Args:
-        columns: Of the rows.
-        partitioner: As the option says; None where it is not given.
+        columns: The input columns.
+        partitioner: The option; None where it is not given.
 
     Raises:
-        InvalidInput: Column ``key`` is missing or has no use, or two things choose the partition.
+        InvalidInput: Column ``key`` is missing or not used, or the partition is chosen twice.
     """
     if columns.partition is not None:
         if partitioner is not None or columns.key is not None:
@@ -301,32 +295,32 @@ def check_topic(columns: Columns, partitioner: str | None) -> None:
         )
 
 
-def gathered(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in larger batches: what dividing them costs is per part, not per row.
+def coalesced(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in larger batches, since dividing rows has a cost per batch and partition.
 
-    Spark gives 10,000 rows at a time; among many partitions only a few hundred would be left.
+    Spark gives 10,000 rows at a time, of which many partitions would get a few hundred each.
     """
     waiting: list[pa.RecordBatch] = []
     size = 0
     for batch in rows:
         waiting.append(batch)
         size += batch.nbytes
-        if size >= GATHERED_BYTES:
+        if size >= COALESCED_BYTES:
             yield from pa.Table.from_batches(waiting).combine_chunks().to_batches()
             waiting, size = [], 0
     if waiting:
         yield from pa.Table.from_batches(waiting).combine_chunks().to_batches()
 
 
-class Router:
+class PartitionRouter:
     """Divides a task's rows among the partitions: by one sort and one copy of each batch.
 
     Args:
         columns: Where key and partition are in the rows; checked by :func:`check_topic`.
-        partitioner: As the option says; None for ``random``.
-        write: The partitions.
-        task: Number of the task; for messages.
-        runtime: For ``random``.
+        partitioner: The option; None for ``random``.
+        write: Has the partitions.
+        task: Number of the task, for messages.
+        runtime: Randomness of ``random``.
     """
 
     def __init__(
@@ -360,7 +354,7 @@ class Router:
         if columns.partition is not None:
             parts = split(rows, rows.column(columns.partition), self._names, self._chosen)
         elif columns.key is None:
-            # Only their number counts, and so the values serve as keys.
+            # `random` looks at no key: the values serve as keys of the right number.
             parts = split(rows, rows.column(columns.value), self._names, self._mapping)
         else:
             self._check_keys(rows.column(columns.key))
@@ -395,7 +389,7 @@ class Router:
 
     def _row(self, where: pa.Array) -> str:
         row = self._rows + pc.index(where, True).as_py()
-        return f"row {row} of partition {self._task} of the DataFrame (counted from 0)"
+        return f"row {row} of task {self._task} (counted from 0)"
 
 
 def _listed(names: Iterable[str]) -> str:

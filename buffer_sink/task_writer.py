@@ -1,4 +1,4 @@
-"""One task's part of a write: divide, encode and upload its rows, and say where they are."""
+"""One task's part of a write: divide, encode and upload its rows, and report the uploads."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ import pyarrow as pa
 
 from buffer_sink.messages import SmallBatch, TaskUploads, UploadedBatch, WriteTask
 from buffer_sink.options import SinkOptions
-from buffer_sink.rows import Block, BlockBuilder, Columns, Router, gathered
+from buffer_sink.rows import Block, BlockBuilder, Columns, PartitionRouter, coalesced
 from buffer_sink.uploads import BatchObjects, UploadWindow
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Put
 
-__all__ = ["OPEN_BLOCKS", "PartitionWriter"]
-
+__all__ = ["OPEN_BLOCKS", "TaskWriter"]
 
 OPEN_BLOCKS = 4
-"""Blocks' worth of rows that wait in blocks which are not full; the largest goes first."""
+"""Most bytes of rows in blocks that are not full, as a number of full blocks."""
 
 
-class PartitionWriter:
-    """Uploads the rows of one partition as batches.
+class TaskWriter:
+    """Uploads the rows of one task as batches.
 
-    Nothing becomes visible: batches are in the queue only when the driver appends them. What a
-    failed or a repeated task uploaded is an orphan, and the collector deletes it by its age.
+    Nothing becomes visible: batches are in the queue only when the driver appends them. The
+    uploads of a failed or a repeated task are orphans, and the collector deletes them by their
+    age.
 
     Memory: the block being filled, one waiting and ``upload_concurrency`` in upload, these with
-    their sealed copy, each of ``target_batch_bytes``; and one of Spark's Arrow batches. Of a
-    topic there is a block being filled per partition, and all of them together have
-    :data:`OPEN_BLOCKS` times the size of one at most; and some Arrow batches are gathered and
-    then copied, :data:`~buffer_sink.rows.GATHERED_BYTES` twice.
+    their sealed copy, each of ``target_batch_bytes``; and one of Spark's Arrow batches. For a
+    topic there is a block being filled for each partition, of all together
+    :data:`OPEN_BLOCKS` times ``target_batch_bytes``; and Arrow batches are joined by copying
+    them, twice :data:`~buffer_sink.rows.COALESCED_BYTES`.
 
     Args:
         options: The sink's options.
         columns: Where value and metadata are in the rows.
-        task: Which task this is.
+        task: The task.
         store: Where batches go.
         runtime: Clocks, names and threads.
     """
@@ -52,16 +52,14 @@ class PartitionWriter:
         runtime: Runtime,
     ) -> None:
         self._options = options
-        self._task = task
-        self._objects = BatchObjects(
-            options, task.transaction, task.topic, store=store, runtime=runtime
-        )
-        self._runtime = runtime
         self._columns = columns
-        self._router: Router | None = None
+        self._task = task
+        self._objects = BatchObjects(options, task, store=store, runtime=runtime)
+        self._runtime = runtime
+        self._router: PartitionRouter | None = None
         if task.topic is not None:
-            self._router = Router(
-                columns, options.partitioner, task.topic, task=task.partition, runtime=runtime
+            self._router = PartitionRouter(
+                columns, options.partitioner, task.topic, task=task.number, runtime=runtime
             )
         self._builders: dict[str | None, BlockBuilder] = {}
         self._counts: Counter[str] = Counter()
@@ -69,7 +67,7 @@ class PartitionWriter:
         self._uploaded: dict[int, UploadedBatch] = {}
 
     def write(self, rows: Iterable[pa.RecordBatch]) -> TaskUploads:
-        """Upload all rows of the partition, unless they are few and shall be gathered.
+        """Upload all rows of the task, unless they are few and the driver is to store them.
 
         Call it once.
 
@@ -78,29 +76,29 @@ class PartitionWriter:
             StorageError: An upload failed for good, or for ``cas_deadline_ms``.
         """
         with UploadWindow(self._options.upload_concurrency, self._runtime) as window:
-            for batch in rows if self._router is None else gathered(rows):
-                for name, part in self._parts(batch):
+            for batch in rows if self._router is None else coalesced(rows):
+                for name, part in self._by_partition(batch):
                     for block in self._builder(name).add(part, self._runtime.now_ms()):
-                        self._start(window, name, block)
+                        self._upload(window, name, block)
                         del block  # it would stay in memory until the next one is full
-                self._shed(window)
-            if not self._started and self._is_small():
-                return TaskUploads(self._task, tuple(self._small()))
+                self._flush_largest(window)
+            if not self._started and self._open_bytes() <= self._options.gather_bytes:
+                return TaskUploads(self._task, tuple(self._small_batches()))
             for name in list(self._builders):
-                self._close(window, name)
+                self._flush(window, name)
         # Uploads end in any order; the queue gets them in the order of the rows.
         return TaskUploads(
             self._task, tuple(upload for _, upload in sorted(self._uploaded.items()))
         )
 
-    def _parts(self, rows: pa.RecordBatch) -> Iterable[tuple[str | None, pa.RecordBatch]]:
+    def _by_partition(self, rows: pa.RecordBatch) -> Iterable[tuple[str | None, pa.RecordBatch]]:
         return [(None, rows)] if self._router is None else self._router.split(rows).items()
 
     def _builder(self, name: str | None) -> BlockBuilder:
         if name not in self._builders:
-            where = f"partition {self._task.partition}"
+            where = f"task {self._task.number}"
             if name is not None:
-                where = f"what partition {self._task.partition} of the DataFrame has for {name}"
+                where = f"the rows of task {self._task.number} for partition {name}"
             self._builders[name] = BlockBuilder(
                 self._columns,
                 where=where,
@@ -110,23 +108,22 @@ class PartitionWriter:
             )
         return self._builders[name]
 
-    def _shed(self, window: UploadWindow) -> None:
-        """Keep blocks that are not full yet from adding up over many partitions."""
-        most = OPEN_BLOCKS * self._options.target_batch_bytes
-        while sum(builder.size for builder in self._builders.values()) > most:
-            self._close(window, max(self._builders, key=lambda name: self._builders[name].size))
+    def _open_bytes(self) -> int:
+        return sum(builder.size for builder in self._builders.values())
 
-    def _close(self, window: UploadWindow, name: str | None) -> None:
+    def _flush_largest(self, window: UploadWindow) -> None:
+        """Bound the memory of blocks that are not full, over all partitions."""
+        most = OPEN_BLOCKS * self._options.target_batch_bytes
+        while self._open_bytes() > most:
+            self._flush(window, max(self._builders, key=lambda name: self._builders[name].size))
+
+    def _flush(self, window: UploadWindow, name: str | None) -> None:
         block = self._builders[name].finish()
         if block is not None:
-            self._start(window, name, block)
+            self._upload(window, name, block)
 
-    def _is_small(self) -> bool:
-        size = sum(builder.size for builder in self._builders.values())
-        return size <= self._options.gather_bytes
-
-    def _small(self) -> Iterator[SmallBatch]:
-        """Everything, for the driver to store."""
+    def _small_batches(self) -> Iterator[SmallBatch]:
+        """All rows, for the driver to store."""
         for name, builder in self._builders.items():
             block = builder.finish()
             if block is not None:
@@ -134,20 +131,20 @@ class PartitionWriter:
                 yield SmallBatch(data, block.records, block.metadata, name, self._clock(name))
 
     def _clock(self, partition: str | None) -> int:
-        """Of the next batch for a partition of the topic; 0 for a single queue."""
+        """Clock of the next batch for a partition of the topic; 0 for a single queue."""
         if partition is None or self._task.topic is None:
             return 0
-        clock = self._task.topic.clock(self._task.partition, self._counts[partition])
+        clock = self._task.topic.clock(self._task.number, self._counts[partition])
         self._counts[partition] += 1
         return clock
 
-    def _start(self, window: UploadWindow, partition: str | None, block: Block) -> None:
+    def _upload(self, window: UploadWindow, partition: str | None, block: Block) -> None:
         clock = self._clock(partition)
         key = self._objects.name(partition, clock)
         position, self._started = self._started, self._started + 1
-        window.submit(partial(self._upload, position, key, partition, clock, block))
+        window.submit(partial(self._put, position, key, partition, clock, block))
 
-    def _upload(
+    def _put(
         self, position: int, key: str, partition: str | None, clock: int, block: Block
     ) -> None:
         self._uploaded[position] = self._objects.put(key, partition, clock, block)

@@ -40,7 +40,7 @@ def builder(
 ) -> BlockBuilder:
     return BlockBuilder(
         Columns(0, 1 if metadata else None),
-        where="partition 3",
+        where="task 3",
         target=target,
         limit=limit,
         max_ranges=ranges,
@@ -134,14 +134,14 @@ def test_a_record_larger_than_the_target_has_a_block_of_its_own() -> None:
 def test_a_record_larger_than_the_limit_is_refused_with_its_row() -> None:
     made = builder(target=20, limit=50)
     assert len(blocks(made, rows([b"x" * 46]))) == 1
-    with pytest.raises(InvalidInput, match="47 bytes in row 3 of partition 3"):
+    with pytest.raises(InvalidInput, match="47 bytes in row 3 of task 3"):
         blocks(made, rows([b"a", b"b", b"x" * 47]))
 
 
 def test_a_null_is_refused_with_its_row() -> None:
     made = builder()
     blocks(made, rows([b"a", b"b"]))
-    with pytest.raises(InvalidInput, match=r"null in row 3 of partition 3.*IS NOT NULL"):
+    with pytest.raises(InvalidInput, match=r"null in row 3 of task 3.*IS NOT NULL"):
         blocks(made, rows([b"c", None, None]))
 
 
@@ -173,7 +173,7 @@ def test_metadata_may_be_text() -> None:
 def test_f35_metadata_that_changes_with_every_row_is_refused() -> None:
     unique = [str(number).encode() for number in range(11)]
     assert len(blocks(builder(metadata=True, ranges=11), rows(unique, unique))) == 1
-    with pytest.raises(InvalidInput, match="changes more than 10 times in partition 3"):
+    with pytest.raises(InvalidInput, match="changes more than 10 times in task 3"):
         blocks(builder(metadata=True, ranges=10), rows(unique, unique))
 
 

@@ -5,9 +5,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from buffer_sink.commit import WriteCommitter
 from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
+from buffer_sink.queue_commit import QueueCommitter
 from opendata_buffer.broker.lease import DiscoveryRecord, Lease, announcement_key
 from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.consumer.isolation import TransactionFilter
@@ -64,8 +64,8 @@ class World:
         # Written now, so that a test's script meets the manifest only.
         claim_queue(self.store, CONFIG)
 
-    def driver(self) -> WriteCommitter:
-        return WriteCommitter(self.store, OPTIONS, self.runtime)
+    def driver(self) -> QueueCommitter:
+        return QueueCommitter(self.store, OPTIONS, self.runtime)
 
     def queue(self) -> Queue:
         return Queue(self.store, CONFIG, runtime=self.runtime, role="test")
@@ -139,7 +139,7 @@ def test_who_is_alone_asks_the_store_for_nothing_more_because_there_may_be_a_bro
             )
         options = SinkOptions(queue=CONFIG, broker=broker)
         gets, puts = world.store.gets, world.store.puts
-        driver = WriteCommitter(world.store, options, world.runtime)
+        driver = QueueCommitter(world.store, options, world.runtime)
         for batch in range(3):
             driver.append(world.group(batch, b"x", query="q"))
         requests[broker] = (world.store.gets - gets, world.store.puts - puts)
@@ -164,7 +164,7 @@ def test_who_loses_a_race_looks_for_a_broker_unless_it_is_off(broker: str, looks
 
     store = Busy()
     world = World(store)
-    driver = WriteCommitter(store, SinkOptions(queue=CONFIG, broker=broker), world.runtime)
+    driver = QueueCommitter(store, SinkOptions(queue=CONFIG, broker=broker), world.runtime)
     driver.append(world.group(0, b"a"))
     store.script = [lost]
     Busy.read.clear()
@@ -382,7 +382,7 @@ def test_f12_a_store_without_compare_and_swap_is_refused_before_anything_is_writ
 def test_f7_a_prefix_of_another_queue_is_refused() -> None:
     world = World()
     config = QueueConfig(store="memory://x", data_path_prefix=PREFIX, manifest_path="other")
-    committer = WriteCommitter(world.store, SinkOptions(queue=config), world.runtime)
+    committer = QueueCommitter(world.store, SinkOptions(queue=config), world.runtime)
     with pytest.raises(PrefixConflict):
         committer.append(world.group(0, b"a"))
     assert world.queue().read() is None

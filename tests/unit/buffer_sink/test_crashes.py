@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from buffer_sink.commit import WriteCommitter
 from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
+from buffer_sink.queue_commit import QueueCommitter
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.isolation import TransactionFilter
 from opendata_buffer.errors import CommitStateUnknown
@@ -118,7 +118,7 @@ class World:
             key = batch_key("p", self.runtime.ulid(), txn)
             self.store.put(key, encode_batch([f"{batch}.{part}".encode()]))
             uploads.append(UploadedBatch(key, 1, 0, ()))
-        driver = WriteCommitter(self.store, SinkOptions(queue=CONFIG), self.runtime)
+        driver = QueueCommitter(self.store, SinkOptions(queue=CONFIG), self.runtime)
         self.store.left = 1_000 if attempt.kill is None else attempt.kill
         self.store.after, self.store.losses = attempt.after, attempt.losses
         try:

@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from buffer_sink.commit import (
-    ALREADY_DONE,
-    APPEND,
-    SEPARATE,
+from buffer_sink.queue_commit import (
     AlreadyDone,
+    Append,
     Decision,
+    Separate,
     decide,
     is_queued,
     transaction_prefix,
@@ -32,32 +31,32 @@ def decision(manifest: Manifest, record: CommitRecord | None, batch: int) -> Dec
 
 
 def test_the_first_batch_of_a_new_queue_is_appended() -> None:
-    assert decision(Manifest.empty(), None, 0) == APPEND
+    assert decision(Manifest.empty(), None, 0) == Append()
 
 
 def test_a_batch_in_the_record_is_done() -> None:
     record = CommitRecord(batch=3, next_sequence=0)
-    assert decision(Manifest.empty(), record, 3) == ALREADY_DONE
+    assert decision(Manifest.empty(), record, 3) == AlreadyDone()
 
 
 def test_an_older_batch_than_the_record_s_is_done_too() -> None:
     record = CommitRecord(batch=3, next_sequence=0)
-    assert decision(Manifest.empty(), record, 2) == ALREADY_DONE
-    assert decision(Manifest.empty(), record, 4) == APPEND
+    assert decision(Manifest.empty(), record, 2) == AlreadyDone()
+    assert decision(Manifest.empty(), record, 4) == Append()
 
 
 def test_a_queued_batch_is_done_although_no_record_was_written() -> None:
     manifest = Manifest.empty().append([entry(0, batch=3)])
     assert decision(manifest, None, 3) == AlreadyDone((entry(0, batch=3).location,))
-    assert decision(manifest, None, 2) == ALREADY_DONE, "a later batch tells"
-    assert decision(manifest, None, 4) == APPEND
+    assert decision(manifest, None, 2) == AlreadyDone(), "a later batch tells"
+    assert decision(manifest, None, 4) == Append()
 
 
 def test_other_apps_and_plain_batches_do_not_count() -> None:
     manifest = Manifest.empty().append(
         [entry(0), entry(1, batch=9, app="q2"), entry(2, batch=9, app="xq")]
     )
-    assert decision(manifest, None, 0) == APPEND
+    assert decision(manifest, None, 0) == Append()
 
 
 def test_a_half_dequeued_batch_is_still_seen() -> None:
@@ -69,13 +68,13 @@ def test_a_separator_is_needed_only_when_our_entries_may_have_been_dequeued_unse
     full = Manifest.empty().append([entry(0, batch=0), entry(1), entry(2)])
     drained = full.drop_through(2)
     # Batch 0 ended at sequence 0; 1 and 2 came after, and one of them might be batch 1.
-    assert decision(drained, CommitRecord(batch=0, next_sequence=1), 1) == SEPARATE
+    assert decision(drained, CommitRecord(batch=0, next_sequence=1), 1) == Separate()
     # Nothing came after batch 0, so nothing is hidden.
-    assert decision(drained, CommitRecord(batch=0, next_sequence=3), 1) == APPEND
+    assert decision(drained, CommitRecord(batch=0, next_sequence=3), 1) == Append()
     # Without a record anything may be hidden.
-    assert decision(drained, None, 1) == SEPARATE
+    assert decision(drained, None, 1) == Separate()
     # An entry that is still queued stands in between already.
-    assert decision(full.drop_through(1), None, 1) == APPEND
+    assert decision(full.drop_through(1), None, 1) == Append()
 
 
 def test_f4_a_queue_shorter_than_the_record_is_refused() -> None:
@@ -121,7 +120,7 @@ def test_whatever_was_dequeued_a_commit_repeated_without_record_reaches_the_read
     match decision(manifest, before, 7):
         case AlreadyDone():
             again: list[NewEntry] = []
-        case what if what == SEPARATE:
+        case Separate():
             again = [entry(10), entry(11, batch=7), entry(12, batch=7)]
         case _:
             again = [entry(11, batch=7), entry(12, batch=7)]
@@ -148,4 +147,4 @@ def test_names() -> None:
 
 
 def test_a_claimed_app_id_without_batches_lets_batch_0_be_appended() -> None:
-    assert decision(Manifest.empty(), CommitRecord(-1, 0, "one"), 0) == APPEND
+    assert decision(Manifest.empty(), CommitRecord(-1, 0, "one"), 0) == Append()

@@ -76,7 +76,7 @@ def test_with_host_the_calling_process_serves_and_the_write_finds_a_broker_as_an
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     served: list[SinkOptions] = []
-    monkeypatch.setattr("buffer_sink.foreach_batch.host", served.append)
+    monkeypatch.setattr("buffer_sink.foreach_batch.serve_broker", served.append)
     made = foreach_batch_writer("/s", txn_app_id="job", broker="host", data_path_prefix="p")
     assert served == []
     for batch in range(2):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from buffer_sink.messages import SmallBatch, TopicWrite, UploadedBatch
+from buffer_sink.messages import SmallBatch, TopicWrite, UploadedBatch, WriteTask
 from buffer_sink.options import SinkOptions
-from buffer_sink.uploads import BatchObjects, joined, store_small
+from buffer_sink.uploads import BatchObjects, join_blocks, store_small
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import PermanentStorageError
 from opendata_buffer.formats.arrow import encode_arrow_block
@@ -15,6 +15,7 @@ from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.keys import Transaction, parse_location
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.messages.message_ids import parse_uuid
+from opendata_buffer.runtime import Moment
 from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -40,7 +41,9 @@ def stored(
     store = store or MemoryStore()
     runtime = ManualRuntime()
     options = SinkOptions(queue=QueueConfig(store="memory://x"), target_batch_bytes=target)
-    objects = BatchObjects(options, TXN, topic, store=store, runtime=runtime)
+    objects = BatchObjects(
+        options, WriteTask(0, Moment(0, 0.0), TXN, topic=topic), store=store, runtime=runtime
+    )
     found = []
     for each in store_small(batches, objects, options, runtime):
         if each.location.startswith("before"):
@@ -92,7 +95,7 @@ def test_each_partition_of_a_topic_has_its_own_and_clocks_rise_in_each() -> None
 
 
 def test_metadata_begins_where_its_records_begin_and_times_never_fall() -> None:
-    block = joined(
+    block = join_blocks(
         [
             small(b"a", b"b", metadata=b"x", at=9),
             small(b"c", metadata=b"x", at=7),

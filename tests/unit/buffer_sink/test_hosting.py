@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from buffer_sink import foreach_batch as hosting
-from buffer_sink.foreach_batch import host
+from buffer_sink.foreach_batch import serve_broker
 from buffer_sink.options import SinkOptions
 from opendata_buffer.broker.lease import DiscoveryRecord, Lease
 from opendata_buffer.config import QueueConfig
@@ -24,7 +24,7 @@ from tests.unit.broker.local import eventually
 @pytest.fixture(autouse=True)
 def left() -> Iterator[None]:
     yield
-    hosting._leave()
+    hosting._close_brokers()
 
 
 def announced(config: QueueConfig) -> DiscoveryRecord | None:
@@ -35,16 +35,16 @@ def announced(config: QueueConfig) -> DiscoveryRecord | None:
 def test_it_serves_a_queue_until_the_process_ends(tmp_path: Path) -> None:
     config = QueueConfig(store=str(tmp_path))
     options = SinkOptions(queue=config, gc_grace_period_ms=900_000)
-    host(options)
+    serve_broker(options)
     eventually(lambda: announced(config))
     first = announced(config)
     assert first is not None
-    host(options)
-    (one,) = hosting._hosting.values()
+    serve_broker(options)
+    (one,) = hosting._brokers.values()
     assert one._config.gc_grace_period_ms == 900_000
-    hosting._leave()
+    hosting._close_brokers()
     assert announced(config) is None
-    assert hosting._hosting == {}
+    assert hosting._brokers == {}
 
 
 def test_it_serves_each_partition_of_a_topic_and_those_that_come(
@@ -54,11 +54,11 @@ def test_it_serves_each_partition_of_a_topic_and_those_that_come(
     config = QueueConfig(store=str(tmp_path))
     topic = Topic.create(config, 2)
     options = SinkOptions(queue=config)
-    host(options)
+    serve_broker(options)
     topic.expand(3)
 
     def all_served() -> bool:
-        host(options)
+        serve_broker(options)
         names = topic.read().active
         return len(names) == 3 and all(announced(Topic.config_of(n, config)) for n in names)
 
@@ -74,10 +74,10 @@ def test_a_store_that_does_not_answer_fails_no_write_here(
     options = SinkOptions(queue=QueueConfig(store=str(tmp_path)))
     with monkeypatch.context() as patch:
         patch.setattr(hosting, "find_topic", silent)
-        host(options)
-    assert hosting._hosting == {}
-    host(options)
-    assert len(hosting._hosting) == 1
+        serve_broker(options)
+    assert hosting._brokers == {}
+    serve_broker(options)
+    assert len(hosting._brokers) == 1
 
 
 def test_without_the_extra_it_says_what_to_install(
@@ -85,4 +85,4 @@ def test_without_the_extra_it_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: None)
     with pytest.raises(InvalidInput, match=r"pip install 'opendata-buffer\[broker\]'"):
-        host(SinkOptions(queue=QueueConfig(store=str(tmp_path))))
+        serve_broker(SinkOptions(queue=QueueConfig(store=str(tmp_path))))

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from buffer_sink.commit import Expiry, UploadAges
 from buffer_sink.messages import Group, UploadedBatch
-from buffer_sink.upload_expiry import Expiry, Lifetimes
 from opendata_buffer.errors import TransientStorageError
 from opendata_buffer.formats.keys import Transaction, batch_key, later_ulid
 from opendata_buffer.gc import Queued, plan
@@ -33,8 +33,8 @@ class World:
         return key
 
     @property
-    def lifetimes(self) -> Lifetimes:
-        return Lifetimes(self.store, GRACE_S * 1000, HOUR_S * 1000, self.runtime)
+    def lifetimes(self) -> UploadAges:
+        return UploadAges(self.store, GRACE_S * 1000, HOUR_S * 1000, self.runtime)
 
     def expiry(self) -> Expiry:
         uploads = tuple(UploadedBatch(key, 1, 1, ()) for key in self.keys)
@@ -107,7 +107,7 @@ def test_the_oldest_upload_counts_and_one_that_is_gone_is_told() -> None:
 def test_uploads_are_found_page_by_page_and_nothing_behind_them_is_listed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("buffer_sink.upload_expiry._PAGE", 2)
+    monkeypatch.setattr("buffer_sink.commit._PAGE", 2)
     world = World()
     keys = sorted(world.upload(txn=Transaction("q", 1)) for _ in range(7))
     asked: list[str] = []

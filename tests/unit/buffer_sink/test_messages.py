@@ -19,8 +19,8 @@ def upload(name: str, records: int = 2) -> UploadedBatch:
     return UploadedBatch(name, records, 100, (Metadata(0, 5, b"m"),))
 
 
-def message(partition: int, *uploads: UploadedBatch, txn: Transaction | None = TXN) -> TaskUploads:
-    return TaskUploads(WriteTask(partition, EARLY, txn), uploads)
+def message(task: int, *uploads: UploadedBatch, txn: Transaction | None = TXN) -> TaskUploads:
+    return TaskUploads(WriteTask(task, EARLY, txn), uploads)
 
 
 def collect(messages: list[TaskUploads | None]) -> Group | None:
@@ -30,14 +30,15 @@ def collect(messages: list[TaskUploads | None]) -> Group | None:
     return collect_and_store(messages, never)
 
 
-def test_uploads_are_ordered_by_partition_and_then_as_written() -> None:
+def test_uploads_are_ordered_by_task_and_then_as_written() -> None:
     group = collect(
         [message(2, upload("c")), None, message(0, upload("a"), upload("b")), message(1)]
     )
     assert group is not None
     assert [each.location for each in group.uploads] == ["a", "b", "c"]
     assert group.transaction == TXN
-    assert (group.records, group.bytes) == (6, 300)
+    assert group.records == 6
+    assert group.locations == ("a", "b", "c")
     assert group.entries[0] == NewEntry("a", (Metadata(0, 5, b"m"),))
 
 
@@ -72,7 +73,7 @@ def test_small_batches_are_stored_with_all_others_in_order_and_the_writes_identi
     group = collect_and_store([*sent, message(0, upload("a"))], store)
     assert group is not None
     assert [each.location for each in group.uploads] == ["stored"]
-    assert asked == [[upload("a"), small], TXN, None]
+    assert asked == [[upload("a"), small], message(0).task]
 
 
 def test_a_message_survives_pickling() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from buffer_sink.messages import TopicWrite
+from buffer_sink.messages import TopicWrite, WriteTask
 from buffer_sink.options import SinkOptions
 from buffer_sink.rows import Block
 from buffer_sink.uploads import BatchObjects
@@ -10,6 +10,7 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.codec import Compression, parse_footer
 from opendata_buffer.formats.keys import Transaction, location_timestamp_ms, parse_location
 from opendata_buffer.formats.manifest import Metadata
+from opendata_buffer.runtime import Moment
 from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -23,7 +24,12 @@ TXN = Transaction("q", 4)
 
 
 def objects(store: MemoryStore, topic: TopicWrite | None = None) -> BatchObjects:
-    return BatchObjects(OPTIONS, TXN, topic, store=store, runtime=ManualRuntime())
+    return BatchObjects(
+        OPTIONS,
+        WriteTask(0, Moment(0, 0.0), TXN, topic=topic),
+        store=store,
+        runtime=ManualRuntime(),
+    )
 
 
 def test_f5_a_name_is_ahead_of_time_and_says_whose_the_batch_is() -> None:

@@ -9,7 +9,7 @@ import pytest
 from buffer_sink.messages import SmallBatch, TaskUploads, TopicWrite, UploadedBatch, WriteTask
 from buffer_sink.options import SinkOptions
 from buffer_sink.rows import Columns
-from buffer_sink.task_writer import OPEN_BLOCKS, PartitionWriter
+from buffer_sink.task_writer import OPEN_BLOCKS, TaskWriter
 from buffer_sink.uploads import UploadWindow
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, PermanentStorageError, TransientStorageError
@@ -31,7 +31,7 @@ def batch(*values: bytes) -> pa.RecordBatch:
 
 
 def write(store, *batches, transaction=TXN, **options):  # type: ignore[no-untyped-def]
-    writer = PartitionWriter(
+    writer = TaskWriter(
         SinkOptions(queue=QUEUE, **options),
         Columns(0, None),
         WriteTask(2, MOMENT, transaction),
@@ -45,7 +45,7 @@ def test_uploads_lie_below_the_transaction_and_are_told_in_order() -> None:
     store = MemoryStore()
     values = [bytes([number]) * 10 for number in range(50)]
     commit = write(store, *(batch(value) for value in values), target_batch_bytes=30)
-    assert (commit.task.partition, commit.task.transaction, commit.task.planned) == (2, TXN, MOMENT)
+    assert (commit.task.number, commit.task.transaction, commit.task.planned) == (2, TXN, MOMENT)
     read: list[bytes] = []
     for upload in commit.uploads:
         parsed = parse_location(upload.location, "p")
@@ -146,7 +146,7 @@ def test_a_failed_upload_fails_the_task() -> None:
 
 def test_a_bad_row_fails_the_task_and_leaves_no_thread() -> None:
     bad = pa.record_batch([pa.array([b"a", None], pa.binary())], names=["value"])
-    with pytest.raises(InvalidInput, match="row 2 of partition 2"):
+    with pytest.raises(InvalidInput, match="row 2 of task 2"):
         write(MemoryStore(), batch(b"a"), bad, target_batch_bytes=5)
     # Of other threads of this process any may end meanwhile.
     assert "buffer-sink-upload" not in {each.name for each in threading.enumerate()}
@@ -183,7 +183,7 @@ def test_memory_is_bounded_by_the_uploads_in_flight() -> None:
             assert taken <= len(store.list("").objects) + 3 + 1 + 1 + 1
             yield batch(b"x" * 10)
 
-    writer = PartitionWriter(
+    writer = TaskWriter(
         SinkOptions(queue=QUEUE, target_batch_bytes=14, upload_concurrency=3),
         Columns(0, None),
         WriteTask(0, MOMENT, TXN),
@@ -202,7 +202,7 @@ TOPIC = TopicWrite(("p-00000", "p-00001", "p-00002"), (), b"\x01" * 6, "write-x"
 
 def write_topic(*batches: pa.RecordBatch, task: int = 2, **options: Any) -> TaskUploads:
     store = options.pop("store", None) or MemoryStore()
-    writer = PartitionWriter(
+    writer = TaskWriter(
         SinkOptions(queue=QueueConfig(store="memory://x"), **options),
         Columns(0, None, partition=1),
         WriteTask(task, MOMENT, TXN, topic=TOPIC),
@@ -248,9 +248,9 @@ def test_rows_for_many_partitions_do_not_add_up_in_memory() -> None:
     store = MemoryStore()
     open_bytes = []
 
-    class Watched(PartitionWriter):
-        def _shed(self, window: UploadWindow) -> None:
-            super()._shed(window)
+    class Watched(TaskWriter):
+        def _flush_largest(self, window: UploadWindow) -> None:
+            super()._flush_largest(window)
             open_bytes.append(sum(each.size for each in self._builders.values()))
 
     writer = Watched(
@@ -266,5 +266,5 @@ def test_rows_for_many_partitions_do_not_add_up_in_memory() -> None:
 
 
 def test_a_value_that_cannot_be_written_to_a_partition_is_named() -> None:
-    with pytest.raises(InvalidInput, match="of what partition 2 of the DataFrame has for p-00001"):
+    with pytest.raises(InvalidInput, match="of the rows of task 2 for partition p-00001"):
         write_topic(to("p-00001", b"x" * 100), target_batch_bytes=20, max_batch_bytes=50)

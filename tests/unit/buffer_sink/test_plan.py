@@ -11,7 +11,7 @@ from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, 
 
 from buffer_sink import writer as module
 from buffer_sink.options import SinkOptions
-from buffer_sink.writer import Plan, task_property
+from buffer_sink.writer import WritePlan, task_property
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, QueueReset
 from opendata_buffer.formats.batch import decode_batch
@@ -22,9 +22,9 @@ from opendata_buffer.topic.topic import Topic
 SCHEMA = StructType([StructField("value", StringType())])
 
 
-def plan(tmp_path: Path) -> Plan:
+def plan(tmp_path: Path) -> WritePlan:
     options = SinkOptions(queue=QueueConfig(store=str(tmp_path)))
-    return pickle.loads(pickle.dumps(Plan.make(options, SCHEMA)))  # type: ignore[no-any-return]
+    return pickle.loads(pickle.dumps(WritePlan.make(options, SCHEMA)))  # type: ignore[no-any-return]
 
 
 def test_making_a_plan_touches_nothing(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_making_a_plan_touches_nothing(tmp_path: Path) -> None:
 def test_a_plan_with_a_wrong_column() -> None:
     options = SinkOptions(queue=QueueConfig(store="/x"))
     with pytest.raises(InvalidInput, match="column 'n'"):
-        Plan.make(options, StructType([StructField("n", IntegerType())]))
+        WritePlan.make(options, StructType([StructField("n", IntegerType())]))
 
 
 def test_a_write_is_visible_after_its_commit_only(tmp_path: Path) -> None:
@@ -64,10 +64,10 @@ def test_two_hundred_tasks_with_a_row_each_make_one_batch_where_they_are_gathere
     tmp_path: Path,
 ) -> None:
     queue = QueueConfig(store=str(tmp_path))
-    made = Plan.make(SinkOptions(queue=queue, gather_bytes=1_000), SCHEMA)
+    made = WritePlan.make(SinkOptions(queue=queue, gather_bytes=1_000), SCHEMA)
     rows = [pa.record_batch([pa.array([str(number)])], names=["value"]) for number in range(200)]
     sent = [
-        replace(message, task=replace(message.task, partition=number))
+        replace(message, task=replace(message.task, number=number))
         for number, each in enumerate(rows)
         for message in [made.upload(iter([each]), Transaction("q", 0))]
     ]
@@ -85,7 +85,7 @@ def test_with_value_format_json_the_columns_are_the_record_and_metadata_has_an_u
 ) -> None:
     options = SinkOptions(queue=QueueConfig(store=str(tmp_path)), value_format="json")
     fields = [StructField("id", IntegerType()), StructField("_metadata", StringType())]
-    made = pickle.loads(pickle.dumps(Plan.make(options, StructType(fields)))).locate()
+    made = pickle.loads(pickle.dumps(WritePlan.make(options, StructType(fields)))).locate()
     rows = pa.record_batch([pa.array([7, None]), pa.array(["m", "m"])], names=["id", "_metadata"])
     made.append([made.upload(iter([rows]), None)])
     ((_, records),) = records_in(tmp_path)
@@ -109,7 +109,7 @@ def test_a_thousand_micro_batches_of_foreach_batch_remember_one_manifest(tmp_pat
     module._forget_committers()
     for version in range(3):
         options = SinkOptions(queue=QueueConfig(store=str(tmp_path)), app="job", version=version)
-        made = Plan.make(options, SCHEMA)
+        made = WritePlan.make(options, SCHEMA)
         rows = pa.record_batch([pa.array(["a"])], names=["value"])
         made.append([made.upload(iter([rows]), options.transaction)])
     manifest = Manifest.parse((tmp_path / "ingest" / "manifest").read_bytes())
@@ -133,9 +133,9 @@ def test_a_topic_that_is_made_because_a_write_wanted_one_is_found_at_once(tmp_pa
     options = SinkOptions(queue=QueueConfig(store=str(tmp_path)), partitioner="modulo")
     schema = StructType([StructField("value", BinaryType()), StructField("key", BinaryType())])
     with pytest.raises(InvalidInput, match="key"):
-        Plan.make(options, schema).locate()
+        WritePlan.make(options, schema).locate()
     Topic.create(str(tmp_path), 2)
-    topic = Plan.make(options, schema).locate().topic
+    topic = WritePlan.make(options, schema).locate().topic
     assert topic is not None
     assert len(topic.active) == 2
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from buffer_sink.commit import CommitRecords
+from buffer_sink.queue_commit import CommitRecords
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptData, InvalidInput, TransientStorageError
 from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome, Unknown

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from buffer_sink.messages import TopicWrite
-from buffer_sink.rows import GATHERED_BYTES, Columns, Router, check_topic, gathered
+from buffer_sink.rows import COALESCED_BYTES, Columns, PartitionRouter, check_topic, coalesced
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic import partitioner as mapping
@@ -18,8 +18,8 @@ KEYED = Columns(0, None, key=1)
 CHOSEN = Columns(0, None, partition=1)
 
 
-def router(columns: Columns = KEYED, partitioner: str | None = "rendezvous") -> Router:
-    return Router(columns, partitioner, WRITE, task=3, runtime=ManualRuntime())
+def router(columns: Columns = KEYED, partitioner: str | None = "rendezvous") -> PartitionRouter:
+    return PartitionRouter(columns, partitioner, WRITE, task=3, runtime=ManualRuntime())
 
 
 def rows(values: list[Any], second: list[Any] | None = None, kind: Any = None) -> pa.RecordBatch:
@@ -78,14 +78,14 @@ def test_a_partition_that_cannot_be_written_is_named_with_its_row(
     routes.split(rows(["a"] * 10, ["p-00000"] * 10))
     with pytest.raises(InvalidInput) as refused:
         routes.split(rows(["a", "b"], ["p-00000", name]))
-    assert f"partition is {why}, in row 11 of partition 3 of the DataFrame" in str(refused.value)
+    assert f"partition is {why}, in row 11 of task 3" in str(refused.value)
     assert "p-00000, p-00002, ..., p-00005" in str(refused.value)
 
 
 def test_a_key_that_is_null_is_named_with_its_row() -> None:
     routes = router()
     routes.split(rows(["a"] * 10, ["k"] * 10))
-    with pytest.raises(InvalidInput, match="key is null in row 12 of partition 3"):
+    with pytest.raises(InvalidInput, match="key is null in row 12 of task 3"):
         routes.split(rows(["a", "b", "c"], ["k", "k", None]))
 
 
@@ -97,13 +97,13 @@ def test_no_rows_go_nowhere() -> None:
 
 def test_small_batches_are_gathered_and_large_ones_are_not() -> None:
     small = [rows([f"{number}/{row}" for row in range(100)]) for number in range(50)]
-    large = rows(["x" * GATHERED_BYTES])
-    found = list(gathered([*small, large, small[0]]))
+    large = rows(["x" * COALESCED_BYTES])
+    found = list(coalesced([*small, large, small[0]]))
     assert [len(each) for each in found] == [5_001, 100]
     assert found[0].column(0).to_pylist()[:5_000] == [
         value for each in small for value in each.column(0).to_pylist()
     ]
-    assert list(gathered([])) == []
+    assert list(coalesced([])) == []
 
 
 @pytest.mark.parametrize(

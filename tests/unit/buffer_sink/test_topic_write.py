@@ -4,7 +4,8 @@ import pickle
 
 import pytest
 
-from buffer_sink.messages import FIRST_CLOCK, TopicWrite, find_topic
+from buffer_sink.messages import FIRST_CLOCK, TopicWrite
+from buffer_sink.writer import find_topic
 from opendata_buffer.errors import CorruptData, PermanentStorageError, TransientStorageError
 from opendata_buffer.formats.keys import Transaction, parse_location
 from opendata_buffer.messages.message_ids import CONTINUE_TXN, parse_uuid
