@@ -2,7 +2,7 @@
 
 Every answer is a function of the offsets Spark hands over and of the manifests; what is kept
 between calls only saves requests. So a replay after a crash, which calls
-:meth:`StreamDriver.plan` first, needs nothing.
+:meth:`MicroBatchStream.plan_input_partitions` first, needs nothing.
 """
 
 from __future__ import annotations
@@ -10,38 +10,46 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
+from buffer_source.batch_sizes import BatchSizes
 from buffer_source.commit_log import CommitLog
 from buffer_source.offsets import ONLY, Position, SourceOffset
 from buffer_source.options import QUARANTINE, SourceOptions
-from buffer_source.partition_stream import READ_AHEAD, Part, PartitionStream, PollResult
-from buffer_source.planner import Limits, PartitionBatch, admit, interleave, tasks_of
+from buffer_source.partition_stream import (
+    READ_AHEAD,
+    PartitionPlan,
+    PartitionStream,
+    PollResult,
+)
+from buffer_source.planner import (
+    PartitionBatch,
+    ReadLimits,
+    TaskBatches,
+    interleave,
+    plan_tasks,
+    rate_limit,
+)
+from buffer_source.queue_cursor import Retrying
 from opendata_buffer import metrics
 from opendata_buffer.concurrency import together
-from opendata_buffer.consumer.fetch import BatchDescriptor
 from opendata_buffer.errors import InvalidInput, OpenDataBufferError, PermanentStorageError
-from opendata_buffer.late import late_imports
 from opendata_buffer.queue.ownership import TOPIC_KEY, lost_topic
 from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import Runtime, deadline
 from opendata_buffer.stores.base import Get, Store
 from opendata_buffer.topic.description import is_topic
+from opendata_buffer.topic.topic import Topic
 
-if TYPE_CHECKING:
-    from opendata_buffer.topic.topic import Topic
-
-__all__ = ["Partitions", "Progress", "StreamDriver", "reads_topic"]
-
-
-# ---- What one run of a query has planned and passed by, for its progress and the metrics. ----
-
+__all__ = ["MicroBatchStream", "Progress", "SourcePartitions", "reads_topic"]
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
 class Progress:
-    """Counts of one run. All start at 0 and only ``quarantined`` may fall.
+    """What one run has planned and passed by. All start at 0 and only ``quarantined`` may fall.
 
     Attributes:
         batches: Batches given to tasks.
@@ -49,32 +57,24 @@ class Progress:
             for ``maxBytesPerTrigger`` and for large micro-batches, not for their own sake.
         repeats: Batches left out because their writer had repeated a transaction.
         missing: Batches passed by because their objects are gone.
-        quarantined: Batches in the queue's quarantine when it was last looked at.
+        quarantined: Batches in the queue's quarantine when it was last counted.
         retries: Requests of the driver that were made again.
     """
 
-    def __init__(self) -> None:
-        self.batches = 0
-        self.bytes: int | None = 0
-        self.repeats = 0
-        self.missing = 0
-        self.quarantined = 0
-        self.retries = 0
+    batches: int = 0
+    bytes: int | None = 0
+    repeats: int = 0
+    missing: int = 0
+    quarantined: int = 0
+    retries: int = 0
 
-    def planned(
-        self, batches: int, size: int | None, missing: int, repeats: Sequence[BatchDescriptor]
-    ) -> None:
-        """A micro-batch was planned.
-
-        Args:
-            batches: Batches that are read.
-            size: Stored bytes of them together, if known.
-            missing: Batches passed by because they are gone.
-            repeats: Batches left out as repeats.
-        """
-        self.batches += batches
-        self.bytes = None if size is None or self.bytes is None else self.bytes + size
-        self.missing += missing
+    def planned(self, plan: PartitionPlan) -> None:
+        """Count what a micro-batch reads of one partition."""
+        self.batches += len(plan.batches)
+        if self.bytes is not None:
+            self.bytes = None if plan.total is None else self.bytes + plan.total
+        self.missing += plan.missing
+        repeats = plan.repeats
         self.repeats += len(repeats)
         if repeats:
             metrics.repeats_dropped.add(len(repeats))
@@ -82,7 +82,7 @@ class Progress:
                 "left out %d of %d batches, sequences %d to %d: their writer repeated "
                 "transactions that were read already",
                 len(repeats),
-                batches + missing + len(repeats),
+                len(plan.batches) + plan.missing + len(repeats),
                 repeats[0].sequence,
                 repeats[-1].sequence,
             )
@@ -103,9 +103,6 @@ class Progress:
         }
 
 
-# ---- Which queues a source reads: the one it names, or all partitions of a topic. ----
-
-
 def reads_topic(options: SourceOptions, store: Get, runtime: Runtime) -> bool:
     """Whether the options lead to a topic, by one small read; none where they name a queue.
 
@@ -118,38 +115,33 @@ def reads_topic(options: SourceOptions, store: Get, runtime: Runtime) -> bool:
         with deadline(runtime, options.queue.cas_deadline_ms / 1000):
             return is_topic(store)
     except PermanentStorageError as error:
-        # Who may only read below a queue's prefix has a queue.
+        # A reader that may only read below one prefix has a queue there.
         log.warning("not looking for a topic, reading a queue: %s", error)
         return False
 
 
-class Partitions:
-    """The queues of a source by their names in its offsets, and a stream for each.
+class SourcePartitions:
+    """The queues of a source by their names in its offsets.
 
-    A source that reads one queue has the one partition :data:`~buffer_source.offsets.ONLY`.
-    Makes no request before it is asked which partitions there are.
+    A source that reads one queue has the one partition :data:`~buffer_source.offsets.ONLY`. Makes
+    no request before it is asked which partitions there are.
 
     Args:
         options: What the query asked for.
         store: The opened store.
         runtime: Clock, sleep and threads.
-        patient: Repeats what fails for a time.
+        retrying: Repeats what fails for a time.
     """
 
     def __init__(
-        self,
-        options: SourceOptions,
-        store: Store,
-        runtime: Runtime,
-        patient: Callable[..., Any],
+        self, options: SourceOptions, store: Store, runtime: Runtime, retrying: Retrying
     ) -> None:
         self._options = options
         self._store = store
         self._runtime = runtime
-        self._patient = patient
-        self._known = False  # Whether it is known what the options lead to.
+        self._retrying = retrying
+        self._is_known = False  # Whether it is known that the options lead to a topic, or a queue.
         self._topic: Topic | None = None
-        self._streams: dict[str, PartitionStream] = {}
 
     @property
     def topic(self) -> Topic | None:
@@ -159,25 +151,17 @@ class Partitions:
             InvalidInput: As :meth:`names`.
             StorageError: The store did not answer.
         """
-        if not self._known:
-            if self._patient(reads_topic, self._options, self._store, self._runtime):
-                with late_imports():  # or each query's start over one queue would wait for it
-                    from opendata_buffer.topic.topic import Topic
-
+        if not self._is_known:
+            if self._retrying(reads_topic, self._options, self._store, self._runtime):
                 self._topic = Topic.open(
                     self._options.queue, store=self._store, runtime=self._runtime
                 )
             self._check_options(self._topic)
-            self._known = True
+            self._is_known = True
         return self._topic
 
-    @property
-    def opened(self) -> list[PartitionStream]:
-        """The streams that a position was handed to."""
-        return [each for each in self._streams.values() if each.opened]
-
     def names(self) -> list[str]:
-        """All partitions there are now; of a topic by one look at it.
+        """All partitions there are now; of a topic by one read of its description.
 
         Raises:
             InvalidInput: The options ask for a sequence, and a topic has one for each partition.
@@ -190,14 +174,6 @@ class Partitions:
         """What the query asked for, with the queue of one partition."""
         return self._options if self.topic is None else self._options.of_partition(name)
 
-    def stream(self, name: str) -> PartitionStream:
-        """The stream of one partition."""
-        if name not in self._streams:
-            self._streams[name] = PartitionStream(
-                name, self.options_of(name), self._store, self._runtime, self._patient
-            )
-        return self._streams[name]
-
     def check(self, offset: SourceOffset | None) -> None:
         """Refuse an offset that is about something else than this source reads.
 
@@ -208,7 +184,7 @@ class Partitions:
         if offset is None:
             return
         if self.topic is None:
-            # A checkpoint given up for a lost description would give up what it holds, too.
+            # A checkpoint given up for a lost description would give up its positions, too.
             if ONLY not in offset.partitions and (lost := lost_topic(self._store)):
                 raise InvalidInput(lost)
             offset.only  # noqa: B018  # raises
@@ -220,18 +196,18 @@ class Partitions:
                 "queue with the option dataPathPrefix."
             )
 
-    def let_drained_leave(self) -> None:
+    def remove_drained(self, empty: Iterable[str]) -> None:
         """Take drained partitions that are empty out of the topic; a failure is put off.
 
         Only the consumer of a partition knows that it is done with it.
         """
-        if self._topic is None or not self._options.acknowledge:
+        topic = self._topic
+        if topic is None or not self._options.acknowledge:
             return
-        done = {each.name for each in self._streams.values() if each.empty}
-        if not done.intersection(self._topic.description.draining):
+        if not set(empty).intersection(topic.description.draining):
             return
         try:
-            self._topic.remove_drained()
+            topic.remove_drained()
         except OpenDataBufferError as error:
             log.warning("drained partitions stay in the topic for now: %s", error)
 
@@ -254,27 +230,21 @@ class Partitions:
                         f"{self._store.url} with manifest {self._options.queue.manifest_path!r} is "
                         "one queue: use a sequence such as 42"
                     )
-                # A partition may have left since the query began, which looks at this no more.
+                # A partition may have left since the query began, which ignores the option now.
                 for name in names:
                     if not topic.description.has_left(name):
                         topic.description.resolved(name)
 
-    def close(self, names: Iterable[str] | None = None) -> None:
-        """Let these queues go, or all; acknowledges nothing."""
-        for name in list(self._streams if names is None else names):
-            if name in self._streams:
-                self._streams.pop(name).close()
 
-
-class StreamDriver:
+class MicroBatchStream:
     """Offsets, limits and plans of one run of one query, over all partitions of its source.
 
-    What concerns one queue is its :class:`~buffer_source.partition_stream.PartitionStream`'s; here is
-    what they share: the trigger's limits, the tasks, and what Spark has committed. Partitions
-    are looked at, acknowledged and planned at the same time.
+    A :class:`~buffer_source.partition_stream.PartitionStream` reads one queue. Here is what they
+    share: the trigger's limits, the tasks, and what Spark has committed. Partitions are polled,
+    acknowledged and planned at the same time.
 
     Nothing is claimed before Spark hands over the first offset: a reader that is only made, to
-    be pickled or to look at its schema, must not fence a running query.
+    be pickled or to show its schema, must not fence a running query.
 
     Args:
         options: What the query asked for.
@@ -288,23 +258,24 @@ class StreamDriver:
         self._runtime = runtime
         # An error in any call ends the query, so what may pass is waited for.
         self._progress = Progress()
-        self._patient = queue_retry(runtime, options.consumer, before_pause=self._progress.retried)
-        self._partitions = Partitions(options, store, runtime, self._patient)
+        self._retrying = queue_retry(runtime, options.consumer, before_pause=self._progress.retried)
+        self._partitions = SourcePartitions(options, store, runtime, self._retrying)
+        self._streams: dict[str, PartitionStream] = {}
         self._log = CommitLog()
         self._frozen: list[str] | None = None  # What a run with AvailableNow reads.
         self._left: set[str] = set()  # Partitions of offsets before, closed for good and empty.
         self._idle_at: float | None = None  # When nothing was found, monotonic seconds.
         self._counted: tuple[SourceOffset | None, SourceOffset] | None = None
-        self._quarantine_known = False  # Whether no task ran since the quarantine was looked at.
+        self._quarantine_known = False  # Whether no task ran since the quarantine was counted.
 
     def prepare_available_now(self) -> None:
         """Freeze the end of the run: what is queued now, and nothing later."""
         self._frozen = self._partitions.names()
-        streams = [self._partitions.stream(name) for name in self._frozen]
-        together(self._runtime, lambda stream: stream.freeze(), streams)
+        streams = [self._stream(name) for name in self._frozen]
+        together(self._runtime, PartitionStream.freeze_end, streams)
         self._log.available_now()
 
-    def latest(self, start: SourceOffset | None, *, unlimited: bool = False) -> SourceOffset:
+    def latest_offset(self, start: SourceOffset | None, *, unlimited: bool = False) -> SourceOffset:
         """The end of the next micro-batch; ``start`` itself when nothing waits.
 
         Partitions that are new are read from their beginning; those that have left the topic
@@ -324,40 +295,37 @@ class StreamDriver:
         if self._log.handed(start, self._runtime.monotonic()):
             self._acknowledge(before)
         self._await_poll()
-        options = self._options
-        limits = (
-            Limits()
-            if unlimited
-            else Limits(options.max_batches, options.max_bytes, options.max_records)
-        )
-        current, looks = self._look(before, limits, earliest=start is not None)
-        names = sorted(looks)
-        self._look_at_quarantine(names)
-        counts: Mapping[str, int] = self._patient(self._admitted, looks, limits)
+        options, limits = self._options, ReadLimits()
+        if not unlimited:
+            limits = ReadLimits(options.max_batches, options.max_bytes, options.max_records)
+        current, polls = self._poll(before, limits, earliest=start is not None)
+        names = sorted(polls)
+        self._count_quarantine(names)
+        counts: Mapping[str, int] = self._retrying(self._rate_limit, polls, limits)
 
-        def end_of(name: str) -> Position:
-            return self._partitions.stream(name).end_of(looks[name], counts[name])
+        def end_offset(name: str) -> Position:
+            return self._stream(name).end_offset(polls[name], counts[name])
 
         taken = [name for name in names if counts[name]]
-        ends = dict(zip(taken, together(self._runtime, end_of, taken), strict=True))
-        ends |= {name: end_of(name) for name in names if name not in ends}  # no request, no thread
-        moved = [name for name, look in looks.items() if look.moves_to(ends[name])]
+        ends = dict(zip(taken, together(self._runtime, end_offset, taken), strict=True))
+        # Without a batch to take there is no request, and so no thread.
+        ends |= {name: end_offset(name) for name in names if name not in ends}
+        moved = [name for name, poll in polls.items() if poll.moves_to(ends[name])]
         self._idle_at = None if moved else self._runtime.monotonic()
-        self._partitions.let_drained_leave()
+        self._partitions.remove_drained(each.name for each in self._streams.values() if each.empty)
         if start is not None and not moved:
             return start
         left = {
-            name
-            for name in {*before}.difference(current, moved)
-            if not self._partitions.stream(name).backlog
+            name for name in {*before}.difference(current, moved) if not self._stream(name).backlog
         }
-        self._partitions.close(left)
+        for name in left:
+            self._streams.pop(name).close()
         self._left |= left
         return SourceOffset({name: ends[name] for name in names if name not in left})
 
-    def plan(
+    def plan_input_partitions(
         self, start: SourceOffset | None, end: SourceOffset
-    ) -> list[tuple[PartitionBatch, ...]]:
+    ) -> list[TaskBatches]:
         """The tasks of the micro-batch from ``start`` to ``end``.
 
         The same batches in the same order for equal arguments, in any run. Repeats of a
@@ -371,21 +339,19 @@ class StreamDriver:
         self._partitions.check(end)
         self._log.planned(start)
         before: Mapping[str, Position] = {} if start is None else start.partitions
-        names = sorted(end.partitions)
 
-        def part_of(name: str) -> Part:
-            return self._partitions.stream(name).plan(before.get(name), end.partitions[name])
+        def plan(name: str) -> PartitionPlan:
+            return self._stream(name).plan(before.get(name), end.partitions[name])
 
-        parts = together(self._runtime, part_of, names)
+        plans = together(self._runtime, plan, sorted(end.partitions))
         if (start, end) != self._counted:  # Spark plans once for each scan of the source.
             self._counted = (start, end)
             self._quarantine_known = False
-            for part in parts:
-                self._progress.planned(len(part.batches), part.total, part.missing, part.repeats)
-        options = self._options
-        batches = [batch for part in parts for batch in part.batches]
-        sizes = [size for part in parts for size in part.sizes]
-        return tasks_of(batches, sizes, options)
+            for each in plans:
+                self._progress.planned(each)
+        batches = [batch for each in plans for batch in each.batches]
+        sizes = [size for each in plans for size in each.sizes]
+        return plan_tasks(batches, sizes, self._options)
 
     def commit(self, end: SourceOffset) -> None:
         """Everything below ``end`` is safe with Spark: let it leave the queues.
@@ -408,21 +374,23 @@ class StreamDriver:
         other place there, neither for metrics nor for a description. All counts are of this
         run. ``{"v":1, "source": "<store>/<manifest>", "next": first sequence not queued yet,
         "backlogBatches", "lagMs": age of the oldest of them, "batches" and "bytes" planned,
-        "droppedRepeats", "missing", "quarantined", "retries"}``; see
-        :class:`~buffer_source.micro_batch_stream.Progress`. Of a topic ``next`` is a map, as is
-        ``partitionBacklogs`` with those partitions that have one, and ``lagMs`` is the largest.
+        "droppedRepeats", "missing", "quarantined", "retries"}``; see :class:`Progress`. Of a
+        topic ``next`` is a map, as is ``partitionBacklogs`` with those partitions that have one,
+        and ``lagMs`` is the largest.
         """
-        streams = sorted(self._partitions.opened, key=lambda each: each.name)
+        streams = sorted(
+            (each for each in self._streams.values() if each.opened), key=lambda each: each.name
+        )
         if not streams:
             return None
         topic = self._partitions.topic
         key = self._options.queue.manifest_path if topic is None else TOPIC_KEY
-        ahead = {each.name: each.ahead for each in streams}
+        ends = {each.name: each.queue_end for each in streams}
         self._progress.quarantined = sum(each.quarantined for each in streams)
         report = {
             "v": 1,
             "source": f"{self._store.url}/{key}",
-            "next": ahead if topic is not None else streams[0].ahead,
+            "next": ends if topic is not None else streams[0].queue_end,
             "backlogBatches": sum(each.backlog for each in streams),
             "lagMs": max(each.lag_ms for each in streams),
             **self._progress.to_json(),
@@ -435,21 +403,34 @@ class StreamDriver:
 
     def stop(self) -> None:
         """Stop the collectors and let the queues go; acknowledges nothing."""
-        self._partitions.close()
+        while self._streams:
+            self._streams.popitem()[1].close()
 
-    def _look(
-        self, before: Mapping[str, Position], limits: Limits, *, earliest: bool
+    def _stream(self, name: str) -> PartitionStream:
+        """The stream of one partition."""
+        if name not in self._streams:
+            self._streams[name] = PartitionStream(
+                name,
+                self._partitions.options_of(name),
+                self._store,
+                self._runtime,
+                self._retrying,
+            )
+        return self._streams[name]
+
+    def _poll(
+        self, before: Mapping[str, Position], limits: ReadLimits, *, earliest: bool
     ) -> tuple[list[str], dict[str, PollResult]]:
         """Which partitions there are now, and what waits in those and in the ones ``before``."""
-        looks: dict[str, PollResult] = {}
+        polls: dict[str, PollResult] = {}
         read_ahead = max(1, READ_AHEAD // max(1, len(before)))
         current: list[str] = []
 
-        def look(name: str | None) -> None:
+        def poll(name: str | None) -> None:
             if name is None:
                 current.extend(self._partitions.names())
                 return
-            looks[name] = self._partitions.stream(name).look(
+            polls[name] = self._stream(name).poll(
                 before.get(name), limits, read_ahead=read_ahead, earliest=earliest
             )
 
@@ -461,26 +442,26 @@ class StreamDriver:
         else:
             # At the same time, or every idle trigger would wait for two answers, one by one.
             first.append(None)
-        together(self._runtime, look, first)
-        together(self._runtime, look, sorted({*current}.difference(before)))
-        return current, looks
+        together(self._runtime, poll, first)
+        together(self._runtime, poll, sorted({*current}.difference(before)))
+        return current, polls
 
     def _acknowledge(self, ends: Mapping[str, Position]) -> None:
         # Spark commits the offset before once more when a partition has left it: opened again for
         # that, it would be claimed, and be shown as a backlog for as long as this run lasts.
-        streams = {name: self._partitions.stream(name) for name in {*ends}.difference(self._left)}
+        streams = {name: self._stream(name) for name in {*ends}.difference(self._left)}
         due = [name for name in streams if not streams[name].has_acknowledged(ends[name])]
         together(self._runtime, lambda name: streams[name].acknowledge(ends[name]), due)
 
-    def _admitted(self, looks: Mapping[str, PollResult], limits: Limits) -> Mapping[str, int]:
+    def _rate_limit(self, polls: Mapping[str, PollResult], limits: ReadLimits) -> Mapping[str, int]:
         """How many of the batches that wait in each partition one trigger reads."""
-        if limits == Limits():
-            return {name: len(look.waiting) for name, look in looks.items()}
+        if limits == ReadLimits():
+            return {name: len(poll.waiting) for name, poll in polls.items()}
         # Where the limit is smaller than the number of partitions, those go first that wait
         # longest, and so none waits for ever.
-        names = sorted(looks, key=lambda name: -self._partitions.stream(name).lag_ms)
-        lengths = [len(looks[name].waiting) for name in names]
-        backlogs = [self._partitions.stream(name).backlog for name in names]
+        names = sorted(polls, key=lambda name: -self._stream(name).lag_ms)
+        lengths = [len(polls[name].waiting) for name in names]
+        backlogs = [self._stream(name).backlog for name in names]
         most = sum(lengths) if limits.batches is None else limits.batches
         taken = Counter[str]()
         merged: list[PartitionBatch] = []
@@ -488,50 +469,47 @@ class StreamDriver:
             if len(merged) >= most:
                 break
             name = names[index]
-            merged.append(PartitionBatch.within(name, looks[name].waiting[taken[name]]))
+            merged.append(PartitionBatch.within(name, polls[name].waiting[taken[name]]))
             taken[name] += 1
-
-        def sizes(batches: Sequence[PartitionBatch]) -> Sequence[int]:
-            return self._measured("sizes", batches)
-
-        def records(batches: Sequence[PartitionBatch]) -> Sequence[int]:
-            return self._measured("records", batches)
-
-        count = admit(merged, limits, sizes, records)
+        count = rate_limit(
+            merged,
+            limits,
+            lambda batches: self._measured(BatchSizes.sizes, batches),
+            lambda batches: self._measured(BatchSizes.records, batches),
+        )
         return Counter(each.partition for each in merged[:count])
 
-    def _measured(self, what: str, batches: Sequence[PartitionBatch]) -> Sequence[int]:
+    def _measured(
+        self,
+        measure: Callable[[BatchSizes, Sequence[PartitionBatch]], Sequence[int]],
+        batches: Sequence[PartitionBatch],
+    ) -> Sequence[int]:
         """Sizes or records of batches, looked up in all their partitions at the same time."""
         groups: dict[str, list[int]] = {}
         for index, batch in enumerate(batches):
             groups.setdefault(batch.partition, []).append(index)
 
-        def measure(name: str) -> Sequence[int]:
-            found: Sequence[int] = getattr(self._partitions.stream(name).measures, what)(
-                [batches[index] for index in groups[name]]
-            )
-            return found
+        def measured_in(name: str) -> Sequence[int]:
+            return measure(self._stream(name).sizes, [batches[index] for index in groups[name]])
 
         measured = [0] * len(batches)
-        for name, found in zip(groups, together(self._runtime, measure, groups), strict=True):
-            for index, value in zip(groups[name], found, strict=True):
+        for name, values in zip(groups, together(self._runtime, measured_in, groups), strict=True):
+            for index, value in zip(groups[name], values, strict=True):
                 measured[index] = value
         return measured
 
-    def _look_at_quarantine(self, names: Sequence[str]) -> None:
+    def _count_quarantine(self, names: Sequence[str]) -> None:
         """Count the batches in quarantine, once after each micro-batch that may have added one."""
         if self._options.corrupt_batches == QUARANTINE and not self._quarantine_known:
             counted = together(
-                self._runtime,
-                lambda name: self._partitions.stream(name).count_quarantine(),
-                names,
+                self._runtime, lambda name: self._stream(name).count_quarantine(), names
             )
             self._quarantine_known = all(counted)
 
     def _await_poll(self) -> None:
-        """Let ``pollIntervalMs`` pass between two looks at idle queues.
+        """Let ``pollIntervalMs`` pass between two polls of idle queues.
 
-        Waits and then looks, rather than answering from the last look: an answer older than
+        Waits and then polls, rather than answering from the last poll: an answer older than
         the call would let ``processAllAvailable()`` return before it saw what was there.
         """
         if self._idle_at is not None and self._frozen is None:

@@ -1,19 +1,39 @@
-"""Options of the source: parsed once, on the driver, into one frozen value."""
+"""Options of the source: parsed once, on the driver, into one frozen value.
+
+The value also decides what a query does about data that it cannot deliver:
+
+===================  ========================  ==========================================
+lost or wrong        error                     option
+===================  ========================  ==========================================
+entries of a queue   ``DataLoss``              ``failOnDataLoss``: fail or go on behind it
+the queue            ``QueueReset``            ``failOnDataLoss``: fail or begin anew
+a batch's object     ``BatchMissing``          ``failOnDataLoss``: fail or pass it by
+corrupt object       ``BatchUnreadable``       ``corruptBatches``: fail or quarantine it
+foreign location     ``ForeignLocation``       ``allowForeignLocations``: fail or read it
+===================  ========================  ==========================================
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from enum import Enum
 from typing import TYPE_CHECKING
 
 from buffer_source.value_options import VALUE_OPTIONS, value_options
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, QueueConfig
 from opendata_buffer.consumer.isolation import ISOLATION_LEVELS, READ_COMMITTED
-from opendata_buffer.errors import BatchMissing, BatchUnreadable, InvalidInput, PoisonBatch
+from opendata_buffer.errors import (
+    BatchMissing,
+    BatchUnreadable,
+    DataLoss,
+    InvalidInput,
+    PoisonBatch,
+    QueueReset,
+)
 from opendata_buffer.formats import MIB
 from opendata_buffer.option_reader import (
     STORAGE_OPTIONS,
@@ -28,82 +48,24 @@ if TYPE_CHECKING:
     from opendata_buffer.values.options import ValueOptions
 
 __all__ = [
-    "Action",
-    "BadBatchPolicy",
     "EARLIEST",
     "LATEST",
-    "Offsets",
     "PROGRAM",
+    "QUARANTINE",
     "SOURCE_OPTIONS",
+    "Offsets",
     "SourceOptions",
 ]
 
+log = logging.getLogger(__name__)
 
-# ---- What a query does with a batch that cannot be delivered ----
-#
-# One value, which its tasks ask. Pure.
-#
-# Three things may be wrong with a queued batch, and each has the option that decides about it:
-#
-# ============  ======================  ==========================================
-# its object    error                   option
-# ============  ======================  ==========================================
-# is gone       ``BatchMissing``        ``failOnDataLoss``: fail or pass it by
-# is corrupt    ``BatchUnreadable``     ``corruptBatches``: fail or quarantine it
-# is foreign    ``ForeignLocation``     ``allowForeignLocations``: fail or read it
-# ============  ======================  ==========================================
-
-
-class Action(Enum):
-    """What to do with one batch."""
-
-    FAIL = "fail"
-    """End the query; the batch stays queued."""
-
-    PASS_BY = "pass by"
-    """Go on behind it; there is nothing left of it to keep."""
-
-    QUARANTINE = "quarantine"
-    """Copy its object and a report to the quarantine, then go on behind it."""
-
-
-_HINTS = {
+_ADVICE = {
     BatchMissing: "A query passes it by with the option failOnDataLoss set to false.",
     BatchUnreadable: (
         "A query copies it to the quarantine and goes on with the option corruptBatches set to "
         "quarantine."
     ),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class BadBatchPolicy:
-    """What to do with a batch whose object is gone or corrupt; a foreign one always fails."""
-
-    missing: Action = Action.FAIL
-    corrupt: Action = Action.FAIL
-
-    @property
-    def checks_first(self) -> bool:
-        """Whether a batch is checked to its end before its first row is handed to Spark.
-
-        A batch that is passed by must not have been read in part: its repaired copy would
-        repeat those rows.
-        """
-        return self.corrupt is not Action.FAIL
-
-    def action(self, error: PoisonBatch) -> Action:
-        """What to do with the batch the error is about; on FAIL the error tells the options."""
-        action = Action.FAIL
-        if isinstance(error, BatchMissing):
-            action = self.missing
-        elif isinstance(error, BatchUnreadable):
-            action = self.corrupt
-        hint = _HINTS.get(type(error), "")
-        if action is Action.FAIL and hint not in str(error):
-            error.args = (f"{error} {hint}",)
-        return action
-
 
 EARLIEST = "earliest"
 LATEST = "latest"
@@ -306,7 +268,7 @@ class SourceOptions:
 
     def of_partition(self, name: str) -> SourceOptions:
         """The same for one partition of a topic."""
-        # It is part of a topic that exists, even if nobody has written to it yet.
+        # The topic exists, so an empty partition of it is no wrong path.
         return replace(
             self,
             queue=replace(self.queue, data_path_prefix=name, manifest_path=""),
@@ -320,30 +282,52 @@ class SourceOptions:
     def consumer(self) -> ConsumerConfig:
         """The same settings as the core's consumer takes them."""
         return ConsumerConfig(
-            # Who accepts lost data accepts that a lost queue starts over.
+            # A query that accepts lost data accepts that a lost queue starts over.
             **queue_fields(replace(self.queue, recreate=not self.fail_on_data_loss)),
             gc=self.gc,
             max_batch_bytes=self.max_batch_bytes,
             allow_foreign_locations=self.allow_foreign_locations,
         )
 
+    def report_data_loss(self, loss: DataLoss | QueueReset) -> None:
+        """Raise the error, unless ``failOnDataLoss`` is false: then log it, and return."""
+        if self.fail_on_data_loss:
+            raise loss
+        log.warning("data loss allowed: %s", loss)
+
+    def goes_on_without(self, error: PoisonBatch) -> bool:
+        """Whether a query goes on behind a batch that cannot be delivered.
+
+        A batch whose object is gone is passed by; one whose object is corrupt is copied to the
+        quarantine first. Otherwise the error gets the advice which option would do so.
+        """
+        if isinstance(error, BatchMissing) and not self.fail_on_data_loss:
+            return True
+        if isinstance(error, BatchUnreadable) and self.checks_first:
+            return True
+        advice = _ADVICE.get(type(error), "")
+        if advice not in str(error):
+            error.args = (f"{error} {advice}",)
+        return False
+
     @property
-    def bad_batches(self) -> BadBatchPolicy:
-        """What to do with a batch that cannot be delivered."""
-        return BadBatchPolicy(
-            missing=Action.FAIL if self.fail_on_data_loss else Action.PASS_BY,
-            corrupt=Action.QUARANTINE if self.corrupt_batches == QUARANTINE else Action.FAIL,
-        )
+    def checks_first(self) -> bool:
+        """Whether a batch is checked to its end before its first row is handed to Spark.
+
+        A batch that is quarantined must not have been read in part: its repaired copy would
+        repeat those rows.
+        """
+        return self.corrupt_batches == QUARANTINE
 
     @property
     def parallelism(self) -> int:
         """Tasks to aim for."""
-        # Where a plan is made, nothing tells how large the cluster is.
+        # A source is not told how large the cluster is.
         return self.cores or self.min_partitions or os.cpu_count() or 1
 
     @property
     def parallelism_asked(self) -> int | None:
-        """Tasks that somebody asked for; None where nobody did."""
+        """Tasks that the user asked for; None for none."""
         if self.cores is None or self.min_partitions is None:
             return self.cores or self.min_partitions
         return max(self.cores, self.min_partitions)

@@ -1,8 +1,13 @@
 """One queue of a source: where reading is, what waits behind it, what a micro-batch takes of it.
 
-A :class:`PartitionStream` answers for its queue what :class:`~buffer_source.micro_batch_stream.StreamDriver`
-answers for all: every answer is a function of the positions handed over and of the manifest;
-what is kept between calls only saves requests.
+A :class:`PartitionStream` does for its queue what
+:class:`~buffer_source.micro_batch_stream.MicroBatchStream` does for all: every answer is a
+function of the positions that Spark hands over and of the manifest; what is kept between calls
+only saves requests.
+
+Which entries behind a position are delivered, and which may leave the queue, is the rule
+:class:`~opendata_buffer.consumer.isolation.ReadCommitted`. Its state is part of each position. An
+:class:`IsolationFilter` restores it at a position and applies it to the entries that follow.
 """
 
 from __future__ import annotations
@@ -10,42 +15,29 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+from buffer_source.batch_sizes import BatchSizes
 from buffer_source.offsets import Position
 from buffer_source.options import SourceOptions
-from buffer_source.planner import Limits, Measures, PartitionBatch
-from buffer_source.queue_cursor import EVERYTHING, Cursor, oldest_ms
+from buffer_source.planner import PartitionBatch, ReadLimits
+from buffer_source.queue_cursor import EVERYTHING, QueueCursor, Retrying, oldest_ms, read_only
 from opendata_buffer.consumer.fetch import BatchDescriptor
 from opendata_buffer.consumer.isolation import READ_COMMITTED, ReadCommitted, is_acknowledgement
 from opendata_buffer.errors import InvalidInput, StorageError, TransientStorageError
 from opendata_buffer.formats.keys import parse_location
-from opendata_buffer.late import late_imports
-from opendata_buffer.queue.queue import Queue
+from opendata_buffer.quarantine import count_quarantine
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 
 __all__ = [
-    "IsolationFilter",
-    "Part",
-    "PartitionStream",
-    "PollResult",
-    "READ_AHEAD",
-    "check_remembered",
-    "floor_of",
-    "rule_behind",
-    "vouched_for",
-]
+    "READ_AHEAD", "IsolationFilter", "PartitionPlan", "PartitionStream", "PollResult",
+    "check_remembered", "floor_of", "rule_behind", "writer_will_retry",
+]  # fmt: skip
 
+log = logging.getLogger(__name__)
 
-# ---- Which entries behind a position are delivered, and how far it lets the queue go. Pure. ----
-#
-# The rule is :class:`~opendata_buffer.consumer.isolation.ReadCommitted`; its state is part of
-# each position. Here it is taken up behind a position, and walked over the entries that follow.
-
-
-Entries = Callable[[int, int], Sequence[BatchDescriptor]]
-"""The entries of a range of sequences that are still in the queue."""
+READ_AHEAD = 10_000
+"""Entries polled for one trigger when only bytes or records limit it."""
 
 
 def rule_behind(start: Position | None, options: SourceOptions) -> ReadCommitted:
@@ -70,12 +62,12 @@ def rule_behind(start: Position | None, options: SourceOptions) -> ReadCommitted
 
 
 def floor_of(position: Position, options: SourceOptions) -> int:
-    """The first sequence that must stay in the queue for whoever goes on at the position."""
+    """The first sequence that a query which continues at the position may still ask for."""
     return rule_behind(position, options).floor(position.next)
 
 
 def check_remembered(rule: ReadCommitted, end: Position, options: SourceOptions) -> None:
-    """Refuse to hold back what the position behind it does not know of: nobody would deliver it.
+    """Refuse to hold back a batch that the position behind it does not name: it would be lost.
 
     Args:
         rule: In the state it has at that position now.
@@ -94,7 +86,7 @@ def check_remembered(rule: ReadCommitted, end: Position, options: SourceOptions)
         )
 
 
-def vouched_for(batch: BatchDescriptor, prefix: str) -> bool:
+def writer_will_retry(batch: BatchDescriptor, prefix: str) -> bool:
     """Whether the batch's writer repeats it when it finds that its object is gone."""
     named = parse_location(batch.location, prefix)
     if named is None or is_acknowledgement(batch.location, prefix):
@@ -103,15 +95,20 @@ def vouched_for(batch: BatchDescriptor, prefix: str) -> bool:
 
 
 class IsolationFilter:
-    """The rule on its way over entries in order of sequence.
+    """Applies the rule to entries in order of sequence.
 
     Args:
-        start: The position the entries follow.
+        start: The position that the entries follow.
         options: What the query asked for, with the queue of these entries.
-        entries: Gives those that were held back before.
+        entries: Gives the entries of a range of sequences that are still in the queue.
     """
 
-    def __init__(self, start: Position | None, options: SourceOptions, entries: Entries) -> None:
+    def __init__(
+        self,
+        start: Position | None,
+        options: SourceOptions,
+        entries: Callable[[int, int], Sequence[BatchDescriptor]],
+    ) -> None:
         self.rule = rule_behind(start, options)
         self.delivered: list[BatchDescriptor] = []
         self.repeats: list[BatchDescriptor] = []
@@ -119,23 +116,23 @@ class IsolationFilter:
         self._prefix = options.queue.data_path_prefix
         self._entries = entries
         self._expected = None if start is None else start.next
-        self._gone = set[int]() if start is None else set(start.missing)
+        self._missing = set[int]() if start is None else set(start.missing)
 
-    def step(self, batch: BatchDescriptor, *, gone: bool = False) -> None:
-        """Take one entry.
+    def step(self, batch: BatchDescriptor, *, missing: bool = False) -> None:
+        """Apply the rule to the next entry.
 
         Args:
             batch: The entry.
-            gone: Pass it by, because its object does not exist.
+            missing: Pass it by, because its object does not exist.
         """
         if self._expected is not None and batch.sequence > self._expected:
             self.rule.lost(batch.sequence - 1)
         self._expected = batch.sequence + 1
-        if gone:
-            self._gone.add(batch.sequence)
+        if missing:
+            self._missing.add(batch.sequence)
             self.rule.skip(batch.sequence, batch.location)
             return
-        delivered = self.rule.offer(batch.sequence, batch.location, self._again)
+        delivered = self.rule.offer(batch.sequence, batch.location, self._held_back)
         if delivered == [batch.sequence]:
             self.delivered.append(batch)
             return
@@ -146,20 +143,13 @@ class IsolationFilter:
             if named is not None and named.message is None:
                 self.repeats.append(batch)
 
-    def _again(self, begin: int, end: int) -> list[tuple[int, str]]:
-        # Without what is gone: of a message and its repeat the rule takes the one it sees first.
-        entries = self._entries(begin, end)
+    def _held_back(self, begin: int, end: int) -> list[tuple[int, str]]:
+        # Without missing entries: of a message and its repeat the rule takes the first it sees.
         return [
-            (each.sequence, each.location) for each in entries if each.sequence not in self._gone
+            (each.sequence, each.location)
+            for each in self._entries(begin, end)
+            if each.sequence not in self._missing
         ]
-
-
-log = logging.getLogger(__name__)
-
-READ_AHEAD = 10_000
-"""Entries looked at for one trigger when only bytes or records limit it."""
-
-Patient = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,14 +176,14 @@ class PollResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PartitionPlan:
     """What one micro-batch reads of one partition.
 
     Attributes:
         batches: In the order they are read.
         sizes: Stored bytes of each, estimated.
-        total: Of all together, where each is known.
-        missing: How many are passed by because they are gone.
+        total: Stored bytes of all together, where each is known.
+        missing: How many are passed by because their objects are gone.
         repeats: Left out, because their writer had repeated a transaction.
     """
 
@@ -215,7 +205,7 @@ class PartitionStream:
         options: What the query asked for, with this partition's queue.
         store: The opened store.
         runtime: Clock and sleep.
-        patient: Repeats what fails for a time.
+        retrying: Repeats what fails for a time.
     """
 
     def __init__(
@@ -224,40 +214,33 @@ class PartitionStream:
         options: SourceOptions,
         store: Store,
         runtime: Runtime,
-        patient: Patient,
+        retrying: Retrying,
     ) -> None:
         self.name = name
         self.quarantined = 0
-        """Batches in the queue's quarantine when it was last looked at."""
-        self.measures = Measures(
-            store,
-            options.queue.data_path_prefix,
-            runtime=runtime,
-            concurrency=options.fetch_concurrency,
-            allow_foreign=options.allow_foreign_locations,
-        )
+        """Batches in the queue's quarantine when it was last counted."""
+        self.sizes = BatchSizes(store, options, runtime)
         self._options = options
         self._store = store
         self._runtime = runtime
-        self._patient = patient
-        self._cursor: Cursor | None = None
+        self._retrying = retrying
+        self._cursor: QueueCursor | None = None
         self._may_count = True
-        self._base: int | None = None  # What startingOffsets meant, once it is resolved.
-        self._target: int | None = None  # Where a run with AvailableNow ends.
+        self._starting_offset: int | None = None  # Once it is resolved.
+        self._run_end: int | None = None  # Where a run with AvailableNow ends.
         self._next = 0  # Where the last answer ends.
-        self._looked = False  # Whether the last look was one at the manifest.
+        self._is_fresh = False  # Whether the last poll has read the manifest.
         self._acknowledged: Position | None = None  # The last one that is done with.
 
-    def freeze(self) -> None:
+    def freeze_end(self) -> None:
         """Let this run end at what is queued now."""
-        queue = Queue(self._store, self._options.consumer, runtime=self._runtime, role="reader")
-        manifest = queue.read()  # Retries by itself.
-        self._target = 0 if manifest is None else manifest.next_sequence
+        manifest = read_only(self._options, self._store, self._runtime).find()  # Retries by itself.
+        self._run_end = 0 if manifest is None else manifest.next_sequence
 
     def acknowledge(self, end: Position) -> None:
         """What was read below ``end`` is safe with Spark: let it leave the queue.
 
-        Cumulative and repeatable. What is undecided there stays, and all behind it.
+        Cumulative and repeatable. An undecided batch stays, and all behind it.
 
         Raises:
             Fenced: Another consumer took the queue.
@@ -266,7 +249,7 @@ class PartitionStream:
             return
         cursor, floor = self._opened(end, end.queue), floor_of(end, self._options)
         if cursor.acknowledge(end, floor):
-            self.measures.forget_before(floor)
+            self.sizes.forget_before(floor)
         if cursor.acknowledged >= floor or not cursor.owns(end):
             self._acknowledged = end
 
@@ -274,20 +257,20 @@ class PartitionStream:
         """Whether :meth:`acknowledge` has nothing more to do."""
         return end == self._acknowledged
 
-    def look(
+    def poll(
         self,
         start: Position | None,
-        limits: Limits,
+        limits: ReadLimits,
         *,
         read_ahead: int = READ_AHEAD,
         earliest: bool = False,
     ) -> PollResult:
-        """What waits behind ``start``; one look at the manifest, if more is wanted than is known.
+        """What waits behind ``start``; reads the manifest once, if more is wanted than is known.
 
         Args:
             start: Where the last micro-batch ended; None where none was read yet.
             limits: What one trigger may read.
-            read_ahead: Entries looked at when only bytes or records limit it.
+            read_ahead: Entries read when only bytes or records limit it.
             earliest: Begin with the oldest, whatever ``startingOffsets`` says: the partition is
                 new to a query that has begun.
 
@@ -296,13 +279,15 @@ class PartitionStream:
             DataLoss, QueueReset: ``start`` is not a position of this queue any more.
         """
         cursor = self._opened(start, "" if start is None else start.queue)
-        self._looked = False
+        self._is_fresh = False
         if start is not None:
-            begin, base = cursor.resume(start)
+            begin, base = cursor.continue_behind(start)
         else:
-            if self._base is None:
-                self._base = cursor.handed_out if earliest else cursor.first(self._target)
-            begin = base = self._base
+            if self._starting_offset is None:
+                self._starting_offset = (
+                    cursor.read_end if earliest else cursor.starting_offset(self._run_end)
+                )
+            begin = base = self._starting_offset
         if start is not None and (begin != start.next or not cursor.owns(start)):
             # First a micro-batch without rows. One with rows might end beyond `start`, and a replay
             # would take it for one that begins there. Writers count per queue: another queue's
@@ -317,13 +302,13 @@ class PartitionStream:
         self._next = begin
         return PollResult(start, begin, base, waiting)
 
-    def end_of(self, look: PollResult, count: int) -> Position:
+    def end_offset(self, poll: PollResult, count: int) -> Position:
         """The position behind the first ``count`` batches that wait; the start itself for none."""
-        end = self._end_of(look, count)
+        end = self._end_offset(poll, count)
         self._next = end.next
         return end
 
-    def plan(self, start: Position | None, end: Position) -> Part:
+    def plan(self, start: Position | None, end: Position) -> PartitionPlan:
         """What the micro-batch from ``start`` to ``end`` reads.
 
         The same batches in the same order for equal arguments, in any run. Repeats of a
@@ -339,19 +324,18 @@ class PartitionStream:
         # log of the batch before; what is before another base was never read, nor ours to drop.
         same = start is not None and begin == start.next and start.queue == end.queue
         cursor = self._opened(start if same else None, end.queue)
-        walk, gone = self._walk(start), frozenset(end.missing)
-        for batch in (found := cursor.between(begin, end.next)):
-            walk.step(batch, gone=batch.sequence in gone)
+        isolated, missing = self._filter_behind(start), frozenset(end.missing)
+        for batch in (found := cursor.entries(begin, end.next)):
+            isolated.step(batch, missing=batch.sequence in missing)
         if len(found) == end.next - begin > 0:  # What was lost may be what decides the others.
-            check_remembered(walk.rule, end, self._options)
-        asked = self._options.parallelism_asked
-        sizes: list[int] = self._patient(self.measures.estimates, walk.delivered, asked)
-        return Part(
-            [PartitionBatch.within(self.name, each) for each in walk.delivered],
+            check_remembered(isolated.rule, end, self._options)
+        sizes: list[int] = self._retrying(self.sizes.estimates, isolated.delivered)
+        return PartitionPlan(
+            [PartitionBatch.within(self.name, each) for each in isolated.delivered],
             sizes,
-            self.measures.total(walk.delivered),
-            sum(1 for sequence in gone if sequence >= begin),
-            walk.repeats,
+            self.sizes.total(isolated.delivered),
+            sum(1 for sequence in missing if sequence >= begin),
+            isolated.repeats,
         )
 
     @property
@@ -360,40 +344,37 @@ class PartitionStream:
         return self._cursor is not None
 
     @property
-    def ahead(self) -> int:
-        """The queue's next sequence, as of the last look at it."""
+    def queue_end(self) -> int:
+        """The queue's next sequence, by the manifest that was read last."""
         return max(self._next, 0 if self._cursor is None else self._cursor.end)
 
     @property
     def empty(self) -> bool:
-        """Whether all that was seen of the queue is acknowledged."""
+        """Whether all entries of the manifest that was read last are acknowledged."""
         return self._cursor is not None and self._cursor.empty
 
     @property
     def backlog(self) -> int:
-        """Batches behind the last answer, as of the last look at the queue."""
-        return self.ahead - self._next
+        """Batches behind the last answer, by the manifest that was read last."""
+        return self.queue_end - self._next
 
     @property
     def lag_ms(self) -> int:
         """Age of the oldest record behind the last answer, milliseconds; 0 where none waits."""
-        behind = [] if self._cursor is None else self._cursor.waiting(self._next)
-        taken_in_ms = oldest_ms(behind[0]) if behind else None
-        return 0 if taken_in_ms is None else max(0, self._runtime.now_ms() - taken_in_ms)
+        behind = [] if self._cursor is None else self._cursor.pending(self._next)
+        ingested_ms = oldest_ms(behind[0]) if behind else None
+        return 0 if ingested_ms is None else max(0, self._runtime.now_ms() - ingested_ms)
 
     def count_quarantine(self) -> bool:
-        """Look how many batches are in quarantine; whether that need not be asked again soon."""
+        """Count the batches in quarantine; whether they need not be counted again soon."""
         if not self._may_count:
             return True
-        with late_imports():  # or each query's start would wait for what few need
-            from opendata_buffer.quarantine import count_quarantine
-
         try:
             self.quarantined = count_quarantine(self._store, self._options.queue.data_path_prefix)
         except StorageError as error:
             log.warning("the quarantine was not counted: %s", error)
-            # Without the right to list nobody can count. The number is for people, so the query
-            # goes on, and does not ask and warn at each trigger.
+            # Without the right to list it cannot be counted. The number is for people, so the
+            # query goes on, and does not ask and warn at each trigger.
             self._may_count = isinstance(error, TransientStorageError)
             return not self._may_count
         return True
@@ -404,50 +385,52 @@ class PartitionStream:
         if cursor is not None:
             cursor.close()
 
-    def _opened(self, start: Position | None, queue_id: str) -> Cursor:
+    def _opened(self, start: Position | None, queue_id: str) -> QueueCursor:
         """The queue's cursor, opened behind ``start`` by the first call of a run."""
         if self._cursor is None:
             floor = 0 if start is None else floor_of(start, self._options)
-            self._cursor = Cursor.open(
-                self._options, self._store, self._runtime, self._patient, start, floor, queue_id
+            self._cursor = QueueCursor.open(
+                self._options, self._store, self._runtime, self._retrying, start, floor, queue_id
             )
         return self._cursor
 
-    def _end_of(self, look: PollResult, count: int) -> Position:
-        if look.fixed is not None:
-            return look.fixed
+    def _end_offset(self, poll: PollResult, count: int) -> Position:
+        if poll.fixed is not None:
+            return poll.fixed
         cursor = self._cursor
         assert cursor is not None
-        walk = self._walk(look.start)
-        at_first = walk.rule.floor(look.begin)
-        next_sequence, missing = look.begin, list[int]()
-        for number, batch, gone in self._taken(cursor, look, count):
-            walk.step(batch, gone=gone)
+        isolated = self._filter_behind(poll.start)
+        first_floor = isolated.rule.floor(poll.begin)
+        next_sequence, missing = poll.begin, list[int]()
+        for number, batch, is_missing in self._taken(cursor, poll, count):
+            isolated.step(batch, missing=is_missing)
             next_sequence = batch.sequence + 1
-            if gone:
+            if is_missing:
                 missing.append(batch.sequence)
-            settled = bool(walk.delivered or missing) or walk.rule.floor(next_sequence) > at_first
-            if settled and number >= count:
+            if number >= count and (
+                isolated.delivered or missing or isolated.rule.floor(next_sequence) > first_floor
+            ):
                 break
         else:
-            gap = count and cursor.waiting(next_sequence, self._last())
+            gap = count and cursor.pending(next_sequence, self._last())
             if not gap:
                 # Nothing but undecided batches: a micro-batch of them would have no row, and let
-                # nothing leave the queue. They are looked at again when more has come.
-                if look.start is not None:
-                    return look.start
-                next_sequence, walk = look.begin, self._walk(None)
+                # nothing leave the queue. They are read again when more has come.
+                if poll.start is not None:
+                    return poll.start
+                next_sequence, isolated = poll.begin, self._filter_behind(None)
         # Apps are forgotten here and not in plan(), which must give the same answer for the same
         # offsets whenever it is asked.
-        walk.rule.prune(self._runtime.now_ms())
-        state, floor = walk.rule.to_dict(), walk.rule.floor(next_sequence)
-        # What an open transaction will be read again from is known to be gone there, too.
-        before = () if look.start is None else look.start.missing
+        isolated.rule.prune(self._runtime.now_ms())
+        state, floor = isolated.rule.to_dict(), isolated.rule.floor(next_sequence)
+        # An open transaction is read again from its first batch, so what is missing from there on
+        # stays known.
+        before = () if poll.start is None else poll.start.missing
         known = (*(each for each in before if each >= floor), *missing)
-        return Position(next_sequence, look.base, state, cursor.queue_id, known)
+        return Position(next_sequence, poll.base, state, cursor.queue_id, known)
 
     def _taken(
-        self, cursor: Cursor, look: PollResult, count: int
+        self, cursor: QueueCursor, poll: PollResult, count: int
     ) -> Iterator[tuple[int, BatchDescriptor, bool]]:
         """The batches that a trigger takes, numbered from 1, and whether their objects are gone.
 
@@ -456,33 +439,34 @@ class PartitionStream:
         """
         if count == 0:
             return
-        taken, number = look.waiting[:count], 0
+        taken, number = poll.waiting[:count], 0
         while taken:
-            gone = self._missing(taken)
+            missing = self._missing(taken)
             for number, batch in enumerate(taken, number + 1):  # noqa: B020
-                yield number, batch, batch.sequence in gone
+                yield number, batch, batch.sequence in missing
             behind = taken[-1].sequence + 1
             stop = min(self._last(), behind + READ_AHEAD)
-            if not self._looked or cursor.handed_out < cursor.end:
-                cursor.hand_out(stop)
-                self._looked = True
-            taken = _in_a_row(cursor.waiting(behind, stop), behind)
+            if not self._is_fresh or cursor.read_end < cursor.end:
+                cursor.read_until(stop)
+                self._is_fresh = True
+            taken = _in_a_row(cursor.pending(behind, stop), behind)
 
     def _wait_for(
-        self, cursor: Cursor, begin: int, limits: Limits, read_ahead: int
+        self, cursor: QueueCursor, begin: int, limits: ReadLimits, read_ahead: int
     ) -> list[BatchDescriptor]:
         """Entries in a row from ``begin`` on that this trigger may read."""
-        stop = self._stop(cursor.behind_gap(begin), limits, read_ahead)
-        if cursor.handed_out < stop:
+        stop = self._stop(cursor.next_available(begin), limits, read_ahead)
+        if cursor.read_end < stop:
             # One more than is wanted: its age is the lag the progress shows.
-            cursor.hand_out(stop + 1)
-            self._looked = True
+            cursor.read_until(stop + 1)
+            self._is_fresh = True
         # Counted anew: a gap that was passed by may be wider than all that a trigger reads.
-        waiting = cursor.waiting(begin, self._stop(cursor.behind_gap(begin), limits, read_ahead))
+        stop = self._stop(cursor.next_available(begin), limits, read_ahead)
+        waiting = cursor.pending(begin, stop)
         # A loss that was allowed, in the middle: a micro-batch ends at it.
         return _in_a_row(waiting, waiting[0].sequence) if waiting else []
 
-    def _stop(self, begin: int, limits: Limits, read_ahead: int) -> int:
+    def _stop(self, begin: int, limits: ReadLimits, read_ahead: int) -> int:
         """Where a trigger that reads from ``begin`` on ends at the latest."""
         stop = self._last()
         if limits.batches is not None:
@@ -493,24 +477,24 @@ class PartitionStream:
 
     def _last(self) -> int:
         """Where this run ends at the latest."""
-        return EVERYTHING if self._target is None else self._target
+        return EVERYTHING if self._run_end is None else self._run_end
 
-    def _walk(self, start: Position | None) -> IsolationFilter:
+    def _filter_behind(self, start: Position | None) -> IsolationFilter:
         assert self._cursor is not None
-        return IsolationFilter(start, self._options, self._cursor.waiting)
+        return IsolationFilter(start, self._options, self._cursor.pending)
 
     def _missing(self, batches: Sequence[BatchDescriptor]) -> frozenset[int]:
         """Sequences of batches that are passed by because their objects are gone.
 
-        Only looked for where that is allowed, and only among batches whose writer knows that
-        one is gone and repeats it: the rule lets the repeat through only when it is told. Of
-        other batches the task finds out by itself.
+        Only looked for where a loss is allowed, and only among batches whose writer repeats one
+        that it finds to be gone: the rule lets the repeat through only when it knows of the loss.
+        Of other batches the task finds out by itself.
         """
         if self._options.fail_on_data_loss:
             return frozenset()
         prefix = self._options.queue.data_path_prefix
-        named = [each for each in batches if vouched_for(each, prefix)]
-        missing: list[BatchDescriptor] = self._patient(self.measures.missing, named)
+        repeated = [each for each in batches if writer_will_retry(each, prefix)]
+        missing: list[BatchDescriptor] = self._retrying(self.sizes.missing, repeated)
         for each in missing:
             log.warning(
                 "data loss allowed: batch %d at %r is passed by, its object does not exist",

@@ -1,9 +1,9 @@
-"""One queue's reader, as a stream uses it. No Spark in it.
+"""One queue's reader, as a stream uses it: claimed, read and acknowledged. No Spark in it.
 
-:meth:`Cursor.open` learns the queue's identity, takes the queue over (or, with
-``acknowledge=false``, looks at it from beside its consumer) and gives a cursor, or raises. The
-cursor then hands out entries, acknowledges positions, and knows where reading goes on after a
-loss that was allowed.
+:meth:`QueueCursor.open` checks the queue's identity, becomes its consumer (or, with
+``acknowledge=false``, reads beside its consumer), and raises if the checkpoint does not fit. The
+cursor then reads entries, acknowledges positions, and knows where reading continues after a loss
+that was allowed.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from opendata_buffer.errors import (
     DataLoss,
     Drained,
     InvalidInput,
+    OpenDataBufferError,
     QueueReset,
     TransientStorageError,
 )
@@ -35,114 +36,23 @@ from opendata_buffer.queue.ownership import (
     lost_topic,
     marker_key,
 )
-from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.rollback_checks import ends_before
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 
-__all__ = [
-    "Cursor",
-    "EVERYTHING",
-    "first_of_offset",
-    "first_since",
-    "newest_ms",
-    "oldest_ms",
-    "within",
-]
-
-
-# ---- When the records of a batch were taken in, as far as its queue entry tells. Pure. ----
-#
-# The producer writes a time for each range of records. A batch without any is as old as its name
-# says, which is a ULID; that of a Spark sink's batch may lie in the future, so it is asked last.
-
-
-def oldest_ms(batch: BatchDescriptor) -> int | None:
-    """Of the batch's first record, milliseconds since the Unix epoch; None if nobody wrote one."""
-    times = [each.ingestion_time_ms for each in batch.metadata]
-    return min(times) if times else location_timestamp_ms(batch.location)
-
-
-def newest_ms(batch: BatchDescriptor) -> int | None:
-    """Of the batch's last record, milliseconds since the Unix epoch; None if nobody wrote one."""
-    times = [each.ingestion_time_ms for each in batch.metadata]
-    return max(times) if times else location_timestamp_ms(batch.location)
-
-
-# ---- Where a query without a checkpoint begins in one queue ----
-#
-# What its starting options mean. Pure.
-
+__all__ = ["EVERYTHING", "QueueCursor", "first_since", "no_queue", "oldest_ms", "read_only"]
 
 log = logging.getLogger(__name__)
-
-
-def first_of_offset(options: SourceOptions, first: int, end: int, target: int | None) -> int:
-    """The sequence that ``startingOffsets`` means.
-
-    Args:
-        options: What the query asked for.
-        first: The first sequence that is queued.
-        end: The queue's next sequence.
-        target: Where this run ends, if that is decided.
-
-    Raises:
-        InvalidInput: The wanted sequence is beyond the end.
-        DataLoss: It is not queued any more, unless a loss is allowed.
-    """
-    wanted = options.starting_offsets
-    assert not isinstance(wanted, tuple), "of_partition() picks one"
-    if wanted == EARLIEST:
-        return first
-    if wanted == LATEST:
-        return within(end, first, target)
-    position, manifest_path = int(wanted), options.consumer.manifest_path
-    if position > end:
-        raise InvalidInput(
-            f"option startingOffsets is {position} and manifest "
-            f"{manifest_path!r} ends at {end - 1}: use a sequence up to {end}, "
-            "'earliest' or 'latest'"
-        )
-    if position >= first:
-        return position
-    if options.fail_on_data_loss:
-        raise DataLoss(
-            manifest_path,
-            position,
-            first,
-            "Start at 'earliest' or at a sequence that is still queued.",
-        )
-    log.warning("data loss allowed: starting at %d, not at %d", first, position)
-    return first
-
-
-def first_since(queued: Iterable[BatchDescriptor], since_ms: int, end: int) -> int:
-    """The first batch with a record taken in at that time or later; the end if none has."""
-    for each in queued:
-        taken_in_ms = newest_ms(each)
-        # One of which nobody knows when it came rather comes too often than never.
-        if taken_in_ms is None or taken_in_ms >= since_ms:
-            return each.sequence
-    return end
-
-
-def within(sequence: int, first: int, target: int | None) -> int:
-    """The sequence, not beyond where this run ends and not before what is queued."""
-    return sequence if target is None else max(first, min(sequence, target))
-
 
 EVERYTHING = 1 << 64
 """A sequence that no queue reaches."""
 
-Observe = Callable[[int | None], ReadOnlyReader]
-"""Reads behind a sequence without being the consumer."""
-
-Patient = Callable[..., Any]
+Retrying = Callable[..., Any]
 """Calls a function again while the store is unavailable for a time."""
 
 
-class Reader(Protocol):
-    """A :class:`~opendata_buffer.consumer.consumer.Consumer`, or an observer beside one."""
+class EntryReader(Protocol):
+    """A :class:`~opendata_buffer.consumer.consumer.Consumer`, or a reader beside one."""
 
     @property
     def last_acked_sequence(self) -> int | None: ...
@@ -155,29 +65,34 @@ class Reader(Protocol):
     def close(self) -> None: ...
 
 
-class Cursor:
-    """An opened queue and the entries of it that were handed out and not acknowledged.
+class QueueCursor:
+    """An opened queue, and those of its entries that were read and not acknowledged.
 
     Not thread-safe: Spark makes one call at a time.
 
     Args:
-        reader: The claimed queue, or what reads beside whoever claimed it.
+        reader: The claimed queue, or a reader beside its consumer.
         queue_id: Its identity; empty for a queue that has none.
         options: What the query asked for.
-        observe: Reads on where the queue was closed, because it has left its topic.
+        read_beside: Reads on behind a sequence, where the queue was closed because it has left
+            its topic.
     """
 
     def __init__(
-        self, reader: Reader, queue_id: str, options: SourceOptions, observe: Observe
+        self,
+        reader: EntryReader,
+        queue_id: str,
+        options: SourceOptions,
+        read_beside: Callable[[int | None], EntryReader],
     ) -> None:
         self._reader = reader
-        self._observe = observe
+        self._read_beside = read_beside
         self._options = options
         self._manifest_path = options.consumer.manifest_path
         self.queue_id = queue_id
-        self._waiting: list[BatchDescriptor] = []
+        self._pending: list[BatchDescriptor] = []
         self._rebased: tuple[Position, int] | None = None
-        self._beyond: Position | None = None  # What this queue, that was replaced, never reached.
+        self._beyond: Position | None = None  # A position that this new queue never reached.
 
     @classmethod
     def open(
@@ -185,18 +100,18 @@ class Cursor:
         options: SourceOptions,
         store: Store,
         runtime: Runtime,
-        patient: Patient,
+        retrying: Retrying,
         start: Position | None,
         floor: int,
         queue_id: str,
-    ) -> Cursor:
+    ) -> QueueCursor:
         """Become the queue's consumer behind ``start``; or, without acknowledging, read there.
 
         Args:
             options: What the query asked for.
             store: The opened store.
             runtime: Clock and sleep.
-            patient: Repeats what fails for a time.
+            retrying: Repeats what fails for a time.
             start: A position in the commit log: what was read before it may leave the queue.
             floor: The first sequence that must stay in the queue for ``start``; 0 without one.
             queue_id: The queue the checkpoint is about; empty when it does not say.
@@ -207,24 +122,19 @@ class Cursor:
                 queue's manifest is gone or went backwards.
             DataLoss: The queue begins behind ``start``, unless a loss is allowed.
         """
-        # A replay that may go on behind the loss of its whole queue has no queue to find.
-        loss_allowed = queue_id != "" and not options.fail_on_data_loss
-        if start is None and not loss_allowed and not options.create_if_missing:
-            _check_exists(store, options, runtime)
+        # With a loss allowed, a replay may go on where its whole queue is gone.
+        is_replay = queue_id != "" and not options.fail_on_data_loss
+        if start is None and not is_replay and not options.create_if_missing:
+            _check_exists(options, store, runtime)
 
-        def observe(last_acked: int | None) -> ReadOnlyReader:
-            reader = ReadOnlyReader(
-                options.consumer,
-                store=store,
-                runtime=runtime,
-                allow_data_loss=not options.fail_on_data_loss,
-            )
+        def read_beside(last_acked: int | None) -> EntryReader:
+            reader = read_only(options, store, runtime)
             reader.seek(None if last_acked is None else last_acked + 1)
             return reader
 
-        def read_behind(last_acked: int | None) -> Reader:
+        def read_behind(last_acked: int | None) -> EntryReader:
             if not options.acknowledge:
-                return observe(last_acked)
+                return read_beside(last_acked)
             try:
                 return Consumer(
                     options.consumer,
@@ -240,37 +150,34 @@ class Cursor:
                     program=PROGRAM,
                 )
             except Drained:
-                # It was empty when it left its topic: nothing is there to be consumed, and this
-                # finds out whether that was all read.
-                return observe(last_acked)
+                # A queue is closed when it leaves its topic, and it was empty then: there is
+                # nothing to consume. Reading beside it shows whether all of it was read.
+                return read_beside(last_acked)
 
-        claim: Claim | None = patient(_claimed, store, options, runtime)
+        claim: Claim | None = retrying(_claimed, options, store, runtime)
         found = "" if claim is None else claim.queue_id
         last = floor - 1 if floor > 0 else None
         try:
             # Before anything is claimed or dropped (failure F4).
-            _check_identity(store, options, queue_id, found)
-            cursor = cls(patient(read_behind, last), found, options, observe)
-            if start is not None and last is None:
-                cursor._check_begins_at(floor)
-            if start is None or start.next <= cursor.end:
-                return cursor
-            cursor.close()
-            # With a transaction open the queue is claimed behind an earlier sequence than this.
-            key = options.consumer.manifest_path
-            raise QueueReset(ends_before(start.next - 1, cursor.end, key, store.url))
-        except QueueReset as error:
-            if options.fail_on_data_loss:
+            _check_identity(options, store, queue_id, found)
+            cursor = cls(retrying(read_behind, last), found, options, read_beside)
+            try:
+                if start is not None:
+                    cursor._check_holds(start, floor, store.url)
+            except OpenDataBufferError:
+                cursor.close()
                 raise
-            log.warning("data loss allowed, reading from the start of another queue: %s", error)
-        cursor = cls(patient(read_behind, None), found, options, observe)
+            return cursor
+        except QueueReset as error:
+            options.report_data_loss(error)
+        cursor = cls(retrying(read_behind, None), found, options, read_beside)
         if start is not None:
             cursor._rebase(start)
         return cursor
 
     @property
-    def handed_out(self) -> int:
-        """First sequence that was not handed out."""
+    def read_end(self) -> int:
+        """First sequence whose entry was not read yet."""
         last = self._reader.last_handed_out_sequence
         return 0 if last is None else last + 1
 
@@ -282,20 +189,25 @@ class Cursor:
 
     @property
     def end(self) -> int:
-        """The queue's next sequence, as of the last look at the manifest."""
+        """The queue's next sequence, by the manifest that was read last."""
         return self._reader.next_sequence
+
+    @property
+    def empty(self) -> bool:
+        """Whether all entries of the manifest that was read last are acknowledged."""
+        return self.end == self.acknowledged
 
     def owns(self, position: Position) -> bool:
         """Whether a position is about this queue, as far as ids tell."""
         return position.queue in ("", self.queue_id) or not self.queue_id
 
-    def resume(self, start: Position) -> tuple[int, int]:
-        """Where reading goes on behind ``start``, and the base that goes with it.
+    def continue_behind(self, start: Position) -> tuple[int, int]:
+        """Where reading continues behind ``start``, and the base that goes with it.
 
         That is ``start`` itself, unless ``start`` is a position of a queue that was replaced.
         """
         if start.next > self.end:
-            # A replay that was allowed to find less than `start` says has read all there was.
+            # A loss was allowed: this queue ends before `start`, and all of it was read.
             self._rebase(start)
         if self._rebased is not None and self._rebased[0] == start:
             return self._rebased[1], self._rebased[1]
@@ -303,69 +215,79 @@ class Cursor:
         self._rebased = None
         return start.next, start.base
 
-    def first(self, target: int | None) -> int:
-        """Where a new query begins.
+    def starting_offset(self, run_end: int | None) -> int:
+        """The sequence at which a new query begins.
 
         Args:
-            target: Where this run ends, if that is decided.
+            run_end: Where this run ends, if that is decided.
 
         Raises:
-            InvalidInput, DataLoss: The wanted sequence is not queued.
+            InvalidInput: The wanted sequence is beyond the end.
+            DataLoss: It is not queued any more, unless a loss is allowed.
         """
-        first, since_ms = self.handed_out, self._options.starting_timestamp_ms
-        if since_ms is None:
-            return first_of_offset(self._options, first, self.end, target)
-        self.hand_out(EVERYTHING)
-        return within(first_since(self._waiting, since_ms, self.handed_out), first, target)
+        options, first = self._options, self.read_end
+        wanted, since_ms = options.starting_offsets, options.starting_timestamp_ms
+        assert not isinstance(wanted, tuple), "of_partition() picks one"
+        if since_ms is not None:
+            self.read_until(EVERYTHING)
+            wanted = first_since(self._pending, since_ms, self.read_end)
+        elif wanted == EARLIEST:
+            return first
+        elif wanted == LATEST:
+            wanted = self.end
+        else:
+            self._check_starting_offset(int(wanted), first)
+            return max(first, int(wanted))
+        return int(wanted) if run_end is None else max(first, min(int(wanted), run_end))
 
-    def hand_out(self, stop: int) -> None:
-        """Have entries below ``stop`` handed out, as far as the queue has them."""
-        if self.handed_out < stop:
-            wanted = min(stop - self.handed_out, EVERYTHING)
+    def read_until(self, stop: int) -> None:
+        """Read the entries below ``stop`` that were not read yet, as far as the queue has them."""
+        if self.read_end < stop:
+            wanted = min(stop - self.read_end, EVERYTHING)
             try:
-                found = self._reader.next_descriptors(wanted)
+                entries = self._reader.next_descriptors(wanted)
             except Drained:
-                self._leave()
-                found = self._reader.next_descriptors(wanted)
-            self._waiting.extend(found)
+                self._read_closed_queue()
+                entries = self._reader.next_descriptors(wanted)
+            self._pending.extend(entries)
 
-    def waiting(self, begin: int, stop: int = EVERYTHING) -> list[BatchDescriptor]:
-        """Entries in [begin, stop) that were handed out and not acknowledged."""
-        first = bisect_left(self._waiting, begin, key=_sequence)
-        return self._waiting[first : bisect_left(self._waiting, stop, key=_sequence)]
+    def pending(self, begin: int, stop: int = EVERYTHING) -> list[BatchDescriptor]:
+        """Entries in [begin, stop) that were read and not acknowledged."""
+        first = bisect_left(self._pending, begin, key=_sequence)
+        return self._pending[first : bisect_left(self._pending, stop, key=_sequence)]
 
-    def behind_gap(self, begin: int) -> int:
-        """The first sequence from ``begin`` on that may be queued, as of the last look.
+    def next_available(self, begin: int) -> int:
+        """The first sequence from ``begin`` on that may be queued, by what was read.
 
         It is ``begin``, unless a loss was allowed and passed by.
         """
-        waiting = self.waiting(begin)
-        return waiting[0].sequence if waiting else max(begin, self.handed_out)
+        pending = self.pending(begin)
+        return pending[0].sequence if pending else max(begin, self.read_end)
 
-    def between(self, begin: int, stop: int) -> list[BatchDescriptor]:
+    def entries(self, begin: int, stop: int) -> list[BatchDescriptor]:
         """Exactly the entries [begin, stop).
 
         Raises:
-            DataLoss: They are gone, unless that is allowed.
-            QueueReset: The queue ends before them, unless that is allowed.
+            DataLoss: They are gone, unless a loss is allowed.
+            QueueReset: The queue ends before them, unless a loss is allowed.
         """
         if begin >= stop:
             return []
-        self.hand_out(stop)
-        found = self.waiting(begin, stop)
+        self.read_until(stop)
+        found = self.pending(begin, stop)
         if len(found) < stop - begin:
             end = self.end
             message = (
                 f"the checkpoint needs sequences {begin} to {stop - 1} of manifest "
                 f"{self._manifest_path!r}, of which {len(found)} are left; it holds "
-                f"{self._waiting[0].sequence if self._waiting else end} to {end - 1}"
+                f"{self._pending[0].sequence if self._pending else end} to {end - 1}"
             )
-            if self._options.fail_on_data_loss:
-                if end < stop:
-                    raise QueueReset(f"{message}. The queue was replaced or went backwards.")
-                oldest = found[0].sequence if found else stop
-                raise DataLoss(self._manifest_path, begin, oldest, f"So {message}.")
-            log.warning("data loss allowed: %s", message)
+            oldest = found[0].sequence if found else stop
+            self._options.report_data_loss(
+                QueueReset(f"{message}. The queue was replaced or went backwards.")
+                if end < stop
+                else DataLoss(self._manifest_path, begin, oldest, f"So {message}.")
+            )
         return found
 
     def acknowledge(self, end: Position, floor: int) -> bool:
@@ -373,16 +295,16 @@ class Cursor:
 
         Args:
             end: A position in the commit log.
-            floor: The first sequence that whoever goes on there may still ask for.
+            floor: The first sequence that a query which continues there may still ask for.
 
         Cumulative and repeatable: what was done before, and a position of a queue that was
         replaced, does nothing. A store that does not answer is no failure either: the next
         acknowledgement makes up for it.
         """
-        if not self.owns(end) or not self.acknowledged < floor <= self.handed_out:
+        if not self.owns(end) or not self.acknowledged < floor <= self.read_end:
             return False
         if end == self._beyond:
-            # With asynchronous progress tracking it is committed when reading has gone on, and
+            # With asynchronous progress tracking it is committed when reading has continued, and
             # may have come as far as it says: with batches that are not yet on record.
             return False
         try:
@@ -391,72 +313,126 @@ class Cursor:
             log.warning("acknowledging through %d is put off: %s", floor - 1, error)
             return False
         except Drained:
-            self._leave()  # Only an empty queue is closed: what was to leave it has left.
-        self._waiting = self.waiting(floor)
+            self._read_closed_queue()  # Only an empty queue is closed: the entries have left it.
+        self._pending = self.pending(floor)
         return True
-
-    @property
-    def empty(self) -> bool:
-        """Whether all there is, as of the last look, is acknowledged."""
-        return self.end == self.acknowledged
-
-    def _check_begins_at(self, floor: int) -> None:
-        """For a position before the first batch, which a consumer cannot be opened behind.
-
-        Raises:
-            DataLoss: Somebody else took batches, unless that is allowed.
-        """
-        oldest = self.handed_out
-        if oldest <= floor:
-            return
-        if self._options.fail_on_data_loss:
-            self.close()
-            raise DataLoss(self._manifest_path, floor, oldest, "Another consumer read this queue.")
-        log.warning("data loss allowed: going on at %d, not at %d", oldest, floor)
-
-    def _rebase(self, start: Position) -> None:
-        self._rebased = (start, self.handed_out)
-        self._beyond = start
-
-    def _leave(self) -> None:
-        """The queue was closed for good: look on."""
-        last = self._reader.last_handed_out_sequence
-        self._reader.close()
-        self._reader = self._observe(last)
 
     def close(self) -> None:
         """Stop the collector and let the queue go; acknowledges nothing."""
         self._reader.close()
 
+    def _check_holds(self, start: Position, floor: int, url: str) -> None:
+        """Refuse a position that this queue does not hold.
 
-def _check_exists(store: Store, options: SourceOptions, runtime: Runtime) -> None:
+        Raises:
+            DataLoss: The queue begins behind it, unless a loss is allowed.
+            QueueReset: The queue ends before it.
+        """
+        # A consumer cannot be opened behind a position before the first batch, and so could not
+        # check this.
+        if floor == 0 and self.read_end > 0:
+            cause = "Another consumer read this queue."
+            self._options.report_data_loss(
+                DataLoss(self._manifest_path, floor, self.read_end, cause)
+            )
+        # With a transaction open the queue is claimed behind an earlier sequence than this.
+        if start.next > self.end:
+            raise QueueReset(ends_before(start.next - 1, self.end, self._manifest_path, url))
+
+    def _check_starting_offset(self, wanted: int, first: int) -> None:
+        if wanted > self.end:
+            raise InvalidInput(
+                f"option startingOffsets is {wanted} and manifest "
+                f"{self._manifest_path!r} ends at {self.end - 1}: use a sequence up to {self.end}, "
+                "'earliest' or 'latest'"
+            )
+        if wanted < first:
+            advice = "Start at 'earliest' or at a sequence that is still queued."
+            self._options.report_data_loss(DataLoss(self._manifest_path, wanted, first, advice))
+
+    def _rebase(self, start: Position) -> None:
+        self._rebased = (start, self.read_end)
+        self._beyond = start
+
+    def _read_closed_queue(self) -> None:
+        """The queue was closed for good: read on without being its consumer."""
+        last = self._reader.last_handed_out_sequence
+        self._reader.close()
+        self._reader = self._read_beside(last)
+
+
+def read_only(options: SourceOptions, store: Store, runtime: Runtime) -> ReadOnlyReader:
+    """A reader that takes nothing out of the queue and writes nothing."""
+    return ReadOnlyReader(
+        options.consumer,
+        store=store,
+        runtime=runtime,
+        allow_data_loss=not options.fail_on_data_loss,
+    )
+
+
+def no_queue(options: SourceOptions, store: Store, advice: str = "") -> InvalidInput:
+    """The error for a path without a queue.
+
+    Raises:
+        TransientStorageError, PermanentStorageError: The store did not answer.
+    """
+    if lost := lost_topic(store):
+        return InvalidInput(lost)
+    return InvalidInput(
+        f"there is no queue with manifest {options.queue.manifest_path!r} in {store.url}: check "
+        f"the path and the options dataPathPrefix and manifestPath{advice}"
+    )
+
+
+def oldest_ms(batch: BatchDescriptor) -> int | None:
+    """Ingestion time of the batch's first record, milliseconds since the Unix epoch.
+
+    The producer writes a time for each range of records. A batch without ranges is as old as the
+    ULID in its name, and None where there is no ULID either. The name is asked last: a Spark sink
+    names its batches ahead of time.
+    """
+    times = [each.ingestion_time_ms for each in batch.metadata]
+    return min(times) if times else location_timestamp_ms(batch.location)
+
+
+def first_since(queued: Iterable[BatchDescriptor], since_ms: int, end: int) -> int:
+    """The first batch with a record ingested at that time or later; the end if none has."""
+    for each in queued:
+        times = [metadata.ingestion_time_ms for metadata in each.metadata]
+        newest_ms = max(times) if times else location_timestamp_ms(each.location)
+        # A batch whose time is unknown is rather read once too often than never.
+        if newest_ms is None or newest_ms >= since_ms:
+            return each.sequence
+    return end
+
+
+def _check_exists(options: SourceOptions, store: Store, runtime: Runtime) -> None:
     """Refuse a path that no queue was ever made at; a manifest that was lost is not this."""
-    config = options.consumer
-    if Queue(store, config, runtime=runtime, role="reader").read() is not None:  # Retries.
+    if read_only(options, store, runtime).find() is not None:  # Retries.
         return
-    claim = check_owner(store, config, runtime=runtime)
+    claim = check_owner(store, options.consumer, runtime=runtime)
     if claim is None or claim.watermark is None:
-        if lost := lost_topic(store):
-            raise InvalidInput(lost)
-        raise InvalidInput(
-            f"there is no queue with manifest {config.manifest_path!r} in {store.url}: check the "
-            "path and the options dataPathPrefix and manifestPath. For a query that starts before "
-            "its first producer, set the option createIfMissing to true"
+        raise no_queue(
+            options,
+            store,
+            ". For a query that starts before its first producer, set the option createIfMissing "
+            "to true",
         )
 
 
-def _claimed(store: Store, options: SourceOptions, runtime: Runtime) -> Claim | None:
-    """The queue's claim; who is to acknowledge makes sure that there is one."""
+def _claimed(options: SourceOptions, store: Store, runtime: Runtime) -> Claim | None:
+    """The queue's claim. With ``acknowledge`` it is made where there is none."""
     config = options.consumer
     if options.acknowledge:
         return claim_for_use(store, config, runtime=runtime)
     claim = check_owner(store, config, runtime=runtime)
     if claim is not None and options.fail_on_data_loss:
-        claim.check(Queue(store, config, runtime=runtime, role="reader").read())
+        claim.check(read_only(options, store, runtime).find())
     return claim
 
 
-def _check_identity(store: Store, options: SourceOptions, expected: str, found: str) -> None:
+def _check_identity(options: SourceOptions, store: Store, expected: str, found: str) -> None:
     if expected and found and found != expected:
         config = options.consumer
         raise QueueReset(

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from buffer_source.micro_batch_stream import Partitions
+from buffer_source.micro_batch_stream import SourcePartitions
 from buffer_source.options import SourceOptions
 from buffer_source.typed_schema import INFERRED, meant_as_own
 from opendata_buffer.consumer.fetch import BatchDescriptor, FetchHandle
@@ -43,7 +43,7 @@ def infer_schema(
         StorageError: The store did not answer.
     """
     patient = queue_retry(runtime, options.queue)
-    partitions = Partitions(options, store, runtime, patient)
+    partitions = SourcePartitions(options, store, runtime, patient)
     names = partitions.names()
     records: list[bytes] = []
     for name in names[:BATCHES]:

@@ -1,3 +1,5 @@
+"""Options of the source, and what they decide about data that cannot be delivered."""
+
 from __future__ import annotations
 
 import os
@@ -7,7 +9,13 @@ import pytest
 
 from buffer_source.options import SourceOptions
 from opendata_buffer.config import GarbageCollectorConfig, StoreOptions
-from opendata_buffer.errors import InvalidInput
+from opendata_buffer.errors import (
+    BatchMissing,
+    BatchUnreadable,
+    ForeignLocation,
+    InvalidInput,
+    PoisonBatch,
+)
 
 
 def parse(**options: str) -> SourceOptions:
@@ -202,3 +210,46 @@ def test_a_partition_is_named_by_its_number_too() -> None:
 def test_starting_positions_that_are_none_are_refused(value: str) -> None:
     with pytest.raises(InvalidInput, match=r"startingOffsets is .* of a topic sequences by"):
         parse(startingOffsets=value)
+
+
+MISSING = BatchMissing(3, "ingest/a.batch", "its object does not exist")
+CORRUPT = BatchUnreadable(3, "ingest/a.batch", "bad magic")
+FOREIGN = ForeignLocation(3, "other/a.batch", "outside")
+
+
+@pytest.mark.parametrize(
+    ("given", "missing", "corrupt"),
+    [
+        ({}, False, False),
+        ({"failOnDataLoss": "false"}, True, False),
+        ({"corruptBatches": "quarantine"}, False, True),
+    ],
+)
+def test_each_fault_has_an_option_of_its_own_and_a_foreign_batch_always_fails(
+    given: dict[str, str], missing: bool, corrupt: bool
+) -> None:
+    options = SourceOptions.from_spark({"path": "/q", **given})
+    assert options.goes_on_without(MISSING) is missing
+    assert options.goes_on_without(CORRUPT) is corrupt
+    assert options.goes_on_without(FOREIGN) is False
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        (BatchMissing(3, "a", "gone"), "failOnDataLoss set to false"),
+        (BatchUnreadable(3, "a", "bad"), "corruptBatches set to quarantine"),
+    ],
+)
+def test_an_error_that_ends_the_query_names_the_option_that_would_not(
+    error: PoisonBatch, hint: str
+) -> None:
+    SourceOptions.from_spark({"path": "/q"}).goes_on_without(error)
+    assert hint in str(error)
+
+
+def test_the_option_is_named_once_however_often_the_policy_is_asked() -> None:
+    error = BatchMissing(3, "a", "gone")
+    for _ in range(2):
+        SourceOptions.from_spark({"path": "/q"}).goes_on_without(error)
+    assert str(error).count("failOnDataLoss") == 1

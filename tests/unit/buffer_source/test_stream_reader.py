@@ -16,7 +16,7 @@ from pyspark.sql.streaming.datasource import (
 
 from buffer_source.offsets import INITIAL
 from buffer_source.options import SourceOptions
-from buffer_source.planner import BatchPartition
+from buffer_source.planner import TaskBatches
 from buffer_source.rows import default_schema
 from buffer_source.stream_reader import BufferStreamReader
 from opendata_buffer.config import ProducerConfig
@@ -50,8 +50,8 @@ def test_from_offsets_to_rows_through_pickling(tmp_path: Path) -> None:
     end = driver.latestOffset(driver.initialOffset(), ReadAllAvailable())
     assert end["partitions"]["0"]["next"] == 2
     (partition,) = driver.partitions(driver.initialOffset(), end)
-    assert isinstance(partition, BatchPartition)
-    assert repr(partition) == "BatchPartition(2 batches, 0 to 1)"
+    assert isinstance(partition, TaskBatches)
+    assert repr(partition) == "TaskBatches(2 batches, 0 to 1)"
     # Pickled after it was used: the driver's consumer must not travel.
     executor = pickle.loads(pickle.dumps(driver))
     rows = pa.Table.from_batches(executor.read(pickle.loads(pickle.dumps(partition)))).to_pylist()
@@ -92,8 +92,8 @@ def test_f25_a_missing_batch_can_be_passed_by(tmp_path: Path, missing: int) -> N
     driver = reader(tmp_path, failOnDataLoss="false", minPartitions="1")
     end = driver.latestOffset(driver.initialOffset(), ReadAllAvailable())
     (partition,) = driver.partitions(driver.initialOffset(), end)
-    assert isinstance(partition, BatchPartition)
-    (tmp_path / partition.descriptors[missing].location).unlink()
+    assert isinstance(partition, TaskBatches)
+    (tmp_path / partition.batches[missing].location).unlink()
     rows = pa.Table.from_batches(driver.read(partition)).to_pylist()
     assert [row["sequence"] for row in rows] == [each for each in (0, 1, 2) if each != missing]
 
@@ -134,5 +134,5 @@ print(*set(sys.modules) - spark)
     loaded = set(done.stdout.split())
     assert "buffer_source.micro_batch_stream" in loaded
     heavy = {"asyncio", "boto3", "pandas", "pyarrow.parquet", "tenacity"}
-    assert not loaded & (heavy | {"buffer_source.task", "opendata_buffer.consumer.read_ahead"})
+    assert not loaded & (heavy | {"buffer_source.task"})
     assert "difflib" not in loaded

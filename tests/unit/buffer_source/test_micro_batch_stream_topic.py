@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 
-from buffer_source.micro_batch_stream import StreamDriver
-from buffer_source.offsets import SourceOffset
-from opendata_buffer.errors import DataLoss, Fenced, InvalidInput
+from buffer_source.micro_batch_stream import MicroBatchStream, SourcePartitions, reads_topic
+from buffer_source.offsets import Position, SourceOffset
+from buffer_source.options import SourceOptions
+from opendata_buffer.errors import DataLoss, Fenced, InvalidInput, PermanentStorageError, QueueReset
 from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.stores.base import NotModified
+from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import DRAIN_S
-from tests.unit.buffer_source.world import TopicWorld, values_of
+from tests.unit.buffer_source.world import TopicWorld, World, values_of
 
 P0, P1, P2 = "p-00000-04pn", "p-00001-05mv", "p-00002-0bvb"
 
@@ -24,9 +26,9 @@ def world(runtime: ManualRuntime) -> TopicWorld:
     return TopicWorld(runtime, 3)
 
 
-def batch(driver: StreamDriver, start: SourceOffset | None) -> tuple[SourceOffset, list[bytes]]:
+def batch(driver: MicroBatchStream, start: SourceOffset | None) -> tuple[SourceOffset, list[bytes]]:
     """One micro-batch as a normal query runs it."""
-    end = driver.latest(start)
+    end = driver.latest_offset(start)
     if end == start:
         return end, []
     if start is not None:
@@ -55,7 +57,7 @@ def test_all_partitions_are_read_each_in_its_order(world: TopicWorld) -> None:
     first, read = batch(driver, None)
     assert read == numbered(P0, 3) + numbered(P1, 3)
     assert nexts(first) == {P0: 3, P1: 3, P2: 0}
-    assert driver.latest(first) is first
+    assert driver.latest_offset(first) is first
     world.append(P2, b"later")
     second, read = batch(driver, first)
     assert read == [b"later"]
@@ -66,9 +68,9 @@ def test_tasks_are_packed_over_all_partitions(world: TopicWorld) -> None:
     for name in (P0, P1, P2):
         world.append(name, *numbered(name, 4))
     driver = world.run(minPartitions="2")
-    tasks = driver.plan(None, driver.latest(None))
-    assert [len(task) for task in tasks] == [6, 6]
-    assert [each.partition for each in tasks[0]] == [P0] * 4 + [P1] * 2
+    tasks = driver.plan_input_partitions(None, driver.latest_offset(None))
+    assert [len(task.batches) for task in tasks] == [6, 6]
+    assert [each.partition for each in tasks[0].batches] == [P0] * 4 + [P1] * 2
 
 
 def test_what_is_committed_leaves_every_partition(world: TopicWorld) -> None:
@@ -86,7 +88,7 @@ def test_a_second_query_fences_the_first_in_every_partition(world: TopicWorld) -
     end, _ = batch(first, None)
     batch(world.run(), None)
     with pytest.raises(Fenced):
-        first.latest(end)
+        first.latest_offset(end)
 
 
 def test_a_limit_is_shared_by_backlog_and_leaves_nobody_waiting(world: TopicWorld) -> None:
@@ -154,7 +156,7 @@ def test_an_empty_new_partition_makes_no_micro_batch(world: TopicWorld) -> None:
     world.append(P0, b"x")
     position, _ = batch(driver, None)
     world.topic.expand(4)
-    assert driver.latest(position) is position
+    assert driver.latest_offset(position) is position
     world.append(P1, b"y")
     end, _ = batch(driver, position)
     assert nexts(end)["p-00003-04vf"] == 0
@@ -168,7 +170,7 @@ def test_a_drained_partition_leaves_topic_and_offsets(world: TopicWorld) -> None
     drain(world, P1)
     world.append(P0, b"1")
     position, _ = batch(driver, position)  # acknowledges what was read before
-    driver.latest(position)
+    driver.latest_offset(position)
     assert world.topic.read().names == [P0, P2]
     world.append(P0, b"2")
     position, read = batch(driver, position)
@@ -187,13 +189,13 @@ def test_a_partition_that_left_is_neither_opened_again_nor_shown_as_a_backlog(
     drain(world, P1)
     world.append(P0, b"1")
     with_it, _ = batch(driver, read_all)
-    driver.latest(with_it)
+    driver.latest_offset(with_it)
     assert world.topic.read().names == [P0, P2]
     world.append(P0, b"2")
     without, read = batch(driver, with_it)  # Spark commits the offset that had it
     assert read == [b"2"]
     assert set(nexts(without)) == {P0, P2}
-    assert driver.latest(without) is without
+    assert driver.latest_offset(without) is without
     report = driver.report()
     assert report is not None
     assert set(report["next"]) == {P0, P2}
@@ -221,11 +223,11 @@ def test_a_partition_that_left_with_unread_batches_is_a_loss(world: TopicWorld, 
     world.append(P1, b"unseen")
     end, _ = batch(world.run(), None)
     drain(world, P1)
-    world.run().latest(end)
+    world.run().latest_offset(end)
     assert P1 not in world.topic.read().names
     if loss == "true":
         with pytest.raises(DataLoss, match=r"manifest 'p-00001-05mv/manifest'"):
-            reader.latest(position)
+            reader.latest_offset(position)
         return
     world.append(P0, b"more")
     end, read = batch(reader, position)
@@ -283,7 +285,7 @@ def test_an_idle_trigger_looks_once_at_the_topic_and_at_each_partition(
     position, _ = batch(driver, None)
     for number in range(undecided):
         world.append(P0, b"held", message=build_uuid(b"writer", 2 + number, CONTINUE_TXN))
-    driver.latest(position)
+    driver.latest_offset(position)
     answers: dict[str, Any] = {}
     get = world.store.get
 
@@ -293,7 +295,7 @@ def test_an_idle_trigger_looks_once_at_the_topic_and_at_each_partition(
         return answers[key]
 
     monkeypatch.setattr(world.store, "get", counted)
-    assert driver.latest(position) is position
+    assert driver.latest_offset(position) is position
     assert set(answers) == {"_topic.json", *(f"{name}/manifest" for name in (P0, P1, P2))}
     assert all(isinstance(each, NotModified) for each in answers.values())
 
@@ -304,7 +306,7 @@ def test_undecided_batches_do_not_make_an_idle_query_spin(world: TopicWorld) -> 
     position, _ = batch(driver, None)
     began = world.runtime.monotonic()
     for _ in range(4):
-        assert driver.latest(position) is position
+        assert driver.latest_offset(position) is position
     assert world.runtime.monotonic() - began == pytest.approx(4 * 0.250)
 
 
@@ -317,13 +319,13 @@ def test_a_micro_batch_that_failed_is_not_repeated_with_another_isolation_that_l
     end, read = batch(world.run(isolationLevel="read_uncommitted"), None)
     assert read == [b"held", b"free"]
     with pytest.raises(InvalidInput, match="planned with read_uncommitted, up to sequence 1"):
-        world.run().plan(None, end)
+        world.run().plan_input_partitions(None, end)
     assert values_of(world.run(isolationLevel="read_uncommitted"), None, end) == read
 
     end, read = batch(world.run(), None)
     assert read == [b"free"]
     with pytest.raises(InvalidInput, match="holds back transactions"):
-        world.run(isolationLevel="read_uncommitted").plan(None, end)
+        world.run(isolationLevel="read_uncommitted").plan_input_partitions(None, end)
     assert values_of(world.run(), None, end) == read
 
 
@@ -359,3 +361,109 @@ def test_each_partition_begins_where_it_is_told(world: TopicWorld) -> None:
     end, read = batch(driver, None)
     assert read == [b"p-00000-04pn-2", *numbered(P2, 3)]
     assert {name: each.base for name, each in end.partitions.items()} == {P0: 2, P1: 3, P2: 0}
+
+
+def once(call: Any, *args: Any, **kwargs: Any) -> Any:
+    return call(*args, **kwargs)
+
+
+def options(**given: str) -> SourceOptions:
+    return SourceOptions.from_spark({"path": "/world", "gcEnabled": "false", **given})
+
+
+def partitions(world: World, **given: str) -> SourcePartitions:
+    return SourcePartitions(options(**given), world.store, world.runtime, once)
+
+
+@pytest.fixture
+def topic(runtime: ManualRuntime) -> TopicWorld:
+    return TopicWorld(runtime, 3)
+
+
+def test_a_queue_is_the_one_partition_of_its_source(runtime: ManualRuntime) -> None:
+    assert partitions(World(runtime)).names() == ["0"]
+
+
+def test_a_topic_is_found_by_itself_and_seen_to_grow(topic: TopicWorld) -> None:
+    found = partitions(topic)
+    assert found.names() == ["p-00000-04pn", "p-00001-05mv", "p-00002-0bvb"]
+    topic.topic.expand(4)
+    assert found.names()[-1] == "p-00003-04vf"
+
+
+@pytest.mark.parametrize("option", ["dataPathPrefix", "manifestPath"])
+def test_naming_a_queue_leads_to_that_queue_also_in_a_topic(topic: TopicWorld, option: str) -> None:
+    assert not reads_topic(options(**{option: "p-00001-05mv"}), topic.store, topic.runtime)
+    assert partitions(topic, **{option: "p-00001-05mv"}).names() == ["0"]
+
+
+class Locked(MemoryStore):
+    """Only what lies below a queue's prefix may be read."""
+
+    def get(self, key: str, **how: Any) -> Any:
+        if "/" not in key:
+            raise PermanentStorageError("403 AccessDenied")
+        return super().get(key, **how)
+
+
+def test_who_may_only_read_below_a_prefix_has_a_queue(runtime: ManualRuntime) -> None:
+    assert not reads_topic(options(), Locked(), runtime)
+
+
+@pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
+def test_a_sequence_means_nothing_in_a_topic(topic: TopicWorld, option: str) -> None:
+    with pytest.raises(InvalidInput, match=f"option {option} is 7, and .* is a topic"):
+        partitions(topic, **{option: "7"}).names()
+
+
+def test_a_checkpoint_is_of_a_topic_or_of_a_queue(
+    topic: TopicWorld, runtime: ManualRuntime
+) -> None:
+    queue, many = SourceOffset.of(Position(1, 0)), SourceOffset({"p-00001-05mv": Position(1, 0)})
+    partitions(topic).check(many)
+    partitions(World(runtime)).check(queue)
+    with pytest.raises(InvalidInput, match=r"about one queue, and .* is a topic with 3 partitions"):
+        partitions(topic).check(queue)
+    with pytest.raises(InvalidInput, match="this source reads one queue"):
+        partitions(World(runtime)).check(many)
+
+
+def test_a_checkpoint_of_a_topic_is_not_to_be_given_up_because_the_description_is_lost(
+    topic: TopicWorld,
+) -> None:
+    topic.append("p-00001-05mv", b"waits")
+    many = SourceOffset({"p-00001-05mv": Position(1, 0)})
+    partitions(topic).check(many)
+    topic.store.delete_many(["_topic.json"])
+    with pytest.raises(InvalidInput, match=r"_topic\.json' is gone.*Put its latest version back"):
+        partitions(topic).check(many)
+
+
+def test_a_topic_that_vanishes_is_not_taken_for_a_queue(topic: TopicWorld) -> None:
+    found = partitions(topic)
+    found.names()
+    topic.store.delete_many(["_topic.json"])
+    with pytest.raises(QueueReset, match="vanished"):
+        found.names()
+
+
+def test_a_partition_that_nobody_wrote_to_is_made_when_it_is_read(topic: TopicWorld) -> None:
+    assert partitions(topic).options_of("p-00002-0bvb").create_if_missing
+    assert not options().create_if_missing
+
+
+def test_sequences_by_partition_are_for_a_topic_and_its_partitions(
+    topic: TopicWorld, runtime: ManualRuntime
+) -> None:
+    given = {"startingOffsets": '{"p-00001-05mv": 3}'}
+    with pytest.raises(
+        InvalidInput, match=r"sequences by partition \(p-00001-05mv\), and .* one queue"
+    ):
+        partitions(World(runtime), **given).names()
+    with pytest.raises(InvalidInput, match="partition is 'p-00003-04vf': the topic has"):
+        partitions(topic, startingOffsets='{"p-00003-04vf": 3}').names()
+    partitions(topic, **given).names()
+    # A query goes on with the options it was begun with.
+    topic.topic.drain("p-00001-05mv")
+    topic.topic.remove_drained(after_s=0)
+    assert "p-00001-05mv" not in partitions(topic, **given).names()

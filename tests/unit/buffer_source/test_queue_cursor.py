@@ -1,4 +1,4 @@
-"""One claimed queue: entries handed out of it, positions acknowledged to it."""
+"""One opened queue: entries read from it, positions acknowledged to it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import pytest
 from buffer_source.offsets import Position
 from buffer_source.options import SourceOptions
 from buffer_source.partition_stream import floor_of
-from buffer_source.queue_cursor import Cursor
+from buffer_source.queue_cursor import QueueCursor, first_since, oldest_ms
 from opendata_buffer.broker.yielding_queue import YieldingQueue
+from opendata_buffer.consumer.fetch import BatchDescriptor
 from opendata_buffer.errors import DataLoss, InvalidInput, QueueReset
+from opendata_buffer.formats.keys import batch_key
+from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.stores.base import VersionConflict
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.buffer_source.world import World
@@ -24,18 +27,18 @@ def world(runtime: ManualRuntime) -> World:
 
 def claim(
     world: World, start: Position | None = None, queue_id: str = "", **options: str
-) -> Cursor:
+) -> QueueCursor:
     given = SourceOptions.from_spark({"path": "/world", "gcEnabled": "false", **options})
 
     def once(call: Any, *args: Any, **kwargs: Any) -> Any:
         return call(*args, **kwargs)
 
     floor = 0 if start is None else floor_of(start, given)
-    return Cursor.open(given, world.store, world.runtime, once, start, floor, queue_id)
+    return QueueCursor.open(given, world.store, world.runtime, once, start, floor, queue_id)
 
 
-def sequences(cursor: Cursor, begin: int, stop: int) -> list[int]:
-    return [each.sequence for each in cursor.between(begin, stop)]
+def sequences(cursor: QueueCursor, begin: int, stop: int) -> list[int]:
+    return [each.sequence for each in cursor.entries(begin, stop)]
 
 
 def test_entries_are_handed_out_once_and_stay_until_they_are_acknowledged(world: World) -> None:
@@ -44,7 +47,7 @@ def test_entries_are_handed_out_once_and_stay_until_they_are_acknowledged(world:
     assert sequences(cursor, 0, 3) == [0, 1, 2]
     assert sequences(cursor, 1, 4) == [1, 2, 3]
     assert cursor.acknowledge(Position(2, 0), 2)
-    assert [each.sequence for each in cursor.waiting(0)] == [2, 3]
+    assert [each.sequence for each in cursor.pending(0)] == [2, 3]
     assert world.queued == [2, 3]
     assert not cursor.acknowledge(Position(2, 0), 2)
     assert not cursor.acknowledge(Position(9, 0), 9)
@@ -68,7 +71,7 @@ def test_a_query_that_loses_a_race_for_its_queue_asks_the_broker_beside_it(
     monkeypatch.setattr(YieldingQueue, "_take_floor", take_floor)
     cursor = claim(world)
     assert asked == [], "nobody was faster"
-    cursor.hand_out(1)
+    cursor.read_until(1)
     monkeypatch.setattr(world.store, "put_if", lost)
     assert cursor.acknowledge(Position(1, 0), 1)
     assert asked == ["ingest/manifest"]
@@ -77,7 +80,7 @@ def test_a_query_that_loses_a_race_for_its_queue_asks_the_broker_beside_it(
 def test_a_position_of_another_queue_acknowledges_nothing(world: World) -> None:
     world.produce(2)
     cursor = claim(world)
-    cursor.hand_out(2)
+    cursor.read_until(2)
     assert not cursor.owns(Position(1, 0, {}, "another"))
     assert not cursor.acknowledge(Position(1, 0, {}, "another"), 1)
     assert world.queued == [0, 1]
@@ -102,8 +105,8 @@ def test_f4_where_a_loss_is_allowed_reading_begins_anew(world: World) -> None:
     world.produce(3)
     old = Position(2, 0, {}, "another")
     cursor = claim(world, old, "another", failOnDataLoss="false")
-    assert cursor.resume(old) == (0, 0)
-    assert cursor.resume(Position(1, 0, {}, cursor.queue_id)) == (1, 0)
+    assert cursor.continue_behind(old) == (0, 0)
+    assert cursor.continue_behind(Position(1, 0, {}, cursor.queue_id)) == (1, 0)
     assert world.queued == [0, 1, 2]
 
 
@@ -111,31 +114,43 @@ def test_what_is_not_queued_is_an_error(world: World) -> None:
     world.produce(4)
     cursor = claim(world, Position(2, 0))
     with pytest.raises(DataLoss, match=r"needs sequences 0 to 3 .* 2 are left"):
-        cursor.between(0, 4)
+        cursor.entries(0, 4)
     with pytest.raises(QueueReset, match="went backwards"):
-        cursor.between(2, 9)
+        cursor.entries(2, 9)
     allowed = claim(world, failOnDataLoss="false")
     assert sequences(allowed, 0, 9) == [2, 3]
 
 
 @pytest.mark.parametrize(
-    ("wanted", "target", "first"),
-    [("earliest", None, 1), ("latest", None, 4), ("latest", 2, 2), ("latest", 0, 1), ("3", 1, 3)],
+    ("wanted", "run_end", "begin"),
+    [
+        ("earliest", None, 3),
+        ("earliest", 5, 3),
+        ("latest", None, 8),
+        ("latest", 5, 5),
+        ("latest", 1, 3),
+        ("latest", 9, 8),
+        ("3", None, 3),
+        ("6", 4, 6),
+        ("8", None, 8),
+    ],
 )
-def test_what_starting_offsets_mean(
-    world: World, wanted: str, target: int | None, first: int
+def test_what_starting_offsets_mean_in_a_queue_of_3_to_7(
+    world: World, wanted: str, run_end: int | None, begin: int
 ) -> None:
-    world.produce(4)
-    cursor = claim(world, Position(1, 0), startingOffsets=wanted)
-    assert cursor.first(target) == first
+    world.produce(8)
+    cursor = claim(world, Position(3, 0), startingOffsets=wanted)
+    assert cursor.starting_offset(run_end) == begin
 
 
-def test_a_start_that_is_not_queued_is_an_error(world: World) -> None:
+def test_a_start_that_is_not_queued_is_an_error_or_the_oldest_one(world: World) -> None:
     world.produce(4)
-    with pytest.raises(DataLoss, match="sequence 0 is needed"):
-        claim(world, Position(1, 0), startingOffsets="0").first(None)
-    with pytest.raises(InvalidInput, match="use a sequence up to 4"):
-        claim(world, startingOffsets="5").first(None)
+    with pytest.raises(DataLoss, match=r"sequence 0 is needed .* starts at 1"):
+        claim(world, Position(1, 0), startingOffsets="0").starting_offset(None)
+    with pytest.raises(InvalidInput, match=r"ends at 3: use a sequence up to 4"):
+        claim(world, startingOffsets="5").starting_offset(None)
+    allowed = claim(world, Position(1, 0), startingOffsets="0", failOnDataLoss="false")
+    assert allowed.starting_offset(None) == 1
 
 
 def test_a_queue_that_does_not_exist_is_made_only_when_asked(world: World) -> None:
@@ -144,3 +159,40 @@ def test_a_queue_that_does_not_exist_is_made_only_when_asked(world: World) -> No
     assert world.store.list("").objects == ()
     assert claim(world, createIfMissing="true").end == 0
     assert claim(world).end == 0
+
+
+def taken_in(sequence: int, *times: int) -> BatchDescriptor:
+    return BatchDescriptor(
+        sequence, "in/no time", tuple(Metadata(n, t) for n, t in enumerate(times))
+    )
+
+
+def test_the_first_batch_with_a_late_enough_record_is_where_a_time_begins() -> None:
+    queued = [taken_in(3, 100), taken_in(4, 90, 250), taken_in(5, 300)]
+    assert first_since(queued, 200, 6) == 4
+    assert first_since(queued, 100, 6) == 3
+    assert first_since(queued, 301, 6) == 6
+    assert first_since([], 0, 6) == 6
+
+
+def test_a_batch_of_unknown_time_rather_comes_too_often() -> None:
+    assert first_since([taken_in(3, 100), taken_in(4)], 200, 6) == 4
+
+
+def test_the_times_of_the_records_count_more_than_the_name(runtime: ManualRuntime) -> None:
+    ranges = (Metadata(0, 7_000, b""), Metadata(3, 5_000, b""), Metadata(9, 9_000, b""))
+    batch = BatchDescriptor(4, batch_key("ingest", runtime.ulid()), ranges)
+    assert oldest_ms(batch) == 5_000
+    assert first_since([batch], 9_000, 9) == 4
+    assert first_since([batch], 9_001, 9) == 9
+
+
+def test_a_batch_whose_records_have_no_time_is_as_old_as_its_name(runtime: ManualRuntime) -> None:
+    batch = BatchDescriptor(4, batch_key("ingest", runtime.ulid()), ())
+    assert oldest_ms(batch) == runtime.now_ms()
+    assert first_since([batch], runtime.now_ms() + 1, 9) == 9
+
+
+def test_of_a_foreign_name_without_times_nothing_is_known() -> None:
+    batch = BatchDescriptor(4, "elsewhere/data", ())
+    assert oldest_ms(batch) is None

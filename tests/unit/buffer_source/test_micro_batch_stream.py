@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from buffer_source.commit_log import FIRST_BATCH_SETTLES_S
-from buffer_source.micro_batch_stream import StreamDriver
+from buffer_source.micro_batch_stream import MicroBatchStream, Progress
 from buffer_source.offsets import Position, SourceOffset
 from buffer_source.options import SourceOptions
+from buffer_source.partition_stream import PartitionPlan
+from buffer_source.planner import PartitionBatch
 from opendata_buffer import metrics
 from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.consumer.fetch import BatchDescriptor
 from opendata_buffer.consumer.isolation import HORIZON_DAYS
 from opendata_buffer.errors import (
     DataLoss,
@@ -45,13 +49,15 @@ def offset(
     return SourceOffset.of(Position(following, base, transactions or {}, queue))
 
 
-def planned(driver: StreamDriver, start: SourceOffset | None, end: SourceOffset) -> list[int]:
-    return [each.sequence for task in driver.plan(start, end) for each in task]
+def planned(driver: MicroBatchStream, start: SourceOffset | None, end: SourceOffset) -> list[int]:
+    return [
+        each.sequence for task in driver.plan_input_partitions(start, end) for each in task.batches
+    ]
 
 
-def batch(driver: StreamDriver, start: SourceOffset | None) -> tuple[SourceOffset, list[int]]:
+def batch(driver: MicroBatchStream, start: SourceOffset | None) -> tuple[SourceOffset, list[int]]:
     """One micro-batch as a normal query runs it."""
-    end = driver.latest(start)
+    end = driver.latest_offset(start)
     if end == start:
         return end, []
     if start is not None:
@@ -60,10 +66,10 @@ def batch(driver: StreamDriver, start: SourceOffset | None) -> tuple[SourceOffse
 
 
 def batch_whose_log_lags(
-    driver: StreamDriver, start: SourceOffset
+    driver: MicroBatchStream, start: SourceOffset
 ) -> tuple[SourceOffset, list[int]]:
     """One micro-batch with asynchronous progress tracking: commits come some batches later."""
-    end = driver.latest(start)
+    end = driver.latest_offset(start)
     return end, planned(driver, start, end)
 
 
@@ -97,7 +103,7 @@ def test_an_idle_queue_hands_back_the_start(world: World) -> None:
     world.produce(1)
     driver = world.run()
     end, _ = batch(driver, None)
-    assert driver.latest(end) is end
+    assert driver.latest_offset(end) is end
 
 
 def test_a_queue_that_does_not_exist_is_named_and_not_made(world: World) -> None:
@@ -108,18 +114,18 @@ def test_a_queue_that_does_not_exist_is_named_and_not_made(world: World) -> None
         with pytest.raises(
             InvalidInput, match=r"no queue with manifest 'ingest/manifest' in .*createIfMissing"
         ):
-            driver.latest(None)
+            driver.latest_offset(None)
     assert world.store.list("").objects == ()
 
 
 def test_a_replay_of_the_first_batch_makes_no_queue_where_it_was_deleted(world: World) -> None:
     world.produce(2)
-    end = world.run().latest(None)
+    end = world.run().latest_offset(None)
     world.store.delete_many([each.key for each in world.store.list("").objects])
     with pytest.raises(InvalidInput, match="there is no queue"):
-        world.run().plan(None, end)
+        world.run().plan_input_partitions(None, end)
     assert world.store.list("").objects == ()
-    assert world.run(failOnDataLoss="false").plan(None, end) == []
+    assert world.run(failOnDataLoss="false").plan_input_partitions(None, end) == []
 
 
 def test_an_empty_queue_is_created_and_read_later(world: World) -> None:
@@ -174,7 +180,7 @@ def test_available_now_reads_nothing_that_came_later(world: World) -> None:
     world.produce(2)
     end, read = batch(driver, None)
     assert read == [0, 1]
-    assert driver.latest(end) is end
+    assert driver.latest_offset(end) is end
     assert world.queued == [2, 3]
 
 
@@ -193,11 +199,11 @@ def test_an_idle_query_acknowledges_its_last_batch(world: World) -> None:
     first, _ = batch(driver, None)
     world.produce(1)
     second, _ = batch(driver, first)
-    driver.latest(second)
+    driver.latest_offset(second)
     assert world.queued == [1]
     world.produce(1)
     third, _ = batch(driver, second)
-    driver.latest(third)
+    driver.latest_offset(third)
     assert world.queued == []
 
 
@@ -205,10 +211,10 @@ def test_an_idle_query_acknowledges_its_first_batch_after_a_while(world: World) 
     world.produce(1)
     driver = world.run()
     end, _ = batch(driver, None)
-    driver.latest(end)
+    driver.latest_offset(end)
     assert world.queued == [0]
     world.runtime.advance(FIRST_BATCH_SETTLES_S)
-    driver.latest(end)
+    driver.latest_offset(end)
     assert world.queued == []
 
 
@@ -218,14 +224,14 @@ def test_with_asynchronous_progress_tracking_only_commit_acknowledges(world: Wor
     start = None
     for _ in range(4):
         world.produce(1)
-        end = driver.latest(start)
+        end = driver.latest_offset(start)
         if len(positions) == 3:
             driver.commit(positions[0])
-        driver.plan(start, end)
+        driver.plan_input_partitions(start, end)
         positions.append(end)
         start = end
     world.runtime.advance(1000)
-    driver.latest(start)
+    driver.latest_offset(start)
     assert world.queued == [1, 2, 3]
     # A crash here: the log ends at positions[0], and Spark asks for all that came after it.
     assert planned(world.run(), positions[0], positions[3]) == [1, 2, 3]
@@ -261,10 +267,10 @@ def test_a_replay_needs_no_memory(world: World) -> None:
 def test_a_replay_of_batch_0_takes_the_base_from_its_end(world: World) -> None:
     world.produce(3)
     driver = world.run(startingOffsets="latest")
-    end = driver.latest(None)
+    end = driver.latest_offset(None)
     assert (end.only.next, end.only.base) == (3, 3)
     world.produce(2)
-    second = driver.latest(end)
+    second = driver.latest_offset(end)
     # The option may even have changed: what is on record counts.
     again = world.run(startingOffsets="earliest")
     assert planned(again, None, end) == []
@@ -273,7 +279,7 @@ def test_a_replay_of_batch_0_takes_the_base_from_its_end(world: World) -> None:
 
 def test_a_replay_of_batch_0_drops_nothing_unread(world: World) -> None:
     world.produce(3)
-    end = world.run().latest(None)
+    end = world.run().latest_offset(None)
     again = world.run()
     assert planned(again, None, end) == [0, 1, 2]
     assert world.queued == [0, 1, 2]
@@ -283,22 +289,22 @@ def test_starting_offsets_are_for_new_queries_only(world: World) -> None:
     world.produce(4)
     end, read = batch(world.run(startingOffsets="2"), None)
     assert read == [2, 3]
-    assert world.run(startingOffsets="0").latest(end) is end
+    assert world.run(startingOffsets="0").latest_offset(end) is end
 
 
 def test_the_start_is_resolved_once(world: World) -> None:
     world.produce(1)
     driver = world.run(startingOffsets="latest")
-    assert driver.latest(None).only.base == 1
+    assert driver.latest_offset(None).only.base == 1
     world.produce(1)
     # The second call sees the new end, and the third must not begin there.
-    assert [driver.latest(None).only.base for _ in range(2)] == [1, 1]
+    assert [driver.latest_offset(None).only.base for _ in range(2)] == [1, 1]
 
 
 def test_a_start_beyond_the_end_is_refused(world: World) -> None:
     world.produce(2)
     with pytest.raises(InvalidInput, match=r"startingOffsets is 9 .* ends at 1: use .* up to 2"):
-        world.run(startingOffsets="9").latest(None)
+        world.run(startingOffsets="9").latest_offset(None)
 
 
 # Fencing
@@ -311,7 +317,7 @@ def test_a_second_query_fences_the_first(world: World) -> None:
     second = world.run()
     batch(second, None)
     with pytest.raises(Fenced):
-        first.latest(end)
+        first.latest_offset(end)
     with pytest.raises(Fenced):
         first.commit(end)
     assert world.queued == [0, 1]
@@ -333,7 +339,7 @@ def test_sequences_that_are_gone_name_both_positions(world: World) -> None:
     world.produce(4)
     consume(world, 3)
     with pytest.raises(DataLoss, match=r"sequence 2 is needed but .* starts at 4") as caught:
-        world.run().latest(end)
+        world.run().latest_offset(end)
     assert (caught.value.needed, caught.value.oldest) == (2, 4)
 
 
@@ -342,12 +348,12 @@ def test_a_replay_of_sequences_that_are_gone_names_both_positions(world: World) 
     driver = world.run()
     first, _ = batch(driver, None)
     world.produce(4)
-    second = driver.latest(first)
+    second = driver.latest_offset(first)
     consume(world, 3)
     with pytest.raises(DataLoss, match="starts at 4"):
-        world.run().plan(first, second)
+        world.run().plan_input_partitions(first, second)
     with pytest.raises(DataLoss, match=r"needs sequences 0 to 5 .* 2 are left"):
-        world.run().plan(None, offset(6, 0))
+        world.run().plan_input_partitions(None, offset(6, 0))
 
 
 @pytest.mark.parametrize("acknowledge", ["true", "false"])
@@ -359,7 +365,7 @@ def test_batches_that_are_gone_behind_an_empty_first_micro_batch_are_a_loss(
     world.produce(3)
     consume(world, 1)
     with pytest.raises(DataLoss, match=r"sequence 0 is needed but .* starts at 2"):
-        world.run(acknowledge=acknowledge).latest(end)
+        world.run(acknowledge=acknowledge).latest_offset(end)
     lenient = world.run(acknowledge=acknowledge, failOnDataLoss="false")
     assert batch(lenient, end)[1] == [2]
 
@@ -369,13 +375,13 @@ def test_losses_can_be_passed_by(world: World, caplog: pytest.LogCaptureFixture)
     driver = world.run()
     first, _ = batch(driver, None)
     world.produce(4)
-    planned_before = driver.latest(first)
+    planned_before = driver.latest_offset(first)
     consume(world, 3)
     with caplog.at_level(logging.WARNING):
         again = world.run(failOnDataLoss="false")
         assert planned(again, first, planned_before) == [4, 5]
         fresh = world.run(failOnDataLoss="false")
-        end = fresh.latest(first)
+        end = fresh.latest_offset(first)
     assert (end.only.next, end.only.base) == (6, 4)
     assert planned(fresh, first, end) == [4, 5]
     # And so again in a replay, which knows only the offsets.
@@ -386,13 +392,13 @@ def test_losses_can_be_passed_by(world: World, caplog: pytest.LogCaptureFixture)
 def test_a_micro_batch_ends_at_a_loss_that_is_passed_by(world: World) -> None:
     world.produce(2)
     driver = world.run(failOnDataLoss="false")
-    assert driver.latest(None).only.next == 2
+    assert driver.latest_offset(None).only.next == 2
     world.produce(4)
     # Somebody takes entries without becoming the consumer.
     world.store.put("ingest/manifest", world.manifest().drop_through(3).raw)
-    first = driver.latest(None)
+    first = driver.latest_offset(None)
     assert (first.only.next, planned(driver, None, first)) == (2, [0, 1])
-    second = driver.latest(first)
+    second = driver.latest_offset(first)
     assert (second.only.next, second.only.base, planned(driver, first, second)) == (6, 4, [4, 5])
 
 
@@ -402,7 +408,7 @@ def test_f4_a_queue_that_went_backwards_names_both_positions(world: World) -> No
     world.replace_queue()
     world.produce(2)
     with pytest.raises(QueueReset, match="went backwards: next sequence 5 -> 2"):
-        world.run().latest(end)
+        world.run().latest_offset(end)
     assert world.queued == [0, 1]
 
 
@@ -413,11 +419,11 @@ def test_f4_a_position_of_another_queue_is_refused_and_drops_nothing(world: Worl
     world.delete_everything()
     # Longer than the position: by sequences alone it looks like the same queue, gone on.
     world.produce(5)
-    for call in ("latest", "commit"):
+    for call in ("latest_offset", "commit"):
         with pytest.raises(QueueReset, match=f"is about queue {end.only.queue}, and manifest"):
             getattr(world.run(), call)(end)
     with pytest.raises(QueueReset, match=f"is about queue {end.only.queue}, and manifest"):
-        world.run().plan(end, after)
+        world.run().plan_input_partitions(end, after)
     assert world.queued == [0, 1, 2, 3, 4]
     assert world.manifest().epoch == 0
 
@@ -428,7 +434,7 @@ def test_f4_a_lost_marker_is_mended_by_writing_the_id_back(world: World) -> None
     world.store.delete_many(["ingest/_owner.json"])
     world.produce(1)
     with pytest.raises(QueueReset, match=r"only 'ingest/_owner\.json' was lost, write the old id"):
-        world.run().latest(end)
+        world.run().latest_offset(end)
     marker = {"version": 1, "manifest": "manifest", "id": end.only.queue}
     world.store.put("ingest/_owner.json", json.dumps(marker).encode())
     assert batch(world.run(), end)[1] == [2]
@@ -444,7 +450,7 @@ def test_f4_a_replaced_queue_is_read_whole_and_once(
     end, _ = batch(world.run(), None)
     world.replace_queue() if new == "manifest" else world.delete_everything()
     driver = world.run(failOnDataLoss="false")
-    driver.latest(end)
+    driver.latest_offset(end)
     world.produce(after)
     read: list[int] = []
     for _ in range(3):
@@ -459,7 +465,7 @@ def test_f4_a_replaced_queue_is_read_whole_and_once(
 
 def test_f4_after_an_allowed_replay_reading_goes_on_where_that_ended(world: World) -> None:
     world.produce(5)
-    end = world.run().latest(None)
+    end = world.run().latest_offset(None)
     world.replace_queue()
     world.produce(2)
     driver = world.run(failOnDataLoss="false")
@@ -479,7 +485,7 @@ def test_f12_an_unsafe_store_is_refused_before_anything_is_written(
 
     monkeypatch.setattr(world.store, "check_conditional_writes", refuse)
     with pytest.raises(UnsafeStore):
-        world.run(createIfMissing="true").latest(None)
+        world.run(createIfMissing="true").latest_offset(None)
     assert world.store.list("").objects == ()
 
 
@@ -503,7 +509,7 @@ def test_a_checkpoint_of_version_1_goes_on_and_is_replayed_as_it_was(world: Worl
     txn = Transaction("app", 7)
     world.produce(2, txn=txn)
     driver = world.run(maxBatchesPerTrigger="3")
-    queue = driver.latest(None).only.queue
+    queue = driver.latest_offset(None).only.queue
     world.produce(1)
     world.produce(2, txn=txn)
     world.produce(2)
@@ -527,22 +533,22 @@ def test_a_checkpoint_of_version_1_goes_on_and_is_replayed_as_it_was(world: Worl
 
 def test_a_checkpoint_from_before_queues_had_ids_goes_on(world: World) -> None:
     world.produce(3)
-    world.run().latest(None)
+    world.run().latest_offset(None)
     assert batch(world.run(), offset(2, 0))[1] == [2]
 
 
 def test_f4_a_replay_on_a_queue_that_went_backwards(world: World) -> None:
     world.produce(5)
-    end = world.run().latest(None)
+    end = world.run().latest_offset(None)
     world.replace_queue()
     world.produce(2)
     with pytest.raises(QueueReset, match="went backwards: next sequence 5 -> 2"):
-        world.run().plan(None, end)
+        world.run().plan_input_partitions(None, end)
     # A marker of the version before, which did not remember how far the queue was.
     marker = {"version": 1, "manifest": "manifest", "id": end.only.queue}
     world.store.put("ingest/_owner.json", json.dumps(marker).encode())
     with pytest.raises(QueueReset, match=r"needs sequences 0 to 4 .* holds 0 to 1"):
-        world.run().plan(None, end)
+        world.run().plan_input_partitions(None, end)
 
 
 def test_f4_a_replaced_queue_can_be_read_from_its_start(world: World) -> None:
@@ -575,7 +581,7 @@ def test_f4_an_empty_new_queue_is_not_emptied_by_the_old_position(world: World) 
     driver = world.run(failOnDataLoss="false")
     start, read = batch(driver, old)
     assert ((start.only.next, start.only.base), read) == ((0, 0), [])
-    assert driver.latest(start) is start
+    assert driver.latest_offset(start) is start
     world.produce(5)
     assert world.queued == [0, 1, 2, 3, 4]
     assert batch(driver, start)[1] == [0, 1, 2, 3, 4]
@@ -617,7 +623,7 @@ def test_f4_a_queue_that_replaced_another_is_read_whole(
     driver = world.run(failOnDataLoss="false")
     taken: list[int] = []
     for step in range(5):
-        end = driver.latest(position)
+        end = driver.latest_offset(position)
         if end != position:
             driver.commit(position)
             read = planned(driver, position, end)
@@ -638,8 +644,8 @@ def test_a_start_before_the_oldest_entry(world: World) -> None:
     world.produce(4)
     consume(world, 1)
     with pytest.raises(DataLoss, match=r"sequence 0 is needed but .* starts at 2"):
-        world.run(startingOffsets="0").latest(None)
-    assert world.run(startingOffsets="0", failOnDataLoss="false").latest(None).only.base == 2
+        world.run(startingOffsets="0").latest_offset(None)
+    assert world.run(startingOffsets="0", failOnDataLoss="false").latest_offset(None).only.base == 2
 
 
 # Limits
@@ -682,7 +688,7 @@ def test_a_batch_beyond_every_limit_is_still_read(world: World) -> None:
 def test_trigger_once_ignores_the_limits(world: World) -> None:
     world.produce(5)
     driver = world.run(maxBatchesPerTrigger="1")
-    assert driver.latest(None, unlimited=True).only.next == 5
+    assert driver.latest_offset(None, unlimited=True).only.next == 5
 
 
 # Transactions
@@ -830,7 +836,7 @@ def test_an_idle_queue_is_polled_once_in_an_interval(
     monkeypatch.setattr(world.store, "get", counted)
     began = world.runtime.monotonic()
     for _ in range(5):
-        assert driver.latest(end) is end
+        assert driver.latest_offset(end) is end
     assert len(answers) == 5
     assert all(isinstance(each, NotModified) for each in answers)
     # The first look follows data and does not wait.
@@ -841,9 +847,9 @@ def test_an_answer_is_never_older_than_the_question(world: World) -> None:
     # processAllAvailable() asks once and believes it.
     driver = world.run(pollIntervalMs="60000", createIfMissing="true")
     end, _ = batch(driver, None)
-    assert driver.latest(end) is end
+    assert driver.latest_offset(end) is end
     world.produce(1)
-    assert driver.latest(end).only.next == 1
+    assert driver.latest_offset(end).only.next == 1
 
 
 def test_progress_shows_backlog_and_lag(world: World) -> None:
@@ -884,7 +890,7 @@ def test_dropped_repeats_are_a_warning_with_a_count_and_a_metric(
     world.produce(2, txn=Transaction("app", 1))
     world.produce(1)
     world.produce(2, txn=Transaction("app", 1))
-    end = driver.latest(None)
+    end = driver.latest_offset(None)
     for _ in range(2):  # Spark plans once for each scan of the source.
         assert planned(driver, None, end) == [0, 1, 2]
     report = driver.report()
@@ -914,7 +920,7 @@ def test_progress_counts_the_quarantine_once_after_each_micro_batch(
     quarantine(world.store, "ingest", entry, "does not decode", runtime=world.runtime)
     for _ in range(3):
         assert position is not None
-        position = driver.latest(position)
+        position = driver.latest_offset(position)
     report = driver.report()
     assert report is not None
     assert report["quarantined"] == 1
@@ -979,7 +985,7 @@ def test_transient_errors_do_not_end_the_query(world: World, method: str) -> Non
 
 def test_a_run_claims_its_queue_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.produce(1)
-    world.run().latest(None)
+    world.run().latest_offset(None)
     read: list[str] = []
     get = world.store.get
 
@@ -988,7 +994,7 @@ def test_a_run_claims_its_queue_once(world: World, monkeypatch: pytest.MonkeyPat
         return get(key, **how)
 
     monkeypatch.setattr(world.store, "get", counted)
-    world.run().latest(None)
+    world.run().latest_offset(None)
     # For the claim, and to note the epoch that this run took.
     assert read.count("ingest/_owner.json") == 2
 
@@ -998,7 +1004,7 @@ def test_an_acknowledgement_that_fails_is_made_up_for(world: World) -> None:
     driver = world.run()
     first, _ = batch(driver, None)
     world.produce(1)
-    second = driver.latest(first)
+    second = driver.latest_offset(first)
     Flaky(world.store, "get", 1_000_000)
     driver.commit(first)
     del world.store.get  # type: ignore[method-assign]
@@ -1019,7 +1025,7 @@ def test_stop_acknowledges_nothing(world: World) -> None:
 # Beside the consumer
 
 
-def beside(world: World, **options: str) -> StreamDriver:
+def beside(world: World, **options: str) -> MicroBatchStream:
     return world.run(acknowledge="false", **options)
 
 
@@ -1032,7 +1038,7 @@ def test_a_reader_beside_the_owner_fences_nobody_and_writes_nothing(world: World
     first, read = batch(reader, None)
     assert read == [0, 1, 2]
     reader.commit(first)
-    assert reader.latest(first) is first
+    assert reader.latest_offset(first) is first
     reader.stop()
     assert (world.manifest(), world.store.list("").objects) == before
     # The owner was not fenced.
@@ -1081,7 +1087,7 @@ def test_an_owner_that_was_faster_is_a_loss_for_the_reader_beside_it(
     if restarts:
         readers = {loss: beside(world, failOnDataLoss=loss) for loss in readers}
     with pytest.raises(DataLoss, match=r"sequence 2 is needed .* starts at 4: .*was faster"):
-        readers["true"].latest(ends["true"])
+        readers["true"].latest_offset(ends["true"])
     end, read = batch(readers["false"], ends["false"])
     assert read == [4, 5]
     assert planned(beside(world, failOnDataLoss="false"), ends["false"], end) == [4, 5]
@@ -1089,7 +1095,7 @@ def test_an_owner_that_was_faster_is_a_loss_for_the_reader_beside_it(
 
 def test_a_reader_beside_the_owner_needs_a_queue(world: World) -> None:
     with pytest.raises(InvalidInput, match="there is no queue"):
-        beside(world).latest(None)
+        beside(world).latest_offset(None)
 
 
 def test_a_reader_beside_the_owner_sees_that_the_queue_was_replaced(world: World) -> None:
@@ -1100,7 +1106,7 @@ def test_a_reader_beside_the_owner_sees_that_the_queue_was_replaced(world: World
     world.produce(5)
     batch(world.run(), None)
     with pytest.raises(QueueReset, match=f"is about queue {end.only.queue}"):
-        beside(world).latest(end)
+        beside(world).latest_offset(end)
     lenient = beside(world, failOnDataLoss="false")
     start, _ = batch(lenient, end)
     assert batch(lenient, start)[1] == [0, 1, 2, 3, 4]
@@ -1119,7 +1125,7 @@ def test_reading_starts_at_the_first_batch_of_a_time(world: World, acknowledge: 
 
     def started(since_ms: int) -> list[int]:
         driver = world.run(acknowledge=acknowledge, startingTimestamp=str(since_ms))
-        end = driver.latest(None)
+        end = driver.latest_offset(None)
         return planned(driver, None, end)
 
     assert started(0) == started(middle - 60_000) == [0, 1, 2, 3]
@@ -1134,3 +1140,37 @@ def test_a_start_in_the_future_is_the_end(world: World) -> None:
     assert read == []
     world.produce(1)
     assert batch(driver, end)[1] == [2]
+
+
+def plan_of(
+    count: int, total: int | None, missing: int = 0, repeats: Sequence[BatchDescriptor] = ()
+) -> PartitionPlan:
+    batches = [PartitionBatch(number, "x") for number in range(count)]
+    return PartitionPlan(batches, [0] * count, total, missing, list(repeats))
+
+
+def test_counts_add_up_over_micro_batches(caplog: pytest.LogCaptureFixture) -> None:
+    progress = Progress()
+    with caplog.at_level(logging.WARNING):
+        progress.planned(plan_of(2, 30))
+    assert caplog.text == ""
+    repeats = [BatchDescriptor(7, "a"), BatchDescriptor(9, "b")]
+    progress.planned(plan_of(1, 5, 1, repeats))
+    progress.retried()
+    assert progress.to_json() == {
+        "batches": 3,
+        "bytes": 35,
+        "droppedRepeats": 2,
+        "missing": 1,
+        "quarantined": 0,
+        "retries": 1,
+    }
+    assert "left out 2 of 4 batches, sequences 7 to 9" in caplog.text
+
+
+def test_bytes_that_were_not_measured_are_not_made_up() -> None:
+    progress = Progress()
+    progress.planned(plan_of(1, 5))
+    progress.planned(plan_of(1, None))
+    progress.planned(plan_of(1, 5))
+    assert (progress.batches, progress.bytes) == (3, None)
