@@ -37,9 +37,7 @@ from opendata_buffer.formats.keys import is_confined
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Blob, Get, GetInto, Near
 from opendata_buffer.stores.open import open_store
-from opendata_buffer.values.decoder import Decoder
-from opendata_buffer.values.infer import infer
-from opendata_buffer.values.options import DROPMALFORMED, FAILFAST, ValueOptions
+from opendata_buffer.values import DROPMALFORMED, FAILFAST, Decoder, ValueOptions, infer
 
 __all__ = [
     "ArrowBatch",
@@ -175,7 +173,7 @@ def records_to_table(
 ) -> pa.Table:
     """See :meth:`opendata_buffer.consumer.fetch.ArrowBatch.to_table`."""
     if schema is None:
-        schema = infer((each.as_py() for each in values[:SAMPLE]), options)
+        schema = infer(values[:SAMPLE], options)
         if not schema.names:
             raise InvalidInput(
                 f"batch {sequence} has no record that shows which columns there are: name them, "
@@ -293,7 +291,7 @@ class ArrowBatch:
             InvalidInput: A type that records are not read into, or nothing to infer a schema from.
             MalformedRecord: A record does not fit the schema, and the mode is FAILFAST.
         """
-        from opendata_buffer.values.options import ValueOptions
+        from opendata_buffer.values import ValueOptions
 
         return records_to_table(
             self.values,

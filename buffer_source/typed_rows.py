@@ -1,4 +1,4 @@
-"""Schemas of reads with ``valueFormat``: fields of records, and our columns with underscores."""
+"""Reads with ``valueFormat``: their options, and schemas with the fields of records as columns."""
 
 from __future__ import annotations
 
@@ -24,19 +24,25 @@ from pyspark.sql.types import (
 
 from buffer_source.columns import COLUMNS
 from opendata_buffer.errors import InvalidInput
+from opendata_buffer.option_reader import OptionReader
 
 if TYPE_CHECKING:
-    from opendata_buffer.values.options import ValueOptions
+    from opendata_buffer.values import ValueOptions
 
 __all__ = [
-    "INFERRED", "OWN", "check_not_inferred", "check_typed_schema", "meant_as_own", "record_schema",
+    "INFERRED", "OWN", "VALUE_OPTIONS", "check_not_inferred", "check_typed_schema", "meant_as_own",
+    "record_schema", "value_options",
 ]  # fmt: skip
+
+_OF_BOTH = ("mode", "columnNameOfCorruptRecord")
+_OF_CSV = ("sep", "quote", "escape", "nullValue", "header")
+VALUE_OPTIONS = ("valueFormat", *_OF_BOTH, *_OF_CSV)
 
 OWN = {
     f"_{name}": name
     for name in ("sequence", "index", "ingestion_time", "metadata", "location", "partition")
 }
-"""Our columns by the names they have beside the fields of records."""
+"""The columns of a buffer by the names they have beside the fields of records."""
 
 _SCALARS = (
     BinaryType, BooleanType, DateType, NumericType, StringType, TimestampNTZType, TimestampType,
@@ -44,7 +50,46 @@ _SCALARS = (
 )  # fmt: skip
 
 INFERRED = "opendata-buffer.inferred"
-"""In the metadata of a column that nobody asked for: the schema's line to paste."""
+"""In the metadata of a column that was inferred: the schema, as ``.schema(...)`` takes it."""
+
+
+def value_options(read: OptionReader) -> ValueOptions | None:
+    """How records are read into columns; None for ``valueFormat=bytes``, which reads no columns.
+
+    Raises:
+        InvalidInput: An option that the format does not have, or a value that is not accepted.
+    """
+    value_format = read.choice("valueFormat", ("bytes", "json", "csv"), "bytes")
+    for names, formats in ((_OF_BOTH, ("json", "csv")), (_OF_CSV, ("csv",))):
+        for name in names:
+            if value_format not in formats and read.given(name):
+                raise InvalidInput(
+                    f"option {name} is given and valueFormat is {value_format}: it says how "
+                    f"{' or '.join(formats)} is read, so set valueFormat, or leave it out"
+                )
+    if value_format == "bytes":
+        return None
+    sep, quote = read.raw("sep", ","), read.raw("quote", '"')
+    escape = read.raw("escape", "")
+    for name, value in (("sep", sep), ("quote", quote), ("escape", escape)):
+        if len(value.encode()) > 1 or (name == "sep" and not value) or value in ("\n", "\r"):
+            raise InvalidInput(
+                f"option {name} is {value!r}: use one ASCII character"
+                + ("" if name == "sep" else ", or nothing for none")
+            )
+    # It loads Arrow's compute functions, 40 ms; a query over bytes starts without them.
+    from opendata_buffer.values import ValueOptions
+
+    return ValueOptions(
+        format=value_format,
+        mode=read.choice("mode", ("PERMISSIVE", "DROPMALFORMED", "FAILFAST"), "PERMISSIVE"),
+        corrupt_column=read.text("columnNameOfCorruptRecord") or "_corrupt_record",
+        sep=sep,
+        quote=quote,
+        escape=escape,
+        null_value=read.raw("nullValue", ""),
+        header=read.boolean("header", False),
+    )
 
 
 def check_typed_schema(
@@ -76,13 +121,13 @@ def check_typed_schema(
             )
         if column.nullable and not field.nullable:
             _check_field(field.name, field.dataType, field.nullable)
-    from opendata_buffer.values.decoder import Decoder  # 60 ms with all that it reads by
+    from opendata_buffer.values import Decoder  # as in value_options
 
     Decoder(record_schema(to_arrow(schema)), options)
 
 
 def meant_as_own(name: str) -> str | None:
-    """The column of ours that a column of this name is taken for; None for a field of records."""
+    """The buffer's column that a name stands for, or nearly; None for a field of records."""
     if not name.startswith("_"):
         return None
     import difflib  # only for names that may be wrong
@@ -92,20 +137,20 @@ def meant_as_own(name: str) -> str | None:
 
 
 def _check_not_own(name: str) -> None:
-    """Refuse a field that is nearly called like a column of ours."""
+    """Refuse a field with nearly the name of a buffer's column."""
     own = meant_as_own(name)
     if own is not None:
         raise InvalidInput(
-            f"schema has the column {name!r}: did you mean {own!r}? Our columns are "
+            f"schema has the column {name!r}: did you mean {own!r}? The columns of a buffer are "
             f"{', '.join(OWN)}"
         )
 
 
 def check_not_inferred(schema: StructType) -> None:
-    """Refuse, for a stream, a schema made of a sample: the next restart may see other records.
+    """Refuse an inferred schema for a stream: after a restart other records may be queued.
 
     Raises:
-        InvalidInput: It says which line to add.
+        InvalidInput: It names the line to add.
     """
     for field in schema.fields:
         line = (field.metadata or {}).get(INFERRED)
