@@ -86,8 +86,8 @@ class DefaultSource(DataSource):
         """
         from buffer_source.micro_batch_stream import reads_topic
         from buffer_source.options import SourceOptions
-        from buffer_source.rows import default_schema
-        from buffer_source.sample import infer_schema
+        from buffer_source.schema import default_schema
+        from buffer_source.schema_inference import infer_schema
         from opendata_buffer.runtime import SystemRuntime
         from opendata_buffer.stores.open import open_store
 

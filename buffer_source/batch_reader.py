@@ -12,7 +12,7 @@ from buffer_source.micro_batch_stream import SourcePartitions
 from buffer_source.options import EARLIEST, LATEST, SourceOptions
 from buffer_source.planner import PartitionBatch, TaskBatches, plan_tasks
 from buffer_source.queue_cursor import first_since, no_queue, read_only
-from buffer_source.rows import check_schema
+from buffer_source.schema import check_schema
 from buffer_source.task import read_batches
 from opendata_buffer.concurrency import together
 from opendata_buffer.consumer.fetch import BatchDescriptor

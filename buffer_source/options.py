@@ -21,9 +21,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
-from buffer_source.typed_rows import VALUE_OPTIONS, value_options
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, QueueConfig
 from opendata_buffer.consumer.isolation import ISOLATION_LEVELS, READ_COMMITTED
 from opendata_buffer.errors import (
@@ -43,9 +41,7 @@ from opendata_buffer.option_reader import (
 )
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.description import is_abbreviated, number_meant
-
-if TYPE_CHECKING:
-    from opendata_buffer.values import ValueOptions
+from opendata_buffer.values import ValueOptions
 
 __all__ = [
     "EARLIEST",
@@ -79,6 +75,10 @@ PROGRAM = "Spark"
 FAIL = "fail"
 QUARANTINE = "quarantine"
 
+_OF_JSON_AND_CSV = ("mode", "columnNameOfCorruptRecord")
+_OF_CSV = ("sep", "quote", "escape", "nullValue", "header")
+_VALUE_OPTIONS = ("valueFormat", *_OF_JSON_AND_CSV, *_OF_CSV)
+
 _SHARED = (
     *STORAGE_OPTIONS,
     "startingOffsets",
@@ -93,7 +93,7 @@ _SHARED = (
     "maxBatchBytes",
     "allowForeignLocations",
     "includeLocation",
-    *VALUE_OPTIONS,
+    *_VALUE_OPTIONS,
 )
 _STREAM_ONLY = (
     "acknowledge",
@@ -220,7 +220,7 @@ class SourceOptions:
             max_batch_bytes=read.integer("maxBatchBytes", 256 * MIB, least=1),
             allow_foreign_locations=read.boolean("allowForeignLocations", False),
             include_location=read.boolean("includeLocation", False),
-            values=value_options(read),
+            values=_value_options(read),
             gc=GarbageCollectorConfig(
                 enabled=read.boolean("gcEnabled", True),
                 interval_ms=read.integer("gcIntervalMs", 300_000, least=1),
@@ -331,6 +331,42 @@ class SourceOptions:
         if self.cores is None or self.min_partitions is None:
             return self.cores or self.min_partitions
         return max(self.cores, self.min_partitions)
+
+
+def _value_options(read: OptionReader) -> ValueOptions | None:
+    """How records are read into columns; None for ``valueFormat=bytes``, which reads no columns.
+
+    Raises:
+        InvalidInput: An option that the format does not have, or a value that is not accepted.
+    """
+    value_format = read.choice("valueFormat", ("bytes", "json", "csv"), "bytes")
+    for names, formats in ((_OF_JSON_AND_CSV, ("json", "csv")), (_OF_CSV, ("csv",))):
+        for name in names:
+            if value_format not in formats and read.given(name):
+                raise InvalidInput(
+                    f"option {name} is given and valueFormat is {value_format}: it says how "
+                    f"{' or '.join(formats)} is read, so set valueFormat, or leave it out"
+                )
+    if value_format == "bytes":
+        return None
+    sep, quote = read.raw("sep", ","), read.raw("quote", '"')
+    escape = read.raw("escape", "")
+    for name, value in (("sep", sep), ("quote", quote), ("escape", escape)):
+        if len(value.encode()) > 1 or (name == "sep" and not value) or value in ("\n", "\r"):
+            raise InvalidInput(
+                f"option {name} is {value!r}: use one ASCII character"
+                + ("" if name == "sep" else ", or nothing for none")
+            )
+    return ValueOptions(
+        format=value_format,
+        mode=read.choice("mode", ("PERMISSIVE", "DROPMALFORMED", "FAILFAST"), "PERMISSIVE"),
+        corrupt_column=read.text("columnNameOfCorruptRecord") or "_corrupt_record",
+        sep=sep,
+        quote=quote,
+        escape=escape,
+        null_value=read.raw("nullValue", ""),
+        header=read.boolean("header", False),
+    )
 
 
 def _starting_timestamp(read: OptionReader) -> int | None:

@@ -37,8 +37,7 @@ except ImportError as error:
 from buffer_source.offsets import INITIAL, SourceOffset
 from buffer_source.options import SourceOptions
 from buffer_source.planner import TaskBatches
-from buffer_source.rows import check_schema
-from buffer_source.typed_rows import check_not_inferred
+from buffer_source.schema import check_not_inferred, check_schema
 from opendata_buffer.errors import DataLoss, Fenced, QueueReset
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.open import open_store

@@ -36,7 +36,7 @@ import pyarrow as pa
 from opendata_buffer.consumer import fetch as pace
 from buffer_source.batch_reader import BufferBatchReader
 from buffer_source.options import SourceOptions
-from buffer_source.rows import default_schema
+from buffer_source.schema import default_schema
 from buffer_source.task import read_batches
 
 def peak():

@@ -11,7 +11,7 @@ from pyspark.sql.datasource import DataSourceReader
 from buffer_source.batch_reader import BufferBatchReader, select
 from buffer_source.options import SourceOptions
 from buffer_source.planner import TaskBatches
-from buffer_source.rows import default_schema
+from buffer_source.schema import default_schema
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import DataLoss, InvalidInput, QueueReset
 from opendata_buffer.formats.keys import Transaction, batch_key

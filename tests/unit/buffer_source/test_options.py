@@ -16,6 +16,7 @@ from opendata_buffer.errors import (
     InvalidInput,
     PoisonBatch,
 )
+from opendata_buffer.values import ValueOptions
 
 
 def parse(**options: str) -> SourceOptions:
@@ -253,3 +254,46 @@ def test_the_option_is_named_once_however_often_the_policy_is_asked() -> None:
     for _ in range(2):
         SourceOptions.from_spark({"path": "/q"}).goes_on_without(error)
     assert str(error).count("failOnDataLoss") == 1
+
+
+def read(**options: str) -> ValueOptions | None:
+    return SourceOptions.from_spark({"path": "/q", **options}).values
+
+
+def test_without_a_value_format_records_stay_bytes() -> None:
+    assert read() is None
+    assert read(valueFormat="BYTES") is None
+
+
+def test_options_have_sparks_names_and_any_case() -> None:
+    found = read(
+        VALUEFORMAT="csv", mode="failfast", columnNameOfCorruptRecord="bad", sep="\t", quote="",
+        header="true", nullValue="-",
+    )  # fmt: skip
+    assert found == ValueOptions(
+        format="csv", mode="FAILFAST", corrupt_column="bad", sep="\t", quote="", header=True,
+        null_value="-",
+    )  # fmt: skip
+    assert read(valueFormat="json") == ValueOptions()
+    assert read(valueFormat="csv") == ValueOptions(format="csv")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "PERMISSIVE"}, "option mode is given and valueFormat is bytes"),
+        ({"valueFormat": "json", "sep": ";"}, "option sep is given and valueFormat is json"),
+        ({"valueFormat": "xml"}, "option valueFormat is 'xml': use bytes or json or csv"),
+        ({"valueFormat": "json", "mode": "STRICT"}, "use PERMISSIVE or DROPMALFORMED or FAILFAST"),
+        ({"valueFormat": "csv", "sep": "||"}, "option sep is '||': use one ASCII character"),
+        (
+            {"valueFormat": "csv", "quote": "\u00ab"},
+            "option quote is '\u00ab': use one ASCII character",
+        ),
+        ({"valueFormat": "csv", "sep": ""}, "option sep is ''"),
+    ],
+)
+def test_what_is_not_accepted_is_named(options: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        read(**options)
+    assert message in str(caught.value)

@@ -17,7 +17,7 @@ from pyspark.sql.streaming.datasource import (
 from buffer_source.offsets import INITIAL
 from buffer_source.options import SourceOptions
 from buffer_source.planner import TaskBatches
-from buffer_source.rows import default_schema
+from buffer_source.schema import default_schema
 from buffer_source.stream_reader import BufferStreamReader
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import BatchMissing, Fenced, InvalidInput
@@ -135,4 +135,3 @@ print(*set(sys.modules) - spark)
     assert "buffer_source.micro_batch_stream" in loaded
     heavy = {"asyncio", "boto3", "pandas", "pyarrow.parquet", "tenacity"}
     assert not loaded & (heavy | {"buffer_source.task"})
-    assert "difflib" not in loaded

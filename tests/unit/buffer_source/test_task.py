@@ -11,7 +11,7 @@ import pytest
 from buffer_source import task
 from buffer_source.options import PROGRAM, SourceOptions
 from buffer_source.planner import PartitionBatch
-from buffer_source.rows import default_schema
+from buffer_source.schema import default_schema
 from buffer_source.task import NOTE_INTERVAL_S, QueryNotes, add_query_id, read_batches
 from opendata_buffer import metrics
 from opendata_buffer.config import QueueConfig

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from buffer_source.micro_batch_stream import SourcePartitions
 from buffer_source.options import SourceOptions
-from buffer_source.typed_rows import INFERRED, meant_as_own
+from buffer_source.queue_cursor import Retrying, no_queue, read_only
+from buffer_source.schema import INFERRED, meant_as_own
 from opendata_buffer.consumer.fetch import BatchDescriptor, FetchHandle
 from opendata_buffer.errors import InvalidInput, PoisonBatch
-from opendata_buffer.queue.queue import Queue
 from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
@@ -52,13 +51,13 @@ def infer_schema(
         InvalidInput: There is no queue, or nothing in it that shows which columns there are.
         StorageError: The store did not answer.
     """
-    patient = queue_retry(runtime, options.queue)
-    partitions = SourcePartitions(options, store, runtime, patient)
+    retrying = queue_retry(runtime, options.queue)
+    partitions = SourcePartitions(options, store, runtime, retrying)
     names = partitions.names()
     records: list[bytes] = []
     for name in names[:BATCHES]:
         own = partitions.options_of(name)
-        records += _records(own, store, runtime, max(2, BATCHES // len(names)), patient)
+        records += _records(own, store, runtime, max(2, BATCHES // len(names)), retrying)
     schema = _without_own(infer(pa.array(records, pa.binary()), values), values)
     if not schema.names:
         raise InvalidInput(
@@ -117,8 +116,6 @@ def _ddl(dtype: pa.DataType) -> str:
 
 
 def _marked(field: dict[str, Any], metadata: dict[str, str]) -> Any:
-    from pyspark.sql.types import StructField
-
     return StructField.fromJson({**field, "metadata": metadata})
 
 
@@ -127,24 +124,20 @@ def _records(
     store: Store,
     runtime: Runtime,
     count: int,
-    patient: Callable[..., Any],
+    retrying: Retrying,
 ) -> list[bytes]:
-    config = options.consumer
-    manifest = Queue(store, config, runtime=runtime, role="reader").read()
+    manifest = read_only(options, store, runtime).find()
     if manifest is None:
         if options.create_if_missing:
             return []
-        raise InvalidInput(
-            f"there is no queue with manifest {config.manifest_path!r} in {store.url}: check "
-            "the path and the options dataPathPrefix and manifestPath"
-        )
+        raise no_queue(options, store)
     entries = manifest.entries()
     picked = entries if len(entries) <= count else entries[: count // 2] + entries[-(count // 2) :]
-    handle = FetchHandle.of(config, store=store)
+    handle = FetchHandle.of(options.consumer, store=store)
     records: list[bytes] = []
     for entry in picked:
         try:
-            batch = patient(handle.fetch_arrow, BatchDescriptor.of(entry))
+            batch = retrying(handle.fetch_arrow, BatchDescriptor.of(entry))
         except PoisonBatch as error:
             log.warning("not in the sample: %s", error)
             continue

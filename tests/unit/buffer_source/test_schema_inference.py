@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from buffer_source.options import SourceOptions
-from buffer_source.sample import infer_schema
-from buffer_source.typed_rows import check_not_inferred
+from buffer_source.schema import check_not_inferred
+from buffer_source.schema_inference import infer_schema
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.buffer_source.structs import struct

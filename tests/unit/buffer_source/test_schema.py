@@ -1,3 +1,5 @@
+"""What a user schema may ask for."""
+
 from __future__ import annotations
 
 import pytest
@@ -11,10 +13,8 @@ from pyspark.sql.types import (
     YearMonthIntervalType,
 )
 
-from buffer_source.rows import check_schema
-from buffer_source.typed_rows import OWN, VALUE_OPTIONS, record_schema, value_options
+from buffer_source.schema import OWN, check_schema, record_schema
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.option_reader import OptionReader
 from opendata_buffer.values import ValueOptions
 from tests.unit.buffer_source.structs import struct
 
@@ -80,46 +80,3 @@ def test_the_columns_of_records_are_those_that_are_not_ours() -> None:
 
     arrow = pa.schema([("_index", pa.int32()), ("index", pa.int32()), ("_x", pa.string())])
     assert record_schema(arrow).names == ["index", "_x"]
-
-
-def read(**options: str) -> ValueOptions | None:
-    return value_options(OptionReader(options, VALUE_OPTIONS, "source"))
-
-
-def test_without_a_value_format_records_stay_bytes() -> None:
-    assert read() is None
-    assert read(valueFormat="BYTES") is None
-
-
-def test_options_have_sparks_names_and_any_case() -> None:
-    found = read(
-        VALUEFORMAT="csv", mode="failfast", columnNameOfCorruptRecord="bad", sep="\t", quote="",
-        header="true", nullValue="-",
-    )  # fmt: skip
-    assert found == ValueOptions(
-        format="csv", mode="FAILFAST", corrupt_column="bad", sep="\t", quote="", header=True,
-        null_value="-",
-    )  # fmt: skip
-    assert read(valueFormat="json") == ValueOptions()
-    assert read(valueFormat="csv") == ValueOptions(format="csv")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"mode": "PERMISSIVE"}, "option mode is given and valueFormat is bytes"),
-        ({"valueFormat": "json", "sep": ";"}, "option sep is given and valueFormat is json"),
-        ({"valueFormat": "xml"}, "option valueFormat is 'xml': use bytes or json or csv"),
-        ({"valueFormat": "json", "mode": "STRICT"}, "use PERMISSIVE or DROPMALFORMED or FAILFAST"),
-        ({"valueFormat": "csv", "sep": "||"}, "option sep is '||': use one ASCII character"),
-        (
-            {"valueFormat": "csv", "quote": "\u00ab"},
-            "option quote is '\u00ab': use one ASCII character",
-        ),
-        ({"valueFormat": "csv", "sep": ""}, "option sep is ''"),
-    ],
-)
-def test_what_is_not_accepted_is_named(options: dict[str, str], message: str) -> None:
-    with pytest.raises(InvalidInput) as caught:
-        read(**options)
-    assert message in str(caught.value)
