@@ -15,7 +15,7 @@ from buffer_source.queue_cursor import first_since, no_queue, read_only
 from buffer_source.schema import check_schema
 from buffer_source.task import read_batches
 from opendata_buffer.concurrency import together
-from opendata_buffer.consumer.fetch import BatchDescriptor
+from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import DataLoss, InvalidInput
 from opendata_buffer.formats.manifest import Manifest, QueueEntry

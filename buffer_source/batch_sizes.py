@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from buffer_source.options import SourceOptions
-from opendata_buffer.consumer.fetch import BatchDescriptor
+from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.errors import CorruptBatch, CorruptData, InvalidInput, ObjectNotFound
 from opendata_buffer.formats.codec import FOOTER_SIZE, parse_footer

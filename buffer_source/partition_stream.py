@@ -21,7 +21,7 @@ from buffer_source.offsets import Position
 from buffer_source.options import SourceOptions
 from buffer_source.planner import PartitionBatch, ReadLimits
 from buffer_source.queue_cursor import EVERYTHING, QueueCursor, Retrying, oldest_ms, read_only
-from opendata_buffer.consumer.fetch import BatchDescriptor
+from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.consumer.isolation import READ_COMMITTED, ReadCommitted, is_acknowledgement
 from opendata_buffer.errors import InvalidInput, StorageError, TransientStorageError
 from opendata_buffer.formats.keys import parse_location
@@ -31,7 +31,7 @@ from opendata_buffer.stores.base import Store
 
 __all__ = [
     "READ_AHEAD", "IsolationFilter", "PartitionPlan", "PartitionStream", "PollResult",
-    "check_remembered", "floor_of", "rule_behind", "writer_will_retry",
+    "check_remembered", "stable_end_of", "rule_behind", "writer_will_retry",
 ]  # fmt: skip
 
 log = logging.getLogger(__name__)
@@ -51,19 +51,19 @@ def rule_behind(start: Position | None, options: SourceOptions) -> ReadCommitted
     if start is None or not start.transactions:
         return ReadCommitted(prefix, isolation)
     rule = ReadCommitted.from_dict(start.transactions, prefix, isolation)
-    if isolation != READ_COMMITTED and rule.floor(start.next) < start.next:
+    if isolation != READ_COMMITTED and rule.stable_end(start.next) < start.next:
         raise InvalidInput(
             f"option isolationLevel is {isolation!r}, and the checkpoint holds back transactions "
-            f"that were undecided at sequence {rule.floor(start.next)} of {prefix!r}: their "
+            f"that were undecided at sequence {rule.stable_end(start.next)} of {prefix!r}: their "
             "batches would never be read. Go on with read_committed until they are decided "
             "('opendata-buffer transactions list'), or give the query a new checkpointLocation"
         )
     return rule
 
 
-def floor_of(position: Position, options: SourceOptions) -> int:
+def stable_end_of(position: Position, options: SourceOptions) -> int:
     """The first sequence that a query which continues at the position may still ask for."""
-    return rule_behind(position, options).floor(position.next)
+    return rule_behind(position, options).stable_end(position.next)
 
 
 def check_remembered(rule: ReadCommitted, end: Position, options: SourceOptions) -> None:
@@ -77,7 +77,7 @@ def check_remembered(rule: ReadCommitted, end: Position, options: SourceOptions)
     Raises:
         InvalidInput: The micro-batch was planned without holding transactions back.
     """
-    if rule.floor(end.next) < floor_of(end, options):
+    if rule.stable_end(end.next) < stable_end_of(end, options):
         raise InvalidInput(
             f"option isolationLevel is {options.isolation!r}, and the micro-batch that is repeated "
             f"was planned with read_uncommitted, up to sequence {end.next - 1} of "
@@ -247,10 +247,10 @@ class PartitionStream:
         """
         if end == self._acknowledged:
             return
-        cursor, floor = self._opened(end, end.queue), floor_of(end, self._options)
-        if cursor.acknowledge(end, floor):
-            self.sizes.forget_before(floor)
-        if cursor.acknowledged >= floor or not cursor.owns(end):
+        cursor, stable_end = self._opened(end, end.queue), stable_end_of(end, self._options)
+        if cursor.acknowledge(end, stable_end):
+            self.sizes.forget_before(stable_end)
+        if cursor.acknowledged >= stable_end or not cursor.owns(end):
             self._acknowledged = end
 
     def has_acknowledged(self, end: Position) -> bool:
@@ -388,9 +388,15 @@ class PartitionStream:
     def _opened(self, start: Position | None, queue_id: str) -> QueueCursor:
         """The queue's cursor, opened behind ``start`` by the first call of a run."""
         if self._cursor is None:
-            floor = 0 if start is None else floor_of(start, self._options)
+            stable_end = 0 if start is None else stable_end_of(start, self._options)
             self._cursor = QueueCursor.open(
-                self._options, self._store, self._runtime, self._retrying, start, floor, queue_id
+                self._options,
+                self._store,
+                self._runtime,
+                self._retrying,
+                start,
+                stable_end,
+                queue_id,
             )
         return self._cursor
 
@@ -400,7 +406,7 @@ class PartitionStream:
         cursor = self._cursor
         assert cursor is not None
         isolated = self._filter_behind(poll.start)
-        first_floor = isolated.rule.floor(poll.begin)
+        first_stable_end = isolated.rule.stable_end(poll.begin)
         next_sequence, missing = poll.begin, list[int]()
         for number, batch, is_missing in self._taken(cursor, poll, count):
             isolated.step(batch, missing=is_missing)
@@ -408,7 +414,9 @@ class PartitionStream:
             if is_missing:
                 missing.append(batch.sequence)
             if number >= count and (
-                isolated.delivered or missing or isolated.rule.floor(next_sequence) > first_floor
+                isolated.delivered
+                or missing
+                or isolated.rule.stable_end(next_sequence) > first_stable_end
             ):
                 break
         else:
@@ -422,11 +430,11 @@ class PartitionStream:
         # Apps are forgotten here and not in plan(), which must give the same answer for the same
         # offsets whenever it is asked.
         isolated.rule.prune(self._runtime.now_ms())
-        state, floor = isolated.rule.to_dict(), isolated.rule.floor(next_sequence)
+        state, stable_end = isolated.rule.to_dict(), isolated.rule.stable_end(next_sequence)
         # An open transaction is read again from its first batch, so what is missing from there on
         # stays known.
         before = () if poll.start is None else poll.start.missing
-        known = (*(each for each in before if each >= floor), *missing)
+        known = (*(each for each in before if each >= stable_end), *missing)
         return Position(next_sequence, poll.base, state, cursor.queue_id, known)
 
     def _taken(

@@ -18,7 +18,7 @@ from pyspark.sql.datasource import InputPartition
 
 from buffer_source.offsets import ONLY
 from buffer_source.options import SourceOptions
-from opendata_buffer.consumer.fetch import BatchDescriptor
+from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.formats import MIB
 
 __all__ = [

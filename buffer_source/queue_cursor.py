@@ -17,7 +17,7 @@ from buffer_source.offsets import Position
 from buffer_source.options import EARLIEST, LATEST, PROGRAM, SourceOptions
 from opendata_buffer.broker.yielding_queue import YieldingQueue
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.fetch import BatchDescriptor
+from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import (
     Conflict,
@@ -102,7 +102,7 @@ class QueueCursor:
         runtime: Runtime,
         retrying: Retrying,
         start: Position | None,
-        floor: int,
+        stable_end: int,
         queue_id: str,
     ) -> QueueCursor:
         """Become the queue's consumer behind ``start``; or, without acknowledging, read there.
@@ -113,7 +113,7 @@ class QueueCursor:
             runtime: Clock and sleep.
             retrying: Repeats what fails for a time.
             start: A position in the commit log: what was read before it may leave the queue.
-            floor: The first sequence that must stay in the queue for ``start``; 0 without one.
+            stable_end: The first sequence that must stay in the queue for ``start``; 0 without one.
             queue_id: The queue the checkpoint is about; empty when it does not say.
 
         Raises:
@@ -156,14 +156,14 @@ class QueueCursor:
 
         claim: Claim | None = retrying(_claimed, options, store, runtime)
         found = "" if claim is None else claim.queue_id
-        last = floor - 1 if floor > 0 else None
+        last = stable_end - 1 if stable_end > 0 else None
         try:
             # Before anything is claimed or dropped (failure F4).
             _check_identity(options, store, queue_id, found)
             cursor = cls(retrying(read_behind, last), found, options, read_beside)
             try:
                 if start is not None:
-                    cursor._check_holds(start, floor, store.url)
+                    cursor._check_holds(start, stable_end, store.url)
             except OpenDataBufferError:
                 cursor.close()
                 raise
@@ -290,38 +290,38 @@ class QueueCursor:
             )
         return found
 
-    def acknowledge(self, end: Position, floor: int) -> bool:
-        """Let everything below ``floor`` leave the queue; whether anything did.
+    def acknowledge(self, end: Position, stable_end: int) -> bool:
+        """Let everything below ``stable_end`` leave the queue; whether anything did.
 
         Args:
             end: A position in the commit log.
-            floor: The first sequence that a query which continues there may still ask for.
+            stable_end: The first sequence that a query which continues there may still ask for.
 
         Cumulative and repeatable: what was done before, and a position of a queue that was
         replaced, does nothing. A store that does not answer is no failure either: the next
         acknowledgement makes up for it.
         """
-        if not self.owns(end) or not self.acknowledged < floor <= self.read_end:
+        if not self.owns(end) or not self.acknowledged < stable_end <= self.read_end:
             return False
         if end == self._beyond:
             # With asynchronous progress tracking it is committed when reading has continued, and
             # may have come as far as it says: with batches that are not yet on record.
             return False
         try:
-            self._reader.ack_through(floor - 1)
+            self._reader.ack_through(stable_end - 1)
         except (TransientStorageError, Conflict) as error:
-            log.warning("acknowledging through %d is put off: %s", floor - 1, error)
+            log.warning("acknowledging through %d is put off: %s", stable_end - 1, error)
             return False
         except Drained:
             self._read_closed_queue()  # Only an empty queue is closed: the entries have left it.
-        self._pending = self.pending(floor)
+        self._pending = self.pending(stable_end)
         return True
 
     def close(self) -> None:
         """Stop the collector and let the queue go; acknowledges nothing."""
         self._reader.close()
 
-    def _check_holds(self, start: Position, floor: int, url: str) -> None:
+    def _check_holds(self, start: Position, stable_end: int, url: str) -> None:
         """Refuse a position that this queue does not hold.
 
         Raises:
@@ -330,10 +330,10 @@ class QueueCursor:
         """
         # A consumer cannot be opened behind a position before the first batch, and so could not
         # check this.
-        if floor == 0 and self.read_end > 0:
+        if stable_end == 0 and self.read_end > 0:
             cause = "Another consumer read this queue."
             self._options.report_data_loss(
-                DataLoss(self._manifest_path, floor, self.read_end, cause)
+                DataLoss(self._manifest_path, stable_end, self.read_end, cause)
             )
         # With a transaction open the queue is claimed behind an earlier sequence than this.
         if start.next > self.end:

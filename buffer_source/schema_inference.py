@@ -13,7 +13,8 @@ from buffer_source.micro_batch_stream import SourcePartitions
 from buffer_source.options import SourceOptions
 from buffer_source.queue_cursor import Retrying, no_queue, read_only
 from buffer_source.schema import INFERRED, meant_as_own
-from opendata_buffer.consumer.fetch import BatchDescriptor, FetchHandle
+from opendata_buffer.consumer.cursors import BatchDescriptor
+from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.errors import InvalidInput, PoisonBatch
 from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import Runtime

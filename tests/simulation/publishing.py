@@ -305,7 +305,7 @@ class PublishingWorld:
                 # From here on it is as committed by Spark.
                 begin, state = manifest.next_sequence, rule.to_dict()
                 self.delivered[name] += found
-                floor = rule.floor(begin)
+                floor = rule.stable_end(begin)
                 if floor > manifest.first_sequence:
                     queue.dequeue(floor - 1, epoch)
             except (*TROUBLE, Fenced) as error:

@@ -151,7 +151,7 @@ class Deployment:
             if manifest is not None and not manifest.sealed:
                 self.take(partition, manifest)
                 reader = self.reader(partition)
-                through = reader.floor(partition.next) - 1
+                through = reader.stable_end(partition.next) - 1
                 if through >= manifest.first_sequence and self.draw(2):
                     queue.dequeue(through, queue.claim_epoch(None).epoch)
 
@@ -211,7 +211,7 @@ class Deployment:
             missing = sorted(set(wanted) - set(self.delivered))
             self.simulation.fail(f"never delivered: {missing}")
         for partition in self.partitions.values():
-            if self.reader(partition).floor(partition.next) != partition.next:
+            if self.reader(partition).stable_end(partition.next) != partition.next:
                 self.simulation.fail(f"{partition.name} has an undecided transaction")
 
 

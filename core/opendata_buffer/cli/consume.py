@@ -495,7 +495,7 @@ class ReadOnlyPartition:
     def __init__(self, reader: ReadOnlyReader, handle: FetchHandle, start: Start) -> None:
         self.name = reader.config.data_path_prefix
         self.ready: deque[BatchDescriptor] = deque()
-        self.pace = handle.pace()
+        self.pace = handle.adaptive_concurrency()
         self._reader = reader
         self._handle = handle
         self._start = start
@@ -586,7 +586,7 @@ class ReadOnlyTopic:
             max_in_flight_bytes=READ_AHEAD_BYTES,
             runtime=self._runtime,
             size_of=lambda batch: batch.values.nbytes,
-            pace=partitions[group[0][0]].pace,  # All partitions are in one store.
+            adaptive=partitions[group[0][0]].pace,  # All partitions are in one store.
         )
 
     def acknowledge(self, written: Sequence[Written]) -> None:

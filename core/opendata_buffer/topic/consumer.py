@@ -138,7 +138,7 @@ class Group:
             [descriptor for _, descriptor in batches],
             lambda descriptor, stored: owners[id(descriptor)].decode(stored, arrow=arrow),
             runtime=runtime,
-            pace=pace,
+            adaptive=pace,
         )
 
     @property

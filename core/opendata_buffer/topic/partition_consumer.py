@@ -11,7 +11,7 @@ from typing import Any
 from opendata_buffer.broker.network import Network
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.cursors import Position, report_loss
+from opendata_buffer.consumer.cursors import Position, warn_data_loss
 from opendata_buffer.consumer.fetch import ArrowBatch, BatchDescriptor, ConsumedBatch, PooledBatch
 from opendata_buffer.consumer.isolation import ReadCommitted, Replay
 from opendata_buffer.errors import DataLoss, Drained, InvalidInput, PoisonBatch, QueueReset
@@ -164,12 +164,12 @@ class Progress:
     @property
     def idle(self) -> bool:
         """Whether everything offered is processed, and nothing waits to be decided."""
-        return not self._offered and self._behind.floor(self._next_offer) == self._next_offer
+        return not self._offered and self._behind.stable_end(self._next_offer) == self._next_offer
 
     @property
     def floor(self) -> int:
         """The first sequence that whoever goes on at :meth:`position` still needs."""
-        return self._behind.floor(self._next_processed)
+        return self._behind.stable_end(self._next_processed)
 
     @property
     def kept_from(self) -> int:
@@ -500,7 +500,7 @@ class PartitionReader:
             raise DataLoss(
                 key, 0, first, "Another consumer read this queue. Accept the loss explicitly."
             )
-        report_loss(key, 0, first)
+        warn_data_loss(key, 0, first)
 
     def _replay(self, begin: int, end: int) -> Iterable[tuple[int, str]]:
         return [(each.sequence, each.location) for each in self._consumer.queued(begin, end)]

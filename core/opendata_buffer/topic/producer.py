@@ -13,7 +13,7 @@ from opendata_buffer.broker.network import Network
 from opendata_buffer.concurrency import ClosedAtEnd, locked, together
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, FlushFailed, InvalidInput, OpenDataBufferError
-from opendata_buffer.producer.append_buffer import Call
+from opendata_buffer.producer.append_buffer import ProduceRequest
 from opendata_buffer.producer.handle import Durable, WriteHandle
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import Runtime, SystemRuntime
@@ -547,7 +547,7 @@ class TopicProducer(ClosedAtEnd):
 
     def produce_by(
         self,
-        accept: Callable[[str, Producer, Call], WriteHandle],
+        accept: Callable[[str, Producer, ProduceRequest], WriteHandle],
         entries: Entries,
         *,
         keys: Keys | None = None,

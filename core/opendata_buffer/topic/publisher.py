@@ -29,7 +29,7 @@ from opendata_buffer.concurrency import ClosedAtEnd, locked
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, InvalidInput, OpenDataBufferError
 from opendata_buffer.messages.message_ids import OUTSIDE_TXN, Clock, build_uuid, new_producer_id
-from opendata_buffer.producer.append_buffer import Call
+from opendata_buffer.producer.append_buffer import ProduceRequest
 from opendata_buffer.producer.handle import WriteHandle
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
@@ -117,7 +117,7 @@ class Outside:
         """Let the next messages be of this time, milliseconds since the Unix epoch."""
         self._clock.update(now_ms)
 
-    def accept(self, name: str, producer: Producer, call: Call) -> WriteHandle:
+    def accept(self, name: str, producer: Producer, call: ProduceRequest) -> WriteHandle:
         """Have one part of a call accepted as the next message."""
         call.message = build_uuid(self.producer, self._clock.tick(), OUTSIDE_TXN)
         self._partitions.add(name)

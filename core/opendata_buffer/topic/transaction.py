@@ -27,7 +27,7 @@ from opendata_buffer.messages.message_ids import (
     PRODUCER_BYTES,
     build_uuid,
 )
-from opendata_buffer.producer.append_buffer import Call
+from opendata_buffer.producer.append_buffer import ProduceRequest
 from opendata_buffer.producer.handle import WriteHandle
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.ownership import claim_for_use
@@ -225,7 +225,7 @@ class OpenTransaction:
         self._handles: list[tuple[str, WriteHandle]] = []
         self._failure: BaseException | None = None
 
-    def accept(self, name: str, producer: Producer, call: Call) -> WriteHandle:
+    def accept(self, name: str, producer: Producer, call: ProduceRequest) -> WriteHandle:
         """Have one part of a call accepted as the next batch of the transaction."""
         self._clock += 1
         call.message = build_uuid(self.producer, self._clock, CONTINUE_TXN)

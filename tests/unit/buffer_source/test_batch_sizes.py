@@ -8,7 +8,7 @@ import pytest
 
 from buffer_source.batch_sizes import LIST_INTERVAL_S, PAGE, UNKNOWN_SIZE, WORTH_LISTING, BatchSizes
 from buffer_source.options import SourceOptions
-from opendata_buffer.consumer.fetch import BatchDescriptor
+from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.stores.base import Listing
 from opendata_buffer.stores.memory import MemoryStore

@@ -17,7 +17,7 @@ from buffer_source.partition_stream import PartitionPlan
 from buffer_source.planner import PartitionBatch
 from opendata_buffer import metrics
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.fetch import BatchDescriptor
+from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.consumer.isolation import HORIZON_DAYS
 from opendata_buffer.errors import (
     DataLoss,

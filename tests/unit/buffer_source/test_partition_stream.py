@@ -12,12 +12,12 @@ from buffer_source.partition_stream import (
     IsolationFilter,
     PartitionStream,
     check_remembered,
-    floor_of,
     rule_behind,
+    stable_end_of,
     writer_will_retry,
 )
 from buffer_source.planner import ReadLimits
-from opendata_buffer.consumer.fetch import BatchDescriptor
+from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.errors import InvalidInput, QueueReset
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, build_uuid
@@ -278,12 +278,12 @@ def test_a_transaction_is_delivered_at_its_acknowledgement_over_positions(
     entries.add(4, ACK_TXN)
     delivered, position = walk(entries, None, 2)
     assert delivered == [1]
-    assert floor_of(position, options()) == 0
+    assert stable_end_of(position, options()) == 0
     delivered, position = walk(entries, position, 3)
     assert delivered == []
     delivered, position = walk(entries, position, 4)
     assert delivered == [0, 2]
-    assert floor_of(position, options()) == 4
+    assert stable_end_of(position, options()) == 4
 
 
 def test_read_uncommitted_delivers_what_is_undecided_and_never_an_acknowledgement(

@@ -22,7 +22,7 @@ from buffer_source.planner import (
     rate_limit,
 )
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.consumer.fetch import BatchDescriptor
+from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.formats import MIB
 from opendata_buffer.formats.manifest import Metadata
 

@@ -8,10 +8,10 @@ import pytest
 
 from buffer_source.offsets import Position
 from buffer_source.options import SourceOptions
-from buffer_source.partition_stream import floor_of
+from buffer_source.partition_stream import stable_end_of
 from buffer_source.queue_cursor import QueueCursor, first_since, oldest_ms
 from opendata_buffer.broker.yielding_queue import YieldingQueue
-from opendata_buffer.consumer.fetch import BatchDescriptor
+from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.errors import DataLoss, InvalidInput, QueueReset
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import Metadata
@@ -33,8 +33,8 @@ def claim(
     def once(call: Any, *args: Any, **kwargs: Any) -> Any:
         return call(*args, **kwargs)
 
-    floor = 0 if start is None else floor_of(start, given)
-    return QueueCursor.open(given, world.store, world.runtime, once, start, floor, queue_id)
+    stable_end = 0 if start is None else stable_end_of(start, given)
+    return QueueCursor.open(given, world.store, world.runtime, once, start, stable_end, queue_id)
 
 
 def sequences(cursor: QueueCursor, begin: int, stop: int) -> list[int]:

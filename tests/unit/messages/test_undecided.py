@@ -74,7 +74,7 @@ def test_f40_what_follows_a_last_word_is_undecided_as_readers_hold_it_back() -> 
     rule = ReadCommitted("ingest")
     for at, each in enumerate(messages):
         rule.offer(100 + at, batch_key("ingest", ULID, None, build_uuid(*each)), lambda *_: [])
-    assert rule.floor(103) == 102
+    assert rule.stable_end(103) == 102
 
 
 def test_a_message_outside_of_transactions_gives_the_open_one_up() -> None:

@@ -7,7 +7,7 @@ import pytest
 from opendata_buffer.errors import TransientStorageError
 from opendata_buffer.formats.keys import Transaction, parse_location
 from opendata_buffer.messages.message_ids import CONTINUE_TXN, MessageId, parse_uuid
-from opendata_buffer.producer.append_buffer import Call
+from opendata_buffer.producer.append_buffer import ProduceRequest
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
@@ -42,14 +42,14 @@ def test_batches_get_rising_clocks_over_all_partitions_and_intents_lie_beyond() 
 
 
 class Refuses:
-    def accept(self, call: Call) -> None:
+    def accept(self, call: ProduceRequest) -> None:
         raise KeyboardInterrupt
 
 
 def test_a_partition_that_may_have_got_a_batch_is_one_to_end_it_in() -> None:
     current = OpenTransaction(A, None, SystemRuntime())
     with pytest.raises(KeyboardInterrupt):
-        current.accept("p-00000", Refuses(), Call(b"", 0, b"", 0))  # type: ignore[arg-type]
+        current.accept("p-00000", Refuses(), ProduceRequest(b"", 0, b"", 0))  # type: ignore[arg-type]
     assert current.clocks == {"p-00000": 2}
 
 
@@ -58,7 +58,7 @@ def fail_a_call(current: OpenTransaction, error: Exception, *, accepted: int) ->
         with current.one_call():
             for _ in range(accepted):
                 with pytest.raises(KeyboardInterrupt):
-                    current.accept("p-00000", Refuses(), Call(b"", 0, b"", 0))  # type: ignore[arg-type]
+                    current.accept("p-00000", Refuses(), ProduceRequest(b"", 0, b"", 0))  # type: ignore[arg-type]
             raise error
 
     with pytest.raises(type(error), match=str(error)):
