@@ -53,14 +53,6 @@ def test_a_young_write_asks_the_store_nothing() -> None:
     assert world.expiry().left_ms == GRACE_S * 1000 / 2
 
 
-def test_an_old_write_that_named_nothing_ahead_is_refused() -> None:
-    world = World()
-    world.upload()
-    world.runtime.advance(GRACE_S / 2 + 1)
-    with pytest.raises(TransientStorageError, match=r"3600 s from its plan.*maxWriteDurationMs"):
-        world.expiry()
-
-
 @pytest.mark.parametrize("grace_periods", [1, 3, 6])
 def test_a_write_of_several_grace_periods_is_safe_as_long_as_its_names_say(
     grace_periods: int,
@@ -122,12 +114,6 @@ def test_uploads_are_found_page_by_page_and_nothing_behind_them_is_listed(
     assert asked == ["p/app=q/batch=1/"] * 2
     world.store.delete_many([keys[2]])
     assert world.lifetimes.oldest_ms(keys[1:4]) is None
-
-
-def test_a_single_upload_is_looked_for_in_its_folder() -> None:
-    world = World()
-    key = world.upload()
-    assert world.lifetimes.oldest_ms([key]) == 0
 
 
 def test_a_suspended_machine_is_late_although_its_monotonic_clock_stood_still() -> None:

@@ -74,15 +74,6 @@ def decision(manifest: Manifest, record: CommitRecord | None, batch: int) -> Dec
     return decide(manifest, record, Transaction("q", batch), prefix=PREFIX, key="m")
 
 
-def test_the_first_batch_of_a_new_queue_is_appended() -> None:
-    assert decision(Manifest.empty(), None, 0) == Append()
-
-
-def test_a_batch_in_the_record_is_done() -> None:
-    record = CommitRecord(batch=3, next_sequence=0)
-    assert decision(Manifest.empty(), record, 3) == AlreadyDone()
-
-
 def test_an_older_batch_than_the_record_s_is_done_too() -> None:
     record = CommitRecord(batch=3, next_sequence=0)
     assert decision(Manifest.empty(), record, 2) == AlreadyDone()
@@ -207,26 +198,10 @@ def stored_record(store: MemoryStore) -> CommitRecord:
     return CommitRecord.from_json(store.get(KEY).data)
 
 
-def test_a_claim_is_on_storage_before_anything_is_appended() -> None:
-    store = MemoryStore()
-    commit_records(store).claim("job", "one")
-    assert stored_record(store) == CommitRecord(-1, 0, "one")
-
-
 def test_without_a_query_nothing_is_written() -> None:
     store = MemoryStore()
     assert commit_records(store).claim("job", None) is None
     assert store.list("").objects == ()
-
-
-def test_a_record_rises_and_keeps_its_query() -> None:
-    store = MemoryStore()
-    mine = commit_records(store)
-    mine.claim("job", "one")
-    mine.raise_to("job", 0, 3, "one")
-    mine.claim("job", "one")
-    mine.raise_to("job", 1, 5, "one")
-    assert stored_record(store) == CommitRecord(1, 5, "one")
 
 
 def test_of_two_queries_that_begin_at_once_one_is_refused() -> None:
@@ -273,15 +248,6 @@ def test_a_record_that_its_operator_deleted_is_made_anew() -> None:
     mine.raise_to("job", 7, 9, "one")
     store.delete_many([KEY])
     assert mine.claim("job", "one") == CommitRecord(-1, 0, "one")
-
-
-def test_a_record_that_cannot_be_raised_fails_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    store = MemoryStore()
-    mine = commit_records(store)
-    mine.claim("job", "one")
-    store.put_if = lambda *_: Unknown("no answer")  # type: ignore[method-assign,assignment]
-    mine.raise_to("job", 0, 3, "one")
-    assert "commit record p/app=job/_commit.json was not written" in caplog.text
 
 
 OPTIONS = SinkOptions(queue=CONFIG)
@@ -428,14 +394,6 @@ def test_a_repeated_commit_does_nothing(new_driver: bool) -> None:
     driver = world.driver() if new_driver else driver
     assert not driver.append(world.group(0, b"a"))
     assert world.manifest == before
-
-
-def test_a_commit_repeated_after_its_entries_were_dequeued_does_nothing() -> None:
-    world = World()
-    world.driver().append(world.group(0, b"a"))
-    world.drain()
-    assert not world.driver().append(world.group(0, b"a"))
-    assert world.taken == [b"a"]
 
 
 def test_a_driver_killed_before_the_record_finds_its_entries_in_the_queue() -> None:

@@ -299,14 +299,6 @@ def test_f5_uploads_that_may_be_collected_are_refused_before_anything_is_appende
     assert world.read() == []
 
 
-def test_f5_a_write_of_several_grace_periods_gets_through() -> None:
-    world = World()
-    group = world.group(0, "a", "b", "c", ahead_s=6 * 3_600)
-    world.runtime.advance(3 * 3_600)
-    assert world.driver().append(group)
-    assert world.read() == ["a", "b", "c"]
-
-
 @pytest.mark.parametrize("gone", [False, True])
 def test_f5_a_part_that_landed_late_counts_only_if_its_objects_are_there(gone: bool) -> None:
     world = World()

@@ -184,15 +184,6 @@ def test_available_now_reads_nothing_that_came_later(world: World) -> None:
     assert world.queued == [2, 3]
 
 
-def test_available_now_with_latest_reads_nothing_and_keeps_to_its_target(world: World) -> None:
-    world.produce(2)
-    driver = world.run(startingOffsets="latest")
-    driver.prepare_available_now()
-    world.produce(1)
-    end, read = batch(driver, None)
-    assert (end.only.next, read) == (2, [])
-
-
 def test_an_idle_query_acknowledges_its_last_batch(world: World) -> None:
     driver = world.run()
     world.produce(1)
@@ -299,12 +290,6 @@ def test_the_start_is_resolved_once(world: World) -> None:
     world.produce(1)
     # The second call sees the new end, and the third must not begin there.
     assert [driver.latest_offset(None).only.base for _ in range(2)] == [1, 1]
-
-
-def test_a_start_beyond_the_end_is_refused(world: World) -> None:
-    world.produce(2)
-    with pytest.raises(InvalidInput, match=r"startingOffsets is 9 .* ends at 1: use .* up to 2"):
-        world.run(startingOffsets="9").latest_offset(None)
 
 
 # Fencing
@@ -638,14 +623,6 @@ def test_f4_a_queue_that_replaced_another_is_read_whole(
             world.produce(later)
     assert taken == list(range(new + later))
     assert position.only.next == new + later
-
-
-def test_a_start_before_the_oldest_entry(world: World) -> None:
-    world.produce(4)
-    consume(world, 1)
-    with pytest.raises(DataLoss, match=r"sequence 0 is needed but .* starts at 2"):
-        world.run(startingOffsets="0").latest_offset(None)
-    assert world.run(startingOffsets="0", failOnDataLoss="false").latest_offset(None).only.base == 2
 
 
 # Limits
@@ -1046,14 +1023,6 @@ def test_a_reader_beside_the_owner_fences_nobody_and_writes_nothing(world: World
     assert read == [1]
 
 
-def test_a_reader_beside_the_owner_makes_no_marker(world: World) -> None:
-    world.produce(1)  # Without one: the producer of this world claims nothing.
-    keys = [each.key for each in world.store.list("").objects]
-    end, read = batch(beside(world), None)
-    assert (read, end.only.queue) == ([0], "")
-    assert [each.key for each in world.store.list("").objects] == keys
-
-
 def test_a_reader_beside_the_owner_is_where_its_offsets_say(world: World) -> None:
     world.produce(2)
     first, read = batch(beside(world, startingOffsets="1"), None)
@@ -1064,15 +1033,6 @@ def test_a_reader_beside_the_owner_is_where_its_offsets_say(world: World) -> Non
     assert read == [2, 3]
     assert planned(beside(world), first, second) == [2, 3]
     assert planned(beside(world), None, first) == [1]
-
-
-def test_a_reader_beside_the_owner_may_start_at_the_end(world: World) -> None:
-    world.produce(2)
-    reader = beside(world, startingOffsets="latest")
-    position, read = batch(reader, None)
-    assert read == []
-    world.produce(1)
-    assert batch(reader, position)[1] == [2]
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -1091,11 +1051,6 @@ def test_an_owner_that_was_faster_is_a_loss_for_the_reader_beside_it(
     end, read = batch(readers["false"], ends["false"])
     assert read == [4, 5]
     assert planned(beside(world, failOnDataLoss="false"), ends["false"], end) == [4, 5]
-
-
-def test_a_reader_beside_the_owner_needs_a_queue(world: World) -> None:
-    with pytest.raises(InvalidInput, match="there is no queue"):
-        beside(world).latest_offset(None)
 
 
 def test_a_reader_beside_the_owner_sees_that_the_queue_was_replaced(world: World) -> None:
@@ -1131,15 +1086,6 @@ def test_reading_starts_at_the_first_batch_of_a_time(world: World, acknowledge: 
     assert started(0) == started(middle - 60_000) == [0, 1, 2, 3]
     assert started(middle - 59_999) == started(middle) == [2, 3]
     assert started(middle + 1) == []
-
-
-def test_a_start_in_the_future_is_the_end(world: World) -> None:
-    world.produce(2)
-    driver = world.run(startingTimestamp=str(world.runtime.now_ms() + 10_000))
-    end, read = batch(driver, None)
-    assert read == []
-    world.produce(1)
-    assert batch(driver, end)[1] == [2]
 
 
 def plan_of(

@@ -380,10 +380,6 @@ def topic(runtime: ManualRuntime) -> TopicWorld:
     return TopicWorld(runtime, 3)
 
 
-def test_a_queue_is_the_one_partition_of_its_source(runtime: ManualRuntime) -> None:
-    assert partitions(World(runtime)).names() == ["0"]
-
-
 def test_a_topic_is_found_by_itself_and_seen_to_grow(topic: TopicWorld) -> None:
     found = partitions(topic)
     assert found.names() == ["p-00000-04pn", "p-00001-05mv", "p-00002-0bvb"]

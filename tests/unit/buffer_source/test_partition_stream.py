@@ -13,7 +13,6 @@ from buffer_source.partition_stream import (
     PartitionStream,
     check_remembered,
     rule_behind,
-    stable_end_of,
     writer_will_retry,
 )
 from buffer_source.planner import ReadLimits
@@ -267,31 +266,6 @@ def walk(
         walking.step(each)
     delivered = [each.sequence for each in walking.delivered]
     return delivered, Position(end, 0, walking.rule.to_dict())
-
-
-def test_a_transaction_is_delivered_at_its_acknowledgement_over_positions(
-    entries: Entries,
-) -> None:
-    entries.add(2, CONTINUE_TXN)
-    entries.add()
-    entries.add(3, CONTINUE_TXN)
-    entries.add(4, ACK_TXN)
-    delivered, position = walk(entries, None, 2)
-    assert delivered == [1]
-    assert stable_end_of(position, options()) == 0
-    delivered, position = walk(entries, position, 3)
-    assert delivered == []
-    delivered, position = walk(entries, position, 4)
-    assert delivered == [0, 2]
-    assert stable_end_of(position, options()) == 4
-
-
-def test_read_uncommitted_delivers_what_is_undecided_and_never_an_acknowledgement(
-    entries: Entries,
-) -> None:
-    entries.add(2, CONTINUE_TXN)
-    entries.add(3, ACK_TXN)
-    assert walk(entries, None, 2, isolationLevel="read_uncommitted")[0] == [0]
 
 
 def test_what_is_held_back_would_be_lost_to_a_query_that_holds_nothing_back(

@@ -12,7 +12,7 @@ from buffer_source.partition_stream import stable_end_of
 from buffer_source.queue_cursor import QueueCursor, first_since, oldest_ms
 from opendata_buffer.broker.yielding_queue import YieldingQueue
 from opendata_buffer.consumer.cursors import BatchDescriptor
-from opendata_buffer.errors import DataLoss, InvalidInput, QueueReset
+from opendata_buffer.errors import DataLoss, InvalidInput
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.stores.base import VersionConflict
@@ -86,41 +86,6 @@ def test_a_position_of_another_queue_acknowledges_nothing(world: World) -> None:
     assert world.queued == [0, 1]
 
 
-def test_claiming_behind_a_position_drops_what_is_before_it(world: World) -> None:
-    world.produce(3)
-    claim(world, Position(2, 0))
-    assert world.queued == [2]
-
-
-def test_f4_the_queue_of_another_id_is_neither_claimed_nor_emptied(world: World) -> None:
-    world.produce(3)
-    claim(world)
-    epoch = world.manifest().epoch
-    with pytest.raises(QueueReset, match="is about queue another, and manifest"):
-        claim(world, Position(2, 0), "another")
-    assert (world.queued, world.manifest().epoch) == ([0, 1, 2], epoch)
-
-
-def test_f4_where_a_loss_is_allowed_reading_begins_anew(world: World) -> None:
-    world.produce(3)
-    old = Position(2, 0, {}, "another")
-    cursor = claim(world, old, "another", failOnDataLoss="false")
-    assert cursor.continue_behind(old) == (0, 0)
-    assert cursor.continue_behind(Position(1, 0, {}, cursor.queue_id)) == (1, 0)
-    assert world.queued == [0, 1, 2]
-
-
-def test_what_is_not_queued_is_an_error(world: World) -> None:
-    world.produce(4)
-    cursor = claim(world, Position(2, 0))
-    with pytest.raises(DataLoss, match=r"needs sequences 0 to 3 .* 2 are left"):
-        cursor.entries(0, 4)
-    with pytest.raises(QueueReset, match="went backwards"):
-        cursor.entries(2, 9)
-    allowed = claim(world, failOnDataLoss="false")
-    assert sequences(allowed, 0, 9) == [2, 3]
-
-
 @pytest.mark.parametrize(
     ("wanted", "run_end", "begin"),
     [
@@ -151,14 +116,6 @@ def test_a_start_that_is_not_queued_is_an_error_or_the_oldest_one(world: World) 
         claim(world, startingOffsets="5").starting_offset(None)
     allowed = claim(world, Position(1, 0), startingOffsets="0", failOnDataLoss="false")
     assert allowed.starting_offset(None) == 1
-
-
-def test_a_queue_that_does_not_exist_is_made_only_when_asked(world: World) -> None:
-    with pytest.raises(InvalidInput, match=r"there is no queue .* createIfMissing to true"):
-        claim(world)
-    assert world.store.list("").objects == ()
-    assert claim(world, createIfMissing="true").end == 0
-    assert claim(world).end == 0
 
 
 def taken_in(sequence: int, *times: int) -> BatchDescriptor:
