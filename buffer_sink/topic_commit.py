@@ -103,7 +103,7 @@ class TopicCommitter(UploadCommitter):
         since = self._append_pending(group, attempt, uploads)
         if not self._coordinator.decide(attempt):
             return self._drop_repeat(group, txn)
-        self._settle(attempt, since, group)
+        self._complete(attempt, since, group)
         log.info(
             "%s: %d records in %d batches in %d partitions",
             txn, group.records, len(group.uploads), len(uploads),
@@ -147,9 +147,9 @@ class TopicCommitter(UploadCommitter):
                 error.add_note("Nothing is visible. Start the query again: it uses the others.")
             raise
 
-    def _settle(self, attempt: Attempt, since: dict[str, int], group: Group) -> None:
+    def _complete(self, attempt: Attempt, since: dict[str, int], group: Group) -> None:
         try:
-            self._coordinator.settle(attempt, since)
+            self._coordinator.complete(attempt, since)
         except OpenDataBufferError as error:
             again = (
                 "Start the query again"

@@ -192,7 +192,7 @@ class Deployment:
     # The end.
 
     def finish(self) -> None:
-        """End what nobody will, read everything, and look that each row came once."""
+        """End abandoned transactions, read everything, and check that each row came once."""
         clean = FaultyStore(self.memory, self.director, FaultPlan(), seed=0)
         for app in APPS:
             committer = TopicCommitter(clean, SinkOptions(queue=self.config()), self.director)
