@@ -19,7 +19,7 @@ from pyspark.sql.datasource import (
 )
 
 from buffer_sink.commit import UploadCommitter
-from buffer_sink.fields import Fields
+from buffer_sink.json_rows import Fields
 from buffer_sink.messages import (
     SmallBatch,
     TaskUploads,

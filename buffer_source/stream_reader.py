@@ -34,10 +34,12 @@ except ImportError as error:
         "ones do not tell a Python source what was committed, nor when to stop"
     ) from error
 
+from buffer_source.micro_batch_stream import MicroBatchStream
 from buffer_source.offsets import INITIAL, SourceOffset
 from buffer_source.options import SourceOptions
 from buffer_source.planner import TaskBatches
 from buffer_source.schema import check_not_inferred, check_schema
+from buffer_source.task import read_batches
 from opendata_buffer.errors import DataLoss, Fenced, QueueReset
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.open import open_store
@@ -45,8 +47,6 @@ from opendata_buffer.stores.open import open_store
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
-
-    from buffer_source.micro_batch_stream import MicroBatchStream
 
 __all__ = ["BufferStreamReader"]
 
@@ -125,9 +125,6 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Fetch, decode and cut the batches of one task. Runs on an executor."""
-        # The query's process on the driver never reads, and starts sooner without this import.
-        from buffer_source.task import read_batches
-
         # Spark makes up an input partition of its own where there is none to read.
         batches = partition.batches if isinstance(partition, TaskBatches) else ()
         return read_batches(self._options, self._schema, batches)
@@ -150,9 +147,6 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _stream(self) -> MicroBatchStream:
         if self._micro_batches is None:
-            # Not in tasks, which only read.
-            from buffer_source.micro_batch_stream import MicroBatchStream
-
             queue = self._options.queue
             store = open_store(queue.store, queue.store_options)
             self._micro_batches = MicroBatchStream(self._options, store, SystemRuntime())

@@ -13,16 +13,15 @@ from __future__ import annotations
 import base64
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StructField, StructType
 
 from opendata_buffer.errors import InvalidInput
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import DataType, StructField, StructType
 
 __all__ = ["OWN", "Fields"]
 
@@ -58,8 +57,6 @@ class Fields:
         Raises:
             InvalidInput: There is no field, two have one name, or a type has no form in JSON.
         """
-        from pyspark.sql.types import BinaryType, StructField, StructType
-
         fields: list[tuple[str, int]] = []
         own: list[tuple[str, int]] = []
         rest = [StructField("value", BinaryType())]
@@ -101,8 +98,6 @@ def _arrow_type(field: StructField) -> pa.DataType:
     Raises:
         InvalidInput: Nothing, or a variant's own bytes.
     """
-    from pyspark.sql.pandas.types import to_arrow_type
-
     kind = field.dataType.simpleString()
     found = None
     if not _holds_variant(field.dataType):
@@ -121,8 +116,6 @@ def _arrow_type(field: StructField) -> pa.DataType:
 
 def _holds_variant(kind: DataType) -> bool:
     """Whether a type is a variant or holds one. The names of its fields may be anything."""
-    from pyspark.sql.types import ArrayType, MapType, StructType
-
     if isinstance(kind, StructType):
         return any(_holds_variant(each.dataType) for each in kind.fields)
     if isinstance(kind, ArrayType):
