@@ -79,7 +79,7 @@ _OF_JSON_AND_CSV = ("mode", "columnNameOfCorruptRecord")
 _OF_CSV = ("sep", "quote", "escape", "nullValue", "header")
 _VALUE_OPTIONS = ("valueFormat", *_OF_JSON_AND_CSV, *_OF_CSV)
 
-_SHARED = (
+SOURCE_OPTIONS = (
     *STORAGE_OPTIONS,
     "startingOffsets",
     "startingTimestamp",
@@ -94,8 +94,6 @@ _SHARED = (
     "allowForeignLocations",
     "includeLocation",
     *_VALUE_OPTIONS,
-)
-_STREAM_ONLY = (
     "acknowledge",
     "createIfMissing",
     "maxBatchesPerTrigger",
@@ -105,9 +103,8 @@ _STREAM_ONLY = (
     "gcEnabled",
     "gcIntervalMs",
     "gcGracePeriodMs",
+    "endingOffsets",
 )
-_BATCH_ONLY = ("endingOffsets",)
-SOURCE_OPTIONS = (*_SHARED, *_STREAM_ONLY, *_BATCH_ONLY)
 
 
 @dataclass(frozen=True, kw_only=True)
