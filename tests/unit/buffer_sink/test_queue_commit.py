@@ -75,19 +75,6 @@ def decision(manifest: Manifest, record: CommitRecord | None, batch: int) -> Dec
     return decide(manifest, record, Transaction("q", batch), prefix=PREFIX, key="m")
 
 
-def test_an_older_batch_than_the_record_s_is_done_too() -> None:
-    record = CommitRecord(batch=3, next_sequence=0)
-    assert decision(Manifest.empty(), record, 2) == AlreadyDone()
-    assert decision(Manifest.empty(), record, 4) == Append()
-
-
-def test_a_queued_batch_is_done_although_no_record_was_written() -> None:
-    manifest = Manifest.empty().append([batch_entry(0, batch=3)])
-    assert decision(manifest, None, 3) == AlreadyDone((batch_entry(0, batch=3).location,))
-    assert decision(manifest, None, 2) == AlreadyDone(), "a later batch tells"
-    assert decision(manifest, None, 4) == Append()
-
-
 def test_other_apps_and_plain_batches_do_not_count() -> None:
     manifest = Manifest.empty().append(
         [batch_entry(0), batch_entry(1, batch=9, app="q2"), batch_entry(2, batch=9, app="xq")]
@@ -182,10 +169,6 @@ def test_names() -> None:
     assert record_key("a/b", "3f-a") == "a/b/app=3f-a/_commit.json"
     # The collector deletes what is named like a batch; the record is not.
     assert parse_location(record_key("a/b", "3f-a"), "a/b") is None
-
-
-def test_a_claimed_app_id_without_batches_lets_batch_0_be_appended() -> None:
-    assert decision(Manifest.empty(), CommitRecord(-1, 0, "one"), 0) == Append()
 
 
 KEY = record_key("p", "job")
@@ -400,17 +383,6 @@ def test_a_write_without_rows_touches_nothing() -> None:
     assert not world.driver().append(None)
     assert world.store.puts == puts
     assert world.queue().read() is None
-
-
-@pytest.mark.parametrize("new_driver", [True, False])
-def test_a_repeated_commit_does_nothing(new_driver: bool) -> None:
-    world = World()
-    driver = world.driver()
-    driver.append(world.group(0, b"a"))
-    before = world.manifest
-    driver = world.driver() if new_driver else driver
-    assert not driver.append(world.group(0, b"a"))
-    assert world.manifest == before
 
 
 def test_a_driver_killed_before_the_record_finds_its_entries_in_the_queue() -> None:

@@ -131,24 +131,6 @@ def test_strings_are_written_as_utf_8() -> None:
     assert records(block) == ["é".encode(), b""]
 
 
-def test_no_rows_make_no_block() -> None:
-    assert blocks(builder()) == []
-    assert blocks(builder(), rows([])) == []
-
-
-def test_blocks_are_cut_before_they_exceed_the_target() -> None:
-    # 6 bytes a record: three fit into 20 bytes.
-    found = blocks(builder(target=20), rows([b"aa", b"bb", b"cc", b"dd"]), rows([b"ee"]))
-    assert [records(block) for block in found] == [[b"aa", b"bb", b"cc"], [b"dd", b"ee"]]
-    # The time of a block is that of its first rows: those of the first batch, twice.
-    assert [block.metadata for block in found] == [(Metadata(0, 0, b""),)] * 2
-
-
-def test_a_record_larger_than_the_target_has_a_block_of_its_own() -> None:
-    found = blocks(builder(target=20), rows([b"a", b"x" * 50, b"b"]))
-    assert [records(block) for block in found] == [[b"a"], [b"x" * 50], [b"b"]]
-
-
 def test_a_record_larger_than_the_limit_is_refused_with_its_row() -> None:
     made = builder(target=20, limit=50)
     assert len(blocks(made, rows([b"x" * 46]))) == 1
@@ -161,20 +143,6 @@ def test_a_null_is_refused_with_its_row() -> None:
     blocks(made, rows([b"a", b"b"]))
     with pytest.raises(InvalidInput, match=r"null in row 3 of task 3.*IS NOT NULL"):
         blocks(made, rows([b"c", None, None]))
-
-
-def test_runs_of_equal_metadata_become_ranges_over_arrow_batches() -> None:
-    (block,) = blocks(
-        builder(metadata=True),
-        rows([b"1", b"2", b"3"], [b"x", b"x", b"y"]),
-        rows([b"4", b"5"], [b"y", b"x"]),
-    )
-    assert block.metadata == (Metadata(0, 0, b"x"), Metadata(2, 0, b"y"), Metadata(4, 0, b"x"))
-
-
-def test_each_block_begins_with_a_range() -> None:
-    found = blocks(builder(metadata=True, target=10), rows([b"1", b"2", b"3"], [b"x"] * 3))
-    assert [block.metadata for block in found] == [(Metadata(0, 0, b"x"),)] * 2
 
 
 def test_null_metadata_is_empty_metadata() -> None:

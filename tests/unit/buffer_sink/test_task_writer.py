@@ -14,7 +14,6 @@ from buffer_sink.uploads import UploadWindow
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, PermanentStorageError, TransientStorageError
 from opendata_buffer.formats.batch import decode_batch
-from opendata_buffer.formats.codec import Compression, parse_footer
 from opendata_buffer.formats.keys import Transaction, location_timestamp_ms, parse_location
 from opendata_buffer.messages.message_ids import CONTINUE_TXN, parse_uuid
 from opendata_buffer.runtime import Moment
@@ -78,16 +77,6 @@ def test_a_partition_without_rows_uploads_nothing() -> None:
     assert write(store).uploads == ()
     assert write(store, batch()).uploads == ()
     assert store.list("").objects == ()
-
-
-def test_compression() -> None:
-    store = MemoryStore()
-    value = b"x" * 100_000
-    (upload,) = write(store, batch(value), compression=Compression.ZSTD, zstd_level=1).uploads
-    data = store.get(upload.location).data
-    assert parse_footer(data).compression is Compression.ZSTD
-    assert upload.bytes == len(data) < 1000
-    assert decode_batch(data) == [value]
 
 
 def test_few_rows_are_not_stored_where_the_driver_shall_gather_them() -> None:

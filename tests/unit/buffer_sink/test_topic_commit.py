@@ -281,14 +281,6 @@ def test_a_write_without_an_app_leaves_no_record_behind() -> None:
     assert not [each.key for each in world.store.list("_topic/").objects]
 
 
-def test_a_write_outside_of_a_query_notes_how_far_the_queues_got() -> None:
-    world = World()
-    world.driver().append(world.group(None, "a", "b", "c", query=None))
-    for name in world.topic.read().names:
-        marker: Any = world.store.get(f"{name}/_owner.json")
-        assert b'"next_sequence": 2' in marker.data
-
-
 def test_f5_uploads_that_may_be_collected_are_refused_before_anything_is_appended() -> None:
     world = World()
     group = world.group(0, "a", "b", "c", ahead_s=0)

@@ -60,11 +60,6 @@ def test_all_jobs_are_done_when_the_window_is_left() -> None:
     assert sorted(done) == list(range(20))
 
 
-def test_no_job_no_thread() -> None:
-    with window(4):
-        assert upload_threads() == 0
-
-
 def test_submit_blocks_while_all_threads_are_busy_and_one_job_waits() -> None:
     gate = Gate()
     fourth = threading.Event()
@@ -156,14 +151,6 @@ def test_f5_a_name_is_ahead_of_time_and_says_whose_the_batch_is() -> None:
     parsed = parse_location(name, "ingest")
     assert parsed is not None
     assert (parsed.txn, parsed.message) == (TXN, None)
-
-
-def test_in_a_topic_it_is_a_message_of_the_attempt() -> None:
-    topic = TopicWrite(("p-0",), (), b"\1AAAAA", "write-x")
-    parsed = parse_location(batch_objects(MemoryStore(), topic).name("p-0", 7), "p-0")
-    assert parsed is not None
-    assert parsed.message is not None
-    assert parsed.txn == TXN
 
 
 def test_what_is_stored_is_told_as_it_is_on_storage() -> None:

@@ -20,7 +20,6 @@ from buffer_sink.writer import (
     WritePlan,
     batch_writer,
     stream_writer,
-    task_property,
 )
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, QueueReset
@@ -41,12 +40,6 @@ def plan(tmp_path: Path) -> WritePlan:
 def test_making_a_plan_touches_nothing(tmp_path: Path) -> None:
     plan(tmp_path / "not there")
     assert not (tmp_path / "not there").exists()
-
-
-def test_a_plan_with_a_wrong_column() -> None:
-    options = SinkOptions(queue=QueueConfig(store="/x"))
-    with pytest.raises(InvalidInput, match="column 'n'"):
-        WritePlan.make(options, StructType([StructField("n", IntegerType())]))
 
 
 def test_a_write_is_visible_after_its_commit_only(tmp_path: Path) -> None:
@@ -149,10 +142,6 @@ def test_a_topic_that_is_made_because_a_write_wanted_one_is_found_at_once(tmp_pa
     topic = WritePlan.make(options, schema).locate().topic
     assert topic is not None
     assert len(topic.active) == 2
-
-
-def test_there_is_no_task_here() -> None:
-    assert task_property("sql.streaming.queryId") is None
 
 
 def rows(*values: str) -> pa.RecordBatch:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from buffer_source.commit_log import FIRST_BATCH_SETTLES_S
 from buffer_source.micro_batch_stream import MicroBatchStream, Progress
 from buffer_source.offsets import Position, SourceOffset
 from buffer_source.options import SourceOptions
@@ -77,17 +76,6 @@ def test_making_a_driver_touches_nothing(world: World) -> None:
     world.run()
     with pytest.raises(Exception, match="does not exist"):
         world.manifest()
-
-
-def test_a_query_reads_everything_once_and_in_order(world: World) -> None:
-    world.produce(3)
-    driver = world.run()
-    first, read = batch(driver, None)
-    assert read == [0, 1, 2]
-    world.produce(2)
-    second, read = batch(driver, first)
-    assert read == [3, 4]
-    assert (second.only.next, second.only.base) == (5, 0)
 
 
 @pytest.mark.parametrize("first", [2**62, 2**63, 2**64 - 3])
@@ -195,17 +183,6 @@ def test_an_idle_query_acknowledges_its_last_batch(world: World) -> None:
     world.produce(1)
     third, _ = batch(driver, second)
     driver.latest_offset(third)
-    assert world.queued == []
-
-
-def test_an_idle_query_acknowledges_its_first_batch_after_a_while(world: World) -> None:
-    world.produce(1)
-    driver = world.run()
-    end, _ = batch(driver, None)
-    driver.latest_offset(end)
-    assert world.queued == [0]
-    world.runtime.advance(FIRST_BATCH_SETTLES_S)
-    driver.latest_offset(end)
     assert world.queued == []
 
 
@@ -628,40 +605,6 @@ def test_f4_a_queue_that_replaced_another_is_read_whole(
 # Limits
 
 
-def test_bytes_are_told_by_one_listing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    for _ in range(6):
-        world.produce(records=[b"x" * 100])  # 4 + 100 + 7 bytes
-    gets: list[str] = []
-    get = world.store.get
-    monkeypatch.setattr(world.store, "get", lambda key, **kw: (gets.append(key), get(key, **kw))[1])
-    driver = world.run(maxBytesPerTrigger="250")
-    first, read = batch(driver, None)
-    assert read == [0, 1]
-    assert batch(driver, first)[1] == [2, 3]
-    report = driver.report()
-    assert report is not None
-    assert report["bytes"] == 4 * 111
-    assert not [key for key in gets if key.endswith(".batch")]
-
-
-def test_records_are_told_by_the_footers(world: World) -> None:
-    for count in (3, 4, 5, 1):
-        world.produce(records=[b"r"] * count)
-    driver = world.run(maxRecordsPerTrigger="7")
-    first, read = batch(driver, None)
-    assert read == [0, 1]
-    second, read = batch(driver, first)
-    assert read == [2, 3]
-    assert batch(driver, second)[1] == []
-
-
-def test_a_batch_beyond_every_limit_is_still_read(world: World) -> None:
-    world.produce(records=[b"x" * 1000])
-    world.produce()
-    assert batch(world.run(maxBytesPerTrigger="1"), None)[1] == [0]
-    assert batch(world.run(maxRecordsPerTrigger="1"), None)[1] == [0]
-
-
 def test_trigger_once_ignores_the_limits(world: World) -> None:
     world.produce(5)
     driver = world.run(maxBatchesPerTrigger="1")
@@ -1023,18 +966,6 @@ def test_a_reader_beside_the_owner_fences_nobody_and_writes_nothing(world: World
     assert read == [1]
 
 
-def test_a_reader_beside_the_owner_is_where_its_offsets_say(world: World) -> None:
-    world.produce(2)
-    first, read = batch(beside(world, startingOffsets="1"), None)
-    assert read == [1]
-    world.produce(2)
-    again = beside(world)
-    second, read = batch(again, first)
-    assert read == [2, 3]
-    assert planned(beside(world), first, second) == [2, 3]
-    assert planned(beside(world), None, first) == [1]
-
-
 @pytest.mark.parametrize("restarts", [False, True])
 def test_an_owner_that_was_faster_is_a_loss_for_the_reader_beside_it(
     world: World, restarts: bool
@@ -1051,20 +982,6 @@ def test_an_owner_that_was_faster_is_a_loss_for_the_reader_beside_it(
     end, read = batch(readers["false"], ends["false"])
     assert read == [4, 5]
     assert planned(beside(world, failOnDataLoss="false"), ends["false"], end) == [4, 5]
-
-
-def test_a_reader_beside_the_owner_sees_that_the_queue_was_replaced(world: World) -> None:
-    world.produce(3)
-    batch(world.run(), None)  # The owner makes the marker.
-    end, _ = batch(beside(world), None)
-    world.delete_everything()
-    world.produce(5)
-    batch(world.run(), None)
-    with pytest.raises(QueueReset, match=f"is about queue {end.only.queue}"):
-        beside(world).latest_offset(end)
-    lenient = beside(world, failOnDataLoss="false")
-    start, _ = batch(lenient, end)
-    assert batch(lenient, start)[1] == [0, 1, 2, 3, 4]
 
 
 # Starting at a time

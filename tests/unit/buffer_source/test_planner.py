@@ -22,9 +22,7 @@ from buffer_source.planner import (
     rate_limit,
 )
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.formats import MIB
-from opendata_buffer.formats.manifest import Metadata
 
 
 class Batches:
@@ -54,11 +52,6 @@ def test_without_limits_everything_is_admitted_and_nothing_measured() -> None:
     assert batches.measured == []
 
 
-def test_bytes_stop_before_the_batch_that_would_exceed_them() -> None:
-    assert Batches([10, 10, 10, 10]).rate_limit(ReadLimits(bytes=30)) == 3
-    assert Batches([10, 10, 10, 10]).rate_limit(ReadLimits(bytes=29)) == 2
-
-
 def test_a_batch_larger_than_the_limit_is_read_alone() -> None:
     assert Batches([100, 1]).rate_limit(ReadLimits(bytes=5)) == 1
     assert Batches([1, 100]).rate_limit(ReadLimits(bytes=5)) == 1
@@ -77,23 +70,6 @@ def test_no_more_is_measured_than_the_limit_may_admit() -> None:
     assert batches.rate_limit(ReadLimits(bytes=25), chunk=4) == 2
     assert batches.measured == [0, 1, 2, 3]
     assert Batches([]).rate_limit(ReadLimits(bytes=25)) == 0
-
-
-def test_small_batches_share_a_task_in_order() -> None:
-    assert pack(range(3), [10, 10, 10], parallelism=2) == [(0, 1, 2)]
-    tasks = pack(range(10_000), [1000] * 10_000, parallelism=2)
-    assert [each for task in tasks for each in task] == list(range(10_000))
-    assert len(tasks) == 20
-
-
-def test_large_batches_get_a_task_each() -> None:
-    assert pack(range(3), [64 * MIB] * 3, parallelism=8) == [(0,), (1,), (2,)]
-    assert pack([], [], parallelism=8) == []
-
-
-def test_work_is_spread_over_the_tasks_that_run_at_once() -> None:
-    tasks = pack(range(16), [4 * MIB] * 16, parallelism=4)
-    assert [len(task) for task in tasks] == [4, 4, 4, 4]
 
 
 def test_min_partitions_are_made_while_there_are_batches() -> None:
@@ -143,22 +119,6 @@ def test_equal_queues_take_turns_in_the_order_they_are_given() -> None:
     assert list(interleave([], [])) == []
 
 
-def test_a_batch_takes_its_partition_into_the_task() -> None:
-    batch = BatchDescriptor(7, "p-00003/a.batch", (Metadata(0, 5, b"m"),), 99)
-    within = pickle.loads(pickle.dumps(PartitionBatch.within("p-00003", batch)))
-    assert within.partition == "p-00003"
-    for name in ("sequence", "location", "metadata", "size"):
-        assert getattr(within, name) == getattr(batch, name)
-    assert PartitionBatch(7, "a").partition == "0"
-
-
-@given(st.integers(0, 1_000), st.integers(1, 50))
-def test_each_row_is_in_one_part_and_the_parts_are_about_equal(count: int, parts: int) -> None:
-    cuts = [part.rows(count) for part in PartitionBatch(0, "a").shared_by(parts)]
-    assert [row for cut in cuts for row in cut] == list(range(count))
-    assert max(map(len, cuts)) - min(map(len, cuts)) <= 1
-
-
 def tasks(sizes: list[int], **options: Any) -> list[tuple[PartitionBatch, ...]]:
     """The batches of each task."""
     batches = [PartitionBatch(number, f"{number}") for number in range(len(sizes))]
@@ -181,11 +141,6 @@ def test_batches_that_keep_all_tasks_busy_are_not_shared() -> None:
     made = tasks([16 * MIB] * 100, cores=8)
     assert {each.parts for task in made for each in task} == {1}
     assert len(made) == 13
-
-
-def test_as_many_tasks_as_the_cluster_has_cores_whatever_the_driver_has() -> None:
-    assert len(tasks([4 * MIB] * 64, cores=64)) == 64
-    assert len(tasks([4 * MIB] * 64, cores=3)) == 3
 
 
 @given(st.lists(st.integers(0, 300 * MIB), max_size=20), st.integers(1, 64), st.integers(1, 64))

@@ -106,18 +106,9 @@ def test_a_record_that_is_not_utf8_is_named_by_sequence_and_row() -> None:
         rows(batch(records), schema("value STRING"), piece_rows=3)
 
 
-def test_rows_before_the_first_range_have_no_metadata() -> None:
-    got = rows(batch([b"a", b"b", b"c"], Metadata(2, 0, b"m")), schema("metadata BINARY"))
-    assert [row["metadata"] for row in got] == [None, None, b"m"]
-
-
 def test_without_metadata_there_is_no_time_either() -> None:
     got = rows(batch([b"a"]))
     assert (got[0]["metadata"], got[0]["ingestion_time"]) == (None, None)
-
-
-def test_an_empty_batch_has_no_rows() -> None:
-    assert list(RowBuilder(default_schema()).pieces(batch([], Metadata(0, 0, b"")))) == []
 
 
 @pytest.mark.parametrize(
@@ -310,21 +301,6 @@ def test_arrays_that_are_kept_between_pieces_are_not_mixed_up() -> None:
 A, B = Metadata(0, 1, b"a"), Metadata(3, 2, b"bbbb")
 
 
-def test_a_range_reaches_to_the_next_one_and_the_last_to_the_end() -> None:
-    assert Runs.of([A, B], 5) == Runs([3, 5], [A, B])
-
-
-def test_rows_without_a_range_have_none() -> None:
-    assert Runs.of([B], 5) == Runs([3, 5], [None, B])
-    assert Runs.of([], 2) == Runs([2], [None])
-
-
-def test_a_cut_is_counted_from_its_first_row() -> None:
-    runs = Runs.of([A, B], 5)
-    assert runs.cut(1, 4) == Runs([2, 3], [A, B])
-    assert runs.cut(3, 5) == Runs([2], [B])
-
-
 def test_rows_fit_while_their_payloads_do() -> None:
     runs = Runs.of([A, B], 9)
     assert runs.fit(0, 9, 3) == 3
@@ -332,11 +308,6 @@ def test_rows_fit_while_their_payloads_do() -> None:
     assert runs.fit(0, 2, 100) == 2
     # At least one row, else a large payload would stop the task.
     assert runs.fit(3, 9, 1) == 4
-
-
-def test_runs_expand_to_one_value_for_each_row() -> None:
-    values = Runs.of([A, B], 5).expand([7, None], pa.int64())
-    assert values.to_pylist() == [7, 7, 7, None, None]
 
 
 RECORDS = [b'{"a":1}', b'{"a":', b'{"a":3}', b'{"a":"x","b":"y"}']

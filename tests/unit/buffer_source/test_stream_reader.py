@@ -20,7 +20,7 @@ from buffer_source.planner import TaskBatches
 from buffer_source.schema import default_schema
 from buffer_source.stream_reader import BufferStreamReader
 from opendata_buffer.config import ProducerConfig
-from opendata_buffer.errors import BatchMissing, Fenced, InvalidInput
+from opendata_buffer.errors import Fenced, InvalidInput
 from opendata_buffer.producer.producer import Producer
 
 
@@ -72,17 +72,6 @@ def test_an_idle_query_gets_its_version_1_offset_back_as_it_is(tmp_path: Path) -
     end = driver.latestOffset(driver.initialOffset(), ReadAllAvailable())
     old = {"v": 1, **end["partitions"]["0"]}
     assert reader(tmp_path).latestOffset(old, ReadAllAvailable()) is old
-
-
-def test_a_missing_batch_names_sequence_and_location(tmp_path: Path) -> None:
-    produce(tmp_path, b"a")
-    driver = reader(tmp_path)
-    end = driver.latestOffset(driver.initialOffset(), ReadAllAvailable())
-    (partition,) = driver.partitions(driver.initialOffset(), end)
-    for path in (tmp_path / "ingest").glob("*.batch"):
-        path.unlink()
-    with pytest.raises(BatchMissing, match=r"batch 0 at 'ingest/.* failOnDataLoss set to false"):
-        list(driver.read(partition))
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
