@@ -92,7 +92,7 @@ def test_with_host_the_driver_is_the_broker_of_what_it_writes_to(
         eventually(lambda: (found := lease.read()) is not None and found.serves)
         run(spark, tmp_path, foreach_batch_writer(store, txn_app_id="job", broker="host"), "b")
     finally:
-        hosting._leave()
+        hosting._close_brokers()
     assert records(queued(store)) == [b"a", b"b"]
     left = lease.read()
     assert left is not None
