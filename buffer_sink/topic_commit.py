@@ -16,7 +16,7 @@ from buffer_sink.messages import Group, TopicWrite, UploadedBatch
 from buffer_sink.options import SinkOptions
 from opendata_buffer.broker.network import Network
 from opendata_buffer.broker.yielding_queue import YieldingQueue
-from opendata_buffer.concurrency import together
+from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.errors import (
     CommitStateUnknown,
     Drained,
@@ -133,7 +133,7 @@ class TopicCommitter(UploadCommitter):
 
         steps = [partial(step, name) for step in (append, prepare) for name in uploads]
         try:
-            together(self._runtime, lambda step: step(), steps)
+            in_parallel(self._runtime, lambda step: step(), steps)
             return since
         except OpenDataBufferError as error:
             # No record names the attempt, and none will.

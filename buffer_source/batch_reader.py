@@ -14,7 +14,7 @@ from buffer_source.planner import PartitionBatch, TaskBatches, plan_tasks
 from buffer_source.queue_cursor import first_since, no_queue, read_only
 from buffer_source.schema import check_schema
 from buffer_source.task import read_batches
-from opendata_buffer.concurrency import together
+from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import DataLoss, InvalidInput
@@ -70,7 +70,7 @@ class BufferBatchReader(DataSourceReader):
         def queued(name: str) -> tuple[list[PartitionBatch], list[int]]:
             return _queued(partitions.options_of(name), name, store, runtime)
 
-        found = together(runtime, queued, partitions.names())
+        found = in_parallel(runtime, queued, partitions.names())
         batches = [batch for part, _ in found for batch in part]
         sizes = [size for _, part in found for size in part]
         return plan_tasks(batches, sizes, options)

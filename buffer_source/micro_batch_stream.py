@@ -33,7 +33,7 @@ from buffer_source.planner import (
 )
 from buffer_source.queue_cursor import Retrying
 from opendata_buffer import metrics
-from opendata_buffer.concurrency import together
+from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.errors import InvalidInput, OpenDataBufferError, PermanentStorageError
 from opendata_buffer.queue.ownership import TOPIC_KEY, lost_topic
 from opendata_buffer.retry import queue_retry
@@ -272,7 +272,7 @@ class MicroBatchStream:
         """Freeze the end of the run: what is queued now, and nothing later."""
         self._frozen = self._partitions.names()
         streams = [self._stream(name) for name in self._frozen]
-        together(self._runtime, PartitionStream.freeze_end, streams)
+        in_parallel(self._runtime, PartitionStream.freeze_end, streams)
         self._log.available_now()
 
     def latest_offset(self, start: SourceOffset | None, *, unlimited: bool = False) -> SourceOffset:
@@ -307,7 +307,7 @@ class MicroBatchStream:
             return self._stream(name).end_offset(polls[name], counts[name])
 
         taken = [name for name in names if counts[name]]
-        ends = dict(zip(taken, together(self._runtime, end_offset, taken), strict=True))
+        ends = dict(zip(taken, in_parallel(self._runtime, end_offset, taken), strict=True))
         # Without a batch to take there is no request, and so no thread.
         ends |= {name: end_offset(name) for name in names if name not in ends}
         moved = [name for name, poll in polls.items() if poll.moves_to(ends[name])]
@@ -343,7 +343,7 @@ class MicroBatchStream:
         def plan(name: str) -> PartitionPlan:
             return self._stream(name).plan(before.get(name), end.partitions[name])
 
-        plans = together(self._runtime, plan, sorted(end.partitions))
+        plans = in_parallel(self._runtime, plan, sorted(end.partitions))
         if (start, end) != self._counted:  # Spark plans once for each scan of the source.
             self._counted = (start, end)
             self._quarantine_known = False
@@ -442,8 +442,8 @@ class MicroBatchStream:
         else:
             # At the same time, or every idle trigger would wait for two answers, one by one.
             first.append(None)
-        together(self._runtime, poll, first)
-        together(self._runtime, poll, sorted({*current}.difference(before)))
+        in_parallel(self._runtime, poll, first)
+        in_parallel(self._runtime, poll, sorted({*current}.difference(before)))
         return current, polls
 
     def _acknowledge(self, ends: Mapping[str, Position]) -> None:
@@ -451,7 +451,7 @@ class MicroBatchStream:
         # that, it would be claimed, and be shown as a backlog for as long as this run lasts.
         streams = {name: self._stream(name) for name in {*ends}.difference(self._left)}
         due = [name for name in streams if not streams[name].has_acknowledged(ends[name])]
-        together(self._runtime, lambda name: streams[name].acknowledge(ends[name]), due)
+        in_parallel(self._runtime, lambda name: streams[name].acknowledge(ends[name]), due)
 
     def _rate_limit(self, polls: Mapping[str, PollResult], limits: ReadLimits) -> Mapping[str, int]:
         """How many of the batches that wait in each partition one trigger reads."""
@@ -493,7 +493,9 @@ class MicroBatchStream:
             return measure(self._stream(name).sizes, [batches[index] for index in groups[name]])
 
         measured = [0] * len(batches)
-        for name, values in zip(groups, together(self._runtime, measured_in, groups), strict=True):
+        for name, values in zip(
+            groups, in_parallel(self._runtime, measured_in, groups), strict=True
+        ):
             for index, value in zip(groups[name], values, strict=True):
                 measured[index] = value
         return measured
@@ -501,7 +503,7 @@ class MicroBatchStream:
     def _count_quarantine(self, names: Sequence[str]) -> None:
         """Count the batches in quarantine, once after each micro-batch that may have added one."""
         if self._options.corrupt_batches == QUARANTINE and not self._quarantine_known:
-            counted = together(
+            counted = in_parallel(
                 self._runtime, lambda name: self._stream(name).count_quarantine(), names
             )
             self._quarantine_known = all(counted)

@@ -20,6 +20,7 @@ from buffer_sink.queue_commit import (
     is_queued,
     transaction_prefix,
 )
+from opendata_buffer import outcomes
 from opendata_buffer.broker.lease import DiscoveryRecord, Lease, announcement_key
 from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.consumer.isolation import TransactionFilter
@@ -40,14 +41,7 @@ from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.queue.ownership import check_owner, claim_queue
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment
-from opendata_buffer.stores.base import (
-    Absent,
-    IfVersion,
-    Listing,
-    PutOutcome,
-    Unknown,
-    VersionConflict,
-)
+from opendata_buffer.stores.base import Absent, IfVersion, Listing, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.transactions.commit_record import CommitRecord, record_key
@@ -212,7 +206,7 @@ def test_a_claim_whose_answer_was_lost_is_found() -> None:
 def test_a_claim_that_cannot_be_written_stops_the_append() -> None:
     class Down(MemoryStore):
         def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
-            return Unknown("no answer")
+            return outcomes.Unknown("no answer")
 
     with pytest.raises(TransientStorageError, match="Nothing was appended"):
         commit_records(Down()).claim("job", "one")
@@ -229,7 +223,7 @@ def refuse(*_: Any) -> PutOutcome:
     raise PermanentStorageError("403")
 
 
-@pytest.mark.parametrize("answer", [lambda *_: Unknown("no answer"), refuse])
+@pytest.mark.parametrize("answer", [lambda *_: outcomes.Unknown("no answer"), refuse])
 def test_a_record_that_cannot_be_raised_fails_nothing(
     caplog: pytest.LogCaptureFixture, answer: Any
 ) -> None:
@@ -362,7 +356,7 @@ def test_who_loses_a_race_looks_for_a_broker_unless_it_is_off(broker: str, looks
         if key != CONFIG.manifest_path:
             store.script.insert(0, lost)
             return store.really_put_if(key, data, when)
-        return VersionConflict()
+        return outcomes.Conflict()
 
     store = Busy()
     world = World(store)
@@ -484,7 +478,8 @@ def test_a_lost_answer_and_a_fast_consumer_is_an_unknown_outcome_that_a_restart_
 
 
 @pytest.mark.parametrize(
-    "outcome", [lambda *_: Unknown("timeout"), lambda *_: VersionConflict(), applied_answer_lost]
+    "outcome",
+    [lambda *_: outcomes.Unknown("timeout"), lambda *_: outcomes.Conflict(), applied_answer_lost],
 )
 def test_a_record_that_cannot_be_written_fails_no_commit(outcome: Any) -> None:
     world = World(ScriptedStore())
