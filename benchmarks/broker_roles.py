@@ -24,12 +24,11 @@ from websockets.exceptions import ConnectionClosed
 
 from benchmarks.producers import CAS_MS, GET_MS, PUT_MS, paced
 from opendata_buffer import Producer, ProducerConfig, Worker, WorkerConfig
-from opendata_buffer.broker.channel import NONCE_BYTES, ClientEnd
+from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
 from opendata_buffer.broker.election import Host
-from opendata_buffer.broker.lease import DiscoveryRecord, Lease
 from opendata_buffer.broker.network import WebSocketNetwork
 from opendata_buffer.broker.protocol import VALID_MS, append_body
-from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.broker.secure_channel import NONCE_BYTES, ClientEnd
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.local import LocalStore
@@ -118,15 +117,7 @@ def serve(root: Path, pipe: Pipe) -> None:
     """Be the broker. Each word on the pipe is answered with what it used and did so far."""
     runtime = SystemRuntime()
     network = WebSocketNetwork(runtime)
-    host = Host(
-        _slow(root),
-        ProducerConfig(store=str(root)),
-        runtime,
-        network.listen,
-        network.connect,
-        secrets.token_bytes,
-        Consumer,
-    )
+    host = Host(_slow(root), ProducerConfig(store=str(root)), runtime, network)
     while host.service is None:
         time.sleep(0.01)
     pipe.send("serving")

@@ -19,13 +19,12 @@ from buffer_sink.messages import Group
 from buffer_sink.options import SinkOptions
 from buffer_sink.records import CommitRecords
 from opendata_buffer import metrics
-from opendata_buffer.broker.network import Network
-from opendata_buffer.broker.yielding_queue import YieldingQueue
 from opendata_buffer.errors import CommitStateUnknown
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.ownership import claim_for_use
+from opendata_buffer.queue.queue import OpenPause, Queue, broker_pause
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 
@@ -41,7 +40,7 @@ class WriteCommitter:
         store: Where queue and batches live.
         options: The sink's options.
         runtime: Clocks, names and threads.
-        network: How brokers are reached; WebSockets by default.
+        open_pause: Has a broker pause while this process appends, unless ``broker`` is ``off``.
     """
 
     def __init__(
@@ -49,33 +48,32 @@ class WriteCommitter:
         store: Store,
         options: SinkOptions,
         runtime: Runtime,
-        network: Network | None = None,
+        open_pause: OpenPause = broker_pause,
     ) -> None:
         self._store = store
         self._config = options.queue
-        self._broker = options.broker
-        self._network = network
+        self._open_pause = None if options.broker == "off" else open_pause
         self._runtime = runtime
         self._grace_ms = options.gc_grace_period_ms
         self._lifetimes = Lifetimes(
             store, options.gc_grace_period_ms, options.max_write_duration_ms, runtime
         )
         self._records = CommitRecords(store, options.queue, runtime)
-        self._opened: YieldingQueue | None = None
+        self._opened: Queue | None = None
 
     @property
-    def _queue(self) -> YieldingQueue:
+    def _queue(self) -> Queue:
         # First use in this process: a store without compare-and-swap (failure F12), or a prefix
         # of another queue, whose collector would delete our batches (failure F7), is refused.
         if self._opened is None:
             claim = claim_for_use(self._store, self._config, runtime=self._runtime)
-            self._opened = YieldingQueue(
+            self._opened = Queue(
                 self._store,
                 self._config,
                 runtime=self._runtime,
+                role="producer",
                 claim=claim,
-                broker=self._broker,
-                network=self._network,
+                open_pause=self._open_pause,
             )
         return self._opened
 

@@ -15,11 +15,9 @@ from dataclasses import fields
 
 from buffer_sink.options import SinkOptions
 from buffer_sink.topic_write import find_topic
-from opendata_buffer.broker.committer import open_committer
 from opendata_buffer.config import ProducerConfig, QueueConfig
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import InvalidInput, OpenDataBufferError
-from opendata_buffer.producer.group_commit import Committer
+from opendata_buffer.producer.group_commit import Committer, open_committer
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.topic import CurrentTopic, Topic
@@ -41,7 +39,7 @@ def host(options: SinkOptions) -> None:
     partitions that a topic has got since. It ends with the process.
 
     Raises:
-        InvalidInput: The extra ``broker`` is not installed, or the store cannot be used.
+        InvalidInput: The store cannot be used.
     """
     key = (os.getpid(), options.queue, options.one_queue)
     try:
@@ -64,6 +62,7 @@ class _Hosting:
         self._config = ProducerConfig(
             **{each.name: getattr(queue, each.name) for each in fields(QueueConfig)},
             gc_grace_period_ms=options.gc_grace_period_ms,
+            broker="host",
         )
         self._topic: CurrentTopic | None = None
         if not options.one_queue and find_topic(self._store) is not None:
@@ -81,9 +80,7 @@ class _Hosting:
     def _serve(self, name: str, config: ProducerConfig) -> None:
         if name not in self._open:
             # Nothing is appended through it: what it has beside it is the broker.
-            self._open[name] = open_committer(
-                self._store, config, _RUNTIME, Consumer, broker="host"
-            )
+            self._open[name] = open_committer(self._store, config, _RUNTIME, None)
 
     def close(self) -> None:
         while self._open:

@@ -13,8 +13,6 @@ from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
 from buffer_sink.topic_write import TopicWrite
 from opendata_buffer import metrics
-from opendata_buffer.broker.network import Network
-from opendata_buffer.broker.yielding_queue import YieldingQueue
 from opendata_buffer.concurrency import together
 from opendata_buffer.errors import (
     CommitStateUnknown,
@@ -25,6 +23,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.ownership import claim_for_use
+from opendata_buffer.queue.queue import OpenPause, Queue, broker_pause
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.topic import Topic
@@ -46,7 +45,8 @@ class TopicCommitter:
         store: Where the topic is.
         options: The sink's options.
         runtime: Clocks, names and threads.
-        network: How brokers are reached, one for each partition; WebSockets by default.
+        open_pause: Has a partition's broker pause while this process appends, unless ``broker`` is
+            ``off``.
     """
 
     def __init__(
@@ -54,12 +54,11 @@ class TopicCommitter:
         store: Store,
         options: SinkOptions,
         runtime: Runtime,
-        network: Network | None = None,
+        open_pause: OpenPause = broker_pause,
     ) -> None:
         self._store = store
         self._config = options.queue
-        self._broker = options.broker
-        self._network = network
+        self._open_pause = None if options.broker == "off" else open_pause
         self._runtime = runtime
         self._lifetimes = Lifetimes(
             store, options.gc_grace_period_ms, options.max_write_duration_ms, runtime
@@ -67,7 +66,7 @@ class TopicCommitter:
         self._ledger = TransactionCoordinator(
             store, options.queue, self._queue_of, runtime, ahead_ms=options.gc_grace_period_ms
         )
-        self._queues: dict[str, YieldingQueue] = {}
+        self._queues: dict[str, Queue] = {}
 
     def append(self, group: Group | None) -> bool:
         """Append a group, unless it was committed before.
@@ -213,20 +212,20 @@ class TopicCommitter:
             txn.batch, txn.app, group.records, len(group.uploads),
         )  # fmt: skip
 
-    def _queue_of(self, name: str) -> YieldingQueue:
+    def _queue_of(self, name: str) -> Queue:
         # First use in this process: a store without compare-and-swap (failure F12) is refused,
         # and so is a manifest that was lost or restored from an old copy (failure F4).
         found = self._queues.get(name)
         if found is None:
             config = Topic.config_of(name, self._config)
             claim = claim_for_use(self._store, config, runtime=self._runtime)
-            found = YieldingQueue(
+            found = Queue(
                 self._store,
                 config,
                 runtime=self._runtime,
+                role="producer",
                 claim=claim,
-                broker=self._broker,
-                network=self._network,
+                open_pause=self._open_pause,
             )
             self._queues[name] = found
         return found

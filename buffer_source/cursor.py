@@ -19,7 +19,6 @@ from buffer_source.offsets import Position
 from buffer_source.options import SourceOptions
 from buffer_source.query_note import PROGRAM
 from buffer_source.starting import first_of_offset, first_since, within
-from opendata_buffer.broker.yielding_queue import YieldingQueue
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.fetch import BatchDescriptor
 from opendata_buffer.errors import (
@@ -37,7 +36,7 @@ from opendata_buffer.queue.ownership import (
     lost_topic,
     marker_key,
 )
-from opendata_buffer.queue.queue import Queue
+from opendata_buffer.queue.queue import Queue, broker_pause
 from opendata_buffer.queue.rollback_checks import ends_before
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
@@ -146,8 +145,13 @@ class Cursor:
                     allow_data_loss=not options.fail_on_data_loss,
                     # With the claim that was just made: a second one would ask the store twice.
                     # Beside a busy broker this one is let in.
-                    queue=YieldingQueue(
-                        store, options.consumer, runtime=runtime, role="consumer", claim=claim
+                    queue=Queue(
+                        store,
+                        options.consumer,
+                        runtime=runtime,
+                        role="consumer",
+                        claim=claim,
+                        open_pause=broker_pause,
                     ),
                     program=PROGRAM,
                 )

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from opendata_buffer.consumer.fetch import BatchDescriptor
+from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.errors import CorruptBatch, CorruptData, InvalidInput, ObjectNotFound
 from opendata_buffer.formats.codec import FOOTER_SIZE, parse_footer
 from opendata_buffer.formats.keys import is_confined
-from opendata_buffer.late import late_imports
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Blob, Get, List
 
@@ -110,9 +110,6 @@ class Measures:
         unknown = [each for each in batches if each.sequence not in self._records]
         if unknown:
             self.sizes(unknown)
-            with late_imports():  # or each query's start would wait for what few need
-                from opendata_buffer.consumer.read_ahead import fetch_many
-
             counts = fetch_many(
                 self._footer,
                 unknown,
@@ -126,9 +123,6 @@ class Measures:
 
     def missing(self, batches: Sequence[BatchDescriptor]) -> list[BatchDescriptor]:
         """Those whose object does not exist, by a request for each."""
-        with late_imports():
-            from opendata_buffer.consumer.read_ahead import fetch_many
-
         there = fetch_many(
             self._exists,
             batches,

@@ -22,7 +22,7 @@ from buffer_source.planner import Limits
 from buffer_source.times import oldest_ms
 from opendata_buffer.consumer.fetch import BatchDescriptor
 from opendata_buffer.errors import StorageError, TransientStorageError
-from opendata_buffer.late import late_imports
+from opendata_buffer.quarantine import count_quarantine
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
@@ -260,9 +260,6 @@ class PartitionStream:
         """Look how many batches are in quarantine; whether that need not be asked again soon."""
         if not self._may_count:
             return True
-        with late_imports():  # or each query's start would wait for what few need
-            from opendata_buffer.quarantine import count_quarantine
-
         try:
             self.quarantined = count_quarantine(self._store, self._options.queue.data_path_prefix)
         except StorageError as error:

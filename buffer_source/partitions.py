@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from buffer_source.offsets import ONLY, SourceOffset
 from buffer_source.options import SourceOptions
 from buffer_source.partition import PartitionStream
 from opendata_buffer.errors import InvalidInput, OpenDataBufferError, PermanentStorageError
-from opendata_buffer.late import late_imports
 from opendata_buffer.queue.ownership import lost_topic
 from opendata_buffer.runtime import Runtime, deadline
 from opendata_buffer.stores.base import Get, Store
 from opendata_buffer.topic.description import is_topic
-
-if TYPE_CHECKING:
-    from opendata_buffer.topic.topic import Topic
+from opendata_buffer.topic.topic import Topic
 
 __all__ = ["Partitions", "reads_topic"]
 
@@ -79,9 +76,6 @@ class Partitions:
         """
         if not self._known:
             if self._patient(reads_topic, self._options, self._store, self._runtime):
-                with late_imports():  # or each query's start over one queue would wait for it
-                    from opendata_buffer.topic.topic import Topic
-
                 self._topic = Topic.open(
                     self._options.queue, store=self._store, runtime=self._runtime
                 )

@@ -11,7 +11,6 @@ What is promised, and held against what the store saw:
 
 from __future__ import annotations
 
-import secrets
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -21,7 +20,6 @@ import pytest
 from opendata_buffer.broker.election import Host
 from opendata_buffer.broker.worker import ClaimedBatch, Worker
 from opendata_buffer.config import ProducerConfig, WorkerConfig
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import (
     ClaimLost,
     CommitStateUnknown,
@@ -136,15 +134,7 @@ class Fleet:
         runtime = member.runtime
         network = self.network.of(runtime)
         config = ProducerConfig(store=STORE, cas_deadline_ms=10_000)
-        host = Host(
-            member.store,
-            config,
-            runtime,
-            network.listen,
-            network.connect,
-            secrets.token_bytes,
-            Consumer,
-        )
+        host = Host(member.store, config, runtime, network)
         self._await(runtime, lambda: self.ended)
         host.stop(5)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -11,7 +10,6 @@ import pytest
 from opendata_buffer.broker.committer import BrokeredCommitter
 from opendata_buffer.broker.election import Host
 from opendata_buffer.config import ProducerConfig
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import CommitStateUnknown, Conflict, TransientStorageError
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.queue.queue import Queue
@@ -90,10 +88,7 @@ class World:
                 store,
                 CONFIG,
                 runtime,
-                lambda: self.network.listen(runtime),
-                self.network.connect(runtime),
-                secrets.token_bytes,
-                Consumer,
+                self.network.of(runtime),
             )
 
         runtime.spawn(main, name)

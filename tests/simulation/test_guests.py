@@ -4,9 +4,9 @@ write: it is let in at once, and whatever ends either of them costs seconds and 
 from __future__ import annotations
 
 import random
-import secrets
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from statistics import median
 
@@ -15,10 +15,10 @@ import pytest
 from buffer_sink.committer import WriteCommitter
 from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
-from opendata_buffer.broker.committer import open_committer
+from opendata_buffer.broker.broker import PAUSE_S
+from opendata_buffer.broker.committer import open_brokered_committer
 from opendata_buffer.broker.election import Host
-from opendata_buffer.broker.write_pause import FLOOR_S
-from opendata_buffer.broker.yielding_queue import YieldingQueue
+from opendata_buffer.broker.write_pause import BrokerPause
 from opendata_buffer.config import (
     ConsumerConfig,
     GarbageCollectorConfig,
@@ -97,15 +97,7 @@ class World:
 
         def live() -> None:
             store = self.store(runtime)
-            made = Host(
-                store,
-                CONFIG,
-                runtime,
-                network.listen,
-                network.connect,
-                secrets.token_bytes,
-                Consumer,
-            )
+            made = Host(store, CONFIG, runtime, network)
             self.hosts.append((runtime, made))
 
         runtime.spawn(live, "host")
@@ -113,7 +105,9 @@ class World:
     def produce(self, runtime: SimRuntime) -> None:
         """Of two clients one always waits for the broker's next write."""
         network = self.network.of(runtime)
-        committer = open_committer(self.store(runtime), CONFIG, runtime, Consumer, network=network)
+        committer = open_brokered_committer(
+            self.store(runtime), CONFIG, runtime, None, network=network
+        )
         while not self.over:
             entry, began = self.entry("client"), self.simulation.now
             committer.append([entry], begin_by=runtime.monotonic() + 120)
@@ -121,14 +115,17 @@ class World:
             self.waits.append((self.simulation.now, self.simulation.now - began))
         committer.close()
 
+    def open_pause(self, runtime: SimRuntime) -> Callable[..., BrokerPause]:
+        return partial(BrokerPause, network=self.network.of(runtime))
+
     def visit(self, runtime: SimRuntime, seconds: float) -> None:
         """Append every second or so, by itself."""
-        queue = YieldingQueue(
+        queue = Queue(
             self.store(runtime),
             CONFIG,
             runtime=runtime,
-            broker=self.broker,
-            network=self.network.of(runtime),
+            role="producer",
+            open_pause=None if self.broker == "off" else self.open_pause(runtime),
         )
         runtime.sleep(runtime.random())
         while self.simulation.now < BEGIN_S + seconds:
@@ -146,7 +143,11 @@ class World:
         runtime.sleep(runtime.random())
         began = self.simulation.now
         consumer = Consumer(
-            CONSUMING, store=store, runtime=runtime, queue=queue, network=self.network.of(runtime)
+            CONSUMING,
+            store=store,
+            runtime=runtime,
+            queue=queue,
+            open_pause=self.open_pause(runtime),
         )
         self.opened_s = self.simulation.now - began
         while self.simulation.now < BEGIN_S + seconds:
@@ -240,16 +241,16 @@ def test_a_consumer_beside_a_busy_broker_takes_the_queue_over_at_once() -> None:
     assert max(seconds for each in asking for _, seconds in each.waits) < 10 * REQUEST_S
 
 
-class Frozen(YieldingQueue):
-    """Something happens to its process just when it has the floor."""
+class Frozen(BrokerPause):
+    """Something happens to its process just when the broker pauses."""
 
     happens: Callable[[], None]
 
-    def _take_floor(self) -> bool:
-        taken = super()._take_floor()
-        if taken:
+    def begin(self) -> bool:
+        granted = super().begin()
+        if granted:
             self.happens()
-        return taken
+        return granted
 
 
 @pytest.mark.parametrize("deed", ["killed", "suspended", "cut off"])
@@ -276,8 +277,10 @@ def test_a_guest_that_keeps_the_floor_costs_a_bounded_pause(deed: str) -> None:
         guest.sleep(0.001)
 
     def live() -> None:
-        queue = Frozen(world.store(guest), CONFIG, runtime=guest, network=world.network.of(guest))
-        queue.happens = happens
+        store = world.store(guest)
+        pause = Frozen(store, CONFIG, guest, network=world.network.of(guest))
+        pause.happens = happens
+        queue = Queue(store, CONFIG, runtime=guest, role="producer", open_pause=lambda *_: pause)
         queue.append([world.entry("guest")], guard=lambda before: None)
 
     def direct() -> None:
@@ -288,10 +291,10 @@ def test_a_guest_that_keeps_the_floor_costs_a_bounded_pause(deed: str) -> None:
     assert len(happened) == 1
     assert len(world.waits) > 0.4 * (BEGIN_S / 2 + 10) / REQUEST_S
     # A killed one's connection ends with it; of the others nothing is heard.
-    bound = 8 * REQUEST_S if deed == "killed" else FLOOR_S + 8 * REQUEST_S
+    bound = 8 * REQUEST_S if deed == "killed" else PAUSE_S + 8 * REQUEST_S
     assert world.longest_pause() < bound
     if deed != "killed":
-        assert world.longest_pause() > FLOOR_S / 2
+        assert world.longest_pause() > PAUSE_S / 2
 
 
 class Query:
@@ -309,8 +312,8 @@ class Query:
 
     def live(self, runtime: SimRuntime) -> None:
         world = self.world
-        store, network = world.store(runtime), world.network.of(runtime)
-        committer = WriteCommitter(store, OPTIONS, runtime, network)
+        store = world.store(runtime)
+        committer = WriteCommitter(store, OPTIONS, runtime, world.open_pause(runtime))
         while not world.over:
             began, batch = world.simulation.now, self.batch
             txn = Transaction("job", batch)

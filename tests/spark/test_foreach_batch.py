@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from buffer_sink import foreach_batch_writer, hosting
-from opendata_buffer.broker.lease import Lease
+from opendata_buffer.broker.discovery_record import Lease
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.runtime import SystemRuntime

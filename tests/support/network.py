@@ -20,9 +20,9 @@ from collections.abc import Callable
 from itertools import islice
 
 from opendata_buffer.broker.broker import Service
-from opendata_buffer.broker.channel import NONCE_BYTES, BrokerEnd, ProtocolError
 from opendata_buffer.broker.client import CONNECT_S, ChannelClosed, ChannelRefused, Connection
-from opendata_buffer.broker.lease import DiscoveryRecord
+from opendata_buffer.broker.discovery_record import DiscoveryRecord
+from opendata_buffer.broker.secure_channel import NONCE_BYTES, BrokerEnd, ProtocolError
 from opendata_buffer.broker.server import Session
 from tests.support.simulation import SimRuntime, SimTask, Simulation
 
@@ -68,7 +68,7 @@ class SimNetwork:
             raise ChannelClosed(f"{announcement.address} is not reached")
         process.sleep(self.delay_s)
         if port is None:
-            raise ChannelRefused(f"nobody listens at {announcement.address}")
+            raise ChannelRefused(f"no process listens at {announcement.address}")
         ours = SimChannel(self, process)
         theirs = SimChannel(self, port.process)
         ours.peer, theirs.peer = theirs, ours

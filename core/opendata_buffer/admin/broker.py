@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from opendata_buffer.broker.channel import ProtocolError
 from opendata_buffer.broker.claims import CLAIMS, claims_key, decode
 from opendata_buffer.broker.client import ChannelClosed, Connection
-from opendata_buffer.broker.lease import DiscoveryRecord
+from opendata_buffer.broker.discovery_record import DiscoveryRecord
+from opendata_buffer.broker.secure_channel import ProtocolError
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import ObjectNotFound
 from opendata_buffer.stores.base import Store, read_sidecar

@@ -10,7 +10,7 @@ from opendata_buffer.admin.broker import BrokerStatus, ClaimsStatus, ask_broker,
 from opendata_buffer.admin.observe import Observer
 from opendata_buffer.admin.transactions import open_in
 from opendata_buffer.broker.client import Connection
-from opendata_buffer.broker.lease import DiscoveryRecord, Lease
+from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
 from opendata_buffer.concurrency import together
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptData

@@ -11,7 +11,7 @@ from opendata_buffer.admin.broker import BrokerStatus, ClaimsStatus, ask_broker,
 from opendata_buffer.admin.observe import Observer
 from opendata_buffer.admin.transactions import PATIENCE_S, OpenTransaction, open_in
 from opendata_buffer.broker.client import Connection
-from opendata_buffer.broker.lease import DiscoveryRecord, Lease
+from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptData, PrefixConflict, QueueReset
 from opendata_buffer.formats.keys import parse_location

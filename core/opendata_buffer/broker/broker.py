@@ -8,6 +8,7 @@ service has one thread; sessions hand it requests and are called back with answe
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -15,14 +16,22 @@ from typing import Any, Protocol, TypeAlias
 from opendata_buffer import metrics
 from opendata_buffer.broker.dispatcher import Dispatcher
 from opendata_buffer.broker.protocol import AppendRequest, clock_body, error_body
-from opendata_buffer.broker.write_pause import Floor, Guest
 from opendata_buffer.errors import CommitStateUnknown, QueueFull
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.producer.group_commit import Gaps
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Condition, Moment, Runtime, Task
 
-__all__ = ["Client", "Landed", "Service", "Waiting", "look_up"]
+__all__ = [
+    "PAUSE_S",
+    "Client",
+    "Landed",
+    "PauseRequest",
+    "Service",
+    "Waiting",
+    "WritePauses",
+    "look_up",
+]
 
 
 # ---- Appends of which an earlier attempt may have landed without anybody knowing. Pure. ----
@@ -120,6 +129,96 @@ class Waiting:
         return not heard.precedes(now) or heard.age_ms(now) > self.request.valid_ms
 
 
+PAUSE_S = 2.0
+"""Longest pause: a client that died, was suspended, or never says ``over`` delays the others no
+longer. A read and a write of a manifest take a tenth of that, and of the largest ones about as
+long."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PauseRequest:
+    """A client that wants to write.
+
+    Attributes:
+        client: It has one request at a time.
+        number: Of its request.
+    """
+
+    client: Client
+    number: int
+
+
+class WritePauses:
+    """The pauses that a broker's clients asked for. Every method is called with the lock held.
+
+    Args:
+        runtime: Clock.
+        condition: The broker's lock.
+    """
+
+    def __init__(self, runtime: Runtime, condition: Condition) -> None:
+        self._runtime = runtime
+        self._condition = condition
+        self._waiting: deque[PauseRequest] = deque()
+        self._holder: PauseRequest | None = None
+        self.granted = 0
+        """How many pauses were granted."""
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a client waits for a pause."""
+        return bool(self._waiting)
+
+    def ask(self, request: PauseRequest) -> bool:
+        """Take a request; False when the client waits for a pause already, or has one."""
+        holder = [] if self._holder is None else [self._holder]
+        if any(each.client is request.client for each in (*self._waiting, *holder)):
+            return False
+        self._waiting.append(request)
+        self._condition.notify_all()
+        return True
+
+    def end(self, client: Client) -> PauseRequest | None:
+        """A client has written, or its connection ended; returns its unanswered request."""
+        if self._holder is not None and self._holder.client is client:
+            self._holder = None
+            self._condition.notify_all()
+        waiting = next((each for each in self._waiting if each.client is client), None)
+        if waiting is not None:
+            self._waiting.remove(waiting)
+        return waiting
+
+    def clear(self) -> list[PauseRequest]:
+        """Grant no more pauses; returns the unanswered requests."""
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        return waiting
+
+    def grant(self, answer: Callable[[PauseRequest], None], is_leaving: Callable[[], bool]) -> bool:
+        """Grant the oldest request, and return when its pause is over; False where there is none.
+
+        Called by the one thread that writes, between two writes.
+
+        Args:
+            answer: Tells the client; it must not block.
+            is_leaving: Whether the broker leaves.
+        """
+        if not self._waiting:
+            return False
+        request = self._holder = self._waiting.popleft()
+        self.granted += 1
+        answer(request)
+        until = self._runtime.monotonic() + PAUSE_S
+        while self._holder is request and not is_leaving():
+            left = until - self._runtime.monotonic()
+            if left <= 0:
+                log.warning("a client did not end its pause within %g s: writing on", PAUSE_S)
+                break
+            self._condition.wait(left)
+        self._holder = None
+        return True
+
+
 class Service:
     """The broker of one queue.
 
@@ -151,7 +250,7 @@ class Service:
         self._next = 0
         self._leaving = False
         self._gaps = Gaps()
-        self._floor: Floor[Client] = Floor(runtime, self._condition)
+        self._pauses = WritePauses(runtime, self._condition)
         self._others_wrote = False
         self._task: Task | None = None
         self.sessions = 0
@@ -222,22 +321,22 @@ class Service:
                 return
         self._refuse(waiting, why)
 
-    def ask_floor(self, client: Client, number: int) -> bool:
-        """Let a client write the manifest itself, once what is being written has landed.
+    def ask_pause(self, client: Client, number: int) -> bool:
+        """Let a client write the manifest itself, once the write under way has landed.
 
         Returns:
             False when it has asked for that already.
         """
         with self._condition:
             if not self._leaving:
-                return self._floor.ask(Guest(client, number))
+                return self._pauses.ask(PauseRequest(client, number))
         client.answer({"op": "refused", "n": number, "why": "moved"})
         return True
 
-    def end_floor(self, client: Client) -> None:
+    def end_pause(self, client: Client) -> None:
         """The client has written, or is gone; free to repeat."""
         with self._condition:
-            waiting = self._floor.end(client)
+            waiting = self._pauses.end(client)
         if waiting is not None:
             client.answer({"op": "refused", "n": waiting.number, "why": "over"})
 
@@ -259,27 +358,27 @@ class Service:
             "conflicts": self._queue.conflicts,
             "attempts": self._queue.attempts,
             "next": self._next,
-            "floors": self._floor.given,
+            "floors": self._pauses.granted,
             "serving_s": self._runtime.monotonic() - self._since,
         }
 
     def _run(self) -> None:
         while True:
             with self._condition:
-                while not self._waiting and not self._leaving and not self._floor.is_wanted:
+                while not self._waiting and not self._leaving and not self._pauses.is_wanted:
                     self._condition.wait()
-                # One guest between two writes: however many there are, clients have their turn.
-                if self._floor.give(_tell, lambda: self._leaving):
+                # One pause between two writes: the clients' appends do not wait for all pauses.
+                if self._pauses.grant(_answer_pause, lambda: self._leaving):
                     self._others_wrote = True
                 group, self._waiting = self._waiting, []
                 self._entries = self._bytes = 0
                 leaving = self._leaving
-                guests = self._floor.clear() if leaving else []
+                refused = self._pauses.clear() if leaving else []
             if leaving:
                 for each in group:
                     self._refuse(each, "moved")
-                for guest in guests:
-                    guest.client.answer({"op": "refused", "n": guest.number, "why": "moved"})
+                for pause in refused:
+                    pause.client.answer({"op": "refused", "n": pause.number, "why": "moved"})
                 return
             if not group:
                 continue
@@ -299,7 +398,7 @@ class Service:
     def _let_others_in(self, seconds: float) -> None:
         until = self._runtime.monotonic() + seconds
         with self._condition:
-            while not self._leaving and not self._floor.is_wanted:
+            while not self._leaving and not self._pauses.is_wanted:
                 left = until - self._runtime.monotonic()
                 if left <= 0:
                     break
@@ -324,7 +423,7 @@ class Service:
                 return
             entries = [entry for each in group for entry in each.request.entries]
             try:
-                # What is remembered is out of date behind a guest: one read saves a lost race.
+                # Another writer was let in: one read saves a lost race.
                 read_first, self._others_wrote = self._others_wrote, False
                 outcome: int | _Stop = self._queue.append(
                     entries, guard=self._guard(group, entries), read_first=read_first
@@ -418,5 +517,5 @@ class Service:
             )
 
 
-def _tell(guest: Guest[Client]) -> None:
-    guest.client.answer({"op": "given", "n": guest.number})
+def _answer_pause(request: PauseRequest) -> None:
+    request.client.answer({"op": "given", "n": request.number})

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from opendata_buffer.broker.channel import ClientEnd, ProtocolError
-from opendata_buffer.broker.lease import DiscoveryRecord
+from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.broker.protocol import (
     MAX_ENTRIES,
     MAX_OPEN_REQUESTS,
@@ -16,6 +15,7 @@ from opendata_buffer.broker.protocol import (
     append_body,
     error_of,
 )
+from opendata_buffer.broker.secure_channel import ClientEnd, ProtocolError
 from opendata_buffer.errors import OpenDataBufferError
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.runtime import Runtime

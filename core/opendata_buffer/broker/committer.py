@@ -14,27 +14,19 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from opendata_buffer.broker.broker import Landed, look_up
 from opendata_buffer.broker.client import Appended, Connection, Lost
 from opendata_buffer.broker.discovery import Discovery
-from opendata_buffer.broker.dispatcher_term import OpenConsumer
+from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.broker.election import Host
-from opendata_buffer.broker.lease import DiscoveryRecord
-from opendata_buffer.broker.network import (
-    Network,
-    WebSocketNetwork,
-    listen_for,
-    websockets_installed,
-)
-from opendata_buffer.config import QueueConfig
+from opendata_buffer.broker.network import Network, WebSocketNetwork, listen_for
+from opendata_buffer.config import ProducerConfig, QueueConfig
 from opendata_buffer.errors import (
     CommitStateUnknown,
     Conflict,
-    InvalidInput,
     OpenDataBufferError,
     QueueFull,
     TransientStorageError,
@@ -46,7 +38,7 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Store
 
-__all__ = ["BrokeredCommitter", "open_committer"]
+__all__ = ["BrokeredCommitter", "open_brokered_committer"]
 
 
 log = logging.getLogger(__name__)
@@ -267,49 +259,36 @@ class BrokeredCommitter:
             self._runtime.sleep(left)
 
 
-# ---- The committer of a process for one queue: through a broker, as one, or alone. ----
-
-
 HOST_STOP_S = 5.0
 
 
-def open_committer(
+def open_brokered_committer(
     store: Store,
-    config: QueueConfig,
+    config: ProducerConfig,
     runtime: Runtime,
-    open_consumer: OpenConsumer,
+    claim: Claim | None,
     *,
-    claim: Claim | None = None,
-    broker: str = "auto",
     network: Network | None = None,
 ) -> Committer:
-    """The process's committer for this manifest, with one more caller, who must close it.
+    """An :data:`.OpenCommitter` that finds the queue's broker, and with ``host`` becomes one.
+
+    Where no broker is announced the committer appends alone. All producers of the process share
+    it; the first caller's settings count for all.
 
     Args:
         store: Where the queue lives.
-        config: The queue; the first caller's settings count for all.
+        config: The queue, and whether this process serves as a broker.
         runtime: Clock and threads.
-        open_consumer: Takes the queue over, where this process is the broker and has workers.
         claim: The first caller's claim of the prefix.
-        broker: ``auto`` uses an announced broker, ``host`` also serves as one while there is
-            none, ``off`` appends alone.
         network: How brokers are reached; WebSockets by default.
 
-    Raises:
-        InvalidInput: ``broker`` is ``host`` and the extra ``broker`` is not installed.
+    Returns:
+        The committer, with one more caller, who must close it.
     """
-    if network is None and not websockets_installed():
-        if broker == "host":
-            raise InvalidInput(
-                "broker='host' needs the package websockets: pip install 'opendata-buffer[broker]'"
-            )
-        broker = "off"
-    if broker == "off":
-        return shared_committer(store, config, runtime, claim=claim)
     process = os.getpid() if isinstance(runtime, SystemRuntime) else id(runtime)
     # As in shared_committer: another queue once it was started over.
     queue_id = "" if claim is None else claim.queue_id
-    key = (process, id(store), config.manifest_path, queue_id, broker)
+    key = (process, id(store), config.manifest_path, queue_id, config.broker)
     while True:
         shared = _shared.get(key)
         if shared is None:
@@ -320,9 +299,7 @@ def open_committer(
                     shared.open(
                         store,
                         config,
-                        open_consumer,
                         claim,
-                        broker,
                         network or WebSocketNetwork(runtime, listen_for(store)),
                     )
                 except BaseException:
@@ -371,27 +348,18 @@ class _Shared:
     def open(
         self,
         store: Store,
-        config: QueueConfig,
-        open_consumer: OpenConsumer,
+        config: ProducerConfig,
         claim: Claim | None,
-        broker: str,
         network: Network,
     ) -> None:
         """Make what is shared; the first caller does."""
         runtime = self._runtime
         alone = shared_committer(store, config, runtime, claim=claim)
-        if broker == "host":
-            self._host = Host(
-                store,
-                config,
-                runtime,
-                network.listen,
-                network.connect,
-                secrets.token_bytes,
-                open_consumer,
-            )
+        hosts = config.broker == "host"
+        if hosts:
+            self._host = Host(store, config, runtime, network)
         self._committer = BrokeredCommitter(
-            alone, store, config, runtime, network.connect, expects=broker == "host", claim=claim
+            alone, store, config, runtime, network.connect, expects=hosts, claim=claim
         )
         with self._condition:
             self._opened = True

@@ -14,13 +14,13 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from opendata_buffer.broker.channel import ProtocolError
 from opendata_buffer.broker.client import ChannelClosed, Connection
-from opendata_buffer.broker.lease import DiscoveryRecord, Lease
+from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
+from opendata_buffer.broker.secure_channel import ProtocolError
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptData, StorageError
+from opendata_buffer.queue.cas import CasStore
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores.base import Store
 
 __all__ = ["Discovery"]
 
@@ -49,7 +49,7 @@ class Discovery:
 
     def __init__(
         self,
-        store: Store,
+        store: CasStore,
         config: QueueConfig,
         runtime: Runtime,
         connect: Callable[[DiscoveryRecord], Connection],

@@ -12,9 +12,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from opendata_buffer.broker.channel import MAX_MESSAGE_BYTES
 from opendata_buffer.broker.claims import Claims, Heartbeats
-from opendata_buffer.broker.dispatcher_term import QueueConsumer
 from opendata_buffer.broker.protocol import (
     ClaimRequest,
     FinishRequest,
@@ -22,7 +20,9 @@ from opendata_buffer.broker.protocol import (
     error_body,
     metadata_body,
 )
+from opendata_buffer.broker.secure_channel import MAX_MESSAGE_BYTES
 from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import ClaimLost, InvalidInput
 from opendata_buffer.quarantine import Entry, quarantine
 from opendata_buffer.runtime import Runtime
@@ -66,7 +66,7 @@ class ReadyBatches:
         """Forget everything: the queue begins at this sequence."""
         self._known, self.rests, self.end = {}, {}, first
 
-    def look_for(self, count: int, consumer: QueueConsumer, now: float) -> bool:
+    def look_for(self, count: int, consumer: Consumer, now: float) -> bool:
         """Look for more batches; False when there are none."""
         self.looked_at = now
         found = consumer.next_descriptors(count)

@@ -19,7 +19,6 @@ from opendata_buffer.broker.claims import Heartbeats
 from opendata_buffer.broker.dispatch_round import DispatchRound, ReadyBatches
 from opendata_buffer.broker.dispatcher_term import (
     DispatcherTerm,
-    OpenConsumer,
     SharedQueue,
     stored_epoch,
 )
@@ -57,7 +56,6 @@ class Dispatcher:
         store: Where the queue lives.
         config: The consumer's settings.
         runtime: Clock and threads.
-        open_consumer: Takes the queue over.
         queue: What the broker appends to; None for a queue of its own.
         is_announced: Whether clients are sent to this broker and to no other; reads the store.
         is_current: Whether that was so some seconds ago.
@@ -71,7 +69,6 @@ class Dispatcher:
         store: Store,
         config: ConsumerConfig,
         runtime: Runtime,
-        open_consumer: OpenConsumer,
         queue: SharedQueue | None = None,
         is_announced: Callable[[], bool] = lambda: False,
         is_current: Callable[[], bool] = lambda: True,
@@ -79,7 +76,6 @@ class Dispatcher:
         may_take: Callable[[], bool] = lambda: True,
     ) -> None:
         self._store = store
-        self._open_consumer = open_consumer
         self._queue = queue
         self._is_announced = is_announced
         self._is_current = is_current
@@ -238,9 +234,7 @@ class Dispatcher:
             # Taken all the same, and given up before the claims are written, they would look as
             # if another consumer had the queue: the announced broker would leave it to that one.
             raise TransientStorageError("another broker is announced by now: ask that one")
-        tenure = DispatcherTerm(
-            self._store, self._config, self._runtime, self._open_consumer, self._queue
-        )
+        tenure = DispatcherTerm(self._store, self._config, self._runtime, self._queue)
         claims, shelf = tenure.claims, self._shelf
         # Where somebody deleted the claims, tokens are drawn again that named others before.
         self._ended = {token: how for token, how in self._ended.items() if token <= claims.tokens}

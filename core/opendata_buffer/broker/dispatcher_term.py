@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from opendata_buffer.broker.claims import CLAIMS, Claims, claims_key, decode, encode
 from opendata_buffer.config import ConsumerConfig, QueueConfig
+from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import Fenced, TransientStorageError
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.quarantine import Entry
 from opendata_buffer.queue.cas import CasObject, Done
 from opendata_buffer.queue.ownership import Claim
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 
-__all__ = ["OpenConsumer", "QueueConsumer", "SharedQueue", "DispatcherTerm", "stored_epoch"]
+__all__ = ["SharedQueue", "DispatcherTerm", "stored_epoch"]
 
 
 # ---- The queue as two threads of a broker use it: one appends for producers, one acknowledges ----
@@ -131,66 +131,6 @@ class _Turn:
 # consumer, or another foreman, has the queue.
 
 
-class _Position(Protocol):
-    @property
-    def queue_id(self) -> str: ...
-
-
-class QueueConsumer(Protocol):
-    """What a foreman needs of the queue's :class:`.Consumer`.
-
-    That one may ask a broker for the floor, so the broker does not know it by name: whoever opens
-    a broker says how a consumer is opened.
-    """
-
-    @property
-    def epoch(self) -> int:
-        """Its epoch."""
-        ...
-
-    @property
-    def last_acked_sequence(self) -> int | None:
-        """The last batch that is acknowledged."""
-        ...
-
-    @property
-    def last_handed_out_sequence(self) -> int | None:
-        """The read cursor."""
-        ...
-
-    def position_of(self, sequence: int) -> _Position:
-        """Names the queue."""
-        ...
-
-    def next_descriptors(self, max: int) -> Sequence[Entry]:  # noqa: A002
-        """The next entries."""
-        ...
-
-    def ack_through(self, sequence: int) -> None:
-        """Acknowledge all up to this one."""
-        ...
-
-    def close(self) -> None:
-        """Write out what is acknowledged, and end."""
-        ...
-
-
-class OpenConsumer(Protocol):
-    """Takes a queue over; the class :class:`.Consumer` is one."""
-
-    def __call__(
-        self,
-        config: ConsumerConfig,
-        *,
-        store: Store,
-        runtime: Runtime,
-        queue: Queue | None,
-        program: str,
-    ) -> QueueConsumer:
-        """See the class."""
-        ...
-
-
 class DispatcherTerm:
     """The consumer and the claims of one foreman. Begins when made. Not thread-safe.
 
@@ -198,7 +138,6 @@ class DispatcherTerm:
         store: Where the queue lives.
         config: The consumer's settings.
         runtime: Clock and threads.
-        open_consumer: Takes the queue over.
         queue: What the broker appends to; None for a queue of its own.
 
     Attributes:
@@ -216,11 +155,10 @@ class DispatcherTerm:
         store: Store,
         config: ConsumerConfig,
         runtime: Runtime,
-        open_consumer: OpenConsumer,
         queue: SharedQueue | None = None,
     ) -> None:
         self._config = config
-        self.consumer = open_consumer(
+        self.consumer = Consumer(
             config, store=store, runtime=runtime, queue=queue, program="broker for workers"
         )
         try:

@@ -9,21 +9,22 @@ announced. Two that serve at once are safe, and only slow.
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import Protocol
 
 from opendata_buffer.broker.broker import Service
-from opendata_buffer.broker.channel import ProtocolError
-from opendata_buffer.broker.client import ChannelClosed, ChannelRefused, Connection
-from opendata_buffer.broker.dispatcher import Dispatcher
-from opendata_buffer.broker.dispatcher_term import OpenConsumer, SharedQueue
-from opendata_buffer.broker.lease import (
+from opendata_buffer.broker.client import ChannelClosed, ChannelRefused
+from opendata_buffer.broker.discovery_record import (
     SECRET_BYTES,
     DiscoveryRecord,
     Lease,
     Watch,
 )
+from opendata_buffer.broker.dispatcher import Dispatcher
+from opendata_buffer.broker.dispatcher_term import SharedQueue
+from opendata_buffer.broker.network import ListeningPort, Network
+from opendata_buffer.broker.secure_channel import ProtocolError
 from opendata_buffer.config import (
     ConsumerConfig,
     GarbageCollectorConfig,
@@ -35,7 +36,7 @@ from opendata_buffer.queue.ownership import claim_for_use
 from opendata_buffer.runtime import Runtime, Task
 from opendata_buffer.stores.base import Store
 
-__all__ = ["Host", "ListeningPort"]
+__all__ = ["Host", "consumer_settings"]
 
 
 log = logging.getLogger(__name__)
@@ -61,29 +62,6 @@ REFUSED_S = 0.2
 """Between the first refused connection and the second, which proves the process has ended."""
 
 
-class ListeningPort(Protocol):
-    """Where clients come in."""
-
-    certificate: str
-
-    @property
-    def address(self) -> str:
-        """For the announcement."""
-        ...
-
-    def open(self, service: Service, announcement: DiscoveryRecord) -> None:
-        """Serve the clients of one term."""
-        ...
-
-    def shut(self) -> None:
-        """Serve nobody."""
-        ...
-
-    def close(self) -> None:
-        """Give it up."""
-        ...
-
-
 class Host:
     """A broker that serves when no other one does.
 
@@ -91,10 +69,9 @@ class Host:
         store: Where the queue lives.
         config: The queue.
         runtime: Clocks, threads, names.
-        listen: Opens a port.
-        connect: Opens a connection to another broker, to see whether it lives.
-        entropy: Gives random bytes; :func:`secrets.token_bytes` in production.
-        open_consumer: Takes the queue over, once a worker asks for its batches.
+        network: Opens this broker's port, and a connection to another broker to see whether it
+            lives.
+        entropy: Gives random bytes.
     """
 
     def __init__(
@@ -102,18 +79,14 @@ class Host:
         store: Store,
         config: QueueConfig,
         runtime: Runtime,
-        listen: Callable[[], ListeningPort],
-        connect: Callable[[DiscoveryRecord], Connection],
-        entropy: Callable[[int], bytes],
-        open_consumer: OpenConsumer,
+        network: Network,
+        entropy: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         self._store = store
         self._config = config
         self._runtime = runtime
-        self._listen = listen
-        self._connect = connect
+        self._network = network
         self._entropy = entropy
-        self._open_consumer = open_consumer
         self._lease = Lease(store, config, runtime)
         self._watch = Watch()
         self._condition = runtime.condition()
@@ -230,7 +203,7 @@ class Host:
         """False when its process has surely ended; None when it is not reached."""
         for last in (False, True):
             try:
-                self._connect(announced).close()
+                self._network.connect(announced).close()
                 return True
             except ChannelRefused:
                 if last:
@@ -242,7 +215,7 @@ class Host:
 
     def _take_over(self, announced: DiscoveryRecord | None) -> float:
         if self._port is None:
-            self._port = self._listen()
+            self._port = self._network.listen()
         wanted = DiscoveryRecord(
             term=0,
             id=self._id,
@@ -262,7 +235,6 @@ class Host:
                 self._store,
                 consumer_settings(self._config),
                 self._runtime,
-                self._open_consumer,
                 queue,
                 self._is_announced,
                 lambda: not self._is_cut_off(),

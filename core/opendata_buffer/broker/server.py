@@ -1,29 +1,28 @@
-"""The service behind a port: WebSockets in an event loop. Needs the extra ``broker``."""
+"""The service behind a port: WebSockets in an event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import logging
+import os
 import secrets
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
+from weakref import WeakSet
+
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+from websockets.server import ServerProtocol
 
 from opendata_buffer.broker.broker import Body, Service, Waiting
-from opendata_buffer.broker.channel import (
-    MAX_HANDSHAKE_BYTES,
-    MAX_MESSAGE_BYTES,
-    NONCE_BYTES,
-    BrokerEnd,
-    ProtocolError,
-)
-from opendata_buffer.broker.lease import DiscoveryRecord
+from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.broker.protocol import (
     MAX_OPEN_REQUESTS,
     ClaimRequest,
@@ -36,15 +35,17 @@ from opendata_buffer.broker.protocol import (
     parse_renewal,
     whole,
 )
-from opendata_buffer.broker.ws_client import give_up_in_children, load_websockets
+from opendata_buffer.broker.secure_channel import (
+    MAX_HANDSHAKE_BYTES,
+    MAX_MESSAGE_BYTES,
+    NONCE_BYTES,
+    BrokerEnd,
+    ProtocolError,
+)
 from opendata_buffer.errors import InvalidInput, PermanentStorageError
-from opendata_buffer.late import late_imports
 from opendata_buffer.runtime import Moment, Runtime, Task
 
-if TYPE_CHECKING:
-    from websockets.asyncio.server import Server, ServerConnection
-
-__all__ = ["Listen", "Port", "Session", "WebSocketPort", "own_address"]
+__all__ = ["Listen", "Session", "SocketOwner", "WebSocketPort", "close_in_children", "own_address"]
 
 
 # ---- One client's connection to the broker, without the network: what each message asks for. ----
@@ -113,10 +114,10 @@ class Session:
                 foreman.submit(work)
             case "floor":
                 self._begin()
-                if not self._service.ask_floor(self, whole(body, "n")):
-                    raise ProtocolError("a client asks for the floor twice")
+                if not self._service.ask_pause(self, whole(body, "n")):
+                    raise ProtocolError("a client asks for a second pause")
             case "over":
-                self._service.end_floor(self)
+                self._service.end_pause(self)
             case "renew":
                 self._renew(parse_renewal(body), moment_of(body.get("clock")))
             case "ping":
@@ -160,7 +161,7 @@ class Session:
             if self._closed:
                 return
             self._closed = True
-        self._service.end_floor(self)
+        self._service.end_pause(self)
         if self._end.ready:
             self._service.sessions -= 1
 
@@ -236,7 +237,7 @@ class WebSocketPort:
         self._size_name: str | None = None
         self._server: Server | None = None
         self.certificate = ""
-        give_up_in_children(self)
+        close_in_children(self)
         self._thread: Task = runtime.spawn(self._loop.run_forever, "opendata-buffer-broker-port")
         try:
             self._call(self._start)
@@ -301,9 +302,6 @@ class WebSocketPort:
         self._refused.clear()
 
     async def _start(self) -> None:
-        load_websockets()
-        from websockets.asyncio.server import ServerConnection, serve
-
         port = self
 
         class Connection(ServerConnection):
@@ -388,8 +386,6 @@ class WebSocketPort:
     async def _talk(
         self, client: ServerConnection, service: Service, announcement: DiscoveryRecord
     ) -> None:
-        from websockets.exceptions import ConnectionClosed
-
         end = BrokerEnd(announcement.secret, announcement.term, secrets.token_bytes(NONCE_BYTES))
         outbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
@@ -434,7 +430,44 @@ class WebSocketPort:
             log.warning("refused a connection from %s, and will not say so again: %s", peer, error)
 
 
-Port = WebSocketPort
+class SocketOwner(Protocol):
+    """An object that has sockets."""
+
+    def descriptors(self) -> Iterable[int]:
+        """The file descriptors of its sockets now; a negative one is closed. Takes no lock."""
+        ...
+
+
+_socket_owners: WeakSet[SocketOwner] = WeakSet()
+
+
+def close_in_children(owner: SocketOwner) -> None:
+    """A child that is forked from now on does not keep the sockets of ``owner``.
+
+    The kernel closes a connection, or a port, when its last holder does. A child that kept the
+    sockets of its parent would make a parent that was killed look alive: clients would wait for
+    an answer instead of seeing the connection end, and the port would accept connections that
+    no process serves.
+    """
+    _socket_owners.add(owner)
+
+
+def _close_sockets() -> None:
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        for owner in list(_socket_owners):
+            for descriptor in owner.descriptors():
+                if descriptor >= 0:
+                    # Replaced and not closed: the socket's object in the child knows nothing of
+                    # it, and would later close a number that means something else by then.
+                    os.dup2(null, descriptor, inheritable=False)
+    finally:
+        os.close(null)
+    _socket_owners.clear()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_close_sockets)
 
 
 def own_address() -> str:
@@ -455,8 +488,6 @@ def _name_of_size() -> str | None:
     It is documented as an argument only, and its name changed between versions: None where it has
     neither of the known ones.
     """
-    from websockets.server import ServerProtocol
-
     protocol = ServerProtocol(max_size=1)
     names = ("max_message_size", "max_size")
     return next((name for name in names if getattr(protocol, name, None) == 1), None)
@@ -465,8 +496,7 @@ def _name_of_size() -> str | None:
 def _file_limit() -> int:
     """Files the process may have open: its clients must leave some to its own store."""
     try:
-        with late_imports():
-            import resource
+        import resource
     except ImportError:  # not on Windows
         return 1_024
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -476,8 +506,6 @@ def _file_limit() -> int:
 async def _write(
     client: ServerConnection, end: BrokerEnd, outbox: asyncio.Queue[dict[str, Any]]
 ) -> None:
-    from websockets.exceptions import ConnectionClosed
-
     try:
         while True:
             await client.send(end.seal(await outbox.get()))

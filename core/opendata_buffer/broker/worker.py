@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,10 +20,9 @@ from weakref import WeakValueDictionary
 from opendata_buffer.broker.client import Connection, Lost, Refused
 from opendata_buffer.broker.discovery import Discovery
 from opendata_buffer.broker.election import Host
-from opendata_buffer.broker.network import Network, WebSocketNetwork, listen_for, require_websockets
+from opendata_buffer.broker.network import Network, WebSocketNetwork, listen_for
 from opendata_buffer.broker.protocol import MAX_REASON_CHARS, parse_metadata
 from opendata_buffer.config import WorkerConfig
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.fetch import BatchDescriptor, FetchHandle, PooledBatch
 from opendata_buffer.consumer.read_ahead import read_ahead
 from opendata_buffer.errors import (
@@ -277,7 +275,7 @@ class Worker:
         network: How brokers are reached; WebSockets by default.
 
     Raises:
-        InvalidInput: A setting or the URL is wrong, or the extra ``broker`` is not installed.
+        InvalidInput: A setting or the URL is wrong.
         StorageError: The store cannot be reached.
     """
 
@@ -293,10 +291,7 @@ class Worker:
         self._pid = os.getpid()
         self._runtime = runtime or SystemRuntime()
         self._store = store or open_store(config.store, config.store_options)
-        if network is None:
-            require_websockets()
-            network = WebSocketNetwork(self._runtime, listen_for(self._store))
-        self._network = network
+        network = network or WebSocketNetwork(self._runtime, listen_for(self._store))
         self._fetch = FetchHandle.of(config, store=self._store, runtime=self._runtime)
         self._pace = self._fetch.pace()
         finder = Discovery(self._store, config, self._runtime, network.connect)
@@ -314,15 +309,7 @@ class Worker:
         self._beat_again = False
         self._host = None
         if config.broker == "host":
-            self._host = Host(
-                self._store,
-                config,
-                self._runtime,
-                self._network.listen,
-                self._network.connect,
-                secrets.token_bytes,
-                Consumer,
-            )
+            self._host = Host(self._store, config, self._runtime, network)
         self._beating = self._runtime.spawn(self._beat, "opendata-buffer-worker")
 
     def claim(self, max: int = 1, timeout: float | None = None) -> list[ClaimedBatch]:  # noqa: A002

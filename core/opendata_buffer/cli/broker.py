@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -92,12 +91,10 @@ def broker(
     """
     from opendata_buffer.admin.observe import Observer
     from opendata_buffer.broker.election import Host
-    from opendata_buffer.broker.network import WebSocketNetwork, listen_for, require_websockets
+    from opendata_buffer.broker.network import WebSocketNetwork, listen_for
     from opendata_buffer.config import ConsumerConfig
-    from opendata_buffer.consumer.consumer import Consumer
     from opendata_buffer.stores.open import open_store
 
-    require_websockets()
     if bool(tls_cert) is not bool(tls_key):
         raise click.UsageError("--tls-cert and --tls-key go together")
     config = ConsumerConfig(**queue_fields_of(queue))
@@ -114,9 +111,7 @@ def broker(
     # A standby listens only once it serves: a broker that starts again under the address of its
     # dead predecessor must find that address refused. What is wrong with it is told now.
     network.listen().close()
-    host = Host(
-        store, config, runtime, network.listen, network.connect, secrets.token_bytes, Consumer
-    )
+    host = Host(store, config, runtime, network)
     try:
         _report(host, store.url, runtime)
     finally:

@@ -185,7 +185,7 @@ def _aside(queues: Sequence[QueueLook]) -> list[Text]:
 
 def _broker(broker: BrokerStatus) -> Text:
     if broker.alive is None:
-        return Text(f"{broker.address}, not asked: the extra 'broker' is missing")
+        return Text(f"{broker.address}, not asked")
     if not broker.alive:
         return Text(f"{broker.address}, DEAD or not reached: {broker.reason}", "bold red")
     return Text(

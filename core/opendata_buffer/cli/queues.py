@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -100,7 +99,7 @@ def _queue_look(place: Place, runtime: Any) -> Callable[[], tuple[Any, Callable[
     from opendata_buffer.admin.observe import Observer
     from opendata_buffer.admin.status import read_status
     from opendata_buffer.broker.client import Connection
-    from opendata_buffer.broker.lease import DiscoveryRecord
+    from opendata_buffer.broker.discovery_record import DiscoveryRecord
     from opendata_buffer.cli.terminal import status_table
 
     observer = Observer(place.store, place.config, runtime)
@@ -111,8 +110,7 @@ def _queue_look(place: Place, runtime: Any) -> Callable[[], tuple[Any, Callable[
 
         return WebSocketNetwork(runtime).connect(announced)
 
-    can = find_spec("websockets") is not None
-    return lambda: (read_status(observer, connect if can else None), status_table)
+    return lambda: (read_status(observer, connect), status_table)
 
 
 def _topic_look(place: Place, runtime: Any) -> Callable[[], tuple[Any, Callable[[Any], Any]]]:

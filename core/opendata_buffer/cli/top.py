@@ -38,12 +38,12 @@ def top(runtime: Any, /, once: bool, interval_ms: int, as_json: bool, **queue: A
 
     from opendata_buffer.admin.overview import Overseer
     from opendata_buffer.admin.watch import Watch
-    from opendata_buffer.broker.network import WebSocketNetwork, websockets_installed
+    from opendata_buffer.broker.network import WebSocketNetwork
     from opendata_buffer.cli.frame import frame
     from opendata_buffer.cli.places import place_of
 
     place = place_of(runtime, queue)
-    connect = WebSocketNetwork(runtime).connect if websockets_installed() else None
+    connect = WebSocketNetwork(runtime).connect
     is_topic = place.topic is not None
     overseer = Overseer(place.store, place.config, runtime, connect, topic=is_topic)
     watch = Watch(overseer.look, runtime)

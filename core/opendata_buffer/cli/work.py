@@ -309,12 +309,10 @@ def work(
     OPENDATA_BUFFER_LOCATION and OPENDATA_BUFFER_DELIVERY_COUNT in its environment.
     """
     from opendata_buffer.admin.observe import Observer
-    from opendata_buffer.broker.network import require_websockets
     from opendata_buffer.broker.worker import Worker
     from opendata_buffer.config import WorkerConfig
     from opendata_buffer.stores.open import open_store
 
-    require_websockets()
     if shutil.which(command[0]) is None:
         raise Failure(f"there is no command {command[0]!r}: check its name and PATH")
     config = WorkerConfig(

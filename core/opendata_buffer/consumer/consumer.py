@@ -17,25 +17,22 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from opendata_buffer import metrics
-from opendata_buffer.broker.yielding_queue import YieldingQueue
 from opendata_buffer.concurrency import ClosedAtEnd
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.cursors import Frontier, Position, behind_gap, report_loss
-from opendata_buffer.consumer.fetch import BatchDescriptor
+from opendata_buffer.consumer.fetch import BatchDescriptor, FetchHandle
 from opendata_buffer.errors import Closed, InvalidInput, OpenDataBufferError, QueueReset
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.late import late_imports
 from opendata_buffer.queue.cas import LAST_LOOK_S
 from opendata_buffer.queue.consumer_info import note_holder
 from opendata_buffer.queue.ownership import claim_for_use, marker_key
-from opendata_buffer.queue.queue import Queue
+from opendata_buffer.queue.queue import OpenPause, Queue, broker_pause
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
 
 if TYPE_CHECKING:
-    from opendata_buffer.broker.network import Network
-    from opendata_buffer.consumer.fetch import ConsumedBatch, FetchHandle
+    from opendata_buffer.consumer.fetch import ConsumedBatch
     from opendata_buffer.gc import GarbageCollector
 
 __all__ = ["Consumer"]
@@ -75,7 +72,8 @@ class Consumer(ClosedAtEnd):
         allow_data_loss: Go on behind a gap, with a warning, instead of raising ``DataLoss``.
         queue: Use this one, which the same process also appends to, instead of one of its own.
         program: What reads the queue, for the person who asks ``opendata-buffer owner``.
-        network: How brokers are reached; WebSockets by default.
+        open_pause: Has a broker pause while this consumer changes the manifest; without effect
+            with ``queue``.
 
     Raises:
         UnsafeStore: The store has no compare-and-swap.
@@ -97,7 +95,7 @@ class Consumer(ClosedAtEnd):
         allow_data_loss: bool = False,
         queue: Queue | None = None,
         program: str = "Python",
-        network: Network | None = None,
+        open_pause: OpenPause = broker_pause,
     ) -> None:
         self._config = config
         self._runtime = runtime if runtime is not None else SystemRuntime()
@@ -117,14 +115,13 @@ class Consumer(ClosedAtEnd):
             # one.
             if queue is None:
                 claim = claim_for_use(opened, config, runtime=self._runtime)
-                # Beside a busy broker this one is let in.
-                queue = YieldingQueue(
+                queue = Queue(
                     opened,
                     config,
                     runtime=self._runtime,
                     role="consumer",
                     claim=claim,
-                    network=network,
+                    open_pause=open_pause,
                 )
             self._queue = queue
             self._queue_id = queue.queue_id
@@ -311,12 +308,8 @@ class Consumer(ClosedAtEnd):
         return self._handle().clone()
 
     def _handle(self) -> FetchHandle:
-        """Made when something is fetched: the driver of a query never fetches, and its start waits
-        for each module that is loaded."""
+        """Made when something is fetched: the driver of a query never fetches."""
         if self._made_handle is None:
-            with late_imports():
-                from opendata_buffer.consumer.fetch import FetchHandle
-
             self._made_handle = FetchHandle.of(
                 self._fetched_from, store=self._given_store, runtime=self._runtime
             )

@@ -25,12 +25,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import BatchLocation, Transaction, parse_location
-from opendata_buffer.late import late_imports
+from opendata_buffer.messages.message_ids import ACK_TXN, CLOCK_MAX, FINAL, parse_uuid
+from opendata_buffer.messages.sequencer import Message, ProducerState, Sequencer
 
 if TYPE_CHECKING:
     from uuid import UUID
-
-    from opendata_buffer.messages.sequencer import Message, ProducerState, Sequencer
 
 __all__ = [
     "ISOLATION_LEVELS",
@@ -292,9 +291,6 @@ def is_acknowledgement(location: str, data_path_prefix: str) -> bool:
     parsed = parse_location(location, data_path_prefix)
     if parsed is None or parsed.message is None:
         return False
-    with late_imports():
-        from opendata_buffer.messages.message_ids import ACK_TXN, FINAL, parse_uuid
-
     return parse_uuid(parsed.message).flags & ~FINAL == ACK_TXN
 
 
@@ -498,9 +494,6 @@ class ReadCommitted:
                 raise _unreadable(state)
         if not producers:
             return made
-        with late_imports():
-            from opendata_buffer.messages.message_ids import CLOCK_MAX
-            from opendata_buffer.messages.sequencer import ProducerState
         for name, value in producers.items():
             match value:
                 case [int() as last_ack, int() as begin, int() as day] if (
@@ -523,18 +516,11 @@ class ReadCommitted:
 
 
 def _sequencer(states: Iterable[ProducerState], buffer: int) -> Sequencer:
-    with late_imports():
-        from opendata_buffer.messages.sequencer import Sequencer
-
     return Sequencer(states, buffer)
 
 
 def _message(sequence: int, identity: UUID) -> tuple[Message, bool]:
     """For the sequencer; and whether it is the last one of its producer."""
-    with late_imports():
-        from opendata_buffer.messages.message_ids import ACK_TXN, FINAL, parse_uuid
-        from opendata_buffer.messages.sequencer import Message
-
     read = parse_uuid(identity)
     flags = read.flags & ~FINAL
     final = flags == ACK_TXN and read.flags != flags

@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import opendata_buffer
 from opendata_buffer.concurrency import locked
-from opendata_buffer.config import QueueConfig
+from opendata_buffer.config import ProducerConfig, QueueConfig
 from opendata_buffer.errors import (
     CommitStateUnknown,
     CorruptManifest,
@@ -31,11 +32,18 @@ from opendata_buffer.formats.keys import location_tag, ulid_tag
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.ownership import Claim
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.retry import load_retries
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Paced, Store
 
-__all__ = ["Committer", "Gaps", "GroupCommitter", "Turns", "shared_committer"]
+__all__ = [
+    "Committer",
+    "Gaps",
+    "GroupCommitter",
+    "OpenCommitter",
+    "Turns",
+    "open_committer",
+    "shared_committer",
+]
 
 
 # ---- Who writes all the time leaves a gap now and then, for those who must read first. Pure. ----
@@ -365,10 +373,6 @@ class GroupCommitter:
                 self._write(group)
             finally:
                 self._end()
-            # Who writes by himself will lose a race; nothing waits now for loading what it takes.
-            # A process whose broker writes for it needs none of it: many that start at once would
-            # all load it while they look for that broker.
-            load_retries()
         outcome = request.outcome
         if isinstance(outcome, BaseException):
             raise outcome
@@ -543,3 +547,20 @@ def shared_committer(
             committer = _committers.setdefault(key, made)
         if committer.join():
             return committer
+
+
+OpenCommitter = Callable[[Store, ProducerConfig, Runtime, Claim | None], Committer]
+"""Opens the committer of a producer, who closes it."""
+
+
+def open_committer(
+    store: Store, config: ProducerConfig, runtime: Runtime, claim: Claim | None
+) -> Committer:
+    """The committer that ``config.broker`` asks for: an :data:`OpenCommitter`.
+
+    The package ``broker`` lies above this one. The library's root loads it here, so a process
+    whose producers append alone never loads it.
+    """
+    if config.broker == "off":
+        return shared_committer(store, config, runtime, claim=claim)
+    return opendata_buffer.open_brokered_committer(store, config, runtime, claim)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol, TypeVar
 
-from opendata_buffer.broker.network import Network
 from opendata_buffer.concurrency import ClosedAtEnd, together
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.fetch import (
@@ -23,6 +22,7 @@ from opendata_buffer.consumer.isolation import READ_COMMITTED
 from opendata_buffer.consumer.read_ahead import read_ahead
 from opendata_buffer.errors import Closed, DataLoss, Drained, InvalidInput, OpenDataBufferError
 from opendata_buffer.formats.manifest import Metadata
+from opendata_buffer.queue.queue import OpenPause, broker_pause
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.description import TopicDescription
@@ -206,7 +206,7 @@ class TopicConsumer(ClosedAtEnd):
         allow_data_loss: Go on behind a gap, with a warning, instead of raising ``DataLoss``.
         refresh_s: Seconds after which the list of partitions is read again, in the background.
         program: What reads the topic, for the person who asks ``opendata-buffer owner``.
-        network: How brokers are reached; WebSockets by default.
+        open_pause: See :class:`.Consumer`.
 
     Raises:
         InvalidInput: There is no topic, or it has no such partition; a position is none.
@@ -226,11 +226,11 @@ class TopicConsumer(ClosedAtEnd):
         allow_data_loss: bool = False,
         refresh_s: float = REFRESH_S,
         program: str = "Python",
-        network: Network | None = None,
+        open_pause: OpenPause = broker_pause,
     ) -> None:
         self._config = config
         self._program = program
-        self._network = network
+        self._open_pause = open_pause
         self._isolation = isolation
         self._allow_data_loss = allow_data_loss
         self._runtime = runtime or SystemRuntime()
@@ -470,7 +470,7 @@ class TopicConsumer(ClosedAtEnd):
                     runtime=self._runtime,
                     allow_data_loss=self._allow_data_loss,
                     program=self._program,
-                    network=self._network,
+                    open_pause=self._open_pause,
                 )
             except DataLoss:
                 # Perhaps it was emptied to be closed, by one who was killed in between.

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from opendata_buffer.broker.network import Network
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.cursors import Position, report_loss
 from opendata_buffer.consumer.fetch import ArrowBatch, BatchDescriptor, ConsumedBatch, PooledBatch
 from opendata_buffer.consumer.isolation import ReadCommitted, Replay
 from opendata_buffer.errors import DataLoss, Drained, InvalidInput, PoisonBatch, QueueReset
+from opendata_buffer.queue.queue import OpenPause, broker_pause
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 
@@ -319,7 +319,7 @@ class PartitionReader:
         runtime: Clock and threads.
         allow_data_loss: Go on behind a gap.
         program: What reads it, for the person who asks.
-        network: How brokers are reached; WebSockets by default.
+        open_pause: See :class:`.Consumer`.
 
     Attributes:
         name: The partition.
@@ -343,7 +343,7 @@ class PartitionReader:
         runtime: Runtime,
         allow_data_loss: bool,
         program: str,
-        network: Network | None = None,
+        open_pause: OpenPause = broker_pause,
     ) -> None:
         self.name = name
         self.ready: deque[BatchDescriptor] = deque()
@@ -358,7 +358,7 @@ class PartitionReader:
             runtime=runtime,
             allow_data_loss=allow_data_loss,
             program=program,
-            network=network,
+            open_pause=open_pause,
         )
         self._handle = self._consumer.fetch_handle()
         try:

@@ -24,12 +24,12 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from opendata_buffer.broker.network import Network
 from opendata_buffer.concurrency import ClosedAtEnd, locked
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, InvalidInput, OpenDataBufferError
 from opendata_buffer.messages.message_ids import OUTSIDE_TXN, Clock, build_uuid, new_producer_id
 from opendata_buffer.producer.append_buffer import Call
+from opendata_buffer.producer.group_commit import OpenCommitter, open_committer
 from opendata_buffer.producer.handle import WriteHandle
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
@@ -160,7 +160,7 @@ class Publisher(ClosedAtEnd):
         config: Settings of each partition's producer. Its ``store`` is that of the topic.
         store: Use this store instead of opening the topic's URL.
         runtime: Clock and threads; the system's by default.
-        network: How brokers are reached; WebSockets by default.
+        open_committer: See :class:`.Producer`.
         entropy: Gives that many random bytes, for producer ids.
 
     Raises:
@@ -178,7 +178,7 @@ class Publisher(ClosedAtEnd):
         config: ProducerConfig | None = None,
         store: Store | None = None,
         runtime: Runtime | None = None,
-        network: Network | None = None,
+        open_committer: OpenCommitter = open_committer,
         entropy: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         url = topic if isinstance(topic, str) else topic.url
@@ -209,7 +209,7 @@ class Publisher(ClosedAtEnd):
             with self._deadline():
                 self._name.claim(self._topic.description.names)
         self._producer = TopicProducer(
-            self._config, store=self._store, runtime=self._runtime, network=network
+            self._config, store=self._store, runtime=self._runtime, open_committer=open_committer
         )
 
     def publish_committed(

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from opendata_buffer.admin.broker import BrokerStatus, ask_broker, read_claims
-from opendata_buffer.broker import ws_client as dial_module
+from opendata_buffer.broker import network as dial_module
 from opendata_buffer.broker.claims import Claims, claims_key, encode
 from opendata_buffer.broker.client import Connection
-from opendata_buffer.broker.lease import DiscoveryRecord
-from opendata_buffer.broker.ws_client import connect
+from opendata_buffer.broker.discovery_record import DiscoveryRecord
+from opendata_buffer.broker.network import connect
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptData
 from opendata_buffer.stores.memory import MemoryStore
@@ -44,7 +44,7 @@ def test_a_broker_whose_port_refuses_is_not_alive_and_says_why() -> None:
         pass
     found = ask_broker(announcement, dial)
     assert found.alive is False
-    assert "nobody listens" in found.reason
+    assert "no process listens" in found.reason
     assert (found.clients, found.group_size, found.commit_rate) == (None, None, None)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from opendata_buffer.admin.overview import ASIDE_S, Overseer, summarised, writer_of
-from opendata_buffer.broker.lease import announcement_key
+from opendata_buffer.broker.discovery_record import announcement_key
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, TransientStorageError
 from opendata_buffer.formats.keys import Transaction, batch_key, tagged_ulid

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from opendata_buffer.broker.broker import Service
 from opendata_buffer.broker.client import ChannelClosed, Connection
-from opendata_buffer.broker.election import Host, ListeningPort
-from opendata_buffer.broker.lease import SECRET_BYTES, DiscoveryRecord, Lease
+from opendata_buffer.broker.discovery_record import SECRET_BYTES, DiscoveryRecord, Lease
+from opendata_buffer.broker.election import Host
+from opendata_buffer.broker.network import ListeningPort, WebSocketNetwork, connect
 from opendata_buffer.broker.server import Listen, WebSocketPort
-from opendata_buffer.broker.ws_client import connect
+from opendata_buffer.broker.write_pause import BrokerPause
 from opendata_buffer.config import ProducerConfig, QueueConfig
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.queue.cas import CasStore
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome, Store, VersionConflict
@@ -75,15 +75,7 @@ def connected(announcement: DiscoveryRecord) -> Iterator[Connection]:
 
 
 def host(store: Store, runtime: Runtime = RUNTIME) -> Host:
-    return Host(
-        store,
-        CONFIG,
-        runtime,
-        lambda: WebSocketPort(Listen(), runtime),
-        lambda announcement: connect(announcement, runtime),
-        secrets.token_bytes,
-        Consumer,
-    )
+    return Host(store, CONFIG, runtime, WebSocketNetwork(runtime))
 
 
 class Direct:
@@ -131,6 +123,9 @@ class Overtaken(MemoryStore):
             self.overtaken_at = ""
             return VersionConflict()
         return super().put_if(key, data, condition)
+
+    def open_pause(self, store: CasStore, config: QueueConfig, runtime: Runtime) -> BrokerPause:
+        return BrokerPause(store, config, runtime, network=self)
 
     def connect(self, announcement: DiscoveryRecord) -> Connection:
         self.asked.append(announcement.address)

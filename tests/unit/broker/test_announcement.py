@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opendata_buffer.broker.lease import DiscoveryRecord, announcement_key, decode, encode
+from opendata_buffer.broker.discovery_record import (
+    DiscoveryRecord,
+    announcement_key,
+    decode,
+    encode,
+)
 from opendata_buffer.errors import CorruptData
 
 ONE = DiscoveryRecord(

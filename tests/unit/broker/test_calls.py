@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from opendata_buffer.broker.channel import ProtocolError
 from opendata_buffer.broker.client import RENEW_S, Appended, Lost, OpenCalls, Refused
 from opendata_buffer.broker.protocol import MAX_OPEN_REQUESTS, VALID_MS, error_body
+from opendata_buffer.broker.secure_channel import ProtocolError
 from opendata_buffer.errors import QueueFull
 
 VALID_S = VALID_MS / 1000

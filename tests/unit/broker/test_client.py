@@ -6,7 +6,6 @@ import threading
 
 import pytest
 
-from opendata_buffer.broker.channel import MAX_MESSAGE_BYTES, BrokerEnd
 from opendata_buffer.broker.client import (
     SILENCE_S,
     Answer,
@@ -16,9 +15,10 @@ from opendata_buffer.broker.client import (
     Lost,
     Refused,
 )
-from opendata_buffer.broker.lease import DiscoveryRecord
+from opendata_buffer.broker.discovery_record import DiscoveryRecord
+from opendata_buffer.broker.network import connect
 from opendata_buffer.broker.protocol import MAX_ENTRIES, MAX_OPEN_REQUESTS, error_body
-from opendata_buffer.broker.ws_client import connect
+from opendata_buffer.broker.secure_channel import MAX_MESSAGE_BYTES, BrokerEnd
 from opendata_buffer.errors import QueueFull
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.runtime import Task

@@ -9,8 +9,8 @@ import pytest
 from opendata_buffer.broker import committer as committer_module
 from opendata_buffer.broker.client import Appended, ChannelClosed, Connection, Lost, Refused
 from opendata_buffer.broker.committer import LOOK_S, BrokeredCommitter
-from opendata_buffer.broker.lease import DiscoveryRecord, Lease
-from opendata_buffer.broker.ws_client import connect
+from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
+from opendata_buffer.broker.network import connect
 from opendata_buffer.errors import (
     CommitStateUnknown,
     OpenDataBufferError,

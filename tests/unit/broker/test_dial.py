@@ -9,8 +9,8 @@ import pytest
 from websockets.sync import client as websockets_client
 
 from opendata_buffer.broker.client import ChannelClosed, ChannelRefused
-from opendata_buffer.broker.lease import DiscoveryRecord
-from opendata_buffer.broker.ws_client import dial
+from opendata_buffer.broker.discovery_record import DiscoveryRecord
+from opendata_buffer.broker.network import dial
 
 
 def announced(port: int) -> DiscoveryRecord:
@@ -20,7 +20,7 @@ def announced(port: int) -> DiscoveryRecord:
 def test_an_address_where_nobody_listens_is_told_from_one_that_is_not_reached() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        with pytest.raises(ChannelRefused, match="nobody listens"):
+        with pytest.raises(ChannelRefused, match="no process listens"):
             dial(announced(taken.getsockname()[1]), 30.0)
 
 

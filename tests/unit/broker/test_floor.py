@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from opendata_buffer.broker.write_pause import FLOOR_S, Floor, Guest
+from opendata_buffer.broker.broker import PAUSE_S, PauseRequest, WritePauses
 from tests.support.simulation import SimRuntime, Simulation
 
 
@@ -15,15 +15,15 @@ class Desk:
         self.simulation = Simulation(0)
         self.runtime: SimRuntime = self.simulation.process("broker")
         self.condition = self.runtime.condition()
-        self.floor: Floor[str] = Floor(self.runtime, self.condition)
+        self.floor: WritePauses = WritePauses(self.runtime, self.condition)
         self.told: list[tuple[str, int, float]] = []
         self.leaving = False
 
     def ask(self, client: str, number: int = 1) -> bool:
         with self.condition:
-            return self.floor.ask(Guest(client, number))
+            return self.floor.ask(PauseRequest(client, number))
 
-    def end(self, client: str) -> Guest[str] | None:
+    def end(self, client: str) -> PauseRequest | None:
         with self.condition:
             return self.floor.end(client)
 
@@ -31,10 +31,10 @@ class Desk:
         """Give it once: whether to somebody, and for how long."""
         began = self.simulation.now
         with self.condition:
-            given = self.floor.give(self.tell, lambda: self.leaving)
+            given = self.floor.grant(self.tell, lambda: self.leaving)
         return given, self.simulation.now - began
 
-    def tell(self, guest: Guest[str]) -> None:
+    def tell(self, guest: PauseRequest) -> None:
         self.told.append((guest.client, guest.number, self.simulation.now))
 
     def later(self, seconds: float, work: Callable[[], object]) -> None:
@@ -63,7 +63,7 @@ def test_each_guest_has_it_until_it_is_through_and_who_came_first_is_first() -> 
         assert (given, round(seconds, 3)) == (True, 0.25)
         assert [(client, number) for client, number, _ in desk.told] == [("a", 7), ("b", 8)]
         assert not desk.floor.is_wanted
-        assert desk.floor.given == 2
+        assert desk.floor.granted == 2
 
     run(test)
 
@@ -72,7 +72,7 @@ def test_a_guest_that_says_nothing_has_it_for_two_seconds() -> None:
     def test(desk: Desk) -> None:
         desk.ask("a")
         given, seconds = desk.give()
-        assert (given, round(seconds, 3)) == (True, FLOOR_S)
+        assert (given, round(seconds, 3)) == (True, PAUSE_S)
         # What it says later is about nothing, and it may ask again.
         assert desk.end("a") is None
         assert desk.ask("a")

@@ -14,7 +14,6 @@ from opendata_buffer.broker.dispatch_round import MAX_ANSWER_BYTES
 from opendata_buffer.broker.dispatcher import Dispatcher
 from opendata_buffer.broker.protocol import ClaimRequest, FinishRequest
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import Metadata, NewEntry
@@ -60,9 +59,7 @@ class Desk:
     ) -> None:
         self.store = store
         self.runtime = runtime
-        self.foreman = Dispatcher(
-            store, CONFIG, runtime, Consumer, is_announced=lambda: is_announced, **more
-        )
+        self.foreman = Dispatcher(store, CONFIG, runtime, is_announced=lambda: is_announced, **more)
         self.answers: list[dict[str, Any]] = []
         self.number = 0
 
@@ -223,9 +220,7 @@ def test_of_two_foremen_the_later_one_is_right_and_the_other_begins_no_quarrel()
 def test_a_broker_that_may_have_been_replaced_sends_heartbeats_on() -> None:
     desk = Desk(filled(MemoryStore(), 1))
     current = [True, False]
-    desk.foreman = Dispatcher(
-        desk.store, CONFIG, RUNTIME, Consumer, is_current=lambda: current.pop(0)
-    )
+    desk.foreman = Dispatcher(desk.store, CONFIG, RUNTIME, is_current=lambda: current.pop(0))
     assert desk.foreman.beat([1])
     assert not desk.foreman.beat([1])
     desk.foreman.stop(5)
@@ -345,7 +340,7 @@ def test_a_broker_that_is_announced_no_more_takes_no_claims() -> None:
     store = filled(MemoryStore(), 1)
     desk = Desk(store)
     announced = [False]
-    desk.foreman = Dispatcher(store, CONFIG, RUNTIME, Consumer, may_take=lambda: announced[0])
+    desk.foreman = Dispatcher(store, CONFIG, RUNTIME, may_take=lambda: announced[0])
     assert desk.claim()["op"] == "failed"
     manifest = Queue(store, CONFIG, runtime=RUNTIME, role="test").read()
     assert manifest is not None

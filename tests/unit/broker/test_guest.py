@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pytest
 
 from opendata_buffer.broker.client import ChannelClosed, Connection, Lost, Refused, Reply
-from opendata_buffer.broker.election import ListeningPort
-from opendata_buffer.broker.lease import DiscoveryRecord, Lease
-from opendata_buffer.broker.yielding_queue import ASK_S, LOOK_S, PATIENCE_S, YieldingQueue
+from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
+from opendata_buffer.broker.network import ListeningPort
+from opendata_buffer.broker.write_pause import ASK_S, LOOK_S, PATIENCE_S, BrokerPause
 from opendata_buffer.errors import QueueFull
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.queue import Queue
@@ -80,14 +80,18 @@ class Broker:
 class World:
     """A queue with one entry, a guest of it, and the brokers it connects to."""
 
-    def __init__(self, *, broker: str = "auto") -> None:
+    def __init__(self, *, asks: bool = True) -> None:
         self.runtime = ManualRuntime()
         self.store = Counting()
         self.brokers: list[Broker] = []
         self.reached = True
         Queue(self.store, CONFIG, runtime=self.runtime, role="test").append(entries("first"))
-        self.guest = YieldingQueue(
-            self.store, CONFIG, runtime=self.runtime, broker=broker, network=self
+        self.guest = Queue(
+            self.store,
+            CONFIG,
+            runtime=self.runtime,
+            role="producer",
+            open_pause=partial(BrokerPause, network=self) if asks else None,
         )
         self.store.read.clear()
 
@@ -119,7 +123,7 @@ class World:
 
 
 def test_who_meets_nobody_reads_nothing_more_than_without_a_broker() -> None:
-    plain, asking = World(broker="off"), World()
+    plain, asking = World(asks=False), World()
     asking.announce()
     for world in (plain, asking):
         for number in range(3):
@@ -230,19 +234,6 @@ def test_a_broker_that_is_not_reached_is_done_without() -> None:
     world.append("a", faster=2)
     assert world.looks() == 1
     assert world.queued("a") == 1
-
-
-def test_off_looks_for_nobody_and_neither_does_a_process_without_the_extra(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    world = World(broker="off")
-    world.announce()
-    world.append("a", faster=2)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: None)
-    world.guest = YieldingQueue(world.store, CONFIG, runtime=world.runtime)
-    world.append("b", faster=2)
-    assert world.looks() == 0
-    assert (world.queued("a"), world.queued("b")) == (1, 1)
 
 
 def test_who_closes_or_disconnects_ends_the_connection_and_may_go_on() -> None:

@@ -8,7 +8,7 @@ import sys
 CODE = """
 import os, socket, sys, warnings
 warnings.simplefilter("ignore", DeprecationWarning)
-from opendata_buffer.broker.ws_client import give_up_in_children
+from opendata_buffer.broker.server import close_in_children
 
 class Owner:
     def __init__(self, *sockets):
@@ -22,7 +22,7 @@ closed = socket.socket()
 closed.close()
 owner = Owner(closed, mine)
 if sys.argv[1] == "owned":
-    give_up_in_children(owner)
+    close_in_children(owner)
 say, told = socket.socketpair()
 child = os.fork()
 if child == 0:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from opendata_buffer.broker.lease import DiscoveryRecord, Lease, Watch
+from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease, Watch
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptData
 from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome, Unknown

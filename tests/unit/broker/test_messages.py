@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opendata_buffer import errors
-from opendata_buffer.broker.channel import ProtocolError
 from opendata_buffer.broker.protocol import (
     VALID_MS,
     append_body,
@@ -20,6 +19,7 @@ from opendata_buffer.broker.protocol import (
     moment_of,
     parse_append,
 )
+from opendata_buffer.broker.secure_channel import ProtocolError
 from opendata_buffer.errors import CommitStateUnknown, Conflict, OpenDataBufferError, QueueFull
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.runtime import Moment

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from opendata_buffer.broker.broker import Service
 from opendata_buffer.broker.client import Appended
-from opendata_buffer.broker.lease import DiscoveryRecord
-from opendata_buffer.broker.network import WebSocketNetwork, listen_for, websockets_installed
+from opendata_buffer.broker.discovery_record import DiscoveryRecord
+from opendata_buffer.broker.network import WebSocketNetwork, listen_for
 from opendata_buffer.broker.server import Listen, own_address
-from opendata_buffer.errors import InvalidInput
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.memory import MemoryStore
@@ -32,18 +28,6 @@ def test_what_is_listened_on_is_reached() -> None:
     connection.close()
     service.stop(5)
     port.close()
-
-
-def test_without_the_package_a_port_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = importlib.util.find_spec
-
-    def missing(name: str, package: str | None = None) -> Any:
-        return None if name == "websockets" else found(name, package)
-
-    assert websockets_installed()
-    monkeypatch.setattr(importlib.util, "find_spec", missing)
-    with pytest.raises(InvalidInput, match="pip install"):
-        WebSocketNetwork(RUNTIME).listen()
 
 
 def test_a_queue_on_one_machine_is_served_there_and_a_shared_one_to_every_machine(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from opendata_buffer.broker.channel import ProtocolError
 from opendata_buffer.broker.protocol import MAX_CLAIMED, parse_beat, parse_claim, parse_finish
+from opendata_buffer.broker.secure_channel import ProtocolError
 
 
 def test_requests_out_of_bounds_are_cut_or_refused() -> None:

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from opendata_buffer.broker import server
-from opendata_buffer.broker.channel import MAX_MESSAGE_BYTES, ClientEnd, ProtocolError
 from opendata_buffer.broker.client import Appended, ChannelClosed
-from opendata_buffer.broker.lease import DiscoveryRecord
+from opendata_buffer.broker.discovery_record import DiscoveryRecord
+from opendata_buffer.broker.network import connect, dial
+from opendata_buffer.broker.secure_channel import MAX_MESSAGE_BYTES, ClientEnd, ProtocolError
 from opendata_buffer.broker.server import QUEUED_ANSWERS, Listen, WebSocketPort
-from opendata_buffer.broker.ws_client import connect, dial
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome

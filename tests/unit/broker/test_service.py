@@ -10,8 +10,8 @@ import pytest
 
 from opendata_buffer import metrics
 from opendata_buffer.broker.broker import MAX_WAITING_BYTES, Service
-from opendata_buffer.broker.channel import ProtocolError
 from opendata_buffer.broker.protocol import VALID_MS, append_body
+from opendata_buffer.broker.secure_channel import ProtocolError
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import CommitStateUnknown
 from opendata_buffer.formats.manifest import Metadata, NewEntry

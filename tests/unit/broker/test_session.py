@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from opendata_buffer.broker.broker import Service
-from opendata_buffer.broker.channel import ProtocolError
 from opendata_buffer.broker.dispatcher import Dispatcher
+from opendata_buffer.broker.secure_channel import ProtocolError
 from opendata_buffer.broker.server import MAX_OPEN_REQUESTS
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
@@ -115,7 +114,7 @@ def test_a_client_that_waits_no_longer_is_told_so() -> None:
     assert client.answered() == [{"op": "refused", "n": 1, "why": "over"}]
     client.send({"op": "over"})
     client.send({"op": "floor", "n": 2})
-    with pytest.raises(ProtocolError, match="asks for the floor twice"):
+    with pytest.raises(ProtocolError, match="asks for a second pause"):
         client.send({"op": "floor", "n": 3})
 
 
@@ -149,9 +148,7 @@ def test_a_batch_is_not_handed_to_a_worker_that_is_gone() -> None:
     store, runtime = MemoryStore(), SystemRuntime()
     consumer = ConsumerConfig(store="memory://unused")
     queue = Queue(store, CONFIG, runtime=runtime, role="broker")
-    service = Service(
-        queue, runtime, "ingest", foreman=Dispatcher(store, consumer, runtime, Consumer)
-    )
+    service = Service(queue, runtime, "ingest", foreman=Dispatcher(store, consumer, runtime))
     service.start()
     gone, waiting, producer = (Client(service) for _ in range(3))
     gone.send(claim(1))

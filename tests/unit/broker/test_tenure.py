@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from opendata_buffer.broker import dispatcher_term
 from opendata_buffer.broker.claims import Claims, decode, encode
 from opendata_buffer.broker.dispatcher_term import DispatcherTerm, stored_epoch
 from opendata_buffer.config import ConsumerConfig
@@ -35,7 +36,7 @@ class World:
         Queue(self.store, CONFIG, runtime=self.runtime, role="test").append(entries)
 
     def take(self) -> DispatcherTerm:
-        return DispatcherTerm(self.store, CONFIG, self.runtime, Consumer)
+        return DispatcherTerm(self.store, CONFIG, self.runtime)
 
     @property
     def stored(self) -> Claims:
@@ -142,7 +143,7 @@ class Paused(MemoryStore):
     def get(self, key: str, **options: Any) -> Any:
         if self.armed and key == CLAIMS:
             self.armed = False
-            self.successor = DispatcherTerm(self, CONFIG, ManualRuntime(seed=2), Consumer)
+            self.successor = DispatcherTerm(self, CONFIG, ManualRuntime(seed=2))
         return super().get(key, **options)
 
 
@@ -157,7 +158,9 @@ def test_a_foreman_that_was_succeeded_while_it_began_takes_nothing_over() -> Non
     assert world.stored == store.successor.claims
 
 
-def test_a_consumer_whose_claims_cannot_be_taken_over_is_closed() -> None:
+def test_a_consumer_whose_claims_cannot_be_taken_over_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     store = Paused()
     world = World(store)
     store.armed = True
@@ -167,8 +170,9 @@ def test_a_consumer_whose_claims_cannot_be_taken_over_is_closed() -> None:
         opened.append(Consumer(config, **settings))
         return opened[-1]
 
+    monkeypatch.setattr(dispatcher_term, "Consumer", open_consumer)
     with pytest.raises(Fenced):
-        DispatcherTerm(store, CONFIG, world.runtime, open_consumer)
-    (consumer,) = opened
+        DispatcherTerm(store, CONFIG, world.runtime)
+    consumer = opened[0]  # the other one is the successor's
     with pytest.raises(Closed):
         consumer.check_fence()

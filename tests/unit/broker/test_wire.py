@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opendata_buffer.broker.channel import MAX_MESSAGE_BYTES, BrokerEnd, ClientEnd, ProtocolError
+from opendata_buffer.broker.secure_channel import (
+    MAX_MESSAGE_BYTES,
+    BrokerEnd,
+    ClientEnd,
+    ProtocolError,
+)
 
 SECRET = b"s" * 32
 

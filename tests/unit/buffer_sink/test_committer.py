@@ -8,7 +8,7 @@ import pytest
 from buffer_sink.committer import WriteCommitter
 from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
-from opendata_buffer.broker.lease import DiscoveryRecord, Lease, announcement_key
+from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease, announcement_key
 from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.consumer.isolation import TransactionFilter
 from opendata_buffer.errors import (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,9 @@ import pytest
 from buffer_sink import hosting
 from buffer_sink.hosting import host
 from buffer_sink.options import SinkOptions
-from opendata_buffer.broker.lease import DiscoveryRecord, Lease
+from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.errors import InvalidInput, TransientStorageError
+from opendata_buffer.errors import TransientStorageError
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.topic import Topic
@@ -78,11 +77,3 @@ def test_a_store_that_does_not_answer_fails_no_write_here(
     assert hosting._hosting == {}
     host(options)
     assert len(hosting._hosting) == 1
-
-
-def test_without_the_extra_it_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: None)
-    with pytest.raises(InvalidInput, match=r"pip install 'opendata-buffer\[broker\]'"):
-        host(SinkOptions(queue=QueueConfig(store=str(tmp_path))))

@@ -9,7 +9,7 @@ import pytest
 from buffer_source.cursor import Cursor
 from buffer_source.offsets import Position
 from buffer_source.options import SourceOptions
-from opendata_buffer.broker.yielding_queue import YieldingQueue
+from opendata_buffer.broker.write_pause import BrokerPause
 from opendata_buffer.errors import DataLoss, InvalidInput, QueueReset
 from opendata_buffer.stores.base import VersionConflict
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -59,11 +59,11 @@ def test_a_query_that_loses_a_race_for_its_queue_asks_the_broker_beside_it(
         monkeypatch.setattr(world.store, "put_if", put_if)
         return VersionConflict()
 
-    def take_floor(queue: YieldingQueue) -> bool:
-        asked.append(queue.key)
+    def begin(pause: BrokerPause) -> bool:
+        asked.append(pause._config.manifest_path)
         return True
 
-    monkeypatch.setattr(YieldingQueue, "_take_floor", take_floor)
+    monkeypatch.setattr(BrokerPause, "begin", begin)
     cursor = claim(world)
     assert asked == [], "nobody was faster"
     cursor.hand_out(1)

@@ -133,6 +133,6 @@ print(*set(sys.modules) - spark)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert "buffer_source.stream" in loaded
-    heavy = {"asyncio", "boto3", "pandas", "pyarrow.parquet", "tenacity"}
-    assert not loaded & (heavy | {"buffer_source.task", "opendata_buffer.consumer.read_ahead"})
+    heavy = {"boto3", "pandas", "pyarrow.parquet", "websockets"}
+    assert not loaded & (heavy | {"buffer_source.task"})
     assert "difflib" not in loaded

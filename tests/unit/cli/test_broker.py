@@ -12,8 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from opendata_buffer.broker import network
-from opendata_buffer.broker.lease import Lease
+from opendata_buffer.broker.discovery_record import Lease
 from opendata_buffer.cli.broker import split_address
 from opendata_buffer.cli.commands import cli
 from opendata_buffer.config import QueueConfig
@@ -142,14 +141,6 @@ def test_a_certificate_that_is_none_is_one_line(url: str) -> None:
     line = fails("broker", url, "--tls-cert", "/nowhere.pem", "--tls-key", "/nowhere.key")
     assert "--tls-cert" in line
     assert run("broker", url, "--tls-cert", "a.pem").exit_code == 2
-
-
-def test_without_the_extra_it_says_what_to_install(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fill(url, [b"a"])
-    monkeypatch.setattr(network, "websockets_installed", lambda: False)
-    assert "pip install 'opendata-buffer[broker]'" in fails("broker", url)
 
 
 def test_a_prefix_of_another_queue_ends_it_with_an_error(url: str, store: MemoryStore) -> None:

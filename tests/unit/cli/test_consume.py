@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from opendata_buffer import Consumer, ConsumerConfig, Producer, ProducerConfig, Publisher
-from opendata_buffer.broker.yielding_queue import YieldingQueue
+from opendata_buffer.broker.write_pause import BrokerPause
 from opendata_buffer.cli.commands import cli
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import Manifest, NewEntry
@@ -54,11 +54,11 @@ def test_consume_that_loses_a_race_for_the_queue_asks_the_broker_beside_it(
         monkeypatch.setattr(MemoryStore, "put_if", put_if)
         return VersionConflict()
 
-    def take_floor(queue: YieldingQueue) -> bool:
-        asked.append(queue.key)
+    def begin(pause: BrokerPause) -> bool:
+        asked.append(pause._config.manifest_path)
         return True
 
-    monkeypatch.setattr(YieldingQueue, "_take_floor", take_floor)
+    monkeypatch.setattr(BrokerPause, "begin", begin)
     monkeypatch.setattr(MemoryStore, "put_if", lost)
     assert ok("consume", url).stdout == "a\n"
     assert asked == ["ingest/manifest"]

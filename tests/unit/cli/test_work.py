@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from opendata_buffer.broker import network
 from opendata_buffer.cli.errors import Failure
 from opendata_buffer.cli.work import Crew, rest_ms
 from opendata_buffer.errors import ClaimLost, Fenced
@@ -216,14 +214,6 @@ def test_a_mistyped_command_is_told_before_anything_is_claimed(
     before = store.list("").objects
     assert "there is no command 'cta'" in fails("work", url, "--", "cta")
     assert store.list("").objects == before
-
-
-def test_without_the_extra_it_says_what_to_install(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fill(url, [b"a"])
-    monkeypatch.setattr(network, "websockets_installed", lambda: False)
-    assert "pip install 'opendata-buffer[broker]'" in fails("work", url, "--", sys.executable)
 
 
 def test_a_command_is_needed_and_a_mistyped_option_is_no_part_of_it(url: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from opendata_buffer.broker.broker import Service
 from opendata_buffer.broker.client import ChannelClosed, ChannelRefused
-from opendata_buffer.broker.lease import DiscoveryRecord
+from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.queue.queue import Queue

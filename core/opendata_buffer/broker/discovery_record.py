@@ -3,7 +3,6 @@ compare-and-swap."""
 
 from __future__ import annotations
 
-import hmac
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -130,14 +129,6 @@ def decode(data: bytes) -> DiscoveryRecord:
         beat=fields.number("beat", 0),
         seen_ms=fields.number("seen_ms", 0),
     )
-
-
-def proof(secret: bytes, *parts: bytes) -> bytes:
-    """What only who knows the secret can say about some bytes."""
-    message = b""
-    for part in parts:
-        message += len(part).to_bytes(4, "big") + part
-    return hmac.digest(secret, message, "sha256")
 
 
 # ---- Who serves: ``_broker.json``, read and changed by compare-and-swap. ----

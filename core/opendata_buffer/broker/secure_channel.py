@@ -23,7 +23,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from opendata_buffer.broker.lease import proof
 from opendata_buffer.errors import OpenDataBufferError
 
 __all__ = ["BrokerEnd", "ClientEnd", "MAX_MESSAGE_BYTES", "ProtocolError"]
@@ -199,3 +198,11 @@ def _bytes(message: Mapping[str, Any], name: str) -> bytes:
         return bytes.fromhex(value) if isinstance(value, str) else b""
     except ValueError:
         return b""
+
+
+def proof(secret: bytes, *parts: bytes) -> bytes:
+    """What only who knows the secret can say about some bytes."""
+    message = b""
+    for part in parts:
+        message += len(part).to_bytes(4, "big") + part
+    return hmac.digest(secret, message, "sha256")
