@@ -14,9 +14,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pytest
 
+from opendata_buffer.broker.committer import open_brokered_committer
 from opendata_buffer.broker.election import Host
 from opendata_buffer.broker.worker import ClaimedBatch, Worker
 from opendata_buffer.config import ProducerConfig, WorkerConfig
@@ -150,7 +152,10 @@ class Fleet:
         producer = self._patiently(
             runtime,
             lambda: Producer(
-                config, store=member.store, runtime=runtime, network=self.network.of(runtime)
+                config,
+                store=member.store,
+                runtime=runtime,
+                open_committer=partial(open_brokered_committer, network=self.network.of(runtime)),
             ),
         )
         number = 0

@@ -13,7 +13,8 @@ from opendata_buffer.broker.protocol import VALID_MS, AppendRequest
 from opendata_buffer.broker.server import Session
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.manifest import NewEntry
-from opendata_buffer.producer.group_commit import ALONE_S, BESIDE_S, shared_committer
+from opendata_buffer.producer.group_commit import shared_committer
+from opendata_buffer.producer.write_fairness import ALONE_S, BESIDE_S
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment
 from opendata_buffer.stores.memory import MemoryStore

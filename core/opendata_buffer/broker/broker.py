@@ -18,7 +18,7 @@ from opendata_buffer.broker.dispatcher import Dispatcher
 from opendata_buffer.broker.protocol import AppendRequest, clock_body, error_body
 from opendata_buffer.errors import CommitStateUnknown, QueueFull
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.producer.group_commit import Gaps
+from opendata_buffer.producer.write_fairness import WriteFairness
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Condition, Moment, Runtime, Task
 
@@ -249,7 +249,7 @@ class Service:
         self._bytes = 0
         self._next = 0
         self._leaving = False
-        self._gaps = Gaps()
+        self._fairness = WriteFairness(runtime.random)
         self._pauses = WritePauses(runtime, self._condition)
         self._others_wrote = False
         self._task: Task | None = None
@@ -382,7 +382,8 @@ class Service:
                 return
             if not group:
                 continue
-            began, conflicts = self._runtime.monotonic(), self._queue.conflicts
+            conflicts = self._queue.conflicts
+            self._fairness.begins(self._runtime.monotonic())
             try:
                 self._commit(group)
             except Exception as error:
@@ -391,11 +392,12 @@ class Service:
                 self._fail(group, error)
             now = self._runtime.monotonic()
             if self._queue.conflicts > conflicts:
-                self._gaps.lost(now)
+                self._fairness.lost(now)
                 self._on_conflict()
-            self._let_others_in(self._gaps.wrote(began, now))
+            self._fairness.won(now)
+            self._leave_gap(self._fairness.pause(now))
 
-    def _let_others_in(self, seconds: float) -> None:
+    def _leave_gap(self, seconds: float) -> None:
         until = self._runtime.monotonic() + seconds
         with self._condition:
             while not self._leaving and not self._pauses.is_wanted:
