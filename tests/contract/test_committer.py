@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from opendata_buffer.broker.committer import open_brokered_committer
-from opendata_buffer.broker.election import Host
+from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import WebSocketNetwork
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import (
@@ -77,7 +77,7 @@ class Brokered:
 
     def __init__(self, store: Store, config: ProducerConfig) -> None:
         network = WebSocketNetwork(RUNTIME)
-        self._host = Host(store, config, RUNTIME, network)
+        self._host = LeaderElection(store, config, RUNTIME, network)
         end = time.monotonic() + WAIT_S
         while self._host.serving is None:
             assert time.monotonic() < end, "no broker serves"

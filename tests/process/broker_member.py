@@ -20,7 +20,7 @@ from buffer_sink.committer import WriteCommitter
 from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
 from opendata_buffer import Producer, ProducerConfig, QueueConfig, Worker, WorkerConfig
-from opendata_buffer.broker.election import Host
+from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import WebSocketNetwork
 from opendata_buffer.errors import (
     ClaimLost,
@@ -46,7 +46,7 @@ def host(store: str) -> None:
     runtime = SystemRuntime()
     network = WebSocketNetwork(runtime)
     config = ProducerConfig(store=store)
-    serving = Host(open_store(store), config, runtime, network)
+    serving = LeaderElection(open_store(store), config, runtime, network)
     say("id", serving._id)
     sys.stdin.read()
 

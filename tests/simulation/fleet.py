@@ -19,7 +19,7 @@ from functools import partial
 import pytest
 
 from opendata_buffer.broker.committer import open_brokered_committer
-from opendata_buffer.broker.election import Host
+from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.worker import ClaimedBatch, Worker
 from opendata_buffer.config import ProducerConfig, WorkerConfig
 from opendata_buffer.errors import (
@@ -136,7 +136,7 @@ class Fleet:
         runtime = member.runtime
         network = self.network.of(runtime)
         config = ProducerConfig(store=STORE, cas_deadline_ms=10_000)
-        host = Host(member.store, config, runtime, network)
+        host = LeaderElection(member.store, config, runtime, network)
         self._await(runtime, lambda: self.ended)
         host.stop(5)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from opendata_buffer.broker.committer import BrokeredCommitter
-from opendata_buffer.broker.election import Host
+from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import CommitStateUnknown, Conflict, TransientStorageError
 from opendata_buffer.formats.manifest import NewEntry
@@ -84,7 +84,7 @@ class World:
         self.running.append(runtime)
 
         def main() -> None:
-            Host(
+            LeaderElection(
                 store,
                 CONFIG,
                 runtime,

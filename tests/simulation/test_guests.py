@@ -17,7 +17,7 @@ from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
 from opendata_buffer.broker.broker import PAUSE_S
 from opendata_buffer.broker.committer import open_brokered_committer
-from opendata_buffer.broker.election import Host
+from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.write_pause import BrokerPause
 from opendata_buffer.config import (
     ConsumerConfig,
@@ -68,7 +68,7 @@ class World:
         self.network = SimNetwork(self.simulation)
         self.inner = MemoryStore("simulation", now_ms=self.simulation.now_ms)
         self.director = self.simulation.process("director")
-        self.hosts: list[tuple[SimRuntime, Host]] = []
+        self.hosts: list[tuple[SimRuntime, LeaderElection]] = []
         self.appends: list[float] = []
         self.waits: list[tuple[float, float]] = []
         self.landed: list[str] = []
@@ -97,7 +97,7 @@ class World:
 
         def live() -> None:
             store = self.store(runtime)
-            made = Host(store, CONFIG, runtime, network)
+            made = LeaderElection(store, CONFIG, runtime, network)
             self.hosts.append((runtime, made))
 
         runtime.spawn(live, "host")

@@ -28,9 +28,9 @@ __all__ = [
     "Landed",
     "PauseRequest",
     "Service",
-    "Waiting",
+    "PendingAppend",
     "WritePauses",
-    "look_up",
+    "find_earlier_attempt",
 ]
 
 
@@ -48,7 +48,7 @@ class Landed:
     sequence: int
 
 
-def look_up(
+def find_earlier_attempt(
     key: str, entries: Sequence[NewEntry], since: int
 ) -> Callable[[Manifest], Landed | None]:
     """A guard for :meth:`.Queue.append` that finds an earlier attempt of the same append.
@@ -105,7 +105,7 @@ _Guard: TypeAlias = Callable[[Manifest], _Stop | None]
 class Client(Protocol):
     """Who asks; see :class:`~opendata_buffer.broker.server.Session`."""
 
-    def remember(self, waiting: Waiting) -> None:
+    def remember(self, waiting: PendingAppend) -> None:
         """An append waits from now on."""
         ...
 
@@ -115,7 +115,7 @@ class Client(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Waiting:
+class PendingAppend:
     """A request that waits for its turn."""
 
     client: Client
@@ -236,15 +236,15 @@ class Service:
         runtime: Runtime,
         data_path_prefix: str,
         on_conflict: Callable[[], None] = lambda: None,
-        foreman: Dispatcher | None = None,
+        dispatcher: Dispatcher | None = None,
     ) -> None:
         self._queue = queue
         self._runtime = runtime
         self.data_path_prefix = data_path_prefix
         self._on_conflict = on_conflict
-        self.foreman = foreman
+        self.dispatcher = dispatcher
         self._condition = runtime.condition()
-        self._waiting: list[Waiting] = []
+        self._waiting: list[PendingAppend] = []
         self._entries = 0
         self._bytes = 0
         self._next = 0
@@ -278,8 +278,8 @@ class Service:
             self._condition.notify_all()
         metrics.broker_clients.unwatch(self)
         metrics.broker_waiting_entries.unwatch(self)
-        if self.foreman is not None:
-            self.foreman.stop(timeout)
+        if self.dispatcher is not None:
+            self.dispatcher.stop(timeout)
         if self._task is not None:
             self._task.join(timeout)
 
@@ -303,7 +303,7 @@ class Service:
     def submit(self, client: Client, request: AppendRequest, message_bytes: int) -> None:
         """Append when its turn comes; the client gets the answer."""
         size = len(request.entries)
-        waiting = Waiting(client, request, request.heard)
+        waiting = PendingAppend(client, request, request.heard)
         client.remember(waiting)
         with self._condition:
             if self._leaving:
@@ -406,7 +406,7 @@ class Service:
                     break
                 self._condition.wait(left)
 
-    def _commit(self, group: Sequence[Waiting]) -> None:
+    def _commit(self, group: Sequence[PendingAppend]) -> None:
         fresh = []
         for each in group:
             if each.request.since is None:
@@ -417,7 +417,7 @@ class Service:
         if fresh:
             self._append(fresh)
 
-    def _append(self, group: Sequence[Waiting]) -> None:
+    def _append(self, group: Sequence[PendingAppend]) -> None:
         """Append requests in one write, in order; answer each."""
         while group:
             group = self._without_late(group)
@@ -451,13 +451,13 @@ class Service:
             for each in group:
                 self._done(each, first)
                 first += len(each.request.entries)
-            if self.foreman is not None:
-                self.foreman.appended()
+            if self.dispatcher is not None:
+                self.dispatcher.appended()
             return
 
-    def _guard(self, group: Sequence[Waiting], entries: Sequence[NewEntry]) -> _Guard:
+    def _guard(self, group: Sequence[PendingAppend], entries: Sequence[NewEntry]) -> _Guard:
         since = group[0].request.since
-        search = None if since is None else look_up(self._queue.key, entries, since)
+        search = None if since is None else find_earlier_attempt(self._queue.key, entries, since)
 
         def guard(before: Manifest) -> _Stop | None:
             # On each attempt: while the last one was on its way, a client may have waited long
@@ -469,7 +469,7 @@ class Service:
 
         return guard
 
-    def _without_late(self, group: Sequence[Waiting]) -> list[Waiting]:
+    def _without_late(self, group: Sequence[PendingAppend]) -> list[PendingAppend]:
         now = Moment.now(self._runtime)
         kept = []
         for each in group:
@@ -489,7 +489,7 @@ class Service:
         first = 0 if seen is None else seen.first_sequence
         return error.sequence is not None and first <= error.sequence
 
-    def _done(self, each: Waiting, sequence: int) -> None:
+    def _done(self, each: PendingAppend, sequence: int) -> None:
         size = len(each.request.entries)
         self._next = max(self._next, sequence + size)
         self.appended += size
@@ -497,10 +497,10 @@ class Service:
             {"op": "done", "n": each.request.number, "sequence": sequence, "next": self._next}
         )
 
-    def _refuse(self, each: Waiting, why: str) -> None:
+    def _refuse(self, each: PendingAppend, why: str) -> None:
         each.client.answer({"op": "refused", "n": each.request.number, "why": why})
 
-    def _fail(self, group: Sequence[Waiting], error: BaseException) -> None:
+    def _fail(self, group: Sequence[PendingAppend], error: BaseException) -> None:
         if isinstance(error, CommitStateUnknown) and self._may_be_found(error):
             for each in group:
                 since = each.request.since if each.request.since is not None else error.sequence

@@ -29,8 +29,8 @@ __all__ = [
     "Connection",
     "Dial",
     "Lost",
-    "OpenCall",
-    "OpenCalls",
+    "PendingRequest",
+    "PendingRequests",
     "Refused",
     "Reply",
 ]
@@ -86,7 +86,7 @@ _ANSWERS = {"done", "refused", "lost", "failed", "claimed", "finished", "beaten"
 
 
 @dataclass(slots=True, eq=False)
-class OpenCall:
+class PendingRequest:
     """One request that waits for its answer.
 
     Attributes:
@@ -106,7 +106,7 @@ class OpenCall:
     answer: Answer | Reply | OpenDataBufferError | None = None
 
 
-class OpenCalls:
+class PendingRequests:
     """The open requests of one connection, by their numbers.
 
     Attributes:
@@ -117,26 +117,26 @@ class OpenCalls:
     def __init__(self) -> None:
         self.clock: Any = None
         self.heard_at = 0.0
-        self._calls: dict[int, OpenCall] = {}
+        self._pending: dict[int, PendingRequest] = {}
         self._number = 0
         self._next = 0  # sequence of the queue's next entry, as far as was heard
 
     def __len__(self) -> int:
-        return len(self._calls)
+        return len(self._pending)
 
-    def __iter__(self) -> Iterator[OpenCall]:
-        return iter(self._calls.values())
+    def __iter__(self) -> Iterator[PendingRequest]:
+        return iter(self._pending.values())
 
     @property
     def is_full(self) -> bool:
         """Whether a broker would end the connection of who asks for more at once."""
-        return len(self._calls) >= MAX_OPEN_REQUESTS
+        return len(self._pending) >= MAX_OPEN_REQUESTS
 
-    def begin(self, *, posted: bool = False) -> tuple[int, OpenCall]:
+    def begin(self, *, posted: bool = False) -> tuple[int, PendingRequest]:
         """A request that is not an append: its number, and where its answer will be."""
-        return self._open(OpenCall(Lost(self._next, self.heard_at), posted=posted))
+        return self._open(PendingRequest(Lost(self._next, self.heard_at), posted=posted))
 
-    def begin_append(self, since: int | None, begin_by: float) -> tuple[int, OpenCall]:
+    def begin_append(self, since: int | None, begin_by: float) -> tuple[int, PendingRequest]:
         """An append: its number, and where its answer will be.
 
         Args:
@@ -145,11 +145,11 @@ class OpenCalls:
         """
         valid_s = min(VALID_MS / 1000, begin_by - self.heard_at)
         lost = Lost(self._next if since is None else since, self.heard_at + valid_s)
-        return self._open(OpenCall(lost, self.heard_at, valid_s, begin_by))
+        return self._open(PendingRequest(lost, self.heard_at, valid_s, begin_by))
 
     def end(self, number: int) -> None:
         """Whoever waited has the answer, or waits no longer."""
-        del self._calls[number]
+        del self._pending[number]
 
     def hear(self, body: Reply, now: float) -> bool:
         """Take what the broker says.
@@ -164,7 +164,7 @@ class OpenCalls:
         self.clock, self.heard_at = body.get("clock"), now
         if isinstance(following := body.get("next"), int):
             self._next = max(self._next, following)
-        call = self._calls.get(body["n"]) if isinstance(body.get("n"), int) else None
+        call = self._pending.get(body["n"]) if isinstance(body.get("n"), int) else None
         match body:
             case {"op": "done", "sequence": int(sequence)} if call is not None:
                 call.answer = Appended(sequence)
@@ -199,7 +199,7 @@ class OpenCalls:
             The numbers of those that the broker is to be told of.
         """
         renewed = []
-        for number, call in self._calls.items():
+        for number, call in self._pending.items():
             is_old = self.heard_at - call.heard_at >= RENEW_S
             if call.answer is None and is_old and self.heard_at + call.valid_s <= call.begin_by:
                 # First here: nobody else is asked while the broker may still write it.
@@ -210,13 +210,13 @@ class OpenCalls:
 
     def lose(self) -> None:
         """The connection has ended: no answer comes any more."""
-        for call in self._calls.values():
+        for call in self._pending.values():
             if call.answer is None:
                 call.answer = call.lost
 
-    def _open(self, call: OpenCall) -> tuple[int, OpenCall]:
+    def _open(self, call: PendingRequest) -> tuple[int, PendingRequest]:
         self._number += 1
-        self._calls[self._number] = call
+        self._pending[self._number] = call
         return self._number, call
 
 
@@ -277,14 +277,14 @@ class Connection:
     """
 
     def __init__(
-        self, channel: Channel, announcement: DiscoveryRecord, runtime: Runtime, nonce: bytes
+        self, channel: Channel, broker_record: DiscoveryRecord, runtime: Runtime, nonce: bytes
     ) -> None:
-        self.announcement = announcement
+        self.broker_record = broker_record
         self._channel = channel
         self._runtime = runtime
-        self._end = ClientEnd(announcement.secret, announcement.term, nonce)
+        self._end = ClientEnd(broker_record.secret, broker_record.term, nonce)
         self._condition = runtime.condition()
-        self._calls = OpenCalls()
+        self._pending = PendingRequests()
         self._stats: dict[str, Any] | None = None
         self._sending = False
         self._over = False
@@ -329,9 +329,9 @@ class Connection:
                 return Refused("late")
             if self._over:
                 return Refused("unsent")
-            number, call = self._calls.begin_append(since, begin_by)
+            number, call = self._pending.begin_append(since, begin_by)
             valid_ms = int(call.valid_s * 1000)
-            body = append_body(number, entries, self._calls.clock, valid_ms, since)
+            body = append_body(number, entries, self._pending.clock, valid_ms, since)
         answer = self._complete(number, call, body)
         return answer if isinstance(answer, Appended | Refused | Lost) else Refused("unknown")
 
@@ -349,7 +349,7 @@ class Connection:
             self._await_room(None)
             if self._over:
                 return Refused("unsent")
-            number, call = self._calls.begin()
+            number, call = self._pending.begin()
         answer = self._complete(number, call, {**body, "n": number}, timeout)
         return Refused("unknown") if isinstance(answer, Appended) else answer
 
@@ -369,9 +369,9 @@ class Connection:
         """
         with self._condition:
             self._await_room(until)
-            if self._over or self._calls.is_full:
+            if self._over or self._pending.is_full:
                 return False
-            number, _ = self._calls.begin(posted=True)
+            number, _ = self._pending.begin(posted=True)
         return self._transmit({**body, "n": number})
 
     def await_posted(self, until: float | None) -> None:
@@ -380,7 +380,7 @@ class Connection:
         A connection that is closed while answers come in may take along what was sent on it.
         """
         with self._condition:
-            while not self._over and any(each.posted for each in self._calls):
+            while not self._over and any(each.posted for each in self._pending):
                 left = None if until is None else until - self._runtime.monotonic()
                 if left is not None and left <= 0:
                     return
@@ -412,7 +412,7 @@ class Connection:
         self._abandoned = True
 
     def _complete(
-        self, number: int, call: OpenCall, body: dict[str, Any], timeout: float | None = None
+        self, number: int, call: PendingRequest, body: dict[str, Any], timeout: float | None = None
     ) -> Answer | Reply:
         until = None if timeout is None else self._runtime.monotonic() + timeout
         try:
@@ -433,7 +433,7 @@ class Connection:
         finally:
             # Also after an interrupt: what is left behind would take up room for ever.
             with self._condition:
-                self._calls.end(number)
+                self._pending.end(number)
                 self._condition.notify_all()
         if isinstance(call.answer, OpenDataBufferError):
             raise call.answer
@@ -441,7 +441,7 @@ class Connection:
 
     def _await_room(self, until: float | None) -> None:
         """With the lock."""
-        while self._calls.is_full and not self._over:
+        while self._pending.is_full and not self._over:
             left = None if until is None else until - self._runtime.monotonic()
             if left is not None and left <= 0:
                 return
@@ -491,10 +491,10 @@ class Connection:
                     with self._condition:
                         self._take(message)
                     self._renew()
-                elif not self._calls:
+                elif not self._pending:
                     asked = False
                 elif asked:
-                    log.warning("%s gives no sign of life", self.announcement)
+                    log.warning("%s gives no sign of life", self.broker_record)
                     return
                 else:
                     asked = True
@@ -502,21 +502,21 @@ class Connection:
         except ChannelClosed:
             pass
         except ProtocolError as error:
-            log.warning("connection to %s ended: %s", self.announcement, error)
+            log.warning("connection to %s ended: %s", self.broker_record, error)
         finally:
             with self._condition:
                 self._finish()
 
     def _renew(self) -> None:
         with self._condition:
-            clock, renewed = self._calls.clock, self._calls.renew()
+            clock, renewed = self._pending.clock, self._pending.renew()
         if renewed:
             self._transmit({"op": "renew", "clock": clock, "n": renewed}, patient=False)
 
     def _take(self, message: bytes) -> None:
         """With the lock."""
         body = self._end.open(message)
-        heard = self._calls.hear(body, self._runtime.monotonic())
+        heard = self._pending.hear(body, self._runtime.monotonic())
         if body.get("op") == "stats":
             self._stats = body
         if heard:
@@ -527,5 +527,5 @@ class Connection:
             return
         self._over = True
         self._channel.close()
-        self._calls.lose()
+        self._pending.lose()
         self._condition.notify_all()

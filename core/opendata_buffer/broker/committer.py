@@ -17,11 +17,11 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from opendata_buffer.broker.broker import Landed, look_up
+from opendata_buffer.broker.broker import Landed, find_earlier_attempt
 from opendata_buffer.broker.client import Appended, Connection, Lost
 from opendata_buffer.broker.discovery import Discovery
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
-from opendata_buffer.broker.election import Host
+from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import Network, WebSocketNetwork, listen_for
 from opendata_buffer.config import ProducerConfig, QueueConfig
 from opendata_buffer.errors import (
@@ -124,7 +124,7 @@ class BrokeredCommitter:
     def broker(self) -> DiscoveryRecord | None:
         """The broker that is connected; None while this process appends alone."""
         connection = self._finder.connection
-        return None if connection is None else connection.announcement
+        return None if connection is None else connection.broker_record
 
     def pause(self) -> float:
         """See :class:`Committer`."""
@@ -187,7 +187,9 @@ class BrokeredCommitter:
         error: OpenDataBufferError | None = None
         while self._runtime.monotonic() < begin_by:
             try:
-                found = queue.append(entries, guard=look_up(queue.key, entries, doubt.since))
+                found = queue.append(
+                    entries, guard=find_earlier_attempt(queue.key, entries, doubt.since)
+                )
             except OpenDataBufferError as failed:
                 self._weigh(failed, entries, begin_by, doubt)
                 error = failed
@@ -226,7 +228,7 @@ class BrokeredCommitter:
         before = self._finder.connection
         found = self._finder.find(self._is_time, self._plan_next_look)
         if found is not None and before is None:
-            log.info("appending through %s", found.announcement)
+            log.info("appending through %s", found.broker_record)
         return found
 
     def _is_time(self) -> bool:
@@ -320,7 +322,7 @@ class _Shared:
         self._callers = 1
         self._opened = False
         self._committer: BrokeredCommitter | None = None
-        self._host: Host | None = None
+        self._election: LeaderElection | None = None
 
     @property
     def attempts(self) -> int:
@@ -357,7 +359,7 @@ class _Shared:
         alone = shared_committer(store, config, runtime, claim=claim)
         hosts = config.broker == "host"
         if hosts:
-            self._host = Host(store, config, runtime, network)
+            self._election = LeaderElection(store, config, runtime, network)
         self._committer = BrokeredCommitter(
             alone, store, config, runtime, network.connect, expects=hosts, claim=claim
         )
@@ -391,8 +393,8 @@ class _Shared:
         _shared.pop(self._key, None)
         if self._committer is not None:
             self._committer.close()
-        if self._host is not None:
-            self._host.stop(HOST_STOP_S)
+        if self._election is not None:
+            self._election.stop(HOST_STOP_S)
 
     @property
     def _inner(self) -> BrokeredCommitter:

@@ -171,7 +171,7 @@ class Discovery:
             if self._connection is connection:
                 self._connection = None
                 if fell_silent:
-                    self._silent, self._beat = connection.announcement, None
+                    self._silent, self._beat = connection.broker_record, None
 
     def close(self) -> Connection | None:
         """Look no more; gives the connection there was, to be closed. Free to repeat."""

@@ -16,12 +16,12 @@ from opendata_buffer.queue.cas import CasObject, CasStore, Done
 from opendata_buffer.runtime import Runtime
 
 __all__ = [
-    "ANNOUNCEMENT",
+    "DISCOVERY_RECORD",
     "DiscoveryRecord",
     "FILE_NAME",
     "Lease",
     "Watch",
-    "announcement_key",
+    "discovery_record_key",
     "decode",
     "encode",
 ]
@@ -30,14 +30,14 @@ __all__ = [
 FILE_NAME = "_broker.json"
 SECRET_BYTES = 32
 
-ANNOUNCEMENT = Sidecar(
+DISCOVERY_RECORD = Sidecar(
     "a broker's announcement",
     "Nothing depends on it: delete the object, and the next broker writes a new one.",
     confidential=True,
 )
 
 
-def announcement_key(data_path_prefix: str) -> str:
+def discovery_record_key(data_path_prefix: str) -> str:
     """The key of the announcement of a queue."""
     return f"{data_path_prefix}/{FILE_NAME}"
 
@@ -91,17 +91,17 @@ class DiscoveryRecord:
         return replace(self, address="", secret=b"", beat=self.beat + 1, seen_ms=now_ms)
 
 
-def encode(announcement: DiscoveryRecord) -> bytes:
+def encode(broker_record: DiscoveryRecord) -> bytes:
     """The object's bytes."""
     document = {
-        "version": ANNOUNCEMENT.version,
-        "term": announcement.term,
-        "id": announcement.id,
-        "address": announcement.address,
-        "secret": announcement.secret.hex(),
-        "certificate": announcement.certificate,
-        "beat": announcement.beat,
-        "seen_ms": announcement.seen_ms,
+        "version": DISCOVERY_RECORD.version,
+        "term": broker_record.term,
+        "id": broker_record.id,
+        "address": broker_record.address,
+        "secret": broker_record.secret.hex(),
+        "certificate": broker_record.certificate,
+        "beat": broker_record.beat,
+        "seen_ms": broker_record.seen_ms,
     }
     return json.dumps(document).encode() + b"\n"
 
@@ -112,7 +112,7 @@ def decode(data: bytes) -> DiscoveryRecord:
     Raises:
         CorruptData: They are no announcement of this version.
     """
-    fields = ANNOUNCEMENT.decode(data)
+    fields = DISCOVERY_RECORD.decode(data)
     address, secret = fields.text("address"), fields.text("secret")
     try:
         key = bytes.fromhex(secret)
@@ -152,7 +152,7 @@ class Lease:
     ) -> None:
         self._runtime = runtime
         self._store = store
-        self._key = announcement_key(config.data_path_prefix)
+        self._key = discovery_record_key(config.data_path_prefix)
         self._settings = replace(config, cas_deadline_ms=min(deadline_ms, config.cas_deadline_ms))
         self._register = self._made()
 
@@ -227,8 +227,8 @@ class Lease:
             encode=encode,
             runtime=self._runtime,
             settings=self._settings,
-            max_bytes=ANNOUNCEMENT.max_bytes,
-            unreadable=ANNOUNCEMENT.unreadable,
+            max_bytes=DISCOVERY_RECORD.max_bytes,
+            unreadable=DISCOVERY_RECORD.unreadable,
         )
 
 

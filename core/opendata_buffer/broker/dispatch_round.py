@@ -153,17 +153,17 @@ class DispatchRound:
     def __init__(
         self,
         claims: Claims,
-        shelf: ReadyBatches,
+        ready: ReadyBatches,
         heartbeats: Heartbeats,
         ended_before: Mapping[int, str],
         now: float,
     ) -> None:
-        self._shelf = shelf
+        self._ready = ready
         self._heartbeats = heartbeats
         self._ended_before = ended_before
         self._now = now
         self.claims = claims
-        self.said: list[tuple[Responder, dict[str, Any]]] = []
+        self.responses: list[tuple[Responder, dict[str, Any]]] = []
         self.lapses: dict[int, float | None] = {}
         self.rests: dict[int, float] = {}
         self.ended: dict[int, str] = {}
@@ -188,25 +188,25 @@ class DispatchRound:
         finished = {"op": "finished", "n": request.number}
         if request.how == (self.ended.get(token) or self._ended_before.get(token)):
             # Asked again, by a worker that heard no answer.
-            self.said.append((request.answer, finished))
+            self.responses.append((request.answer, finished))
             return
         if not self.claims.holds(sequence, token):
             error = error_body(ClaimLost(sequence))
-            self.said.append(
+            self.responses.append(
                 (request.answer, {"op": "failed", "n": request.number, "error": error})
             )
             return
         if request.how == "release":
             self.claims = self.claims.release(sequence)
             self.rests[sequence] = self._now + request.rest_ms / 1000
-        elif request.how == "done" or self._shelf.quarantine(sequence, request.reason):
+        elif request.how == "done" or self._ready.quarantine(sequence, request.reason):
             self.claims = self.claims.finish(sequence)
         else:
             self.claims = self.claims.release(sequence)
         self.lapses[sequence] = None
         self.ended[token] = request.how
         self._heartbeats.drop(token)
-        self.said.append((request.answer, finished))
+        self.responses.append((request.answer, finished))
 
     def hand_out(
         self, claiming: Sequence[ClaimRequest], look: Callable[[int], object] | None
@@ -221,15 +221,15 @@ class DispatchRound:
         Returns:
             Who goes on waiting.
         """
-        shelf = self._shelf
+        ready = self._ready
         # Also when nobody waits: rests that are over are forgotten by this.
-        resting = shelf.resting(self._now)
+        resting = ready.resting(self._now)
         resting.update(key for key, at in self.rests.items() if at > self._now)
         wanted = sum(each.most for each in claiming)
-        free = self.claims.free(shelf.end, resting) if wanted else []
+        free = self.claims.free(ready.end, resting) if wanted else []
         if len(free) < wanted and look is not None:
             look(wanted - len(free))
-            free = self.claims.free(shelf.end, resting)
+            free = self.claims.free(ready.end, resting)
         left = []
         place = 0
         for request in claiming:
@@ -237,15 +237,15 @@ class DispatchRound:
             size = 0
             while len(given) < request.most and place < len(free):
                 sequence = free[place]
-                size += shelf.size_of(sequence)
+                size += ready.size_of(sequence)
                 if given and size > MAX_ANSWER_BYTES:
                     break
                 place += 1
                 if self._is_worn_out(sequence, request):
                     continue
-                if shelf.size_of(sequence) > MAX_ANSWER_BYTES:
+                if ready.size_of(sequence) > MAX_ANSWER_BYTES:
                     reason = "its metadata is larger than what a broker and a worker exchange"
-                    if shelf.quarantine(sequence, reason):
+                    if ready.quarantine(sequence, reason):
                         self.claims = self.claims.finish(sequence)
                     continue
                 given.append(sequence)
@@ -253,7 +253,7 @@ class DispatchRound:
                 self._give(request, given)
             elif self._now >= request.until:
                 body = {"op": "claimed", "n": request.number, "batches": []}
-                self.said.append((request.answer, body))
+                self.responses.append((request.answer, body))
             else:
                 left.append(request)
         return left
@@ -262,7 +262,7 @@ class DispatchRound:
         count = self.claims.deliveries.get(sequence, 0)
         if not 0 < request.max_deliveries <= count:
             return False
-        if self._shelf.quarantine(sequence, f"handed out {count} times and never finished"):
+        if self._ready.quarantine(sequence, f"handed out {count} times and never finished"):
             self.claims = self.claims.finish(sequence)
         return True
 
@@ -274,10 +274,10 @@ class DispatchRound:
             self.rests.pop(sequence, None)
             batches.append(
                 {
-                    **self._shelf.body_of(sequence),
+                    **self._ready.body_of(sequence),
                     "token": self.claims.held[sequence].token,
                     "deliveries": self.claims.deliveries[sequence],
                 }
             )
         body = {"op": "claimed", "n": request.number, "batches": batches}
-        self.said.append((request.answer, body))
+        self.responses.append((request.answer, body))

@@ -87,8 +87,8 @@ class Dispatcher:
         self._finishing: list[FinishRequest] = []
         self._claiming: list[ClaimRequest] = []
         self._heartbeats = Heartbeats(self._condition, steady_since)
-        self._shelf = ReadyBatches(store, config, runtime)
-        self._tenure: DispatcherTerm | None = None
+        self._ready = ReadyBatches(store, config, runtime)
+        self._term: DispatcherTerm | None = None
         self._last_epoch = -1
         self._leaving = False
         self._fenced: Fenced | None = None
@@ -133,8 +133,8 @@ class Dispatcher:
 
     def held_now(self) -> float | None:
         """Batches that workers hold; None while this broker hands out nothing."""
-        tenure = self._tenure
-        return None if tenure is None else len(tenure.claims.held)
+        term = self._term
+        return None if term is None else len(term.claims.held)
 
     def appended(self) -> None:
         """There are new batches in the queue."""
@@ -166,7 +166,7 @@ class Dispatcher:
                     self._claiming = []
                     news, self._news = self._news, False
                 try:
-                    left = self._take_turn(finishing, claiming, news)
+                    left = self._run_round(finishing, claiming, news)
                 except Exception as error:
                     left = []
                     self._give_up([*finishing, *claiming], error)
@@ -188,75 +188,75 @@ class Dispatcher:
         """Until there is something to do; with the lock."""
         while not self._leaving and not self._finishing and not self._news:
             now = self._runtime.monotonic()
-            times = [*self._heartbeats.lapses.values(), *self._shelf.rests.values()]
+            times = [*self._heartbeats.lapses.values(), *self._ready.rests.values()]
             if self._claiming:
-                times.append(self._shelf.looked_at + POLL_S)
+                times.append(self._ready.looked_at + POLL_S)
                 times += [each.until for each in self._claiming]
             if times and min(times) <= now:
                 return
             self._condition.wait(min(times) - now if times else None)
 
-    def _take_turn(
+    def _run_round(
         self, finishing: list[FinishRequest], claiming: list[ClaimRequest], news: bool
     ) -> list[ClaimRequest]:
-        tenure = self._in_office()
-        shelf, now = self._shelf, self._runtime.monotonic()
-        turn = DispatchRound(tenure.claims, shelf, self._heartbeats, self._ended, now)
+        term = self._ensure_term()
+        ready, now = self._ready, self._runtime.monotonic()
+        turn = DispatchRound(term.claims, ready, self._heartbeats, self._ended, now)
         turn.lapse()
         for request in finishing:
             turn.finish(request)
 
         def look(count: int) -> None:
-            shelf.look_for(count, tenure.consumer, now)
+            ready.look_for(count, term.consumer, now)
 
-        due = news or now >= shelf.looked_at + POLL_S
+        due = news or now >= ready.looked_at + POLL_S
         left = turn.hand_out(claiming, look if due else None)
-        tenure.write(turn.claims)
+        term.write(turn.claims)
         # Landed: now it may be said, and acted on.
         self._heartbeats.landed(turn.lapses)
-        shelf.rests.update(turn.rests)
+        ready.rests.update(turn.rests)
         self._ended.update(turn.ended)
         while len(self._ended) > MAX_ENDED:
             del self._ended[next(iter(self._ended))]
         metrics.claims_lapsed.add(turn.lapsed)
         self._heartbeats.forget(turn.claims.held)
-        for answer, body in turn.said:
+        for answer, body in turn.responses:
             answer(body)
         return left
 
-    def _in_office(self) -> DispatcherTerm:
+    def _ensure_term(self) -> DispatcherTerm:
         if self._fenced is not None:
             # Whoever took the queue meant to. Taking it back would begin a quarrel.
             raise self._fenced
-        if self._tenure is not None:
-            return self._tenure
+        if self._term is not None:
+            return self._term
         if not self._may_take():
             # Taken all the same, and given up before the claims are written, they would look as
             # if another consumer had the queue: the announced broker would leave it to that one.
             raise TransientStorageError("another broker is announced by now: ask that one")
-        tenure = DispatcherTerm(self._store, self._config, self._runtime, self._queue)
-        claims, shelf = tenure.claims, self._shelf
+        term = DispatcherTerm(self._store, self._config, self._runtime, self._queue)
+        claims, ready = term.claims, self._ready
         # Where somebody deleted the claims, tokens are drawn again that named others before.
         self._ended = {token: how for token, how in self._ended.items() if token <= claims.tokens}
-        self._last_epoch = tenure.epoch
-        shelf.begin(tenure.first)
+        self._last_epoch = term.epoch
+        ready.begin(term.first)
         now = self._runtime.monotonic()
         self._heartbeats.begin(claims.held, now)
-        self._tenure = tenure
+        self._term = term
         # What is held or done must be known, to be handed out again or acknowledged.
         needed = max([claims.frontier, *(key + 1 for key in claims.held)])
-        while shelf.end < needed and shelf.look_for(needed - shelf.end, tenure.consumer, now):
+        while ready.end < needed and ready.look_for(needed - ready.end, term.consumer, now):
             pass
         log.info("handing out batches from %d on, epoch %d", claims.frontier, claims.epoch)
-        return tenure
+        return term
 
     def _acknowledge(self) -> None:
-        if self._tenure is None:
+        if self._term is None:
             return
-        frontier, consumer = self._tenure.claims.frontier, self._tenure.consumer
+        frontier, consumer = self._term.claims.frontier, self._term.consumer
         acked = consumer.last_acked_sequence
         is_acked = acked is not None and acked >= frontier - 1
-        if frontier == 0 or is_acked or self._shelf.end < frontier:
+        if frontier == 0 or is_acked or self._ready.end < frontier:
             return
         now = self._runtime.monotonic()
         if (self._finishing or self._news) and now - self._acked_at < ACK_S:
@@ -267,7 +267,7 @@ class Dispatcher:
         except TransientStorageError as error:
             log.warning("acknowledging through %d is put off: %s", frontier - 1, error)
             return
-        self._shelf.drop_before(frontier)
+        self._ready.drop_before(frontier)
 
     def _give_up(self, requests: list[ClaimRequest | FinishRequest], error: BaseException) -> None:
         """Nothing of a turn has landed, or nobody knows: begin anew from what storage holds."""
@@ -314,11 +314,11 @@ class Dispatcher:
             request.answer({"op": "refused", "n": request.number, "why": "moved"})
 
     def _leave(self) -> None:
-        tenure, self._tenure = self._tenure, None
+        term, self._term = self._term, None
         self._heartbeats.end()
-        self._shelf.rests = {}
-        if tenure is not None:
+        self._ready.rests = {}
+        if term is not None:
             try:
-                tenure.consumer.close()
+                term.consumer.close()
             except OpenDataBufferError as error:
                 log.warning("the foreman's consumer did not close cleanly: %s", error)

@@ -36,7 +36,7 @@ from opendata_buffer.queue.ownership import claim_for_use
 from opendata_buffer.runtime import Runtime, Task
 from opendata_buffer.stores.base import Store
 
-__all__ = ["Host", "consumer_settings"]
+__all__ = ["LeaderElection", "consumer_settings"]
 
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ REFUSED_S = 0.2
 """Between the first refused connection and the second, which proves the process has ended."""
 
 
-class Host:
+class LeaderElection:
     """A broker that serves when no other one does.
 
     Args:
@@ -231,7 +231,7 @@ class Host:
             self._runtime,
             self._config.data_path_prefix,
             on_conflict=self._doubt,
-            foreman=Dispatcher(
+            dispatcher=Dispatcher(
                 self._store,
                 consumer_settings(self._config),
                 self._runtime,

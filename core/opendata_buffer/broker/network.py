@@ -40,7 +40,7 @@ class ListeningPort(Protocol):
         """For the discovery record."""
         ...
 
-    def open(self, service: Service, announcement: DiscoveryRecord) -> None:
+    def open(self, service: Service, broker_record: DiscoveryRecord) -> None:
         """Serve the clients of one term."""
         ...
 
@@ -56,7 +56,7 @@ class ListeningPort(Protocol):
 class Network(Protocol):
     """Connections to brokers, and a port for a broker of this process."""
 
-    def connect(self, announcement: DiscoveryRecord) -> Connection:
+    def connect(self, broker_record: DiscoveryRecord) -> Connection:
         """A connection to the announced broker.
 
         Raises:
@@ -86,9 +86,9 @@ class WebSocketNetwork:
         self._runtime = runtime
         self._listen = listen or Listen()
 
-    def connect(self, announcement: DiscoveryRecord) -> Connection:
+    def connect(self, broker_record: DiscoveryRecord) -> Connection:
         """See :class:`Network`."""
-        return connect(announcement, self._runtime)
+        return connect(broker_record, self._runtime)
 
     def listen(self) -> ListeningPort:
         """See :class:`Network`."""
@@ -105,31 +105,31 @@ def listen_for(store: Store) -> Listen:
     return Listen() if on_one_machine else Listen(host="0.0.0.0")
 
 
-def connect(announcement: DiscoveryRecord, runtime: Runtime) -> Connection:
+def connect(broker_record: DiscoveryRecord, runtime: Runtime) -> Connection:
     """A connection to the announced broker.
 
     Raises:
         ChannelClosed: It cannot be reached within :data:`.CONNECT_S`, or sends nothing.
         ProtocolError: The process that answers is not the announced broker.
     """
-    channel = dial(announcement, CONNECT_S)
-    return Connection(channel, announcement, runtime, secrets.token_bytes(NONCE_BYTES))
+    channel = dial(broker_record, CONNECT_S)
+    return Connection(channel, broker_record, runtime, secrets.token_bytes(NONCE_BYTES))
 
 
-def dial(announcement: DiscoveryRecord, timeout: float) -> Channel:
+def dial(broker_record: DiscoveryRecord, timeout: float) -> Channel:
     """A channel to the announced address, within ``timeout`` seconds.
 
     Raises:
         ChannelRefused: No process listens there.
         ChannelClosed: It cannot be reached.
     """
-    scheme = "wss" if announcement.certificate else "ws"
+    scheme = "wss" if broker_record.certificate else "ws"
     stack = ExitStack()
     try:
         socket = stack.enter_context(
             websockets_client.connect(
-                f"{scheme}://{announcement.address}/",
-                ssl=_context() if announcement.certificate else None,
+                f"{scheme}://{broker_record.address}/",
+                ssl=_context() if broker_record.certificate else None,
                 open_timeout=timeout,
                 close_timeout=0.2,
                 ping_interval=None,
@@ -139,13 +139,13 @@ def dial(announcement: DiscoveryRecord, timeout: float) -> Channel:
             )
         )
     except ConnectionRefusedError as error:
-        raise ChannelRefused(f"no process listens at {announcement.address}") from error
+        raise ChannelRefused(f"no process listens at {broker_record.address}") from error
     except (OSError, ValueError, RuntimeError, WebSocketException) as error:
         # TimeoutError and ssl.SSLError are OSErrors; a ValueError says that the address is not
         # valid, a RuntimeError that no thread is left for the connection.
-        raise ChannelClosed(f"{announcement.address} is not reached: {error}") from error
-    if announcement.certificate:
-        _check_certificate(socket, announcement.certificate)
+        raise ChannelClosed(f"{broker_record.address} is not reached: {error}") from error
+    if broker_record.certificate:
+        _check_certificate(socket, broker_record.certificate)
     return _WebSocketChannel(socket, stack)
 
 

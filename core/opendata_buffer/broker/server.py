@@ -21,7 +21,7 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.server import ServerProtocol
 
-from opendata_buffer.broker.broker import Body, Service, Waiting
+from opendata_buffer.broker.broker import Body, PendingAppend, Service
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.broker.protocol import (
     MAX_OPEN_REQUESTS,
@@ -67,7 +67,7 @@ class Session:
         self._send = send
         self._lock = service.lock()
         self._open = 0
-        self._pending: dict[int, Waiting] = {}
+        self._pending: dict[int, PendingAppend] = {}
         self._closed = False
 
     def welcome(self, prove: bytes) -> bytes:
@@ -93,13 +93,13 @@ class Session:
                 self._begin()
                 self._service.submit(self, request, len(message))
             case "claim" | "finish" | "beat" as op:
-                foreman = self._service.foreman
-                if foreman is None:
+                dispatcher = self._service.dispatcher
+                if dispatcher is None:
                     raise ProtocolError("this broker hands out no batches")
                 if op == "beat":
                     # A worker counts on its claims from the beats that were answered, and
                     # notices that a broker is gone.
-                    if foreman.beat(parse_beat(body)):
+                    if dispatcher.beat(parse_beat(body)):
                         self._say({"op": "beaten", "n": whole(body, "n")})
                     else:
                         self._say({"op": "refused", "n": whole(body, "n"), "why": "moved"})
@@ -111,7 +111,7 @@ class Session:
                 else:
                     work = parse_finish(body, now, self.answer)
                 self._begin()
-                foreman.submit(work)
+                dispatcher.submit(work)
             case "floor":
                 self._begin()
                 if not self._service.ask_pause(self, whole(body, "n")):
@@ -135,7 +135,7 @@ class Session:
                 )
             self._open += 1
 
-    def remember(self, waiting: Waiting) -> None:
+    def remember(self, waiting: PendingAppend) -> None:
         """An append of this session waits from now on."""
         with self._lock:
             self._pending[waiting.request.number] = waiting
@@ -268,9 +268,9 @@ class WebSocketPort:
             sockets.append(client.transport.get_extra_info("socket"))
         return [each.fileno() for each in sockets]
 
-    def open(self, service: Service, announcement: DiscoveryRecord) -> None:
+    def open(self, service: Service, broker_record: DiscoveryRecord) -> None:
         """Serve the clients of one term."""
-        self._loop.call_soon_threadsafe(self._set_active, (service, announcement))
+        self._loop.call_soon_threadsafe(self._set_active, (service, broker_record))
 
     def shut(self) -> None:
         """Serve nobody, and end the connections; the port stays."""
@@ -373,10 +373,10 @@ class WebSocketPort:
         if active is None or len(self._clients) >= self._most_clients:
             await client.close(TRY_AGAIN_LATER)
             return
-        service, announcement = active
+        service, broker_record = active
         self._clients.add(client)
         try:
-            await self._talk(client, service, announcement)
+            await self._talk(client, service, broker_record)
         except ProtocolError as error:
             self._tell_once(client, error)
             client.transport.abort()
@@ -384,9 +384,9 @@ class WebSocketPort:
             self._clients.discard(client)
 
     async def _talk(
-        self, client: ServerConnection, service: Service, announcement: DiscoveryRecord
+        self, client: ServerConnection, service: Service, broker_record: DiscoveryRecord
     ) -> None:
-        end = BrokerEnd(announcement.secret, announcement.term, secrets.token_bytes(NONCE_BYTES))
+        end = BrokerEnd(broker_record.secret, broker_record.term, secrets.token_bytes(NONCE_BYTES))
         outbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
         def put(body: dict[str, Any]) -> None:

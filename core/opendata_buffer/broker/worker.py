@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 
 from opendata_buffer.broker.client import Connection, Lost, Refused
 from opendata_buffer.broker.discovery import Discovery
-from opendata_buffer.broker.election import Host
+from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import Network, WebSocketNetwork, listen_for
 from opendata_buffer.broker.protocol import MAX_REASON_CHARS, parse_metadata
 from opendata_buffer.config import WorkerConfig
@@ -39,7 +39,7 @@ from opendata_buffer.runtime import Moment, Runtime, SystemRuntime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
 
-__all__ = ["Claim", "ClaimedBatch", "LOOK_S", "Line", "Worker"]
+__all__ = ["Claim", "ClaimedBatch", "LOOK_S", "DispatcherClient", "Worker"]
 
 
 # ---- A worker's claim of one batch ----
@@ -96,7 +96,7 @@ LOOK_S = 0.25
 """Between two looks for a broker."""
 
 
-class Line:
+class DispatcherClient:
     """Asks the broker that is announced; when it is gone or replaced, the next one.
 
     Args:
@@ -296,7 +296,7 @@ class Worker:
         self._pace = self._fetch.pace()
         finder = Discovery(self._store, config, self._runtime, network.connect)
         patience_s = config.cas_deadline_ms / 1000
-        self._line = Line(finder, self._runtime, patience_s, self._store.url)
+        self._line = DispatcherClient(finder, self._runtime, patience_s, self._store.url)
         self.name = (
             config.name or f"{os.uname().nodename}-{os.getpid()}-{self._runtime.ulid()[-6:]}"
         )
@@ -307,9 +307,9 @@ class Worker:
         self._batches: WeakValueDictionary[int, ClaimedBatch] = WeakValueDictionary()
         self._closed = False
         self._beat_again = False
-        self._host = None
+        self._election = None
         if config.broker == "host":
-            self._host = Host(self._store, config, self._runtime, network)
+            self._election = LeaderElection(self._store, config, self._runtime, network)
         self._beating = self._runtime.spawn(self._beat, "opendata-buffer-worker")
 
     def claim(self, max: int = 1, timeout: float | None = None) -> list[ClaimedBatch]:  # noqa: A002
@@ -369,8 +369,8 @@ class Worker:
                 connection.post(claim.end("release"), until)
             connection.await_posted(until)
             connection.close()
-        if self._host is not None:
-            self._host.stop(timeout)
+        if self._election is not None:
+            self._election.stop(timeout)
         self._beating.join(timeout)
 
     def __enter__(self) -> Self:

@@ -15,7 +15,7 @@ from opendata_buffer.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from opendata_buffer.broker.election import Host
+    from opendata_buffer.broker.election import LeaderElection
 
 __all__ = ["broker"]
 
@@ -90,7 +90,7 @@ def broker(
     when it is killed.
     """
     from opendata_buffer.admin.observe import Observer
-    from opendata_buffer.broker.election import Host
+    from opendata_buffer.broker.election import LeaderElection
     from opendata_buffer.broker.network import WebSocketNetwork, listen_for
     from opendata_buffer.config import ConsumerConfig
     from opendata_buffer.stores.open import open_store
@@ -111,14 +111,14 @@ def broker(
     # A standby listens only once it serves: a broker that starts again under the address of its
     # dead predecessor must find that address refused. What is wrong with it is told now.
     network.listen().close()
-    host = Host(store, config, runtime, network)
+    host = LeaderElection(store, config, runtime, network)
     try:
         _report(host, store.url, runtime)
     finally:
         host.stop(STOP_S)
 
 
-def _report(host: Host, url: str, runtime: Any) -> None:
+def _report(host: LeaderElection, url: str, runtime: Any) -> None:
     """Say who serves, whenever that changes, until there is an end."""
     said = ""
     while host.failure is None:

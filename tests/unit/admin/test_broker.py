@@ -21,16 +21,16 @@ from tests.unit.broker.local import RUNTIME, connected, entries, serving, soon
 CONFIG = QueueConfig(store="memory://unused")
 
 
-def dial(announcement: DiscoveryRecord) -> Connection:
-    return connect(announcement, RUNTIME)
+def dial(broker_record: DiscoveryRecord) -> Connection:
+    return connect(broker_record, RUNTIME)
 
 
 def test_a_broker_that_lives_tells_its_counters() -> None:
-    with serving() as (_, announcement, _), connected(announcement) as client:
+    with serving() as (_, broker_record, _), connected(broker_record) as client:
         client.append(entries("a", "b", "c"), since=None, begin_by=soon())
         client.append(entries("d"), since=None, begin_by=soon())
-        found = ask_broker(announcement, dial)
-    assert (found.term, found.id, found.address) == (1, "id", announcement.address)
+        found = ask_broker(broker_record, dial)
+    assert (found.term, found.id, found.address) == (1, "id", broker_record.address)
     assert (found.alive, found.reason) == (True, "")
     assert (found.clients, found.commits, found.appended) == (2, 2, 4)
     assert (found.waiting, found.conflicts, found.group_size) == (0, 0, 2.0)
@@ -40,9 +40,9 @@ def test_a_broker_that_lives_tells_its_counters() -> None:
 
 
 def test_a_broker_whose_port_refuses_is_not_alive_and_says_why() -> None:
-    with serving() as (_, announcement, _):
+    with serving() as (_, broker_record, _):
         pass
-    found = ask_broker(announcement, dial)
+    found = ask_broker(broker_record, dial)
     assert found.alive is False
     assert "no process listens" in found.reason
     assert (found.clients, found.group_size, found.commit_rate) == (None, None, None)
@@ -58,15 +58,15 @@ def test_a_suspended_broker_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_somebody_else_on_the_port_is_not_the_broker() -> None:
-    with serving(secret=b"t" * 32) as (_, announcement, _):
-        found = ask_broker(replace(announcement, secret=b"s" * 32), dial)
+    with serving(secret=b"t" * 32) as (_, broker_record, _):
+        found = ask_broker(replace(broker_record, secret=b"s" * 32), dial)
     assert found.alive is False
 
 
 @pytest.mark.parametrize("address", ["", "127.0.0.1:9"])
 def test_one_that_has_left_or_cannot_be_asked_is_neither(address: str) -> None:
-    announcement = DiscoveryRecord(3, "id", address, b"s" * 32 if address else b"")
-    found = ask_broker(announcement, None if address else dial)
+    broker_record = DiscoveryRecord(3, "id", address, b"s" * 32 if address else b"")
+    found = ask_broker(broker_record, None if address else dial)
     assert found == BrokerStatus(term=3, id="id", address=address, seen_ms=0)
     assert found.alive is None
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from opendata_buffer.admin.overview import ASIDE_S, Overseer, summarised, writer_of
-from opendata_buffer.broker.discovery_record import announcement_key
+from opendata_buffer.broker.discovery_record import discovery_record_key
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, TransientStorageError
 from opendata_buffer.formats.keys import Transaction, batch_key, tagged_ulid
@@ -142,12 +142,12 @@ def test_an_announcement_that_cannot_be_read_does_not_hide_the_queue(
 ) -> None:
     store = MemoryStore()
     append(store, CONFIG, runtime, key_of(runtime, "AAAAAA"))
-    store.put(announcement_key("ingest"), b"no json")
+    store.put(discovery_record_key("ingest"), b"no json")
     overseer = Overseer(store, CONFIG, runtime)
     (queue,) = overseer.look().queues
     assert queue.backlog == 1
     assert len(queue.notes) == 1
-    store.delete_many([announcement_key("ingest")])
+    store.delete_many([discovery_record_key("ingest")])
     assert overseer.look().queues[0].notes == queue.notes, "looked at not long ago"
     runtime.advance(ASIDE_S)
     assert overseer.look().queues[0].notes == ()

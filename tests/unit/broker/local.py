@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from opendata_buffer.broker.broker import Service
 from opendata_buffer.broker.client import ChannelClosed, Connection
 from opendata_buffer.broker.discovery_record import SECRET_BYTES, DiscoveryRecord, Lease
-from opendata_buffer.broker.election import Host
+from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import ListeningPort, WebSocketNetwork, connect
 from opendata_buffer.broker.server import Listen, WebSocketPort
 from opendata_buffer.broker.write_pause import BrokerPause
@@ -55,27 +55,27 @@ def serving(
     store = store if store is not None else MemoryStore()
     service = Service(Queue(store, CONFIG, runtime=RUNTIME, role="broker"), RUNTIME, "ingest")
     port = WebSocketPort(listen, RUNTIME)
-    announcement = DiscoveryRecord(1, "id", port.address, secret, certificate=port.certificate)
+    broker_record = DiscoveryRecord(1, "id", port.address, secret, certificate=port.certificate)
     try:
         service.start()
-        port.open(service, announcement)
-        yield service, announcement, port
+        port.open(service, broker_record)
+        yield service, broker_record, port
     finally:
         service.stop(5)
         port.close()
 
 
 @contextmanager
-def connected(announcement: DiscoveryRecord) -> Iterator[Connection]:
-    connection = connect(announcement, RUNTIME)
+def connected(broker_record: DiscoveryRecord) -> Iterator[Connection]:
+    connection = connect(broker_record, RUNTIME)
     try:
         yield connection
     finally:
         connection.close()
 
 
-def host(store: Store, runtime: Runtime = RUNTIME) -> Host:
-    return Host(store, CONFIG, runtime, WebSocketNetwork(runtime))
+def host(store: Store, runtime: Runtime = RUNTIME) -> LeaderElection:
+    return LeaderElection(store, CONFIG, runtime, WebSocketNetwork(runtime))
 
 
 class Direct:
@@ -127,8 +127,8 @@ class Overtaken(MemoryStore):
     def open_pause(self, store: CasStore, config: QueueConfig, runtime: Runtime) -> BrokerPause:
         return BrokerPause(store, config, runtime, network=self)
 
-    def connect(self, announcement: DiscoveryRecord) -> Connection:
-        self.asked.append(announcement.address)
+    def connect(self, broker_record: DiscoveryRecord) -> Connection:
+        self.asked.append(broker_record.address)
         raise ChannelClosed("no network")
 
     def listen(self) -> ListeningPort:

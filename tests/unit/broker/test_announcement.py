@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from opendata_buffer.broker.discovery_record import (
     DiscoveryRecord,
-    announcement_key,
     decode,
+    discovery_record_key,
     encode,
 )
 from opendata_buffer.errors import CorruptData
@@ -22,7 +22,7 @@ ONE = DiscoveryRecord(
 
 
 def test_it_lies_beside_the_manifest() -> None:
-    assert announcement_key("ingest") == "ingest/_broker.json"
+    assert discovery_record_key("ingest") == "ingest/_broker.json"
 
 
 def test_what_is_written_is_read() -> None:

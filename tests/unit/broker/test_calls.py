@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opendata_buffer.broker.client import RENEW_S, Appended, Lost, OpenCalls, Refused
+from opendata_buffer.broker.client import RENEW_S, Appended, Lost, PendingRequests, Refused
 from opendata_buffer.broker.protocol import MAX_OPEN_REQUESTS, VALID_MS, error_body
 from opendata_buffer.broker.secure_channel import ProtocolError
 from opendata_buffer.errors import QueueFull
@@ -18,9 +18,9 @@ def patient() -> None:
     """Nobody needs patience where time is the test's own."""
 
 
-def heard(at: float = 10.0) -> OpenCalls:
+def heard(at: float = 10.0) -> PendingRequests:
     """Of a broker whose queue goes on at sequence 5, heard at some time."""
-    calls = OpenCalls()
+    calls = PendingRequests()
     assert calls.hear({"op": "pong", "next": 5, "clock": CLOCK}, at) is False
     return calls
 

@@ -90,7 +90,7 @@ class Scripted:
         client = self.client
         if client is None or client._sending:
             return False
-        return any(call.answer is None for call in list(client._calls))
+        return any(call.answer is None for call in list(client._pending))
 
     def _has_news(self) -> bool:
         return bool(self._inbox) or self.closed
@@ -254,14 +254,14 @@ def test_who_is_interrupted_while_he_waits_takes_up_no_room() -> None:
         with pytest.raises(KeyboardInterrupt):
             client.append(entries("a"), since=None, begin_by=SOON)
     channel.send = really_send  # type: ignore[method-assign]
-    assert len(client._calls) == 0
+    assert len(client._pending) == 0
     assert client.append(entries("a"), since=None, begin_by=SOON) == Appended(7)
     client.close()
 
 
 def test_an_abandoned_connection_ends_by_itself() -> None:
-    with serving() as (service, announcement, _):
-        client = connect(announcement, RUNTIME)
+    with serving() as (service, broker_record, _):
+        client = connect(broker_record, RUNTIME)
         eventually(lambda: service.sessions == 1)
         client.abandon()
         eventually(lambda: client.is_over and service.sessions == 0)

@@ -45,14 +45,14 @@ class Counting(MemoryStore):
         return super().get(key, **rest)
 
 
-def unreachable(announcement: DiscoveryRecord) -> Connection:
+def unreachable(broker_record: DiscoveryRecord) -> Connection:
     raise ChannelClosed("no network")
 
 
 def committer(  # type: ignore[no-untyped-def]
     store: MemoryStore, direct: Direct, connecting=None, runtime: Runtime = RUNTIME
 ) -> BrokeredCommitter:
-    via = connecting or (lambda announcement: connect(announcement, RUNTIME))
+    via = connecting or (lambda broker_record: connect(broker_record, RUNTIME))
     return BrokeredCommitter(direct, store, CONFIG, runtime, via)
 
 
@@ -121,7 +121,7 @@ class Scripted:
     """A connection that answers as told; what was appended unseen is done before."""
 
     def __init__(self, *answers, before=lambda: None) -> None:  # type: ignore[no-untyped-def]
-        self.announcement = DiscoveryRecord(1, "id", "x:1", b"s" * 32)
+        self.broker_record = DiscoveryRecord(1, "id", "x:1", b"s" * 32)
         self.is_over = False
         self._answers = list(answers)
         self._before = before
@@ -166,7 +166,7 @@ def scripted(
 
         each._before = succeed
 
-    def connecting(announcement: DiscoveryRecord) -> Connection:
+    def connecting(broker_record: DiscoveryRecord) -> Connection:
         if not left:
             raise ChannelClosed("none left")
         return left.pop(0)  # type: ignore[return-value]
@@ -256,8 +256,8 @@ def test_a_process_finds_the_broker_that_follows_a_dead_one(
     monkeypatch.setattr(committer_module, "PATIENCE_S", 0.2)
     store = MemoryStore()
     direct = Direct(store)
-    with serving(store) as (_, announcement, _):
-        announce(store, announcement)
+    with serving(store) as (_, broker_record, _):
+        announce(store, broker_record)
         ours = committer(store, direct)
         assert ours.append(entries("a"), begin_by=soon()) == 0
     broker = host(store)
@@ -266,7 +266,7 @@ def test_a_process_finds_the_broker_that_follows_a_dead_one(
 
         def through_the_next() -> bool:
             ours.append(entries(RUNTIME.ulid()), begin_by=soon())
-            return ours.broker is not None and ours.broker.id != announcement.id
+            return ours.broker is not None and ours.broker.id != broker_record.id
 
         eventually(through_the_next)
         assert len(set(queued(store))) == len(queued(store))

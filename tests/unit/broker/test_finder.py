@@ -18,8 +18,8 @@ from tests.unit.broker.local import CONFIG, RUNTIME, eventually
 class Made:
     """A connection that only knows whose it is."""
 
-    def __init__(self, announcement: DiscoveryRecord) -> None:
-        self.announcement = announcement
+    def __init__(self, broker_record: DiscoveryRecord) -> None:
+        self.broker_record = broker_record
         self.is_over = False
 
     def close(self) -> None:
@@ -42,11 +42,11 @@ class World:
         assert taken is not None
         return taken
 
-    def connect(self, announcement: DiscoveryRecord) -> Connection:
+    def connect(self, broker_record: DiscoveryRecord) -> Connection:
         assert self.slow.wait(30)
         if self.refuses:
             raise ChannelClosed("no network")
-        self.made.append(Made(announcement))
+        self.made.append(Made(broker_record))
         return self.made[-1]  # type: ignore[return-value]
 
 
@@ -196,9 +196,9 @@ def test_who_is_interrupted_as_he_begins_to_look_keeps_nobody_from_looking(begun
 
     looking = threading.Event()
 
-    def connect(announcement: DiscoveryRecord) -> Connection:
+    def connect(broker_record: DiscoveryRecord) -> Connection:
         looking.set()
-        return world.connect(announcement)
+        return world.connect(broker_record)
 
     finder = Discovery(world.store, CONFIG, Interrupted(), connect)
     if begun:

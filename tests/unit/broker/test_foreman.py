@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from opendata_buffer import metrics
-from opendata_buffer.broker import dispatch_round as shelf
-from opendata_buffer.broker import dispatcher as foreman
+from opendata_buffer.broker import dispatch_round as ready
+from opendata_buffer.broker import dispatcher as dispatcher
 from opendata_buffer.broker.claims import decode
 from opendata_buffer.broker.dispatch_round import MAX_ANSWER_BYTES
 from opendata_buffer.broker.dispatcher import Dispatcher
@@ -30,7 +30,7 @@ CONFIG = ConsumerConfig(store="memory://unused")
 
 @pytest.fixture(autouse=True)
 def _no_long_quarrel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreman, "QUARREL_S", 0.05)
+    monkeypatch.setattr(dispatcher, "QUARREL_S", 0.05)
 
 
 def filled(store: MemoryStore, count: int) -> MemoryStore:
@@ -59,7 +59,9 @@ class Desk:
     ) -> None:
         self.store = store
         self.runtime = runtime
-        self.foreman = Dispatcher(store, CONFIG, runtime, is_announced=lambda: is_announced, **more)
+        self.dispatcher = Dispatcher(
+            store, CONFIG, runtime, is_announced=lambda: is_announced, **more
+        )
         self.answers: list[dict[str, Any]] = []
         self.number = 0
 
@@ -78,7 +80,7 @@ class Desk:
 
     def ask_for(self, most: int = 1, wait_s: float = 60.0, **more: int) -> None:
         self.number += 1
-        self.foreman.submit(
+        self.dispatcher.submit(
             ClaimRequest(
                 self.number,
                 most,
@@ -93,7 +95,7 @@ class Desk:
     def finish(self, how: str, batch: dict[str, Any], rest_ms: int = 0) -> dict[str, Any]:
         self.number += 1
         sequence, token = batch["sequence"], batch["token"]
-        self.foreman.submit(
+        self.dispatcher.submit(
             FinishRequest(self.number, how, sequence, token, "why", rest_ms, self.answers.append)
         )
         return self.answer()
@@ -122,7 +124,7 @@ def test_nothing_is_fenced_before_a_worker_asks() -> None:
     manifest = Queue(store, CONFIG, runtime=RUNTIME, role="test").read()
     assert manifest is not None
     assert manifest.epoch == 1
-    desk.foreman.stop(5)
+    desk.dispatcher.stop(5)
 
 
 def test_an_answer_comes_after_the_claim_is_stored() -> None:
@@ -132,7 +134,7 @@ def test_an_answer_comes_after_the_claim_is_stored() -> None:
     assert stored(store).holds(batch["sequence"], batch["token"])
     assert desk.finish("done", batch)["op"] == "finished"
     assert stored(store).frontier == 1
-    desk.foreman.stop(5)
+    desk.dispatcher.stop(5)
 
 
 class Watched(MemoryStore):
@@ -155,7 +157,7 @@ def test_nothing_is_answered_before_what_it_says_is_stored() -> None:
     desk = store.desk = Desk(store)
     (batch,) = desk.claim()["batches"]
     assert desk.finish("done", batch)["op"] == "finished"
-    desk.foreman.stop()
+    desk.dispatcher.stop()
     # Taken over, claimed, and finished once the claim was answered.
     assert store.answered == [0, 0, 1]
 
@@ -164,7 +166,7 @@ def test_who_waits_in_vain_is_told_so_in_time() -> None:
     desk = Desk(filled(MemoryStore(), 1))
     desk.claim()
     assert desk.claim(wait_s=0.2)["batches"] == []
-    desk.foreman.stop(5)
+    desk.dispatcher.stop(5)
 
 
 def test_a_successor_hands_out_what_nobody_holds_and_keeps_what_is_held() -> None:
@@ -172,25 +174,25 @@ def test_a_successor_hands_out_what_nobody_holds_and_keeps_what_is_held() -> Non
     first = Desk(store)
     held = first.claim(2)["batches"]
     first.finish("done", held[1])
-    first.foreman.stop(5)
+    first.dispatcher.stop(5)
     second = Desk(store)
     assert [each["sequence"] for each in second.claim(5)["batches"]] == [2]
     assert second.finish("done", held[0])["op"] == "finished"
     assert stored(store).frontier == 2
-    second.foreman.stop(5)
+    second.dispatcher.stop(5)
 
 
 def test_a_successor_gives_every_holder_the_whole_time_anew() -> None:
     store, runtime = filled(MemoryStore(), 1), ManualRuntime()
     first = Desk(store, runtime=runtime)
     first.claim(timeout_ms=700)
-    first.foreman.stop(5)
+    first.dispatcher.stop(5)
     runtime.advance(0.5)
     second = Desk(store, runtime=runtime)
     (again,) = second.claim_in_time()["batches"]
     assert runtime.monotonic() >= 0.5 + 0.7
     assert again["deliveries"] == 2
-    second.foreman.stop(5)
+    second.dispatcher.stop(5)
 
 
 def test_a_heartbeat_keeps_a_claim() -> None:
@@ -199,10 +201,10 @@ def test_a_heartbeat_keeps_a_claim() -> None:
     (batch,) = desk.claim(timeout_ms=1_500)["batches"]
     for _ in range(8):
         runtime.advance(0.25)
-        desk.foreman.beat([batch["token"]])
+        desk.dispatcher.beat([batch["token"]])
     assert desk.claim(wait_s=0.0)["batches"] == []
     assert desk.finish("done", batch)["op"] == "finished"
-    desk.foreman.stop(5)
+    desk.dispatcher.stop(5)
 
 
 def test_of_two_foremen_the_later_one_is_right_and_the_other_begins_no_quarrel() -> None:
@@ -213,17 +215,17 @@ def test_of_two_foremen_the_later_one_is_right_and_the_other_begins_no_quarrel()
     assert first.claim()["error"]["name"] == "Fenced"
     assert first.claim()["error"]["name"] == "Fenced"
     assert [each["sequence"] for each in second.claim()["batches"]] == [2]
-    first.foreman.stop(5)
-    second.foreman.stop(5)
+    first.dispatcher.stop(5)
+    second.dispatcher.stop(5)
 
 
 def test_a_broker_that_may_have_been_replaced_sends_heartbeats_on() -> None:
     desk = Desk(filled(MemoryStore(), 1))
     current = [True, False]
-    desk.foreman = Dispatcher(desk.store, CONFIG, RUNTIME, is_current=lambda: current.pop(0))
-    assert desk.foreman.beat([1])
-    assert not desk.foreman.beat([1])
-    desk.foreman.stop(5)
+    desk.dispatcher = Dispatcher(desk.store, CONFIG, RUNTIME, is_current=lambda: current.pop(0))
+    assert desk.dispatcher.beat([1])
+    assert not desk.dispatcher.beat([1])
+    desk.dispatcher.stop(5)
 
 
 def test_what_is_held_and_what_lapses_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,15 +233,15 @@ def test_what_is_held_and_what_lapses_is_measured(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(metrics.claims_lapsed, "add", lapsed.append)
     runtime = ManualRuntime()
     desk = Desk(filled(MemoryStore(), 3), runtime=runtime)
-    assert desk.foreman.held_now() is None
+    assert desk.dispatcher.held_now() is None
     desk.claim(2, timeout_ms=300)
-    assert desk.foreman.held_now() == 2
-    assert id(desk.foreman) in metrics.claims_held._owners
+    assert desk.dispatcher.held_now() == 2
+    assert id(desk.dispatcher) in metrics.claims_held._owners
     runtime.advance(0.3)
     eventually(lambda: sum(lapsed) == 2)
-    eventually(lambda: desk.foreman.held_now() == 0)
-    desk.foreman.stop(5)
-    assert id(desk.foreman) not in metrics.claims_held._owners
+    eventually(lambda: desk.dispatcher.held_now() == 0)
+    desk.dispatcher.stop(5)
+    assert id(desk.dispatcher) not in metrics.claims_held._owners
 
 
 def test_a_batch_too_large_for_the_quarantine_stays_and_holds_up_no_other(
@@ -249,7 +251,7 @@ def test_a_batch_too_large_for_the_quarantine_stays_and_holds_up_no_other(
         if entry.sequence < 2:
             raise InvalidInput("its object has more than 1 GiB")
 
-    monkeypatch.setattr(shelf, "quarantine", refuse)
+    monkeypatch.setattr(ready, "quarantine", refuse)
     store = filled(MemoryStore(), 3)
     desk = Desk(store)
     worn, rejected = desk.claim(2)["batches"]
@@ -262,7 +264,7 @@ def test_a_batch_too_large_for_the_quarantine_stays_and_holds_up_no_other(
     assert "opendata-buffer skip memory://" in caplog.text
     # Nothing was finished that nobody finished.
     assert (stored(store).frontier, set(stored(store).done)) == (0, {2})
-    desk.foreman.stop(5)
+    desk.dispatcher.stop(5)
 
 
 def test_who_asks_again_hears_the_same_and_another_end_of_it_is_lost() -> None:
@@ -270,7 +272,7 @@ def test_who_asks_again_hears_the_same_and_another_end_of_it_is_lost() -> None:
     (batch,) = desk.claim()["batches"]
     assert [desk.finish("done", batch)["op"] for _ in range(2)] == ["finished"] * 2
     assert desk.finish("release", batch)["error"]["name"] == "ClaimLost"
-    desk.foreman.stop(5)
+    desk.dispatcher.stop(5)
 
 
 def test_an_announced_brokers_foreman_takes_the_claims_back_from_a_zombies() -> None:
@@ -285,8 +287,8 @@ def test_an_announced_brokers_foreman_takes_the_claims_back_from_a_zombies() -> 
     assert zombie.claim()["error"]["name"] == "Fenced"
     assert zombie.claim()["error"]["name"] == "Fenced"
     assert stored(store).epoch == 3
-    announced.foreman.stop(5)
-    zombie.foreman.stop(5)
+    announced.dispatcher.stop(5)
+    zombie.dispatcher.stop(5)
 
 
 def test_from_another_consumer_of_the_queue_not_even_an_announced_one_takes_them_back() -> None:
@@ -297,7 +299,7 @@ def test_from_another_consumer_of_the_queue_not_even_an_announced_one_takes_them
     assert desk.finish("done", batch)["op"] == "finished"
     assert desk.claim()["error"]["name"] == "Fenced"
     assert desk.claim()["error"]["name"] == "Fenced"
-    desk.foreman.stop(5)
+    desk.dispatcher.stop(5)
 
 
 def test_who_waits_when_the_foreman_leaves_is_sent_on() -> None:
@@ -305,7 +307,7 @@ def test_who_waits_when_the_foreman_leaves_is_sent_on() -> None:
     desk = Desk(MemoryStore(), runtime=runtime)
     desk.ask_for()
     runtime.await_waits(1)
-    desk.foreman.stop(5)
+    desk.dispatcher.stop(5)
     assert desk.answer()["why"] == "moved"
     assert desk.claim()["why"] == "moved"
 
@@ -317,11 +319,11 @@ def test_a_foreman_that_was_suspended_gives_no_live_workers_claim_away() -> None
     # Its machine's clock went on while it did not run.
     runtime.advance(30.0)
     # It has looked at the claim since.
-    eventually(lambda: desk.foreman._heartbeats.lapses[batch["sequence"]] == 30.5)
+    eventually(lambda: desk.dispatcher._heartbeats.lapses[batch["sequence"]] == 30.5)
     assert stored(store).holds(batch["sequence"], batch["token"])
-    desk.foreman.beat([batch["token"]])
+    desk.dispatcher.beat([batch["token"]])
     assert desk.finish("done", batch)["op"] == "finished"
-    desk.foreman.stop(5)
+    desk.dispatcher.stop(5)
 
 
 def test_a_broker_that_may_have_missed_heartbeats_gives_its_workers_the_whole_time_anew() -> None:
@@ -333,21 +335,21 @@ def test_a_broker_that_may_have_missed_heartbeats_gives_its_workers_the_whole_ti
     (again,) = desk.claim_in_time()["batches"]
     assert (again["sequence"], again["deliveries"]) == (first["sequence"], 2)
     assert runtime.monotonic() >= 0.6 + 0.15
-    desk.foreman.stop(5)
+    desk.dispatcher.stop(5)
 
 
 def test_a_broker_that_is_announced_no_more_takes_no_claims() -> None:
     store = filled(MemoryStore(), 1)
     desk = Desk(store)
     announced = [False]
-    desk.foreman = Dispatcher(store, CONFIG, RUNTIME, may_take=lambda: announced[0])
+    desk.dispatcher = Dispatcher(store, CONFIG, RUNTIME, may_take=lambda: announced[0])
     assert desk.claim()["op"] == "failed"
     manifest = Queue(store, CONFIG, runtime=RUNTIME, role="test").read()
     assert manifest is not None
     assert manifest.epoch == 0
     announced[0] = True
     assert desk.claim()["op"] == "claimed"
-    desk.foreman.stop(5)
+    desk.dispatcher.stop(5)
 
 
 def test_a_heartbeat_makes_a_successor_take_the_claims_over() -> None:
@@ -355,11 +357,11 @@ def test_a_heartbeat_makes_a_successor_take_the_claims_over() -> None:
     first = Desk(store)
     (batch,) = first.claim()["batches"]
     second = Desk(store)
-    second.foreman.beat([batch["token"]])
+    second.dispatcher.beat([batch["token"]])
     eventually(lambda: stored(store).epoch == 2)
     assert first.claim()["error"]["name"] == "Fenced"
-    first.foreman.stop(5)
-    second.foreman.stop(5)
+    first.dispatcher.stop(5)
+    second.dispatcher.stop(5)
 
 
 def test_one_answer_holds_no_more_than_a_message() -> None:
@@ -376,7 +378,7 @@ def test_one_answer_holds_no_more_than_a_message() -> None:
     assert [each["sequence"] for each in desk.claim(5)["batches"]] == [1]
     assert [each["sequence"] for each in desk.claim(5)["batches"]] == [2]
     assert [each.sequence for each in list_quarantine(store, "ingest")] == [0]
-    desk.foreman.stop(5)
+    desk.dispatcher.stop(5)
 
 
 def test_how_claims_ended_is_forgotten_with_the_claims_that_somebody_deleted() -> None:
@@ -391,15 +393,15 @@ def test_how_claims_ended_is_forgotten_with_the_claims_that_somebody_deleted() -
     assert again["token"] == first["token"]
     assert desk.finish("done", again)["op"] == "finished"
     assert again["sequence"] not in stored(store).held
-    desk.foreman.stop(5)
+    desk.dispatcher.stop(5)
 
 
 def test_a_successor_knows_a_held_batch_before_it_is_asked_for_any() -> None:
     store = filled(MemoryStore(), 2)
     first = Desk(store)
     batch = first.claim()["batches"][0]
-    first.foreman.stop(5)
+    first.dispatcher.stop(5)
     second = Desk(store)
     assert second.finish("reject", batch)["op"] == "finished"
     assert [each.sequence for each in list_quarantine(store, "ingest")] == [batch["sequence"]]
-    second.foreman.stop(5)
+    second.dispatcher.stop(5)

@@ -22,7 +22,7 @@ from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import CONFIG, entries
 
-ANNOUNCEMENT = "ingest/_broker.json"
+DISCOVERY_RECORD = "ingest/_broker.json"
 
 
 class Counting(MemoryStore):
@@ -52,8 +52,8 @@ class Counting(MemoryStore):
 class Broker:
     """A connection to a broker that answers as a test says."""
 
-    def __init__(self, announcement: DiscoveryRecord) -> None:
-        self.announcement = announcement
+    def __init__(self, broker_record: DiscoveryRecord) -> None:
+        self.broker_record = broker_record
         self.is_over = False
         self.ends = False
         """With the next question."""
@@ -100,10 +100,10 @@ class World:
         lease.take(DiscoveryRecord(0, self.runtime.ulid(), "x:1", b"s" * 32), lease.read())
         self.store.read.clear()
 
-    def connect(self, announcement: DiscoveryRecord) -> Connection:
+    def connect(self, broker_record: DiscoveryRecord) -> Connection:
         if not self.reached:
             raise ChannelClosed("no network")
-        self.brokers.append(Broker(announcement))
+        self.brokers.append(Broker(broker_record))
         return self.brokers[-1]  # type: ignore[return-value]
 
     def listen(self) -> ListeningPort:
@@ -114,7 +114,7 @@ class World:
         self.guest.append(entries(name), read_first=bool(faster))
 
     def looks(self) -> int:
-        return self.store.read.count(ANNOUNCEMENT)
+        return self.store.read.count(DISCOVERY_RECORD)
 
     def queued(self, name: str) -> int:
         manifest = Queue(self.store, CONFIG, runtime=self.runtime, role="test").read()

@@ -10,7 +10,7 @@ import pytest
 from opendata_buffer.broker import election as host_module
 from opendata_buffer.broker.client import Appended, ChannelRefused, Connection
 from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
-from opendata_buffer.broker.election import Host
+from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import ListeningPort, WebSocketNetwork
 from opendata_buffer.errors import InvalidInput, TransientStorageError
 from opendata_buffer.stores.base import Store
@@ -144,8 +144,8 @@ class NetworkOf(WebSocketNetwork):
         super().__init__(RUNTIME)
         self._connect = connect
 
-    def connect(self, announcement: DiscoveryRecord) -> Connection:
-        return self._connect(announcement)
+    def connect(self, broker_record: DiscoveryRecord) -> Connection:
+        return self._connect(broker_record)
 
 
 def test_one_refused_connection_does_not_prove_that_a_broker_has_ended() -> None:
@@ -166,7 +166,7 @@ def test_one_refused_connection_does_not_prove_that_a_broker_has_ended() -> None
             raise ChannelRefused("its backlog is full")
         return Open()
 
-    ours = Host(store, CONFIG, RUNTIME, NetworkOf(connect))
+    ours = LeaderElection(store, CONFIG, RUNTIME, NetworkOf(connect))
     try:
         eventually(lambda: asked > 1, 10)
         assert other is not None
@@ -181,7 +181,7 @@ def test_a_host_that_cannot_listen_says_why() -> None:
         def listen(self) -> ListeningPort:
             raise InvalidInput("the port is taken")
 
-    ours = Host(MemoryStore(), CONFIG, RUNTIME, Taken(RUNTIME))
+    ours = LeaderElection(MemoryStore(), CONFIG, RUNTIME, Taken(RUNTIME))
     eventually(lambda: ours.failure)
     assert "the port is taken" in str(ours.failure)
     ours.stop(10)
@@ -203,7 +203,7 @@ def test_a_host_that_has_no_thread_left_for_a_moment_goes_on_and_serves_later(
             raise RuntimeError("can't start new thread")
         raise ChannelRefused("nobody listens")
 
-    ours = Host(store, CONFIG, RUNTIME, NetworkOf(connect))
+    ours = LeaderElection(store, CONFIG, RUNTIME, NetworkOf(connect))
     try:
         eventually(lambda: ours.serving)
         assert asked > 1

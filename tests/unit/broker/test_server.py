@@ -32,7 +32,7 @@ WAIT_S = 60.0
 
 def test_what_a_client_asks_for_is_queued_before_it_is_answered() -> None:
     store = MemoryStore()
-    with serving(store) as (_, announcement, _), connected(announcement) as client:
+    with serving(store) as (_, broker_record, _), connected(broker_record) as client:
         for number in range(3):
             answer = client.append(entries(f"{number}a", f"{number}b"), since=None, begin_by=soon())
             assert answer == Appended(2 * number)
@@ -53,11 +53,11 @@ class Slow(MemoryStore):
 
 def test_many_clients_share_few_writes() -> None:
     store = Slow()
-    with serving(store) as (service, announcement, _):
+    with serving(store) as (service, broker_record, _):
         store.waiting = service.waiting_now
 
         def produce(name: int) -> None:
-            with connected(announcement) as client:
+            with connected(broker_record) as client:
                 for number in range(20):
                     client.append(entries(f"{name}-{number}"), since=None, begin_by=soon())
 
@@ -75,9 +75,9 @@ def test_a_client_with_another_secret_is_refused_and_told_of_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     store = MemoryStore()
-    with caplog.at_level(logging.WARNING), serving(store) as (service, announcement, _):
+    with caplog.at_level(logging.WARNING), serving(store) as (service, broker_record, _):
         for _ in range(3):
-            channel = dial(announcement, WAIT_S)
+            channel = dial(broker_record, WAIT_S)
             end = ClientEnd(b"x" * 32, 1, os.urandom(32))
             hello = channel.receive(WAIT_S)
             assert hello is not None
@@ -96,8 +96,8 @@ def test_a_client_with_another_secret_is_refused_and_told_of_once(
 )
 def test_garbage_ends_the_connection_and_nothing_else(garbage: bytes) -> None:
     store = MemoryStore()
-    with serving(store) as (_, announcement, _), connected(announcement) as good:
-        bad = dial(announcement, WAIT_S)
+    with serving(store) as (_, broker_record, _), connected(broker_record) as good:
+        bad = dial(broker_record, WAIT_S)
         assert bad.receive(WAIT_S) is not None  # The broker's hello.
         bad.send(garbage)
         with pytest.raises(ChannelClosed):
@@ -107,21 +107,21 @@ def test_garbage_ends_the_connection_and_nothing_else(garbage: bytes) -> None:
 
 
 def test_bytes_that_are_no_http_change_nothing() -> None:
-    with serving() as (_, announcement, _):
-        host, port = announcement.address.split(":")
+    with serving() as (_, broker_record, _):
+        host, port = broker_record.address.split(":")
         with socket.create_connection((host, int(port))) as raw:
             raw.sendall(os.urandom(2_000) + b"\r\n\r\n")
             raw.settimeout(WAIT_S)
             await_end(raw)
-        with connected(announcement) as client:
+        with connected(broker_record) as client:
             assert client.append(entries("a"), since=None, begin_by=soon()) == Appended(0)
 
 
 def test_a_client_that_says_nothing_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving() as (service, announcement, _):
+    with serving() as (service, broker_record, _):
         # Once the port is there: for the handshake of HTTP it takes all the time it needs.
         monkeypatch.setattr(server, "HANDSHAKE_S", 0.5)
-        silent = dial(announcement, WAIT_S)
+        silent = dial(broker_record, WAIT_S)
         assert silent.receive(WAIT_S) is not None
         with pytest.raises(ChannelClosed):
             silent.receive(WAIT_S)
@@ -132,16 +132,16 @@ def test_one_client_too_many_is_refused_and_the_others_are_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server, "MAX_CLIENTS", 3)
-    with serving() as (service, announcement, _), ExitStack() as stack:
-        clients = [stack.enter_context(connected(announcement)) for _ in range(3)]
+    with serving() as (service, broker_record, _), ExitStack() as stack:
+        clients = [stack.enter_context(connected(broker_record)) for _ in range(3)]
         with pytest.raises(ChannelClosed):
-            connect(announcement, RUNTIME)
+            connect(broker_record, RUNTIME)
         for number, client in enumerate(clients):
             answer = client.append(entries(str(number)), since=None, begin_by=soon())
             assert answer == Appended(number)
         clients[0].close()
         eventually(lambda: service.sessions == 2)
-        with connected(announcement) as next_one:
+        with connected(broker_record) as next_one:
             assert next_one.append(entries("x"), since=None, begin_by=soon()) == Appended(3)
 
 
@@ -150,8 +150,12 @@ def test_who_connects_and_says_nothing_is_cut_off_before_there_are_too_many(
 ) -> None:
     monkeypatch.setattr(server, "MAX_CLIENTS", 2)
     monkeypatch.setattr(server, "MAX_STRANGERS", 3)
-    with serving() as (_, announcement, _), connected(announcement) as client, ExitStack() as stack:
-        host, port = announcement.address.split(":")
+    with (
+        serving() as (_, broker_record, _),
+        connected(broker_record) as client,
+        ExitStack() as stack,
+    ):
+        host, port = broker_record.address.split(":")
         strangers = [
             stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(20)
         ]
@@ -165,8 +169,8 @@ def test_who_connects_and_says_nothing_is_cut_off_before_there_are_too_many(
 
 def test_a_client_that_asks_and_never_reads_is_sent_away_and_harms_nobody() -> None:
     asked = 0
-    with serving() as (service, announcement, _), connected(announcement) as good:
-        raw, end = shaken_hands(announcement)
+    with serving() as (service, broker_record, _), connected(broker_record) as good:
+        raw, end = shaken_hands(broker_record)
         with raw, suppress(OSError):
             eventually(lambda: service.sessions == 2)
             while True:
@@ -180,8 +184,8 @@ def test_a_client_that_asks_and_never_reads_is_sent_away_and_harms_nobody() -> N
 
 @pytest.mark.parametrize("known", [False, True], ids=["a stranger", "a client"])
 def test_a_message_that_comes_byte_by_byte_keeps_nobody_waiting(known: bool) -> None:
-    with serving() as (service, announcement, _), connected(announcement) as good:
-        raw, end = shaken_hands(announcement, known=known)
+    with serving() as (service, broker_record, _), connected(broker_record) as good:
+        raw, end = shaken_hands(broker_record, known=known)
         with raw:
             eventually(lambda: service.sessions == 1 + known)
             for number, byte in enumerate(frame(end.seal({"op": "ping"}))[:5]):
@@ -191,8 +195,8 @@ def test_a_message_that_comes_byte_by_byte_keeps_nobody_waiting(known: bool) -> 
 
 
 def test_a_stranger_cannot_have_a_large_message_kept_for_it() -> None:
-    with serving() as (_, announcement, _):
-        raw, _ = shaken_hands(announcement, known=False)
+    with serving() as (_, broker_record, _):
+        raw, _ = shaken_hands(broker_record, known=False)
         with raw:
             # The beginning of a message of 2 MiB: refused on sight of its length.
             raw.sendall(frame(b"x" * 2 * 1024 * 1024)[:100])
@@ -207,9 +211,11 @@ def await_end(raw: socket.socket) -> None:
             pass
 
 
-def shaken_hands(announcement: DiscoveryRecord, *, known: bool = True) -> tuple[socket.socket, Any]:
+def shaken_hands(
+    broker_record: DiscoveryRecord, *, known: bool = True
+) -> tuple[socket.socket, Any]:
     """A WebSocket without a client that reads it: after the broker's hello, or as a client."""
-    host, port = announcement.address.split(":")
+    host, port = broker_record.address.split(":")
     raw = socket.create_connection((host, int(port)), 30)
     raw.sendall(
         b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -218,7 +224,7 @@ def shaken_hands(announcement: DiscoveryRecord, *, known: bool = True) -> tuple[
     reader = raw.makefile("rb")
     while reader.readline() != b"\r\n":
         pass
-    end = ClientEnd(announcement.secret, announcement.term, os.urandom(32))
+    end = ClientEnd(broker_record.secret, broker_record.term, os.urandom(32))
     proof = end.prove(unframed(reader))
     if known:
         raw.sendall(frame(proof))
@@ -245,15 +251,15 @@ def unframed(reader: Any) -> bytes:
 
 
 def test_a_port_that_serves_nobody_refuses_its_clients() -> None:
-    with serving() as (_, announcement, port):
+    with serving() as (_, broker_record, port):
         port.shut()
         with pytest.raises((ChannelClosed, ProtocolError)):
-            connect(announcement, RUNTIME)
+            connect(broker_record, RUNTIME)
 
 
 def test_an_address_that_cannot_be_used_says_which_option() -> None:
-    with serving() as (_, announcement, _):
-        port = int(announcement.address.split(":")[1])
+    with serving() as (_, broker_record, _):
+        port = int(broker_record.address.split(":")[1])
         with pytest.raises(InvalidInput, match=rf"listen on 127\.0\.0\.1:{port}.*--listen"):
             WebSocketPort(Listen(port=port), RUNTIME)
 
@@ -281,13 +287,13 @@ def certificate(tmp_path: Path) -> Listen:
 
 
 def test_with_tls_the_announced_certificate_and_no_other_is_trusted(certificate: Listen) -> None:
-    with serving(listen=certificate) as (_, announcement, _):
-        assert announcement.certificate
-        with connected(announcement) as client:
+    with serving(listen=certificate) as (_, broker_record, _):
+        assert broker_record.certificate
+        with connected(broker_record) as client:
             assert client.append(entries("a"), since=None, begin_by=soon()) == Appended(0)
         other = "00" * 32
         with pytest.raises(ChannelClosed, match="another certificate"):
-            dial(type(announcement)(1, "id", announcement.address, b"s" * 32, other), WAIT_S)
+            dial(type(broker_record)(1, "id", broker_record.address, b"s" * 32, other), WAIT_S)
 
 
 def test_a_certificate_that_is_none_says_which_option(tmp_path: Path) -> None:

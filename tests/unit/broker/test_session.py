@@ -148,7 +148,7 @@ def test_a_batch_is_not_handed_to_a_worker_that_is_gone() -> None:
     store, runtime = MemoryStore(), SystemRuntime()
     consumer = ConsumerConfig(store="memory://unused")
     queue = Queue(store, CONFIG, runtime=runtime, role="broker")
-    service = Service(queue, runtime, "ingest", foreman=Dispatcher(store, consumer, runtime))
+    service = Service(queue, runtime, "ingest", dispatcher=Dispatcher(store, consumer, runtime))
     service.start()
     gone, waiting, producer = (Client(service) for _ in range(3))
     gone.send(claim(1))

@@ -34,38 +34,38 @@ class World:
             entries.append(NewEntry(f"ingest/{number}.batch", metadata))
         Queue(self.store, CONFIG, runtime=self.runtime, role="test").append(entries)
         self.consumer = Consumer(CONFIG, store=self.store, runtime=self.runtime)
-        self.shelf = ReadyBatches(self.store, CONFIG, self.runtime)
-        self.shelf.begin(0)
+        self.ready = ReadyBatches(self.store, CONFIG, self.runtime)
+        self.ready.begin(0)
 
 
 def test_it_knows_what_was_looked_for_and_where_that_ends() -> None:
     world = World()
-    assert world.shelf.look_for(2, world.consumer, now=5.0)
-    assert (world.shelf.end, world.shelf.looked_at) == (2, 5.0)
-    body = world.shelf.body_of(1)
+    assert world.ready.look_for(2, world.consumer, now=5.0)
+    assert (world.ready.end, world.ready.looked_at) == (2, 5.0)
+    body = world.ready.body_of(1)
     assert (body["sequence"], body["location"]) == (1, "ingest/1.batch")
     assert body["metadata"][0][:2] == [0, 7]
-    assert world.shelf.size_of(1) > 300 + world.shelf.size_of(0)
-    assert world.shelf.look_for(2, world.consumer, now=6.0)
-    assert not world.shelf.look_for(2, world.consumer, now=7.0)
-    assert world.shelf.end == 3
-    world.shelf.begin(9)
-    assert world.shelf.end == 9
+    assert world.ready.size_of(1) > 300 + world.ready.size_of(0)
+    assert world.ready.look_for(2, world.consumer, now=6.0)
+    assert not world.ready.look_for(2, world.consumer, now=7.0)
+    assert world.ready.end == 3
+    world.ready.begin(9)
+    assert world.ready.end == 9
 
 
 def test_a_released_batch_rests_for_a_while() -> None:
     world = World()
-    world.shelf.rests = {0: 10.0, 1: 20.0}
-    assert world.shelf.resting(now=10.0) == {1}
-    assert world.shelf.resting(now=20.0) == set()
+    world.ready.rests = {0: 10.0, 1: 20.0}
+    assert world.ready.resting(now=10.0) == {1}
+    assert world.ready.resting(now=20.0) == set()
 
 
 def test_a_batch_goes_to_the_quarantine() -> None:
     world = World()
-    world.shelf.look_for(3, world.consumer, now=0.0)
-    assert world.shelf.quarantine(1, "it is bad")
+    world.ready.look_for(3, world.consumer, now=0.0)
+    assert world.ready.quarantine(1, "it is bad")
     assert [each.sequence for each in list_quarantine(world.store, "ingest")] == [1]
-    assert world.shelf.resting(now=0.0) == set()
+    assert world.ready.resting(now=0.0) == set()
 
 
 def test_one_that_is_too_large_for_it_is_handed_to_nobody_while_it_is_queued(
@@ -75,11 +75,11 @@ def test_one_that_is_too_large_for_it_is_handed_to_nobody_while_it_is_queued(
         raise InvalidInput("its object has more than 1 GiB")
 
     world = World()
-    world.shelf.look_for(3, world.consumer, now=0.0)
+    world.ready.look_for(3, world.consumer, now=0.0)
     monkeypatch.setattr(module, "quarantine", refuse)
-    assert not world.shelf.quarantine(1, "it is bad")
+    assert not world.ready.quarantine(1, "it is bad")
     assert "opendata-buffer skip memory://" in caplog.text
-    assert world.shelf.resting(now=0.0) == {1}
-    world.shelf.drop_before(2)
-    assert world.shelf.resting(now=0.0) == set()
-    assert world.shelf.body_of(2)["sequence"] == 2
+    assert world.ready.resting(now=0.0) == {1}
+    world.ready.drop_before(2)
+    assert world.ready.resting(now=0.0) == set()
+    assert world.ready.body_of(2)["sequence"] == 2

@@ -70,9 +70,9 @@ def test_who_was_succeeded_writes_nothing_any_more() -> None:
 
 def test_claims_that_did_not_change_are_not_written() -> None:
     world = World()
-    tenure = world.take()
+    term = world.take()
     world.store.delete_many([CLAIMS])
-    tenure.write(tenure.claims)
+    term.write(term.claims)
     assert stored_epoch(world.store, CONFIG, world.runtime) is None
 
 
@@ -92,11 +92,11 @@ class AnswerLost(MemoryStore):
 def test_a_lost_answer_to_a_write_of_the_claims_is_looked_up() -> None:
     store = AnswerLost()
     world = World(store)
-    tenure = world.take()
-    tenure.write(tenure.claims.claim([0], "w", 1_000))
+    term = world.take()
+    term.write(term.claims.claim([0], "w", 1_000))
     assert store.lose == 0
     assert world.stored.deliveries == {0: 1}
-    assert world.stored == tenure.claims
+    assert world.stored == term.claims
 
 
 def test_claims_of_a_queue_that_was_made_again_say_nothing_of_its_batches() -> None:

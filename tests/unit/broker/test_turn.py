@@ -26,37 +26,37 @@ class Table:
     def __init__(self, count: int, *, metadata: bytes = b"") -> None:
         self.runtime = ManualRuntime()
         self.store = MemoryStore()
-        self.shelf = ReadyBatches(self.store, CONFIG, self.runtime)
+        self.ready = ReadyBatches(self.store, CONFIG, self.runtime)
         self.heartbeats = Heartbeats(self.runtime.condition(), lambda: float("-inf"))
         self.claims = Claims(1, 0)
         self.ended: dict[int, str] = {}
         self.metadata = metadata
-        self.shelf.begin(0)
+        self.ready.begin(0)
         self.append(count)
 
     def append(self, count: int) -> None:
         ranges = (Metadata(0, 0, self.metadata),) if self.metadata else ()
         found = [
             BatchDescriptor(each, f"ingest/{each}.batch", ranges)
-            for each in range(self.shelf.end, self.shelf.end + count)
+            for each in range(self.ready.end, self.ready.end + count)
         ]
 
         class Found:
             def next_descriptors(self, _: int) -> list[BatchDescriptor]:
                 return found
 
-        self.shelf.look_for(count, Found(), 0)  # type: ignore[arg-type]
+        self.ready.look_for(count, Found(), 0)  # type: ignore[arg-type]
 
     def turn(self, now: float = 0) -> DispatchRound:
-        return DispatchRound(self.claims, self.shelf, self.heartbeats, self.ended, now)
+        return DispatchRound(self.claims, self.ready, self.heartbeats, self.ended, now)
 
     def land(self, turn: DispatchRound) -> list[dict[str, Any]]:
         """As a foreman does once the claims are stored."""
         self.claims = turn.claims
         self.heartbeats.landed(turn.lapses)
-        self.shelf.rests.update(turn.rests)
+        self.ready.rests.update(turn.rests)
         self.ended.update(turn.ended)
-        return [body for _, body in turn.said]
+        return [body for _, body in turn.responses]
 
     def give(self, most: int = 1, **more: Any) -> list[dict[str, Any]]:
         turn = self.turn()
@@ -97,7 +97,7 @@ def test_who_has_waited_long_enough_is_told_that_there_is_nothing() -> None:
     table = Table(0)
     turn = table.turn(now=60)
     assert turn.hand_out([claim(until=60)], None) == []
-    assert turn.said[0][1] == {"op": "claimed", "n": 1, "batches": []}
+    assert turn.responses[0][1] == {"op": "claimed", "n": 1, "batches": []}
 
 
 def test_more_batches_are_looked_for_only_where_too_few_are_known() -> None:
@@ -113,7 +113,7 @@ def test_more_batches_are_looked_for_only_where_too_few_are_known() -> None:
     assert asked == []
     assert turn.hand_out([claim(most=3)], look) == []
     assert asked == [3]
-    assert sequences(turn.said[1][1]["batches"]) == [1, 2, 3]
+    assert sequences(turn.responses[1][1]["batches"]) == [1, 2, 3]
 
 
 def test_what_is_done_leaves_and_its_worker_may_ask_again() -> None:
@@ -162,11 +162,11 @@ def test_a_rest_that_is_over_is_forgotten_also_when_nobody_waits() -> None:
     turn = table.turn()
     turn.finish(finish(batch, "release", rest_ms=500))
     table.land(turn)
-    assert table.shelf.rests == {0: 0.5}
+    assert table.ready.rests == {0: 0.5}
     turn = table.turn(now=1)
     turn.hand_out([], None)
     table.land(turn)
-    assert table.shelf.rests == {}
+    assert table.ready.rests == {}
 
 
 def test_a_rejected_batch_goes_to_the_quarantine() -> None:

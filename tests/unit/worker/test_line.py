@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from opendata_buffer.broker.client import Lost, Refused
-from opendata_buffer.broker.worker import Claim, Line
+from opendata_buffer.broker.worker import Claim, DispatcherClient
 from opendata_buffer.errors import Closed, Fenced, TransientStorageError
 from opendata_buffer.runtime import Moment
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -60,9 +60,9 @@ class Book:
         return self.connection
 
 
-def line(*connections: Said) -> tuple[Line, Book, ManualRuntime]:
+def line(*connections: Said) -> tuple[DispatcherClient, Book, ManualRuntime]:
     book, runtime = Book(*connections), ManualRuntime()
-    made = Line(book, runtime, 10.0, "memory://q")  # type: ignore[arg-type]
+    made = DispatcherClient(book, runtime, 10.0, "memory://q")  # type: ignore[arg-type]
     return made, book, runtime
 
 

@@ -16,9 +16,9 @@ import pytest
 from opendata_buffer.broker.claims import Claims
 from opendata_buffer.broker.dispatcher import Dispatcher
 from opendata_buffer.broker.dispatcher_term import DispatcherTerm
-from opendata_buffer.broker.election import Host
+from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.protocol import MAX_OPEN_REQUESTS
-from opendata_buffer.broker.worker import ClaimedBatch, Line, Worker
+from opendata_buffer.broker.worker import ClaimedBatch, DispatcherClient, Worker
 from opendata_buffer.config import ConsumerConfig, WorkerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import (
@@ -68,7 +68,7 @@ kept: list[ClaimedBatch] = []
 
 
 @pytest.fixture
-def broker() -> Iterator[tuple[MemoryStore, Host]]:
+def broker() -> Iterator[tuple[MemoryStore, LeaderElection]]:
     made = MemoryStore()
     serving = host(made)
     eventually(lambda: serving.serving)
@@ -77,7 +77,7 @@ def broker() -> Iterator[tuple[MemoryStore, Host]]:
 
 
 @pytest.fixture
-def store(broker: tuple[MemoryStore, Host]) -> MemoryStore:
+def store(broker: tuple[MemoryStore, LeaderElection]) -> MemoryStore:
     return broker[0]
 
 
@@ -338,7 +338,9 @@ def test_asyncio_takes_batch_after_batch_and_the_loop_goes_on(
     assert ticks >= 8
 
 
-def test_a_successor_of_the_broker_knows_every_claim(broker: tuple[MemoryStore, Host]) -> None:
+def test_a_successor_of_the_broker_knows_every_claim(
+    broker: tuple[MemoryStore, LeaderElection],
+) -> None:
     store, first = broker
     fill(store, 3)
     long = replace(SETTINGS, claim_timeout_ms=30_000)
@@ -554,11 +556,11 @@ def test_a_claim_waits_at_the_broker_for_half_of_its_time_and_not_longer(
     class EnoughError(Exception):
         pass
 
-    def ask(_: Line, body: dict[str, Any], claim: object = None) -> dict[str, Any]:
+    def ask(_: DispatcherClient, body: dict[str, Any], claim: object = None) -> dict[str, Any]:
         asked.append(body["wait_ms"])
         raise EnoughError
 
-    monkeypatch.setattr(Line, "ask", ask)
+    monkeypatch.setattr(DispatcherClient, "ask", ask)
     for timeout_ms in (10_000, 600_000):
         settings = replace(SETTINGS, claim_timeout_ms=timeout_ms)
         with Worker(settings, store=MemoryStore()) as worker, pytest.raises(EnoughError):
