@@ -99,9 +99,11 @@ class World:
 
         def main() -> None:
             alone = Alone(store, runtime)
+            network = self.network.of(runtime)
             committer = BrokeredCommitter(
-                alone, store, CONFIG, runtime, self.network.connect(runtime), expects=True
+                store, CONFIG, runtime, None, network, lambda: alone, expects=True
             )
+            assert committer.join()
             number = 0
             while not self.calm:
                 entries = [

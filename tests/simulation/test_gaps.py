@@ -7,8 +7,7 @@ from unittest.mock import create_autospec
 
 import pytest
 
-from opendata_buffer.broker.broker import Service
-from opendata_buffer.broker.dispatcher_term import SharedQueue
+from opendata_buffer.broker.broker import Service, SharedQueue
 from opendata_buffer.broker.protocol import VALID_MS, AppendRequest
 from opendata_buffer.broker.server import Session
 from opendata_buffer.config import ProducerConfig

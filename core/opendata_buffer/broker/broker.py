@@ -11,18 +11,23 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from types import TracebackType
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from opendata_buffer import metrics
 from opendata_buffer.broker.dispatcher import Dispatcher
 from opendata_buffer.broker.protocol import AppendRequest, clock_body, error_body
+from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CommitStateUnknown, QueueFull
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.producer.write_fairness import WriteFairness
+from opendata_buffer.queue.ownership import Claim
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Condition, Moment, Runtime, Task
+from opendata_buffer.stores.base import Store
 
 __all__ = [
+    "SharedQueue",
     "PAUSE_S",
     "Client",
     "Landed",
@@ -83,6 +88,8 @@ def find_earlier_attempt(
 
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 Body = dict[str, Any]
 
@@ -217,6 +224,108 @@ class WritePauses:
             self._condition.wait(left)
         self._holder = None
         return True
+
+
+FRESH_S = 0.2
+"""A manifest that was written so recently is not read again to see what is new in it."""
+
+
+class SharedQueue(Queue):
+    """The queue of a broker: one thread appends for producers, another one acknowledges.
+
+    With a queue each, every acknowledgement would be a race: the thread that acknowledges reads
+    first, and would lose against the one that has the manifest in memory. With one queue each
+    call waits for the others, and both write from memory.
+
+    Args:
+        store: Where it lives.
+        config: The queue.
+        runtime: Clock and threads.
+        claim: Of the prefix.
+    """
+
+    # Nobody else writes it as often as this process: what it remembers is seldom out of date.
+    _changes_from_memory = True
+
+    def __init__(
+        self, store: Store, config: QueueConfig, *, runtime: Runtime, claim: Claim | None = None
+    ) -> None:
+        super().__init__(store, config, runtime=runtime, role="broker", claim=claim)
+        self._lock = _FifoLock(runtime)
+        self._written_at = float("-inf")
+
+    def append(
+        self,
+        entries: Sequence[NewEntry],
+        *,
+        guard: Callable[[Manifest], T | None] | None = None,
+        read_first: bool = False,
+        makes_room: bool = False,
+    ) -> int | T:
+        """See :meth:`Queue.append`."""
+        with self._lock:
+            found = super().append(
+                entries, guard=guard, read_first=read_first, makes_room=makes_room
+            )
+            self._written_at = self._runtime.monotonic()
+            return found
+
+    def claim_epoch(
+        self, last_acked_sequence: int | None, *, allow_data_loss: bool = False
+    ) -> Manifest:
+        """See :meth:`Queue.claim_epoch`."""
+        with self._lock:
+            return super().claim_epoch(last_acked_sequence, allow_data_loss=allow_data_loss)
+
+    def dequeue(self, through_sequence: int, epoch: int) -> Manifest:
+        """See :meth:`Queue.dequeue`."""
+        with self._lock:
+            return super().dequeue(through_sequence, epoch)
+
+    def read(self) -> Manifest | None:
+        """See :meth:`Queue.read`; what this process wrote just now is not read again."""
+        if self._runtime.monotonic() - self._written_at < FRESH_S:
+            return self.last_seen
+        with self._lock:
+            return super().read()
+
+    def close(self) -> None:
+        """See :meth:`Queue.close`."""
+        with self._lock:
+            super().close()
+
+
+class _FifoLock:
+    """A lock that goes to the thread that waits longest.
+
+    With any other lock a thread that comes back at once may get it again and again.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._condition = runtime.condition()
+        self._waiting: deque[object] = deque()
+
+    def __enter__(self) -> None:
+        me = object()
+        with self._condition:
+            self._waiting.append(me)
+            try:
+                while self._waiting[0] is not me:
+                    self._condition.wait()
+            except BaseException:
+                self._waiting.remove(me)
+                self._condition.notify_all()
+                raise
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with self._condition:
+            self._waiting.popleft()
+            self._condition.notify_all()
 
 
 class Service:

@@ -1,13 +1,12 @@
 """Appends through the queue's broker, or alone while there is none.
 
-A :class:`~opendata_buffer.producer.group_commit.Committer` like the local one, with the same
-meaning
-of every answer. What it adds is finding the broker, and what to do when it gives no answer:
+A :class:`~opendata_buffer.producer.group_commit.Committer` like the local one: its answers mean
+the same. It finds the broker, and settles appends that the broker did not answer:
 
 1. Wait until the broker cannot begin a write of the append any more
    (:mod:`opendata_buffer.broker.protocol` says how that is known).
-2. Ask the broker that is announced now, or append directly; either looks first whether the
-   append has landed, on the manifest that its own compare-and-swap replaces.
+2. Ask the broker that is announced now, or append directly. Both first look for the append in
+   the manifest that their own compare-and-swap replaces.
 """
 
 from __future__ import annotations
@@ -23,7 +22,8 @@ from opendata_buffer.broker.discovery import Discovery
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import Network, WebSocketNetwork, listen_for
-from opendata_buffer.config import ProducerConfig, QueueConfig
+from opendata_buffer.concurrency import locked
+from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import (
     CommitStateUnknown,
     Conflict,
@@ -52,6 +52,9 @@ LOOK_S = 0.5
 MOVED_S = 0.1
 """After a broker said that it leaves."""
 
+STOP_S = 5.0
+"""How long the last caller waits for this process's broker to say that it leaves."""
+
 PATIENCE_S = 10.0
 """After a broker was lost its successor is looked for so often; later every so many seconds."""
 
@@ -72,38 +75,60 @@ class _Doubt:
 class BrokeredCommitter:
     """Appends to one queue for all producers of a process. Thread-safe.
 
-    Args:
-        alone: Appends where there is no broker; closed with this one.
-        store: Where the queue lives.
-        config: The queue.
-        runtime: Clock and threads.
-        connect: Opens a connection to a broker.
-        expects: Whether a broker is sure to come although none is announced yet, as in a process
-            that would serve itself.
+    Made by :func:`open_brokered_committer`; it works from the first :meth:`join` to the last
+    :meth:`close`.
     """
 
     def __init__(
         self,
-        alone: Committer,
         store: Store,
-        config: QueueConfig,
+        config: ProducerConfig,
         runtime: Runtime,
-        connect: Callable[[DiscoveryRecord], Connection],
+        claim: Claim | None,
+        network: Network,
+        open_alone: Callable[[], Committer],
+        on_end: Callable[[], None] = lambda: None,
         *,
         expects: bool = False,
-        claim: Claim | None = None,
     ) -> None:
-        self._alone = alone
         self._store = store
         self._config = config
         self._claim = claim
         self._runtime = runtime
-        self._finder = Discovery(store, config, runtime, connect, waits_s=FIND_S)
+        self._network = network
+        self._open_alone = open_alone
+        self._on_end = on_end
+        self._condition = runtime.condition()
+        self._callers = 0
+        self._ended = False
+        self._alone: Committer
+        self._election: LeaderElection | None = None
+        self._discovery = Discovery(store, config, runtime, network.connect, waits_s=FIND_S)
         self._look_at: float | None = 0.0
-        self._hopeful_until = runtime.monotonic() + PATIENCE_S if expects else 0.0
-        self._expects = expects
+        # Whether a broker is sure to come, as in a process that serves by itself.
+        self._expects = expects or config.broker == "host"
+        self._hopeful_until = runtime.monotonic() + PATIENCE_S if self._expects else 0.0
         self._conflicts = 0
         self._asked = 0
+
+    @locked
+    def join(self) -> bool:
+        """Count one more caller; False when the last one has closed it, or it could not start."""
+        if self._ended:
+            return False
+        if not self._callers:
+            try:
+                if self._config.broker == "host":
+                    self._election = LeaderElection(
+                        self._store, self._config, self._runtime, self._network
+                    )
+                self._alone = self._open_alone()
+            except BaseException:
+                self._ended = True
+                self._on_end()
+                raise
+        self._callers += 1
+        return True
 
     @property
     def attempts(self) -> int:
@@ -123,7 +148,7 @@ class BrokeredCommitter:
     @property
     def broker(self) -> DiscoveryRecord | None:
         """The broker that is connected; None while this process appends alone."""
-        connection = self._finder.connection
+        connection = self._discovery.connection
         return None if connection is None else connection.broker_record
 
     def pause(self) -> float:
@@ -169,11 +194,23 @@ class BrokeredCommitter:
                         self._runtime.sleep(MOVED_S)
 
     def close(self) -> None:
-        """See :class:`Committer`."""
-        connection = self._finder.close()
+        """See :class:`Committer`. After the last caller, the next one gets a new committer."""
+        if not self._leave():
+            return
+        connection = self._discovery.close()
         if connection is not None:
             connection.close()
         self._alone.close()
+        if self._election is not None:
+            self._election.stop(STOP_S)
+
+    @locked
+    def _leave(self) -> bool:
+        self._callers -= 1
+        self._ended = self._callers == 0
+        if self._ended:
+            self._on_end()
+        return self._ended
 
     def _append_alone(
         self, entries: Sequence[NewEntry], begin_by: float, doubt: _Doubt | None
@@ -225,8 +262,8 @@ class BrokeredCommitter:
 
     def _find(self) -> Connection | None:
         """The connection to use; None to append alone."""
-        before = self._finder.connection
-        found = self._finder.find(self._is_time, self._plan_next_look)
+        before = self._discovery.connection
+        found = self._discovery.find(self._is_time, self._plan_next_look)
         if found is not None and before is None:
             log.info("appending through %s", found.broker_record)
         return found
@@ -243,7 +280,7 @@ class BrokeredCommitter:
         now = self._runtime.monotonic()
         if now < self._hopeful_until:
             self._look_at = now + LOOK_S
-        elif self._finder.announced or self._expects or self._conflicts:
+        elif self._discovery.announced or self._expects or self._conflicts:
             self._look_at = now + PATIENCE_S
         else:
             # Nobody ever served this queue: a lone process asks once, and then only when it
@@ -251,7 +288,7 @@ class BrokeredCommitter:
             self._look_at = None
 
     def _forget(self, connection: Connection, *, fell_silent: bool = False) -> None:
-        self._finder.forget(connection, fell_silent=fell_silent)
+        self._discovery.forget(connection, fell_silent=fell_silent)
         now = self._runtime.monotonic()
         self._look_at, self._hopeful_until = now, now + PATIENCE_S
 
@@ -259,9 +296,6 @@ class BrokeredCommitter:
         left = moment - self._runtime.monotonic()
         if left > 0:
             self._runtime.sleep(left)
-
-
-HOST_STOP_S = 5.0
 
 
 def open_brokered_committer(
@@ -291,115 +325,21 @@ def open_brokered_committer(
     # As in shared_committer: another queue once it was started over.
     queue_id = "" if claim is None else claim.queue_id
     key = (process, id(store), config.manifest_path, queue_id, config.broker)
+    network = network or WebSocketNetwork(runtime, listen_for(store))
+
+    def open_alone() -> Committer:
+        return shared_committer(store, config, runtime, claim=claim)
+
+    def forget() -> None:
+        _committers.pop(key, None)
+
     while True:
-        shared = _shared.get(key)
-        if shared is None:
-            made = _Shared(key, runtime)
-            shared = _shared.setdefault(key, made)
-            if shared is made:
-                try:
-                    shared.open(
-                        store,
-                        config,
-                        claim,
-                        network or WebSocketNetwork(runtime, listen_for(store)),
-                    )
-                except BaseException:
-                    shared.give_up()
-                    raise
-                return shared
-        if shared.join():
-            return shared
+        committer = _committers.get(key)
+        if committer is None:
+            made = BrokeredCommitter(store, config, runtime, claim, network, open_alone, forget)
+            committer = _committers.setdefault(key, made)
+        if committer.join():
+            return committer
 
 
-class _Shared:
-    """One :class:`BrokeredCommitter`, and the broker beside it, for several producers."""
-
-    def __init__(self, key: tuple[int, int, str, str, str], runtime: Runtime) -> None:
-        self._key = key
-        self._runtime = runtime
-        self._condition = runtime.condition()
-        self._callers = 1
-        self._opened = False
-        self._committer: BrokeredCommitter | None = None
-        self._election: LeaderElection | None = None
-
-    @property
-    def attempts(self) -> int:
-        """See :class:`Committer`."""
-        return self._inner.attempts
-
-    @property
-    def conflicts(self) -> int:
-        """See :class:`Committer`."""
-        return self._inner.conflicts
-
-    @property
-    def tag(self) -> str:
-        """See :class:`Committer`."""
-        return self._inner.tag
-
-    def pause(self) -> float:
-        """See :class:`Committer`."""
-        return self._inner.pause()
-
-    def append(self, entries: Sequence[NewEntry], *, begin_by: float) -> int:
-        """See :class:`Committer`."""
-        return self._inner.append(entries, begin_by=begin_by)
-
-    def open(
-        self,
-        store: Store,
-        config: ProducerConfig,
-        claim: Claim | None,
-        network: Network,
-    ) -> None:
-        """Make what is shared; the first caller does."""
-        runtime = self._runtime
-        alone = shared_committer(store, config, runtime, claim=claim)
-        hosts = config.broker == "host"
-        if hosts:
-            self._election = LeaderElection(store, config, runtime, network)
-        self._committer = BrokeredCommitter(
-            alone, store, config, runtime, network.connect, expects=hosts, claim=claim
-        )
-        with self._condition:
-            self._opened = True
-            self._condition.notify_all()
-
-    def join(self) -> bool:
-        """Count one more caller; False when the last one has closed it, or it was given up."""
-        with self._condition:
-            while self._callers and not self._opened:
-                self._condition.wait()
-            if self._callers == 0:
-                return False
-            self._callers += 1
-            return True
-
-    def give_up(self) -> None:
-        """It could not be made: who waits for it, or comes later, makes another."""
-        _shared.pop(self._key, None)
-        with self._condition:
-            self._callers = 0
-            self._condition.notify_all()
-
-    def close(self) -> None:
-        """See :class:`Committer`."""
-        with self._condition:
-            self._callers -= 1
-            if self._callers:
-                return
-        _shared.pop(self._key, None)
-        if self._committer is not None:
-            self._committer.close()
-        if self._election is not None:
-            self._election.stop(HOST_STOP_S)
-
-    @property
-    def _inner(self) -> BrokeredCommitter:
-        assert self._committer is not None
-        return self._committer
-
-
-_shared: dict[tuple[int, int, str, str, str], _Shared] = {}
+_committers: dict[tuple[int, int, str, str, str], BrokeredCommitter] = {}

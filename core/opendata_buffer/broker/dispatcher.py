@@ -15,20 +15,18 @@ import logging
 from collections.abc import Callable
 
 from opendata_buffer import metrics
-from opendata_buffer.broker.claims import Heartbeats
+from opendata_buffer.broker.claims import CLAIMS, Claims, Heartbeats, claims_key, decode, encode
 from opendata_buffer.broker.dispatch_round import DispatchRound, ReadyBatches
-from opendata_buffer.broker.dispatcher_term import (
-    DispatcherTerm,
-    SharedQueue,
-    stored_epoch,
-)
 from opendata_buffer.broker.protocol import ClaimRequest, FinishRequest, error_body
 from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import Fenced, OpenDataBufferError, TransientStorageError
+from opendata_buffer.queue.cas import CasObject, Done
+from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, Task
 from opendata_buffer.stores.base import Store
 
-__all__ = ["Dispatcher"]
+__all__ = ["Dispatcher", "DispatcherTerm", "stored_epoch"]
 
 
 log = logging.getLogger(__name__)
@@ -47,6 +45,121 @@ QUARREL_S = 3.0
 
 RETRY_S = 1.0
 """After storage did not answer."""
+
+
+class DispatcherTerm:
+    """The time for which a dispatcher is the queue's consumer and owns the claims.
+
+    It begins when made, with the claims of its predecessor, whatever that one last wrote, and ends
+    when another consumer or dispatcher takes the queue. Not thread-safe.
+
+    Args:
+        store: Where the queue lives.
+        config: The consumer's settings.
+        runtime: Clock and threads.
+        queue: What the broker appends to; None for a queue of its own.
+
+    Attributes:
+        claims: As they are stored.
+        consumer: The queue's.
+        first: The first batch that is still queued.
+
+    Raises:
+        Fenced: Another dispatcher was faster.
+        OpenDataBufferError: The queue, or the claims, could not be taken over.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        config: ConsumerConfig,
+        runtime: Runtime,
+        queue: Queue | None = None,
+    ) -> None:
+        self._config = config
+        self.consumer = Consumer(
+            config, store=store, runtime=runtime, queue=queue, program="broker for workers"
+        )
+        try:
+            last = self.consumer.last_handed_out_sequence
+            self.first = 0 if last is None else last + 1
+            self._register = _register(store, config, runtime)
+            self.claims = self._adopt()
+        except BaseException:
+            self.consumer.close()
+            raise
+
+    @property
+    def epoch(self) -> int:
+        """Of the consumer, and of its claims."""
+        return self.consumer.epoch
+
+    def _adopt(self) -> Claims:
+        """Take the claims over from a dispatcher with a lower epoch, whatever it last wrote."""
+        queue, epoch = self.consumer.position_of(self.first).queue_id, self.epoch
+
+        def decide(found: Claims | None) -> Claims:
+            if found is None:
+                return Claims(epoch, self.first, queue=queue)
+            if found.queue == queue and found.epoch > epoch:
+                return found
+            return found.adopted(epoch, queue, self.first)
+
+        outcome = self._register.update(decide)
+        if not isinstance(outcome, Done) or outcome.value is None:
+            raise TransientStorageError(
+                f"claims {self._register.key!r} could not be taken over: {outcome}. Try again."
+            )
+        if outcome.value.epoch != epoch:
+            raise Fenced(self._config.manifest_path, epoch, outcome.value.epoch)
+        return outcome.value
+
+    def write(self, after: Claims) -> None:
+        """Store changed claims; returns once they are.
+
+        Raises:
+            Fenced: Another dispatcher has them; nothing was written.
+            TransientStorageError: They may have been written or not.
+        """
+        before = self.claims
+
+        def decide(found: Claims | None) -> Claims | None:
+            # Our own write whose answer was lost, or another dispatcher's: then nothing is written.
+            return after if found == before else found
+
+        if after != before:
+            outcome = self._register.update(decide, from_memory=True)
+            if not isinstance(outcome, Done):
+                raise TransientStorageError(
+                    f"claims {self._register.key!r} could not be written: {outcome}. Try again."
+                )
+            if outcome.value != after:
+                found = after.epoch if outcome.value is None else outcome.value.epoch
+                raise Fenced(self._config.manifest_path, after.epoch, found)
+        self.claims = after
+
+
+def stored_epoch(store: Store, config: ConsumerConfig, runtime: Runtime) -> int | None:
+    """Of the claims as they are now; None where there are none.
+
+    Raises:
+        CorruptData, StorageError: They cannot be read.
+    """
+    found = _register(store, config, runtime).read()
+    return found.value.epoch if isinstance(found, Done) and found.value is not None else None
+
+
+def _register(store: Store, config: ConsumerConfig, runtime: Runtime) -> CasObject[Claims]:
+    return CasObject(
+        store,
+        claims_key(config.data_path_prefix),
+        decode=decode,
+        encode=encode,
+        runtime=runtime,
+        settings=config,
+        max_bytes=CLAIMS.max_bytes,
+        unreadable=CLAIMS.unreadable,
+    )
 
 
 class Dispatcher:
@@ -69,7 +182,7 @@ class Dispatcher:
         store: Store,
         config: ConsumerConfig,
         runtime: Runtime,
-        queue: SharedQueue | None = None,
+        queue: Queue | None = None,
         is_announced: Callable[[], bool] = lambda: False,
         is_current: Callable[[], bool] = lambda: True,
         steady_since: Callable[[], float] = lambda: float("-inf"),

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import fields, replace
 
-from opendata_buffer.broker.broker import Service
+from opendata_buffer.broker.broker import Service, SharedQueue
 from opendata_buffer.broker.client import ChannelClosed, ChannelRefused
 from opendata_buffer.broker.discovery_record import (
     SECRET_BYTES,
@@ -22,7 +22,6 @@ from opendata_buffer.broker.discovery_record import (
     Watch,
 )
 from opendata_buffer.broker.dispatcher import Dispatcher
-from opendata_buffer.broker.dispatcher_term import SharedQueue
 from opendata_buffer.broker.network import ListeningPort, Network
 from opendata_buffer.broker.secure_channel import ProtocolError
 from opendata_buffer.config import (

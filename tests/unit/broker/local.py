@@ -78,6 +78,17 @@ def host(store: Store, runtime: Runtime = RUNTIME) -> LeaderElection:
     return LeaderElection(store, CONFIG, runtime, WebSocketNetwork(runtime))
 
 
+class NetworkOf(WebSocketNetwork):
+    """Connects as a test says."""
+
+    def __init__(self, connect: Callable[[DiscoveryRecord], Connection]) -> None:
+        super().__init__(RUNTIME)
+        self._connect = connect
+
+    def connect(self, broker_record: DiscoveryRecord) -> Connection:
+        return self._connect(broker_record)
+
+
 class Direct:
     """Appends without a broker, and counts how often."""
 

@@ -26,6 +26,7 @@ from tests.unit.broker.local import (
     CONFIG,
     RUNTIME,
     Direct,
+    NetworkOf,
     entries,
     eventually,
     host,
@@ -53,7 +54,9 @@ def committer(  # type: ignore[no-untyped-def]
     store: MemoryStore, direct: Direct, connecting=None, runtime: Runtime = RUNTIME
 ) -> BrokeredCommitter:
     via = connecting or (lambda broker_record: connect(broker_record, RUNTIME))
-    return BrokeredCommitter(direct, store, CONFIG, runtime, via)
+    made = BrokeredCommitter(store, CONFIG, runtime, None, NetworkOf(via), lambda: direct)
+    assert made.join()
+    return made
 
 
 def announce(store: MemoryStore, broker: DiscoveryRecord) -> None:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from opendata_buffer.broker import election as host_module
-from opendata_buffer.broker.client import Appended, ChannelRefused, Connection
+from opendata_buffer.broker.client import Appended, ChannelRefused
 from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import ListeningPort, WebSocketNetwork
 from opendata_buffer.errors import InvalidInput, TransientStorageError
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.memory import MemoryStore
-from tests.unit.broker.local import CONFIG, RUNTIME, connected, entries, eventually, host, soon
+from tests.unit.broker.local import (
+    CONFIG,
+    RUNTIME,
+    NetworkOf,
+    connected,
+    entries,
+    eventually,
+    host,
+    soon,
+)
 
 
 def test_of_two_hosts_one_serves_and_the_other_takes_over_at_once_when_it_leaves() -> None:
@@ -135,17 +143,6 @@ def test_a_broker_whose_sign_of_life_comes_late_knows_that_it_was_away(
     finally:
         behind.cut = False
         ours.stop(10)
-
-
-class NetworkOf(WebSocketNetwork):
-    """Connects as a test says."""
-
-    def __init__(self, connect: Callable[[DiscoveryRecord], Connection]) -> None:
-        super().__init__(RUNTIME)
-        self._connect = connect
-
-    def connect(self, broker_record: DiscoveryRecord) -> Connection:
-        return self._connect(broker_record)
 
 
 def test_one_refused_connection_does_not_prove_that_a_broker_has_ended() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.broker.dispatcher_term import FRESH_S, SharedQueue
+from opendata_buffer.broker.broker import FRESH_S, SharedQueue
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Fenced
 from opendata_buffer.formats.manifest import NewEntry
@@ -71,7 +71,7 @@ def test_two_threads_write_in_turns_and_lose_no_race() -> None:
             assert manifest is not None
             store.holds.clear()
             # An append is under way when this thread asks for its turn.
-            store.held = lambda: len(queue._turn._line) > 1
+            store.held = lambda: len(queue._lock._waiting) > 1
             assert store.holds.wait(60)
             queue.dequeue(manifest.next_sequence - 1, epoch)
     finally:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.broker import dispatcher_term
+from opendata_buffer.broker import dispatcher
 from opendata_buffer.broker.claims import Claims, decode, encode
-from opendata_buffer.broker.dispatcher_term import DispatcherTerm, stored_epoch
+from opendata_buffer.broker.dispatcher import DispatcherTerm, stored_epoch
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import Closed, Fenced
@@ -170,7 +170,7 @@ def test_a_consumer_whose_claims_cannot_be_taken_over_is_closed(
         opened.append(Consumer(config, **settings))
         return opened[-1]
 
-    monkeypatch.setattr(dispatcher_term, "Consumer", open_consumer)
+    monkeypatch.setattr(dispatcher, "Consumer", open_consumer)
     with pytest.raises(Fenced):
         DispatcherTerm(store, CONFIG, world.runtime)
     consumer = opened[0]  # the other one is the successor's

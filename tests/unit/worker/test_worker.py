@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from opendata_buffer.broker.claims import Claims
-from opendata_buffer.broker.dispatcher import Dispatcher
-from opendata_buffer.broker.dispatcher_term import DispatcherTerm
+from opendata_buffer.broker.dispatcher import Dispatcher, DispatcherTerm
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.protocol import MAX_OPEN_REQUESTS
 from opendata_buffer.broker.worker import ClaimedBatch, DispatcherClient, Worker
