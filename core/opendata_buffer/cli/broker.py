@@ -1,29 +1,26 @@
-"""A broker as a process of its own: ``broker``."""
+"""``broker``: a broker as a process of its own."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from opendata_buffer.cli.options import (
-    SOON_MS,
-    create_if_missing_option,
-    patient_queue_options,
-    queue_fields_of,
-)
+from opendata_buffer.broker.election import LeaderElection
+from opendata_buffer.broker.network import WebSocketNetwork, listen_for
+from opendata_buffer.cli.options import create_if_missing_option, patient_queue_options
+from opendata_buffer.cli.target import one_queue, require_queue
+from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.runtime import Runtime
 
-if TYPE_CHECKING:
-    from opendata_buffer.broker.election import LeaderElection
+__all__ = ["broker", "split_address"]
 
-__all__ = ["broker"]
-
-LOOK_S = 0.25
-"""Between two looks whether it still serves."""
+POLL_S = 0.25
+"""Between two checks whether it still serves."""
 
 STOP_S = 3.5
-"""For stepping down; the process ends within five seconds whatever happens."""
+"""For an orderly stop; the process ends within five seconds in any case."""
 
 
 def split_address(text: str) -> tuple[str, int]:
@@ -59,17 +56,19 @@ def _address(
     "--listen",
     callback=_address,
     metavar="HOST:PORT",
-    help="Where clients come in; port 0 takes a free one. Default: a free port on all interfaces, "
+    help="Where clients connect; port 0 takes a free one. Default: a free port on all interfaces, "
     "or on the loopback for a queue in a directory.",
 )
 @click.option(
     "--advertise",
     callback=_address,
     metavar="HOST:PORT",
-    help="Where clients find it, if not where it listens. Each broker has an address of its own: "
-    "name no load balancer.",
+    help="The address that clients are told, if not the one above. Each broker needs its own "
+    "address: do not use a load balancer's.",
 )
-@click.option("--tls-cert", metavar="FILE", default="", help="Certificate, PEM. Clients need none.")
+@click.option(
+    "--tls-cert", metavar="FILE", default="", help="Certificate, PEM. Clients need no certificate."
+)
 @click.option("--tls-key", metavar="FILE", default="", help="Its private key, PEM.")
 @create_if_missing_option
 @click.pass_obj
@@ -86,55 +85,48 @@ def broker(
     """Append for all producers of a queue, and hand its batches to workers.
 
     Stands by while another broker serves and takes over when that one ends, so start two. Runs
-    until it is interrupted. Producers and workers find it through the queue; nothing is lost
-    when it is killed.
+    until it is interrupted. Producers and workers find it through the queue. Nothing is lost when
+    it is killed.
     """
-    from opendata_buffer.admin.observe import Observer
-    from opendata_buffer.broker.election import LeaderElection
-    from opendata_buffer.broker.network import WebSocketNetwork, listen_for
-    from opendata_buffer.config import ConsumerConfig
-    from opendata_buffer.stores.open import open_store
-
     if bool(tls_cert) is not bool(tls_key):
         raise click.UsageError("--tls-cert and --tls-key go together")
-    config = ConsumerConfig(**queue_fields_of(queue))
-    store = open_store(config.store, config.store_options)
+    target = one_queue(queue, ConsumerConfig)
+    store = target.store
     if not create_if_missing:
-        soon = replace(config, cas_deadline_ms=min(config.cas_deadline_ms, SOON_MS))
-        Observer(store, soon, runtime).manifest()
+        require_queue(target, runtime)
     where = listen_for(store)
     if listen is not None:
         where = replace(where, host=listen[0], port=listen[1])
     if advertise is not None:
         where = replace(where, advertise=_joined(*advertise))
     network = WebSocketNetwork(runtime, replace(where, certificate=tls_cert, key=tls_key))
-    # A standby listens only once it serves: a broker that starts again under the address of its
-    # dead predecessor must find that address refused. What is wrong with it is told now.
+    # A standby listens only while it serves: clients of a dead broker must find its address
+    # refused, also when it is started again. Listening once reports a wrong address now.
     network.listen().close()
-    host = LeaderElection(store, config, runtime, network)
+    election = LeaderElection(store, target.config, runtime, network)
     try:
-        _report(host, store.url, runtime)
+        _report(election, store.url, runtime)
     finally:
-        host.stop(STOP_S)
+        election.stop(STOP_S)
 
 
-def _report(host: LeaderElection, url: str, runtime: Any) -> None:
-    """Say who serves, whenever that changes, until there is an end."""
-    said = ""
-    while host.failure is None:
-        if mine := host.serving:
+def _report(election: LeaderElection, url: str, runtime: Runtime) -> None:
+    """Print which broker serves, whenever that changes, until it cannot serve."""
+    printed = ""
+    while election.failure is None:
+        if mine := election.serving:
             line = f"serving {url} at {mine.address} (term {mine.term}, broker {mine.id})"
-        elif other := host.stands_by_for:
+        elif other := election.stands_by_for:
             line = (
                 f"standing by: {other.address} is announced (term {other.term}, broker {other.id})"
             )
         else:
-            line = said
-        if line != said:
+            line = printed
+        if line != printed:
             click.echo(line)
-            said = line
-        runtime.sleep(LOOK_S)
-    raise host.failure
+            printed = line
+        runtime.sleep(POLL_S)
+    raise election.failure
 
 
 def _joined(host: str, port: int) -> str:

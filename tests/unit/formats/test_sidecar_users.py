@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.admin.copy_record import CopyRecord
 from opendata_buffer.broker import claims
 from opendata_buffer.broker import discovery_record as announcement
 from opendata_buffer.config import QueueConfig
@@ -16,7 +15,7 @@ from opendata_buffer.errors import CorruptData
 from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.gc import Place
 from opendata_buffer.quarantine import QuarantineReport, read_report, write_report
-from opendata_buffer.queue.consumer_info import Holder
+from opendata_buffer.queue.consumer_info import ConsumerInfo
 from opendata_buffer.queue.ownership import read_marker
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -64,8 +63,8 @@ OWNER = (
 OBJECTS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
     "the owner marker": (OWNER, read_owner),
     "the note of the consumer": (
-        Holder(3, "host", 4711, "Spark", "", 1_767_225_600_000).to_json(),
-        Holder.from_json,
+        ConsumerInfo(3, "host", 4711, "Spark", "", 1_767_225_600_000).to_json(),
+        ConsumerInfo.from_json,
     ),
     "the commit record": (
         CommitRecord(3, 7, "q", {}, "run", "01" * 6, {"p-00000": 1}).to_json(),
@@ -78,7 +77,7 @@ OBJECTS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
     ),
     "the record of workers' claims": (
         claims.encode(
-            claims.Claims(1, 2, 3, {3: claims.Holder("w", 4, 5)}, frozenset({7}), {3: 1}, "q")
+            claims.Claims(1, 2, 3, {3: claims.ClaimHolder("w", 4, 5)}, frozenset({7}), {3: 1}, "q")
         ),
         claims.decode,
     ),
@@ -86,7 +85,6 @@ OBJECTS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
         TopicDescription.new("01J5", 2).drained("0", 5).to_json(),
         TopicDescription.from_json,
     ),
-    "the record of a copy": (CopyRecord("s", "run", 4, {"v": 1}).to_json(), CopyRecord.from_json),
     "the report of a batch in quarantine": (written(REPORT), read_quarantine),
 }
 
@@ -107,7 +105,6 @@ def test_what_is_written_is_read(name: str) -> None:
         "the note of the consumer",
         "the commit record",
         "the topic's description",
-        "the record of a copy",
     )
 
 

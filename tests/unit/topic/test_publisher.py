@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.admin.transactions import Place, list_open
+from opendata_buffer.admin.transactions import TransactionScope, list_open
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import (
     Closed,
@@ -72,7 +72,10 @@ def seen(store: MemoryStore) -> list[bytes]:
 def still_open(store: MemoryStore) -> list[str]:
     config = QueueConfig(store=URL)
     topic = Topic.open(config, store=store)
-    return [each.partition for each in list_open(Place(config, store, SystemRuntime(), topic))]
+    return [
+        each.partition
+        for each in list_open(TransactionScope(config, store, SystemRuntime(), topic))
+    ]
 
 
 def all_published(publisher: Publisher, entries: list[bytes] = ENTRIES) -> None:
