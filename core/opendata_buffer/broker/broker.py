@@ -1,8 +1,8 @@
-"""What a broker does with what its clients send: one group commit for all of them.
+"""A broker appends for all its clients by group commit, and pauses while a client writes itself.
 
 While one compare-and-swap is on its way, requests of all clients pile up; the next one takes
-them all. A request is answered after its compare-and-swap has landed and never before. The
-service has one thread; sessions hand it requests and are called back with answers.
+them all. A request is answered after its compare-and-swap has landed and never before. One thread
+writes; sessions hand it requests and are called back with the answers.
 """
 
 from __future__ import annotations
@@ -39,13 +39,6 @@ __all__ = [
 ]
 
 
-# ---- Appends of which an earlier attempt may have landed without anybody knowing. Pure. ----
-#
-# Whoever appends a second time looks first, on the very manifest its compare-and-swap replaces: if
-# the first attempt has landed it is there, and if it lands later, the second one loses its race
-# and looks again.
-
-
 @dataclass(frozen=True, slots=True)
 class Landed:
     """The earlier attempt is in the manifest; ``sequence`` is its first entry's."""
@@ -57,6 +50,9 @@ def find_earlier_attempt(
     key: str, entries: Sequence[NewEntry], since: int
 ) -> Callable[[Manifest], Landed | None]:
     """A guard for :meth:`.Queue.append` that finds an earlier attempt of the same append.
+
+    It looks in the manifest that the compare-and-swap replaces: an attempt that landed is there,
+    and one that lands later makes this one lose its race and look again.
 
     Args:
         key: The manifest's key, for the error.
@@ -94,7 +90,7 @@ T = TypeVar("T")
 Body = dict[str, Any]
 
 MAX_WAITING_ENTRIES = 100_000
-"""Entries that wait for the next compare-and-swap, of all sessions; beyond it they are refused."""
+"""Entries that wait for the next compare-and-swap, of all sessions; more are refused."""
 
 MAX_WAITING_BYTES = 64 * 1024 * 1024
 """The same for the bytes of their messages: metadata may be large."""
@@ -110,20 +106,20 @@ _Guard: TypeAlias = Callable[[Manifest], _Stop | None]
 
 
 class Client(Protocol):
-    """Who asks; see :class:`~opendata_buffer.broker.server.Session`."""
+    """The sender of requests: a :class:`~opendata_buffer.broker.server.Session`."""
 
     def remember(self, waiting: PendingAppend) -> None:
         """An append waits from now on."""
         ...
 
     def answer(self, body: Body) -> None:
-        """Take the answer to one request, from any thread."""
+        """Send the answer to one request; called by any thread."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class PendingAppend:
-    """A request that waits for its turn."""
+    """An append that waits for the next write."""
 
     client: Client
     request: AppendRequest
@@ -131,9 +127,8 @@ class PendingAppend:
 
     def is_late(self, now: Moment) -> bool:
         """Whether no write of it may begin any more."""
-        heard = self.heard
         # A clock that runs backwards tells no age: the client sends the request again.
-        return not heard.precedes(now) or heard.age_ms(now) > self.request.valid_ms
+        return not self.heard.precedes(now) or self.heard.age_ms(now) > self.request.valid_ms
 
 
 PAUSE_S = 2.0
@@ -244,7 +239,7 @@ class SharedQueue(Queue):
         claim: Of the prefix.
     """
 
-    # Nobody else writes it as often as this process: what it remembers is seldom out of date.
+    # No other process writes it as often as this process: what it remembers is seldom out of date.
     _changes_from_memory = True
 
     def __init__(
@@ -332,11 +327,11 @@ class Service:
     """The broker of one queue.
 
     Args:
-        queue: What it writes; nobody else in the process may use it.
+        queue: What it writes; shared with its dispatcher and used by nothing else.
         runtime: Clocks and threads.
         data_path_prefix: Locations must lie below it.
         on_conflict: Called after a write that lost a race: is another broker at work?
-        foreman: Hands batches to workers; None when this broker does not.
+        dispatcher: Hands batches to workers; None when this broker does not.
     """
 
     def __init__(
@@ -406,11 +401,11 @@ class Service:
 
     @property
     def next_sequence(self) -> int:
-        """The queue's end, as far as the broker knows; it is never behind this."""
+        """The queue's end, as far as the broker knows; the real one is not below it."""
         return self._next
 
     def submit(self, client: Client, request: AppendRequest, message_bytes: int) -> None:
-        """Append when its turn comes; the client gets the answer."""
+        """Append in the next write; the client gets the answer."""
         size = len(request.entries)
         waiting = PendingAppend(client, request, request.heard)
         client.remember(waiting)
@@ -443,7 +438,7 @@ class Service:
         return True
 
     def end_pause(self, client: Client) -> None:
-        """The client has written, or is gone; free to repeat."""
+        """The client has written, or its connection ended; free to repeat."""
         with self._condition:
             waiting = self._pauses.end(client)
         if waiting is not None:
@@ -521,7 +516,7 @@ class Service:
             if each.request.since is None:
                 fresh.append(each)
             else:
-                # Alone: whether it has landed before is a question to the whole write.
+                # In a write of its own: the guard answers for the write as a whole.
                 self._append([each])
         if fresh:
             self._append(fresh)
@@ -591,8 +586,8 @@ class Service:
     def _may_be_found(self, error: CommitStateUnknown) -> bool:
         """Whether a later look can tell: nothing was dequeued where the append may be.
 
-        The requests became too old while storage did not answer. Their clients can ask again,
-        and the next attempt looks first; a local committer would go on looking, too.
+        The requests became too old while storage did not answer. Their clients ask again, and the
+        next attempt looks first.
         """
         seen = self._queue.last_seen
         first = 0 if seen is None else seen.first_sequence

@@ -1,4 +1,4 @@
-"""A connection to a broker: appends go out as they come, answers find their callers."""
+"""A connection to a broker: sends requests, and hands each answer to its caller."""
 
 from __future__ import annotations
 
@@ -36,17 +36,8 @@ __all__ = [
 ]
 
 
-# ---- What was asked on a connection to a broker and is not answered yet ----
-#
-# And what answers mean. Pure.
-#
-# No lock, no thread and no socket: whoever uses it holds a lock, and says what time it is. Times
-# are
-# monotonic seconds of this process; the broker's own clock goes back to it as it came.
-
-
 RENEW_S = 0.5
-"""An append whose broker was last heard so long before the last word of it is renewed."""
+"""An append is renewed when the broker was heard so long after the clock it holds by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +49,11 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Surely not appended, nor will be: ``expired``, ``moved``, ``busy``, ``unsent``,
-    ``late`` for its own deadline, or ``large``: no broker takes it."""
+    """It was not appended and will not be.
+
+    ``why`` is ``expired``, ``moved``, ``busy``, ``unsent``, ``late`` for its own deadline, or
+    ``large``: no broker takes it.
+    """
 
     why: str
 
@@ -107,7 +101,10 @@ class PendingRequest:
 
 
 class PendingRequests:
-    """The open requests of one connection, by their numbers.
+    """The unanswered requests of one connection, by their numbers. Pure.
+
+    The caller holds a lock and says what time it is, in monotonic seconds of this process. The
+    broker's clock goes back to it as it came.
 
     Attributes:
         clock: The broker's, as it was last heard; every append carries it.
@@ -129,7 +126,7 @@ class PendingRequests:
 
     @property
     def is_full(self) -> bool:
-        """Whether a broker would end the connection of who asks for more at once."""
+        """Whether the broker would end the connection at one more request."""
         return len(self._pending) >= MAX_OPEN_REQUESTS
 
     def begin(self, *, posted: bool = False) -> tuple[int, PendingRequest]:
@@ -148,17 +145,17 @@ class PendingRequests:
         return self._open(PendingRequest(lost, self.heard_at, valid_s, begin_by))
 
     def end(self, number: int) -> None:
-        """Whoever waited has the answer, or waits no longer."""
+        """Its caller has the answer, or waits no longer."""
         del self._pending[number]
 
     def hear(self, body: Reply, now: float) -> bool:
-        """Take what the broker says.
+        """Take a message of the broker.
 
         Returns:
-            Whether somebody may go on now.
+            Whether a caller may go on now.
 
         Raises:
-            ProtocolError: A broker says no such thing.
+            ProtocolError: A broker sends no such message.
         """
         # The clock first: an answer that is waited for lets the next append begin at once.
         self.clock, self.heard_at = body.get("clock"), now
@@ -182,7 +179,7 @@ class PendingRequests:
             case {"op": "pong"}:
                 return False
             case {"op": str(op)} if call is None and op in _ANSWERS:
-                return False  # Of something that was told, and not asked.
+                return False  # Its caller waits no longer.
             case _:
                 raise ProtocolError(f"the broker says {str(body.get('op'))[:50]!r}: unknown")
         if call is not None and call.posted:
@@ -190,19 +187,19 @@ class PendingRequests:
         return True
 
     def renew(self) -> list[int]:
-        """Appends that wait for a slow write hold on, by the clock that was just heard.
+        """Let appends that wait for a slow write hold by the clock that was just heard.
 
-        Otherwise what came while a write took longer than a request holds would be refused, be
-        asked for again as the next write begins, and never have its turn.
+        Otherwise an append that came during a write of more than two seconds would be refused,
+        sent again as the next write begins, and never be written.
 
         Returns:
-            The numbers of those that the broker is to be told of.
+            The numbers of the appends to renew at the broker.
         """
         renewed = []
         for number, call in self._pending.items():
             is_old = self.heard_at - call.heard_at >= RENEW_S
             if call.answer is None and is_old and self.heard_at + call.valid_s <= call.begin_by:
-                # First here: nobody else is asked while the broker may still write it.
+                # First here: no other broker is asked while this one may still write it.
                 call.heard_at = self.heard_at
                 call.lost = Lost(call.lost.since, self.heard_at + call.valid_s)
                 renewed.append(number)
@@ -227,8 +224,8 @@ CONNECT_S = 3.0
 shakes hands with hundreds at once, on a busy machine, needs more than a second for the last."""
 
 SILENCE_S = 0.75
-"""Without any message for so long, while an answer is due, the broker is asked for a sign of
-life; without one for as long again, it is taken for dead."""
+"""Without any message for so long, while an answer is due, the broker is sent a ping; without an
+answer for as long again, it is taken for dead."""
 
 
 class ChannelClosed(Exception):
@@ -236,7 +233,7 @@ class ChannelClosed(Exception):
 
 
 class ChannelRefused(ChannelClosed):
-    """Nobody listens at the address: the process that did has ended."""
+    """No process listens at the address: the one that did has ended."""
 
 
 class Channel(Protocol):
@@ -272,7 +269,7 @@ class Connection:
         nonce: Random bytes, for this connection alone.
 
     Raises:
-        ChannelClosed: The other side ended it, or said nothing.
+        ChannelClosed: The other side ended it, or sent nothing.
         ProtocolError: The other side is not the announced broker.
     """
 
@@ -290,17 +287,17 @@ class Connection:
         self._over = False
         self._abandoned = False
         try:
-            channel.send(self._end.prove(self._first_words()))
-            self._end.finish(self._first_words())
+            channel.send(self._end.prove(self._receive_first()))
+            self._end.finish(self._receive_first())
             self._transmit({"op": "ping"})
-            answer = self._first_words()
+            answer = self._receive_first()
             with self._condition:
                 self._take(answer)
             runtime.spawn(self._read, "opendata-buffer-broker-client")
         except RuntimeError as error:
-            # No thread is left for it: its owner does as without a broker.
+            # No thread is left: its owner goes on without a broker.
             channel.close()
-            raise ChannelClosed(f"nothing can read what the broker says: {error}") from error
+            raise ChannelClosed(f"no thread is left to read from the broker: {error}") from error
         except BaseException:
             channel.close()
             raise
@@ -354,11 +351,11 @@ class Connection:
         return Refused("unknown") if isinstance(answer, Appended) else answer
 
     def tell(self, body: Mapping[str, Any]) -> None:
-        """Say something that is not answered."""
+        """Send a message that has no answer."""
         self._transmit(dict(body))
 
     def post(self, body: Mapping[str, Any], until: float | None) -> bool:
-        """Ask for something and wait for no answer; only for room, where much is unanswered.
+        """Send a request and do not wait for its answer; only for room, where many are unanswered.
 
         Args:
             body: The question.
@@ -405,9 +402,9 @@ class Connection:
             self._finish()
 
     def abandon(self) -> None:
-        """Nobody uses it any more: the thread that reads ends it within a second.
+        """It is used no more: the thread that reads ends it within a second.
 
-        Takes no lock and closes nothing: garbage is collected in the middle of anything.
+        Takes no lock and closes nothing, because finalizers run in the middle of other calls.
         """
         self._abandoned = True
 
@@ -431,7 +428,7 @@ class Connection:
                     else:
                         self._condition.wait(left)
         finally:
-            # Also after an interrupt: what is left behind would take up room for ever.
+            # Also after an interrupt: a request that is left here would take up room for ever.
             with self._condition:
                 self._pending.end(number)
                 self._condition.notify_all()
@@ -447,28 +444,28 @@ class Connection:
                 return
             self._condition.wait(left)
 
-    def _first_words(self) -> bytes:
+    def _receive_first(self) -> bytes:
         message = self._channel.receive(CONNECT_S)
         if message is None:
-            raise ChannelClosed(f"the broker said nothing for {CONNECT_S:g} s")
+            raise ChannelClosed(f"the broker sent nothing for {CONNECT_S:g} s")
         return message
 
-    def _transmit(self, body: dict[str, Any], *, patient: bool = True) -> bool:
-        """Seal and send, without the lock: a suspended broker takes nothing, and the thread that
+    def _transmit(self, body: dict[str, Any], *, waits: bool = True) -> bool:
+        """Sign and send, without the lock: a suspended broker takes nothing, and the thread that
         reads must notice that while another one waits here.
 
         Returns:
-            False when the connection had ended before anything was sent, or, for one who is not
-            patient, while another thread sends.
+            False when the connection had ended before anything was sent; without ``waits``, also
+            while another thread sends.
         """
         with self._condition:
             while self._sending and not self._over:
-                if not patient:
+                if not waits:
                     return False
                 self._condition.wait()
             if self._over:
                 return False
-            # Sealed messages are numbered: they go out in the order in which they are sealed.
+            # Messages are numbered as they are signed: they must be sent in that order.
             message = self._end.seal(body)
             self._sending = True
         try:
@@ -494,11 +491,11 @@ class Connection:
                 elif not self._pending:
                     asked = False
                 elif asked:
-                    log.warning("%s gives no sign of life", self.broker_record)
+                    log.warning("%s does not answer", self.broker_record)
                     return
                 else:
                     asked = True
-                    self._transmit({"op": "ping"}, patient=False)
+                    self._transmit({"op": "ping"}, waits=False)
         except ChannelClosed:
             pass
         except ProtocolError as error:
@@ -511,7 +508,7 @@ class Connection:
         with self._condition:
             clock, renewed = self._pending.clock, self._pending.renew()
         if renewed:
-            self._transmit({"op": "renew", "clock": clock, "n": renewed}, patient=False)
+            self._transmit({"op": "renew", "clock": clock, "n": renewed}, waits=False)
 
     def _take(self, message: bytes) -> None:
         """With the lock."""

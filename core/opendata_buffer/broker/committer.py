@@ -60,12 +60,12 @@ PATIENCE_S = 10.0
 
 
 @dataclass(slots=True)
-class _Doubt:
-    """An append of which an attempt may have landed.
+class _UnknownAttempt:
+    """An earlier attempt of an append that may have landed.
 
     Attributes:
         since: At this sequence or later, if it has.
-        safe_at: From when on nobody begins a write of that attempt, monotonic seconds.
+        safe_at: From when on no write of that attempt begins, monotonic seconds.
     """
 
     since: int
@@ -157,7 +157,7 @@ class BrokeredCommitter:
 
     def append(self, entries: Sequence[NewEntry], *, begin_by: float) -> int:
         """See :class:`Committer`."""
-        doubt: _Doubt | None = None
+        doubt: _UnknownAttempt | None = None
         while True:
             connection = self._find() if self._runtime.monotonic() < begin_by else None
             if connection is None:
@@ -169,19 +169,21 @@ class BrokeredCommitter:
             except OpenDataBufferError as error:
                 if doubt is None:
                     raise
-                self._weigh(error, entries, begin_by, doubt)
+                self._retry_or_raise(error, entries, begin_by, doubt)
                 continue
             match answer:
                 case Appended(sequence):
                     return sequence
                 case Lost():
                     # What is looked for begins where the first attempt may have landed.
-                    doubt = _Doubt(answer.since if since is None else since, answer.safe_at)
+                    doubt = _UnknownAttempt(
+                        answer.since if since is None else since, answer.safe_at
+                    )
                     if connection.is_over:
                         self._forget(connection, fell_silent=True)
                     self._await(doubt.safe_at)
                 case _ if answer.why in ("expired", "late"):
-                    pass  # It says what time it is; the next request is young again.
+                    pass  # Its answer carried its clock; the next request holds by that.
                 case _ if answer.why == "large":
                     return self._append_alone(entries, begin_by, doubt)
                 case _ if answer.why == "busy":
@@ -213,11 +215,11 @@ class BrokeredCommitter:
         return self._ended
 
     def _append_alone(
-        self, entries: Sequence[NewEntry], begin_by: float, doubt: _Doubt | None
+        self, entries: Sequence[NewEntry], begin_by: float, doubt: _UnknownAttempt | None
     ) -> int:
         if doubt is None:
             return self._alone.append(entries, begin_by=begin_by)
-        # Its own queue: the shared committer would mix it with appends that need no look-up.
+        # A queue of its own: the shared committer would join it with appends without this guard.
         queue = Queue(
             self._store, self._config, runtime=self._runtime, role="producer", claim=self._claim
         )
@@ -228,34 +230,34 @@ class BrokeredCommitter:
                     entries, guard=find_earlier_attempt(queue.key, entries, doubt.since)
                 )
             except OpenDataBufferError as failed:
-                self._weigh(failed, entries, begin_by, doubt)
+                self._retry_or_raise(failed, entries, begin_by, doubt)
                 error = failed
             else:
                 return found.sequence if isinstance(found, Landed) else found
         raise self._unknown(entries, doubt, "the broker gave no answer in time") from error
 
-    def _weigh(
+    def _retry_or_raise(
         self,
         error: OpenDataBufferError,
         entries: Sequence[NewEntry],
         begin_by: float,
-        doubt: _Doubt,
+        doubt: _UnknownAttempt,
     ) -> None:
-        """After an error of a later attempt: returns when it is to be tried again.
+        """After an error of a later attempt: return when it is to be tried again, or raise.
 
-        "Nothing was appended" is said of that attempt alone. Passed on, it would make the
-        producer append afresh what the first attempt may have appended.
+        "Nothing was appended" is true of that attempt alone. Passed on, it would make the
+        producer append again what the first attempt may have appended.
         """
         if isinstance(error, CommitStateUnknown):
             raise error
         again = isinstance(error, Conflict | QueueFull | TransientStorageError)
         if not again or self._runtime.monotonic() + LOOK_S >= begin_by:
             raise self._unknown(entries, doubt, str(error).rstrip(".")) from error
-        log.warning("looking for a doubtful append goes on: %s", error)
+        log.warning("an append with an unknown outcome is looked for again: %s", error)
         self._runtime.sleep(LOOK_S)
 
     def _unknown(
-        self, entries: Sequence[NewEntry], doubt: _Doubt, reason: str
+        self, entries: Sequence[NewEntry], doubt: _UnknownAttempt, reason: str
     ) -> CommitStateUnknown:
         locations = tuple(entry.location for entry in entries)
         return CommitStateUnknown(self._config.manifest_path, doubt.since, locations, None, reason)
@@ -270,7 +272,7 @@ class BrokeredCommitter:
 
     def _is_time(self) -> bool:
         if self._alone.conflicts > self._conflicts:
-            # Somebody else appends, too: there may be a broker by now.
+            # Another process appends, too: there may be a broker by now.
             self._conflicts = self._alone.conflicts
             if self._look_at is None:
                 self._look_at = 0.0
@@ -283,8 +285,8 @@ class BrokeredCommitter:
         elif self._discovery.announced or self._expects or self._conflicts:
             self._look_at = now + PATIENCE_S
         else:
-            # Nobody ever served this queue: a lone process asks once, and then only when it
-            # meets another writer.
+            # No broker ever served this queue: a lone process looks once, and then only after a
+            # lost race.
             self._look_at = None
 
     def _forget(self, connection: Connection, *, fell_silent: bool = False) -> None:

@@ -1,11 +1,8 @@
-"""What ``<prefix>/_broker.json`` says: who appends for everybody, and how to reach it. Pure.
+"""Finds a queue's broker and keeps the connection to it, for appends and for workers.
 
-The announcement is a hint and no permission. A broker whose announcement was replaced may still
-append, and a client that finds none appends by itself: the manifest's compare-and-swap keeps
-both right. All the announcement does is to bring everybody to one place.
-
-Whether the announced broker still lives is told without comparing clocks of two machines: who
-watches looks whether ``beat`` changes within a time on its own clock.
+A look runs in a thread of its own. A broker with many clients at once, on a busy machine, takes
+longer to shake hands than an append should wait: that append is made alone, and the next one has
+the connection.
 """
 
 from __future__ import annotations
@@ -23,13 +20,6 @@ from opendata_buffer.queue.cas import CasStore
 from opendata_buffer.runtime import Runtime
 
 __all__ = ["Discovery"]
-
-
-# ---- Finds the announced broker and keeps the connection to it: for appends and for workers. ----
-#
-# A look runs in a thread of its own. A broker with many clients at once, on a busy machine, takes
-# longer to shake hands than an append should wait: it goes on alone, and the next one has the
-# connection.
 
 
 log = logging.getLogger(__name__)
@@ -163,8 +153,8 @@ class Discovery:
 
         Args:
             connection: What :meth:`find` gave.
-            fell_silent: Its broker may be dead or suspended: it is asked again once it has given
-                a sign of life in its announcement, for one that is suspended takes connections.
+            fell_silent: Its broker may be dead or suspended. It is asked again once it has renewed
+                its record: a suspended process still accepts connections.
         """
         connection.close()
         with self._condition:
@@ -190,7 +180,7 @@ class Discovery:
                 self.reason = "none is announced; start one, or use broker='host'"
                 return None
             if self._is_silent(found):
-                self.reason = f"{found.address} gives no sign of life"
+                self.reason = f"{found.address} has not renewed its record"
                 return None
             connection = self._connect(found)
         except (ChannelClosed, ProtocolError, CorruptData, StorageError) as error:

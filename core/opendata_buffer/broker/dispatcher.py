@@ -2,11 +2,11 @@
 
 Requests of all workers pile up while one compare-and-swap on the claims is on its way, and the
 next one takes them all; each is answered after it has landed. Heartbeats are kept in memory
-only. What is finished without a gap is acknowledged behind that, so a foreman that dies in
+only. What is finished without a gap is acknowledged behind that, so a dispatcher that dies in
 between only acknowledges later.
 
-Another consumer of the queue, or another foreman, fences this one: it tells its workers so, and
-they look for the broker that is announced now.
+Another consumer of the queue, or another dispatcher, fences this one: it answers its workers so,
+and they look for the broker that is announced now.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["Dispatcher", "DispatcherTerm", "stored_epoch"]
 log = logging.getLogger(__name__)
 
 POLL_S = 0.25
-"""Between two looks for batches that somebody else appended, while workers wait."""
+"""Between two looks for batches that another process appended, while workers wait."""
 
 ACK_S = 1.0
 """Between two acknowledgements while workers wait: each is a write for which they would wait."""
@@ -40,8 +40,8 @@ ACK_S = 1.0
 MAX_ENDED = 10_000
 """Claims of which it is remembered how they ended, for workers that ask again."""
 
-QUARREL_S = 3.0
-"""A broker that is announced no more finds that within two seconds, and steps down."""
+REPLACED_S = 3.0
+"""A broker whose record was replaced notices that within two seconds, and steps down."""
 
 RETRY_S = 1.0
 """After storage did not answer."""
@@ -50,7 +50,7 @@ RETRY_S = 1.0
 class DispatcherTerm:
     """The time for which a dispatcher is the queue's consumer and owns the claims.
 
-    It begins when made, with the claims of its predecessor, whatever that one last wrote, and ends
+    It begins when made, with the claims that its predecessor last wrote, and ends
     when another consumer or dispatcher takes the queue. Not thread-safe.
 
     Args:
@@ -174,7 +174,7 @@ class Dispatcher:
         is_current: Whether that was so some seconds ago.
         steady_since: Since when this broker has been at work without a long pause, monotonic
             seconds. Heartbeats of a pause may have been missed.
-        may_take: Asked before the claims are taken over from another foreman; reads the store.
+        may_take: Asked before the claims are taken over from another dispatcher; reads the store.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class Dispatcher:
         self._acked_at = float("-inf")
 
     def submit(self, request: ClaimRequest | FinishRequest) -> None:
-        """Take a request; its ``answer`` is called when it is settled."""
+        """Take a request; its ``answer`` is called once."""
         with self._condition:
             if not self._leaving:
                 if isinstance(request, ClaimRequest):
@@ -221,15 +221,15 @@ class Dispatcher:
                 if self._task is None:
                     # Not before a worker asks: taking claims fences any other consumer.
                     metrics.claims_held.watch(self, Dispatcher.held_now, self._labels)
-                    self._task = self._runtime.spawn(self._run, "opendata-buffer-foreman")
+                    self._task = self._runtime.spawn(self._run, "opendata-buffer-dispatcher")
                 self._condition.notify_all()
                 return
         request.answer({"op": "refused", "n": request.number, "why": "moved"})
 
     def beat(self, tokens: list[int]) -> bool:
-        """A worker lives, and works on these; False when another broker is to be told.
+        """A worker lives and works on these; False when it must turn to another broker.
 
-        One that does not reach the store may have been replaced. Heartbeats that it answered
+        A broker that does not reach the store may have been replaced. Heartbeats that it answered
         would keep its workers from the next one, which would give their claims away.
         """
         if not self._is_current():
@@ -241,7 +241,7 @@ class Dispatcher:
                 # Take the claims over at once: a predecessor that was only suspended would find
                 # no heartbeats and give them away.
                 self._news = True
-                self._task = self._runtime.spawn(self._run, "opendata-buffer-foreman")
+                self._task = self._runtime.spawn(self._run, "opendata-buffer-dispatcher")
         return True
 
     def held_now(self) -> float | None:
@@ -273,8 +273,7 @@ class Dispatcher:
                     if self._leaving:
                         return
                     finishing, self._finishing = self._finishing, []
-                    # A batch for a worker that is gone would rest until its claim lapsed, and
-                    # count as handed out.
+                    # A batch for a worker that is gone would be held until its claim lapsed.
                     claiming = [each for each in self._claiming if each.waits()]
                     self._claiming = []
                     news, self._news = self._news, False
@@ -282,20 +281,20 @@ class Dispatcher:
                     left = self._run_round(finishing, claiming, news)
                 except Exception as error:
                     left = []
-                    self._give_up([*finishing, *claiming], error)
+                    self._fail([*finishing, *claiming], error)
                 with self._condition:
                     self._claiming = [*left, *self._claiming]
                 try:
                     self._acknowledge()
                 except Exception as error:
-                    # Everybody has been answered: what is done stays done.
-                    self._give_up([], error)
+                    # All requests have been answered: what is done stays done.
+                    self._fail([], error)
         finally:
             with self._condition:
                 self._leaving = True
                 waiting: list[ClaimRequest | FinishRequest] = [*self._finishing, *self._claiming]
             self._refuse(waiting)
-            self._leave()
+            self._end_term()
 
     def _wait(self) -> None:
         """Until there is something to do; with the lock."""
@@ -339,17 +338,17 @@ class Dispatcher:
 
     def _ensure_term(self) -> DispatcherTerm:
         if self._fenced is not None:
-            # Whoever took the queue meant to. Taking it back would begin a quarrel.
+            # The queue was taken on purpose: taking it back would make the two fence each other.
             raise self._fenced
         if self._term is not None:
             return self._term
         if not self._may_take():
-            # Taken all the same, and given up before the claims are written, they would look as
-            # if another consumer had the queue: the announced broker would leave it to that one.
+            # Taken and given up before the claims are written, the queue would seem to have another
+            # consumer, and the announced broker would leave it to that one.
             raise TransientStorageError("another broker is announced by now: ask that one")
         term = DispatcherTerm(self._store, self._config, self._runtime, self._queue)
         claims, ready = term.claims, self._ready
-        # Where somebody deleted the claims, tokens are drawn again that named others before.
+        # Where the claims were deleted, tokens are drawn again that named other claims before.
         self._ended = {token: how for token, how in self._ended.items() if token <= claims.tokens}
         self._last_epoch = term.epoch
         ready.begin(term.first)
@@ -373,7 +372,7 @@ class Dispatcher:
             return
         now = self._runtime.monotonic()
         if (self._finishing or self._news) and now - self._acked_at < ACK_S:
-            return  # There is another turn at once.
+            return  # There is another round at once.
         self._acked_at = now
         try:
             consumer.ack_through(frontier - 1)
@@ -382,34 +381,36 @@ class Dispatcher:
             return
         self._ready.drop_before(frontier)
 
-    def _give_up(self, requests: list[ClaimRequest | FinishRequest], error: BaseException) -> None:
-        """Nothing of a turn has landed, or nobody knows: begin anew from what storage holds."""
-        self._leave()
+    def _fail(self, requests: list[ClaimRequest | FinishRequest], error: BaseException) -> None:
+        """A round has not landed, or that is not known: begin anew from what storage holds."""
+        self._end_term()
         if isinstance(error, Fenced):
-            if self._fenced is None and self._is_by_a_broker_that_must_go():
-                log.warning("a broker that is announced no more took the claims: taking them back")
+            if self._fenced is None and self._was_fenced_by_a_replaced_broker():
+                log.warning(
+                    "the claims were taken by a broker that is not announced: taking them back"
+                )
                 self._refuse(requests)
                 return
             if self._fenced is None:
                 log.warning("hands out no more batches: %s", error)
             self._fenced = error
         elif isinstance(error, OpenDataBufferError):
-            log.warning("the foreman begins anew: %s", error)
+            log.warning("the dispatcher begins anew: %s", error)
         else:
-            log.error("the foreman begins anew", exc_info=error)
+            log.error("the dispatcher begins anew", exc_info=error)
         told = error_body(error)
         for request in requests:
             request.answer({"op": "failed", "n": request.number, "error": told})
         if self._fenced is None:
             self._runtime.sleep(RETRY_S)
 
-    def _is_by_a_broker_that_must_go(self) -> bool:
-        """Whether not another consumer fenced this foreman, but that of a broker before it.
+    def _was_fenced_by_a_replaced_broker(self) -> bool:
+        """Whether this dispatcher was fenced by that of a broker that will step down.
 
-        A broker that was suspended and wakes up takes the claims over on a heartbeat, before it
-        finds that another one is announced. It steps down then, and nobody would hand out.
+        A broker that was suspended takes the claims over on a heartbeat, before it finds that
+        another one is announced. It steps down then, and no broker would hand out batches.
         """
-        until = self._runtime.monotonic() + QUARREL_S
+        until = self._runtime.monotonic() + REPLACED_S
         with self._condition:
             while not self._leaving and (left := until - self._runtime.monotonic()) > 0:
                 self._condition.wait(left)
@@ -419,14 +420,14 @@ class Dispatcher:
             found = stored_epoch(self._store, self._config, self._runtime)
             return found is not None and found > self._last_epoch and self._is_announced()
         except OpenDataBufferError as error:
-            log.warning("who fenced the foreman is not known: %s", error)
+            log.warning("what fenced the dispatcher is not known: %s", error)
             return False
 
     def _refuse(self, requests: list[ClaimRequest | FinishRequest]) -> None:
         for request in requests:
             request.answer({"op": "refused", "n": request.number, "why": "moved"})
 
-    def _leave(self) -> None:
+    def _end_term(self) -> None:
         term, self._term = self._term, None
         self._heartbeats.end()
         self._ready.rests = {}
@@ -434,4 +435,4 @@ class Dispatcher:
             try:
                 term.consumer.close()
             except OpenDataBufferError as error:
-                log.warning("the foreman's consumer did not close cleanly: %s", error)
+                log.warning("the dispatcher's consumer did not close cleanly: %s", error)

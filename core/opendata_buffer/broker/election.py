@@ -1,9 +1,9 @@
-"""Serves a queue while nobody else does: the broker of a command, or one inside a producer.
+"""Which of several processes serves a queue as its broker.
 
-One thread watches the announcement. While another broker is announced and alive, it stands by;
-when that one is dead it announces itself, and the compare-and-swap on the announcement lets one
-of many through. While it serves, it gives signs of life, and steps down once somebody else is
-announced. Two that serve at once are safe, and only slow.
+One thread watches the discovery record. While another broker is announced and alive, this one
+stands by; when that one is dead this one replaces the record, and the compare-and-swap lets one of
+many through. While it serves, it renews the record, and steps down once another broker's is there.
+Two brokers at once are safe, and only slow.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ __all__ = ["LeaderElection", "consumer_settings"]
 log = logging.getLogger(__name__)
 
 BEAT_S = 2.0
-"""Between two signs of life."""
+"""Between two renewals of the record."""
 
 SILENT_S = 2.5 * BEAT_S
-"""A broker that is not reached is dead after so long without a sign of life. One that others
-reach goes on giving them, and is left alone."""
+"""A broker that is not reached is dead when its record was not renewed for so long. One that
+other processes reach goes on renewing it, and is left alone."""
 
 LATE_S = 1.5 * BEAT_S
-"""A sign of life that comes so long after the last one shows that this broker was suspended, or did
-not reach the store: it may have missed what others told it meanwhile."""
+"""A renewal so long after the last one shows that this broker was suspended, or did not reach the
+store: it may have missed heartbeats of workers."""
 
 STAND_BY_S = 1.0
 """Between two looks at the broker that serves."""
@@ -62,7 +62,7 @@ REFUSED_S = 0.2
 
 
 class LeaderElection:
-    """A broker that serves when no other one does.
+    """Runs a broker in this process while no other process does.
 
     Args:
         store: Where the queue lives.
@@ -103,12 +103,12 @@ class LeaderElection:
 
     @property
     def serving(self) -> DiscoveryRecord | None:
-        """What it announced, while it serves: from when its port is open on."""
+        """Its own record while it serves, from when its port is open."""
         return self._mine if self._is_open else None
 
     @property
     def stands_by_for(self) -> DiscoveryRecord | None:
-        """The broker that serves in its stead, as last looked at."""
+        """The record of the other broker that serves, as last read."""
         seen = self._watch.seen
         return None if self._mine is not None or seen is None or not seen.serves else seen
 
@@ -123,7 +123,7 @@ class LeaderElection:
         return self._service
 
     def stop(self, timeout: float | None = None) -> None:
-        """Step down and say so, so that the next broker need not wait."""
+        """Step down and take the address out of the record: the next broker need not wait."""
         with self._condition:
             self._stopping = True
             self._condition.notify_all()
@@ -135,23 +135,21 @@ class LeaderElection:
                 try:
                     wait = self._keep() if self._mine is not None else self._stand_by()
                 except (StorageError, CorruptData) as error:
-                    # While storage does not answer nobody can append, whoever serves.
                     log.warning("broker of %s: %s", self._store.url, error)
                     wait = STAND_BY_S
                     if self._mine is not None and self._is_cut_off():
-                        # Its clients reach it, and storage may be reached by others: as long as
-                        # it answers them they wait for writes that it cannot make.
+                        # Others may reach the store. While this broker answers its clients, they
+                        # wait for writes that it cannot make.
                         log.warning("%s does not reach the store: it steps down", self._mine)
                         self._step_down()
                 except OpenDataBufferError as error:
-                    # A port that is taken, a queue that needs an operator: somebody may mend it
-                    # while this process lives.
+                    # A port that is taken, a queue that needs an operator: it may be repaired while
+                    # this process lives.
                     log.error("broker of %s does not serve: %s", self._store.url, error)
                     self._failure = error
                     wait = SILENT_S
                 except Exception:
-                    # No thread left, or a bug. A host that ended here would never serve, and
-                    # nobody would know.
+                    # No thread left, or a bug. If this thread ended, the process would never serve.
                     log.exception("broker of %s does not serve", self._store.url)
                     wait = SILENT_S
                 self._wait(wait)
@@ -182,7 +180,7 @@ class LeaderElection:
             self._step_down()
             return 0.0
         self._mine = beaten
-        # In this order: the foreman asks between the two.
+        # In this order: the dispatcher asks between the two.
         self._steady_at = self._steady_since()
         self._beaten_at = self._runtime.monotonic()
         return BEAT_S
@@ -258,9 +256,9 @@ class LeaderElection:
         return BEAT_S
 
     def _is_announced(self) -> bool:
-        """Whether this broker serves, and is the one that is announced; asked by its foreman."""
+        """Whether this broker serves and its record is the stored one; the dispatcher asks."""
         mine = self._mine
-        # A lease of its own: another thread gives signs of life by the host's.
+        # A lease of its own: another thread renews the record by this object's.
         announced = Lease(self._store, self._config, self._runtime).read()
         return mine is not None and mine.same_broker(announced)
 
@@ -273,7 +271,7 @@ class LeaderElection:
     def _step_down(self) -> None:
         service, self._service, self._mine, self._is_open = self._service, None, None, False
         if service is not None:
-            # What waits is refused, so its clients know at once that it was not appended.
+            # What waits is refused: its clients know at once that it was not appended.
             service.stop(timeout=5)
         if self._port is not None:
             self._port.shut()
@@ -287,11 +285,11 @@ class LeaderElection:
             try:
                 self._lease.leave(mine)
             except (StorageError, CorruptData) as error:
-                log.warning("the broker left without saying so: %s", error)
+                log.warning("the address of this broker stays announced: %s", error)
 
 
 def consumer_settings(config: QueueConfig) -> ConsumerConfig:
-    """What the broker's consumer goes by: the queue's settings, and defaults for the rest."""
+    """Settings of the broker's consumer: the queue's, and defaults for the rest."""
     if isinstance(config, ConsumerConfig):
         return config
     shared = {each.name: getattr(config, each.name) for each in fields(QueueConfig)}

@@ -1,4 +1,4 @@
-"""The service behind a port: WebSockets in an event loop."""
+"""The broker behind a port: sessions of clients, over WebSockets in an event loop."""
 
 from __future__ import annotations
 
@@ -48,15 +48,12 @@ from opendata_buffer.runtime import Moment, Runtime, Task
 __all__ = ["Listen", "Session", "SocketOwner", "WebSocketPort", "close_in_children", "own_address"]
 
 
-# ---- One client's connection to the broker, without the network: what each message asks for. ----
-
-
 class Session:
-    """One client's connection, without the network.
+    """One client's connection, without the network: does what each message asks for.
 
     Args:
         service: The broker.
-        end: The broker's end of the wire.
+        end: The broker's end of the channel.
         send: Takes the body of an answer, from any thread; must not block. The transport seals
             bodies in the order in which it sends them.
     """
@@ -97,8 +94,8 @@ class Session:
                 if dispatcher is None:
                     raise ProtocolError("this broker hands out no batches")
                 if op == "beat":
-                    # A worker counts on its claims from the beats that were answered, and
-                    # notices that a broker is gone.
+                    # A worker relies on its claims by answered heartbeats only, and notices by
+                    # missing answers that a broker is gone.
                     if dispatcher.beat(parse_beat(body)):
                         self._say({"op": "beaten", "n": whole(body, "n")})
                     else:
@@ -136,7 +133,7 @@ class Session:
             self._open += 1
 
     def remember(self, waiting: PendingAppend) -> None:
-        """An append of this session waits from now on."""
+        """An append of this session waits for the next write."""
         with self._lock:
             self._pending[waiting.request.number] = waiting
 
@@ -156,7 +153,7 @@ class Session:
         self._say(body)
 
     def close(self) -> None:
-        """The connection is gone: answers go nowhere."""
+        """The connection has ended: answers are dropped."""
         with self._lock:
             if self._closed:
                 return
@@ -173,20 +170,20 @@ class Session:
 log = logging.getLogger(__name__)
 
 HANDSHAKE_S = 2.0
-"""For a client to show that it knows the secret; a silent one holds a connection no longer."""
+"""For a client to show that it knows the secret; then its connection is closed."""
 
 MAX_CLIENTS = 10_000
 
 MAX_STRANGERS = 1_000
-"""Connections beyond the clients, of those that have not yet shown who they are; more are cut off
-unheard, or somebody who only connects would leave the process no file for its store."""
+"""Connections beyond those of clients that have not shown that they know the secret. More are
+closed at once: connections alone must not use up the files that the process needs for its store."""
 
 PING_S, PONG_S = 20.0, 60.0
-"""A silent client is asked for a sign of life, and sent away without one. Not soon: one that has no
-processor for a while holds a connection and harms nobody."""
+"""A silent client is sent a ping, and disconnected without an answer. Not soon: a client that has
+no processor for a while only holds a connection."""
 
 QUEUED_ANSWERS = 1_024
-"""Answers that wait for a client that does not read; then it is sent away."""
+"""Answers that wait for a client that does not read; then it is disconnected."""
 
 TRY_AGAIN_LATER = 1013
 
@@ -214,7 +211,7 @@ class Listen:
 
 
 class WebSocketPort:
-    """A listening port; serves nobody until it is told for whom.
+    """A listening port; refuses clients until :meth:`open`.
 
     Args:
         listen: Where.
@@ -273,12 +270,12 @@ class WebSocketPort:
         self._loop.call_soon_threadsafe(self._set_active, (service, broker_record))
 
     def shut(self) -> None:
-        """Serve nobody, and end the connections; the port stays."""
+        """End the connections and serve no client; the port stays open."""
         with suppress(PermanentStorageError):
             self._call(self._shut)
 
     def close(self) -> None:
-        """Give up the port."""
+        """Close the port."""
         if self._loop.is_closed():
             return
         self.shut()
@@ -323,7 +320,7 @@ class WebSocketPort:
             self._listen.host,
             self._listen.port,
             ssl=self._context(),
-            # Until a client has shown that it knows the secret, nobody keeps much of it in memory.
+            # Small, until a client has shown that it knows the secret.
             max_size=MAX_MESSAGE_BYTES if self._size_name is None else MAX_HANDSHAKE_BYTES,
             create_connection=Connection,
             compression=None,
@@ -333,7 +330,7 @@ class WebSocketPort:
             ping_timeout=PONG_S,
             max_queue=16,
             server_header=None,
-            # Its own log tells of each port scan; ours tells of each address once.
+            # Its own log has each port scan; ours names each address once.
             logger=logging.getLogger("opendata_buffer.broker.websockets"),
         )
 
@@ -361,7 +358,7 @@ class WebSocketPort:
         assert self._server is not None
         self._server.close(close_connections=True)
         await self._server.wait_closed()
-        # Who came in while it closed would wait for an answer until its own time is up.
+        # A client that connected meanwhile would wait for an answer until its own time is up.
         for client in list(self._open):
             client.transport.abort()
         others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -378,7 +375,7 @@ class WebSocketPort:
         try:
             await self._talk(client, service, broker_record)
         except ProtocolError as error:
-            self._tell_once(client, error)
+            self._log_once(client, error)
             client.transport.abort()
         finally:
             self._clients.discard(client)
@@ -410,7 +407,7 @@ class WebSocketPort:
                 setattr(client.protocol, self._size_name, MAX_MESSAGE_BYTES)
             await client.send(welcome)
             writer = asyncio.create_task(_write(client, end, outbox))
-            # However it ends: a connection on which nobody answers any more helps nobody.
+            # However it ends: a connection without answers is of no use.
             writer.add_done_callback(lambda _: client.transport.abort())
             async for message in client:
                 session.received(_raw(message))
@@ -423,11 +420,13 @@ class WebSocketPort:
             if writer is not None:
                 writer.cancel()
 
-    def _tell_once(self, client: ServerConnection, error: ProtocolError) -> None:
+    def _log_once(self, client: ServerConnection, error: ProtocolError) -> None:
         peer = str((client.remote_address or ("?",))[0])
         if peer not in self._refused and len(self._refused) < MAX_CLIENTS:
             self._refused.add(peer)
-            log.warning("refused a connection from %s, and will not say so again: %s", peer, error)
+            log.warning(
+                "refused a connection from %s; further ones are not logged: %s", peer, error
+            )
 
 
 class SocketOwner(Protocol):
@@ -494,7 +493,7 @@ def _name_of_size() -> str | None:
 
 
 def _file_limit() -> int:
-    """Files the process may have open: its clients must leave some to its own store."""
+    """Files that the process may have open: clients must leave some to its own store."""
     try:
         import resource
     except ImportError:  # not on Windows
@@ -512,7 +511,7 @@ async def _write(
     except ConnectionClosed:
         pass
     except ProtocolError as error:
-        log.error("an answer is not sent, and its client sent away: %s", error)
+        log.error("an answer is not sent, and its client disconnected: %s", error)
 
 
 def _raw(message: str | bytes) -> bytes:

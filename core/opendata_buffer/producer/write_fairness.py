@@ -49,7 +49,7 @@ FIRST_CYCLE_S = 0.1
 ALONE_S = 20.0
 """Between two gaps while no other writer is known. Longer, and a consumer that begins beside a
 writer that never rests waits longer; shorter, and more than one append in a hundred is late
-although nobody waits: a gap is three writes of 60 ms."""
+although no other writer waits: a gap is three writes of 60 ms."""
 
 BESIDE_S = 1.0
 """Between two gaps for :data:`KNOWN_S` after a lost race."""
@@ -57,7 +57,7 @@ BESIDE_S = 1.0
 KNOWN_S = 60.0
 
 GAP_WRITES = 3.0
-"""Length of a gap, in writes: a read and a write of somebody else fit in, wherever they begin."""
+"""Length of a gap, in writes: a read and a write of another process fit in, wherever they begin."""
 
 MAX_GAP_S = 0.5
 

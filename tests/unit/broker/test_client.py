@@ -197,7 +197,7 @@ def test_a_broker_that_says_nothing_at_all_is_no_connection() -> None:
             return None
 
     channel = Silent(lambda body: None)
-    with pytest.raises(ChannelClosed, match="said nothing"):
+    with pytest.raises(ChannelClosed, match="sent nothing"):
         Connection(channel, BROKER, ManualRuntime(), b"b" * 32)
     assert channel.closed
 

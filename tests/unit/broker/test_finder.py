@@ -110,7 +110,7 @@ def test_a_silent_brokers_successor_is_asked_at_once_and_itself_after_a_sign_of_
     assert connection is not None
     world.finder.forget(connection, fell_silent=True)
     assert [world.finder.find() for _ in range(2)] == [None, None]
-    assert "no sign of life" in world.finder.reason
+    assert "not renewed" in world.finder.reason
     assert world.lease.beat(announced) is not None
     again = world.finder.find()
     assert again is not None

@@ -30,7 +30,7 @@ CONFIG = ConsumerConfig(store="memory://unused")
 
 @pytest.fixture(autouse=True)
 def _no_long_quarrel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatcher, "QUARREL_S", 0.05)
+    monkeypatch.setattr(dispatcher, "REPLACED_S", 0.05)
 
 
 def filled(store: MemoryStore, count: int) -> MemoryStore:

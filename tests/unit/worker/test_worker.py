@@ -472,7 +472,7 @@ def test_an_end_that_landed_before_its_broker_was_fenced_is_no_lost_claim(
                 raise Fenced("ingest/manifest", 1, 2)
 
         monkeypatch.setattr(DispatcherTerm, "write", write_and_be_fenced)
-        monkeypatch.setattr(Dispatcher, "_is_by_a_broker_that_must_go", lambda self: True)
+        monkeypatch.setattr(Dispatcher, "_was_fenced_by_a_replaced_broker", lambda self: True)
         thread = RUNTIME.spawn(batch.done, "done")
         eventually(lambda: batch._claim.asked)
         monkeypatch.setattr(DispatcherTerm, "write", write)
@@ -487,7 +487,7 @@ def test_a_heartbeat_that_is_refused_goes_to_the_broker_that_is_announced_now(
     fill(store, 1)
     with Worker(SETTINGS, store=store) as worker:
         (batch,) = worker.claim()
-        beaten, before = batch._claim.beaten, worker._line.connection
+        beaten, before = batch._claim.beaten, worker._client.connection
         assert before is not None
         with monkeypatch.context() as patch:
             patch.setattr(Dispatcher, "beat", lambda self, tokens: False)
@@ -495,7 +495,7 @@ def test_a_heartbeat_that_is_refused_goes_to_the_broker_that_is_announced_now(
             eventually(lambda: before.is_over)
             assert batch._claim.beaten == beaten
         eventually(lambda: (worker._beat_once(), batch._claim.beaten != beaten)[1])
-        assert worker._line.connection is not before
+        assert worker._client.connection is not before
         batch.done()
 
 
