@@ -1,4 +1,4 @@
-"""A connection: answers find their callers, and silence ends it."""
+"""A connection to a broker, and its unanswered requests."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from opendata_buffer.broker.client import (
     ChannelClosed,
     Connection,
     Lost,
+    PendingRequests,
     Refused,
 )
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.broker.network import connect
-from opendata_buffer.broker.protocol import MAX_ENTRIES, MAX_OPEN_REQUESTS, error_body
-from opendata_buffer.broker.secure_channel import MAX_MESSAGE_BYTES, BrokerEnd
+from opendata_buffer.broker.protocol import MAX_ENTRIES, MAX_OPEN_REQUESTS, VALID_MS, error_body
+from opendata_buffer.broker.secure_channel import MAX_MESSAGE_BYTES, BrokerEnd, ProtocolError
 from opendata_buffer.errors import QueueFull
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.runtime import Task
@@ -26,7 +27,11 @@ from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import RUNTIME, entries, eventually, serving
 
 BROKER = DiscoveryRecord(1, "id", "somewhere:1", b"s" * 32)
+
+
 SOON = 60.0
+
+
 """A deadline by a clock that begins at zero."""
 
 
@@ -277,3 +282,46 @@ def test_without_a_thread_to_spare_there_is_no_connection_and_its_channel_is_clo
     with pytest.raises(ChannelClosed, match="can't start new thread"):
         connection(channel)
     assert channel.closed
+
+
+VALID_S = VALID_MS / 1000
+
+
+CLOCK = [1.0, 1]
+
+
+def heard(at: float = 10.0) -> PendingRequests:
+    """Of a broker whose queue goes on at sequence 5, heard at some time."""
+    calls = PendingRequests()
+    assert calls.hear({"op": "pong", "next": 5, "clock": CLOCK}, at) is False
+    return calls
+
+
+def test_an_append_that_is_lost_may_lie_where_the_queue_went_on_or_where_it_was_tried_before() -> (
+    None
+):
+    calls = heard(at=10.0)
+    _, first = calls.begin_append(None, begin_by=60.0)
+    _, again = calls.begin_append(3, begin_by=60.0)
+    _, hurried = calls.begin_append(None, begin_by=10.5)
+    calls.lose()
+    assert first.answer == Lost(since=5, safe_at=10.0 + VALID_S)
+    assert again.answer == Lost(since=3, safe_at=10.0 + VALID_S)
+    assert hurried.answer == Lost(since=5, safe_at=10.5)
+
+
+def test_the_end_of_the_queue_never_goes_back() -> None:
+    calls = heard()
+    calls.hear({"op": "pong", "next": 4}, 11.0)
+    _, call = calls.begin()
+    assert call.lost.since == 5
+
+
+@pytest.mark.parametrize(
+    "said", [{"op": "sing"}, {"op": "done", "n": 1, "sequence": "7"}, {}, {"op": 3, "n": 1}]
+)
+def test_what_no_broker_says_is_refused(said: dict) -> None:  # type: ignore[type-arg]
+    calls = heard()
+    calls.begin()
+    with pytest.raises(ProtocolError, match="the broker says"):
+        calls.hear(said, 11.0)

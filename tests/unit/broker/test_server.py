@@ -1,4 +1,4 @@
-"""The port: real sockets, and all that people may send to one."""
+"""The broker behind a port: sessions, connections, and forked children."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import random
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -16,16 +17,32 @@ from typing import Any
 import pytest
 
 from opendata_buffer.broker import server
+from opendata_buffer.broker.broker import Service
 from opendata_buffer.broker.client import Appended, ChannelClosed
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
+from opendata_buffer.broker.dispatcher import Dispatcher
 from opendata_buffer.broker.network import connect, dial
 from opendata_buffer.broker.secure_channel import MAX_MESSAGE_BYTES, ClientEnd, ProtocolError
-from opendata_buffer.broker.server import QUEUED_ANSWERS, Listen, WebSocketPort
+from opendata_buffer.broker.server import MAX_OPEN_REQUESTS, QUEUED_ANSWERS, Listen, WebSocketPort
+from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
-from tests.unit.broker.local import RUNTIME, connected, entries, eventually, queued, serving, soon
+from opendata_buffer.testing.runtime import ManualRuntime
+from tests.unit.broker.local import (
+    CONFIG,
+    RUNTIME,
+    connected,
+    entries,
+    eventually,
+    queued,
+    serving,
+    soon,
+)
+from tests.unit.broker.wired import Client, made
 
 WAIT_S = 60.0
 
@@ -301,3 +318,200 @@ def test_a_certificate_that_is_none_says_which_option(tmp_path: Path) -> None:
     path.write_text("no certificate")
     with pytest.raises(InvalidInput, match="--tls-cert"):
         WebSocketPort(Listen(certificate=str(path)), RUNTIME)
+
+
+def test_a_client_with_too_many_open_requests_is_sent_away() -> None:
+    service = made(MemoryStore())
+    client = Client(service)
+    for number in range(MAX_OPEN_REQUESTS):
+        client.ask(f"{number}")
+    with pytest.raises(ProtocolError, match="unanswered requests"):
+        client.ask("more")
+
+
+def test_what_is_not_known_is_refused() -> None:
+    client = Client(made(MemoryStore()))
+    with pytest.raises(ProtocolError, match="'delete', which is not known"):
+        client.send({"op": "delete"})
+
+
+def test_while_a_client_has_the_floor_nothing_is_written_and_behind_it_what_waited_is() -> None:
+    store = MemoryStore()
+    service = made(store, SystemRuntime())
+    guest, client = Client(service), Client(service)
+    guest.send({"op": "floor", "n": 1})
+    client.ask("a")
+    service.start()
+    assert guest.answered() == [{"op": "given", "n": 1}]
+    # The broker's thread waits for the guest: nothing can have been written.
+    assert queued(store) == []
+    assert client.answers == []
+    guest.send({"op": "over"})
+    assert client.answered()[0]["op"] == "done"
+    assert queued(store) == ["ingest/a"]
+    service.stop(5)
+
+
+def test_between_two_guests_the_broker_writes_what_waits_without_losing_a_race() -> None:
+    store = MemoryStore()
+    service = made(store, SystemRuntime())
+    first, second, client = (Client(service) for _ in range(3))
+    client.ask("a")
+    service.start()
+    client.answered()
+    first.send({"op": "floor", "n": 1})
+    first.answered()
+    second.send({"op": "floor", "n": 1})
+    client.clock = service.clock()
+    client.ask("b")
+    guest = Queue(store, CONFIG, runtime=SystemRuntime(), role="guest")
+    guest.append([NewEntry("ingest/guest")])
+    first.send({"op": "over"})
+    second.answered()
+    assert queued(store) == ["ingest/a", "ingest/guest", "ingest/b"]
+    # Behind a guest the broker reads, instead of writing from memory.
+    assert service.stats()["conflicts"] == 0
+    service.stop(5)
+
+
+def test_a_renewal_by_an_older_clock_takes_nothing_back() -> None:
+    runtime = ManualRuntime()
+    service = made(MemoryStore(), runtime)
+    client = Client(service)
+    older = client.clock
+    runtime.advance(1.5)
+    client.clock = service.clock()
+    client.ask("a", valid_ms=2_000)
+    client.send({"op": "renew", "n": [1], "clock": older})
+    runtime.advance(1.0)
+    service.start()
+    assert client.answered()[0]["op"] == "done"
+    service.stop(5)
+
+
+def test_a_guest_that_is_gone_holds_up_nobody() -> None:
+    store = MemoryStore()
+    service = made(store, SystemRuntime())
+    holder, waiting, client = Client(service), Client(service), Client(service)
+    holder.send({"op": "floor", "n": 1})
+    waiting.send({"op": "floor", "n": 1})
+    client.ask("a")
+    service.start()
+    holder.answered()
+    waiting.session.close()
+    holder.session.close()
+    assert client.answered()[0]["op"] == "done"
+    assert waiting.answers == []
+    assert service.stats()["floors"] == 1
+    service.stop(5)
+
+
+def test_a_client_that_waits_no_longer_is_told_so() -> None:
+    service = made(MemoryStore(), SystemRuntime())
+    client = Client(service)
+    client.send({"op": "floor", "n": 1})
+    client.send({"op": "over"})
+    assert client.answered() == [{"op": "refused", "n": 1, "why": "over"}]
+    client.send({"op": "over"})
+    client.send({"op": "floor", "n": 2})
+    with pytest.raises(ProtocolError, match="asks for a second pause"):
+        client.send({"op": "floor", "n": 3})
+
+
+def test_a_broker_that_leaves_gives_the_floor_to_nobody() -> None:
+    service = made(MemoryStore(), SystemRuntime())
+    first, second, third = (Client(service) for _ in range(3))
+    first.send({"op": "floor", "n": 1})
+    second.send({"op": "floor", "n": 1})
+    service.start()
+    first.answered()
+    service.stop()
+    eventually(lambda: second.answers)
+    third.send({"op": "floor", "n": 1})
+    for each in (second, third):
+        assert each.answered() == [{"op": "refused", "n": 1, "why": "moved"}]
+
+
+def claim(number: int) -> dict[str, Any]:
+    return {
+        "op": "claim",
+        "n": number,
+        "max": 1,
+        "wait_ms": 60_000,
+        "worker": "worker",
+        "timeout_ms": 600_000,
+        "max_deliveries": 0,
+    }
+
+
+def test_a_batch_is_not_handed_to_a_worker_that_is_gone() -> None:
+    store, runtime = MemoryStore(), SystemRuntime()
+    consumer = ConsumerConfig(store="memory://unused")
+    queue = Queue(store, CONFIG, runtime=runtime, role="broker")
+    service = Service(queue, runtime, "ingest", dispatcher=Dispatcher(store, consumer, runtime))
+    service.start()
+    gone, waiting, producer = (Client(service) for _ in range(3))
+    gone.send(claim(1))
+    gone.session.close()
+    waiting.send(claim(1))
+    producer.ask("a")
+    (batch,) = waiting.answered()[0]["batches"]
+    assert batch["deliveries"] == 1
+    service.stop(5)
+
+
+CODE = """
+import os, socket, sys, warnings
+warnings.simplefilter("ignore", DeprecationWarning)
+from opendata_buffer.broker.server import close_in_children
+
+class Owner:
+    def __init__(self, *sockets):
+        self.sockets = sockets
+
+    def descriptors(self):
+        return [each.fileno() for each in self.sockets]
+
+mine, other = socket.socketpair()
+closed = socket.socket()
+closed.close()
+owner = Owner(closed, mine)
+if sys.argv[1] == "owned":
+    close_in_children(owner)
+say, told = socket.socketpair()
+child = os.fork()
+if child == 0:
+    say.close()
+    other.close()
+    told.sendall(b"!")
+    told.recv(1)  # until the parent says so
+    mine.close()  # what closes it here closes nothing else
+    os._exit(0 if told.fileno() >= 0 and os.fstat(told.fileno()) else 1)
+say.recv(1)
+mine.sendall(b"x")
+mine.close()
+other.settimeout(0.2 if sys.argv[1] != "owned" else 20)
+seen = [other.recv(1)]
+try:
+    seen.append(other.recv(1))
+except TimeoutError:
+    seen.append("open")
+say.sendall(b"!")
+print(seen, os.waitpid(child, 0)[1])
+"""
+
+
+def run(how: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, how], capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ""
+    return done.stdout.strip()
+
+
+def test_a_connection_ends_with_its_process_though_a_child_of_it_lives() -> None:
+    assert run("owned") == "[b'x', b''] 0"
+
+
+def test_a_connection_that_is_nobodys_lives_on_in_the_child() -> None:
+    assert run("nobodys") == "[b'x', 'open'] 0"

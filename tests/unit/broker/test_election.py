@@ -1,4 +1,4 @@
-"""Serving while nobody else does."""
+"""Which process serves as the broker."""
 
 from __future__ import annotations
 

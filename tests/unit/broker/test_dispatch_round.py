@@ -1,17 +1,14 @@
-"""What one turn of a foreman changes, and what is said once that is stored."""
+"""What one round of a dispatcher changes."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from opendata_buffer.broker.claims import Claims, Heartbeats
 from opendata_buffer.broker.dispatch_round import MAX_ANSWER_BYTES, DispatchRound, ReadyBatches
-from opendata_buffer.broker.protocol import ClaimRequest, FinishRequest, error_of
+from opendata_buffer.broker.protocol import ClaimRequest, FinishRequest
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.fetch import BatchDescriptor
-from opendata_buffer.errors import ClaimLost
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.quarantine import list_quarantine
 from opendata_buffer.stores.memory import MemoryStore
@@ -81,25 +78,6 @@ def sequences(batches: list[dict[str, Any]]) -> list[int]:
     return [each["sequence"] for each in batches]
 
 
-def test_the_oldest_batches_go_to_who_waits_longest() -> None:
-    table = Table(3)
-    turn = table.turn(now=5)
-    waits = claim(3)
-    assert turn.hand_out([claim(1, most=2), claim(2), waits], None) == [waits]
-    first, second = table.land(turn)
-    assert (sequences(first["batches"]), sequences(second["batches"])) == ([0, 1], [2])
-    assert [each["token"] for each in first["batches"]] == [1, 2]
-    assert turn.lapses == {0: 35, 1: 35, 2: 35}
-    assert table.give(until=0) == []
-
-
-def test_who_has_waited_long_enough_is_told_that_there_is_nothing() -> None:
-    table = Table(0)
-    turn = table.turn(now=60)
-    assert turn.hand_out([claim(until=60)], None) == []
-    assert turn.responses[0][1] == {"op": "claimed", "n": 1, "batches": []}
-
-
 def test_more_batches_are_looked_for_only_where_too_few_are_known() -> None:
     table = Table(1)
     asked: list[int] = []
@@ -116,45 +94,6 @@ def test_more_batches_are_looked_for_only_where_too_few_are_known() -> None:
     assert sequences(turn.responses[1][1]["batches"]) == [1, 2, 3]
 
 
-def test_what_is_done_leaves_and_its_worker_may_ask_again() -> None:
-    table = Table(1)
-    (batch,) = table.give()
-    for _ in range(2):
-        turn = table.turn()
-        turn.finish(finish(batch))
-        assert table.land(turn) == [{"op": "finished", "n": 2}]
-        assert table.claims.frontier == 1
-    turn = table.turn()
-    turn.finish(finish(batch, "release"))
-    (body,) = table.land(turn)
-    assert body["op"] == "failed", "it ended in another way"
-
-
-def test_a_claim_that_is_somebody_elses_by_now_is_lost() -> None:
-    table = Table(1)
-    (batch,) = table.give()
-    turn = table.turn()
-    turn.finish(finish({**batch, "token": 99}))
-    (body,) = table.land(turn)
-    assert body["op"] == "failed"
-    assert isinstance(error_of(body["error"]), ClaimLost)
-    assert table.claims.held
-
-
-def test_a_released_batch_rests_and_is_handed_out_again() -> None:
-    table = Table(1)
-    (batch,) = table.give()
-    turn = table.turn(now=1)
-    turn.finish(finish(batch, "release", rest_ms=500))
-    waits = claim()
-    assert turn.hand_out([waits], None) == [waits], "it rests in this turn, too"
-    table.land(turn)
-    turn = table.turn(now=1.5)
-    assert turn.hand_out([waits], None) == []
-    (body,) = table.land(turn)
-    assert body["batches"][0]["deliveries"] == 2
-
-
 def test_a_rest_that_is_over_is_forgotten_also_when_nobody_waits() -> None:
     """Or the foreman would find something to do at every look, and never sleep again."""
     table = Table(1)
@@ -169,27 +108,6 @@ def test_a_rest_that_is_over_is_forgotten_also_when_nobody_waits() -> None:
     assert table.ready.rests == {}
 
 
-def test_a_rejected_batch_goes_to_the_quarantine() -> None:
-    table = Table(2)
-    (batch,) = table.give()
-    turn = table.turn()
-    turn.finish(finish(batch, "reject"))
-    table.land(turn)
-    assert [each.error for each in list_quarantine(table.store, "ingest")] == ["torn"]
-    assert table.claims.frontier == 1
-
-
-def test_a_batch_that_was_handed_out_too_often_goes_there_and_the_next_one_is_given() -> None:
-    table = Table(2)
-    (batch,) = table.give(max_deliveries=1)
-    turn = table.turn()
-    turn.finish(finish(batch, "release"))
-    table.land(turn)
-    assert sequences(table.give(max_deliveries=1)) == [1]
-    (report,) = list_quarantine(table.store, "ingest")
-    assert (report.sequence, report.error) == (0, "handed out 1 times and never finished")
-
-
 def test_a_batch_larger_than_an_answer_goes_there() -> None:
     table = Table(1, metadata=bytes(MAX_ANSWER_BYTES))
     turn = table.turn()
@@ -198,23 +116,3 @@ def test_a_batch_larger_than_an_answer_goes_there() -> None:
     (report,) = list_quarantine(table.store, "ingest")
     assert "metadata is larger" in report.error
     assert turn.claims.frontier == 1
-
-
-def test_one_answer_holds_what_fits_and_the_next_one_goes_on() -> None:
-    table = Table(3, metadata=bytes(MAX_ANSWER_BYTES // 4))
-    turn = table.turn()
-    assert turn.hand_out([claim(1, most=3), claim(2, most=3)], None) == []
-    assert [sequences(body["batches"]) for body in table.land(turn)] == [[0, 1], [2]]
-
-
-@pytest.mark.parametrize("beat_at", [None, 10.0])
-def test_a_silent_worker_loses_its_batch_and_a_live_one_keeps_it(beat_at: float | None) -> None:
-    table = Table(1)
-    (batch,) = table.give()
-    if beat_at is not None:
-        table.heartbeats.hear([batch["token"]], beat_at)
-    turn = table.turn(now=30)
-    turn.lapse()
-    assert turn.lapsed == (beat_at is None)
-    assert turn.lapses == {0: None if beat_at is None else beat_at + 30}
-    assert (0 in turn.claims.held) == (beat_at is not None)

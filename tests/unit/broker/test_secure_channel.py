@@ -1,4 +1,4 @@
-"""Handshake and messages: who does not know the secret learns and changes nothing."""
+"""Handshake and signed messages."""
 
 from __future__ import annotations
 
@@ -138,6 +138,8 @@ def test_garbage_is_refused_at_every_step(data: bytes) -> None:
 
 
 FIELDS = st.sampled_from(["v", "nonce", "proof", "term"])
+
+
 JSON = st.recursive(
     st.none() | st.integers() | st.text(),
     lambda each: st.lists(each) | st.dictionaries(FIELDS, each),

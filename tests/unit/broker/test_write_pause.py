@@ -1,4 +1,4 @@
-"""A queue whose owner asks a broker for the floor: when it asks, and what it does without."""
+"""A queue that has a broker pause: when it asks, and what it does without."""
 
 from __future__ import annotations
 

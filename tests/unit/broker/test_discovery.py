@@ -1,4 +1,4 @@
-"""One connection to the announced broker for all threads, and what becomes of a lost one."""
+"""How the broker of a queue is found."""
 
 from __future__ import annotations
 
