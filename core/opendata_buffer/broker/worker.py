@@ -286,7 +286,7 @@ class Worker:
         self._store = store or open_store(config.store, config.store_options)
         network = network or WebSocketNetwork(self._runtime, listen_for(self._store))
         self._fetch = FetchHandle.of(config, store=self._store, runtime=self._runtime)
-        self._pace = self._fetch.pace()
+        self._pace = self._fetch.adaptive_concurrency()
         discovery = Discovery(self._store, config, self._runtime, network.connect)
         patience_s = config.cas_deadline_ms / 1000
         self._client = DispatcherClient(discovery, self._runtime, patience_s, self._store.url)
@@ -405,7 +405,7 @@ class Worker:
             [descriptor for _, descriptor in made],
             self._decode_or_error,
             runtime=self._runtime,
-            pace=self._pace,
+            adaptive=self._pace,
         )
         fetched = []
         try:
