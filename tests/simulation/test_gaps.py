@@ -109,7 +109,7 @@ class World:
 
 
 @pytest.mark.parametrize("busy", ["producer", "broker"])
-def test_a_consumer_is_let_in_beside_who_writes_all_the_time(busy: str) -> None:
+def test_a_consumer_gets_its_write_in_beside_a_writer_that_never_rests(busy: str) -> None:
     for number in range(3):
         world = World(number)
         world.run(busy, world.consume)

@@ -278,7 +278,7 @@ class Stalling(MemoryStore):
 
 
 @pytest.mark.parametrize("lands", [True, False], ids=["landed", "not landed"])
-def test_while_storage_stalls_nobody_is_told_that_nobody_can_know(lands: bool) -> None:
+def test_while_storage_stalls_no_client_is_told_that_the_outcome_is_unknown(lands: bool) -> None:
     """The requests became too old to be tried again; who sent them may look, and try."""
     runtime = ManualRuntime()
     store = Stalling(runtime, lands=lands)
@@ -367,7 +367,7 @@ def test_what_may_have_been_taken_is_unknown_and_says_what_is_known() -> None:
 
 
 class Desk:
-    """A thread that gives the floor, and guests that say when they are through."""
+    """A thread that gives a pause, and writers that say when they are through."""
 
     def __init__(self) -> None:
         self.simulation = Simulation(0)
@@ -392,8 +392,8 @@ class Desk:
             given = self.floor.grant(self.tell, lambda: self.leaving)
         return given, self.simulation.now - began
 
-    def tell(self, guest: PauseRequest) -> None:
-        self.told.append((guest.client, guest.number, self.simulation.now))
+    def tell(self, writer: PauseRequest) -> None:
+        self.told.append((writer.client, writer.number, self.simulation.now))
 
     def later(self, seconds: float, work: Callable[[], object]) -> None:
         def wait() -> None:
@@ -408,7 +408,7 @@ def run(test: Callable[[Desk], None]) -> None:
     desk.simulation.run(lambda: test(desk))
 
 
-def test_each_guest_has_it_until_it_is_through_and_who_came_first_is_first() -> None:
+def test_each_client_has_a_pause_until_it_ends_it_in_the_order_of_requests() -> None:
     def test(desk: Desk) -> None:
         assert desk.give() == (False, 0)
         assert desk.ask("a", 7)
@@ -426,7 +426,7 @@ def test_each_guest_has_it_until_it_is_through_and_who_came_first_is_first() -> 
     run(test)
 
 
-def test_a_guest_that_says_nothing_has_it_for_two_seconds() -> None:
+def test_a_pause_that_is_not_ended_takes_two_seconds() -> None:
     def test(desk: Desk) -> None:
         desk.ask("a")
         given, seconds = desk.give()
@@ -451,7 +451,7 @@ def test_a_client_waits_in_line_once_and_not_while_it_has_it() -> None:
     run(test)
 
 
-def test_who_leaves_the_line_is_not_told_and_the_next_one_is() -> None:
+def test_a_client_that_waits_no_longer_gets_no_pause_and_the_next_one_does() -> None:
     def test(desk: Desk) -> None:
         desk.ask("a", 3)
         desk.ask("b")
@@ -465,7 +465,7 @@ def test_who_leaves_the_line_is_not_told_and_the_next_one_is() -> None:
     run(test)
 
 
-def test_a_broker_that_leaves_waits_for_nobody() -> None:
+def test_a_broker_that_leaves_ends_the_pause() -> None:
     def test(desk: Desk) -> None:
         def leave() -> None:
             with desk.condition:

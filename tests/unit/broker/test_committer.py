@@ -226,7 +226,7 @@ def test_a_broker_that_fell_silent_is_not_asked_again_before_it_gives_a_sign_of_
     assert ours.append(entries("x"), begin_by=later()) == 7
 
 
-def test_nobody_else_is_asked_before_the_lost_broker_can_write_no_more() -> None:
+def test_no_other_broker_is_asked_before_the_lost_one_can_write_no_more() -> None:
     store = MemoryStore()
     safe_at = CLOCK.monotonic() + 0.3
     ours, _ = scripted(store, Scripted(Lost(0, safe_at)))

@@ -48,7 +48,7 @@ class Table:
         return DispatchRound(self.claims, self.ready, self.heartbeats, self.ended, now)
 
     def land(self, turn: DispatchRound) -> list[dict[str, Any]]:
-        """As a foreman does once the claims are stored."""
+        """As a dispatcher does once the claims are stored."""
         self.claims = turn.claims
         self.heartbeats.landed(turn.lapses)
         self.ready.rests.update(turn.rests)
@@ -95,7 +95,7 @@ def test_more_batches_are_looked_for_only_where_too_few_are_known() -> None:
 
 
 def test_a_rest_that_is_over_is_forgotten_also_when_nobody_waits() -> None:
-    """Or the foreman would find something to do at every look, and never sleep again."""
+    """Or the dispatcher would find something to do at every look, and never sleep again."""
     table = Table(1)
     (batch,) = table.give()
     turn = table.turn()

@@ -46,7 +46,7 @@ def filled(store: MemoryStore, count: int) -> MemoryStore:
 
 
 class Desk:
-    """Asks a foreman and keeps its answers.
+    """Asks a dispatcher and keeps its answers.
 
     With a manual clock, which stands still until the test moves it, no claim lapses while a busy
     machine has the test wait.
@@ -210,7 +210,7 @@ def test_a_heartbeat_keeps_a_claim() -> None:
     desk.dispatcher.stop(5)
 
 
-def test_of_two_foremen_the_later_one_is_right_and_the_other_begins_no_quarrel() -> None:
+def test_of_two_dispatchers_the_later_one_is_right_and_the_other_does_not_fence_it() -> None:
     store = filled(MemoryStore(), 4)
     first, second = Desk(store), Desk(store)
     first.claim()
@@ -278,7 +278,7 @@ def test_who_asks_again_hears_the_same_and_another_end_of_it_is_lost() -> None:
     desk.dispatcher.stop(5)
 
 
-def test_an_announced_brokers_foreman_takes_the_claims_back_from_a_zombies() -> None:
+def test_an_announced_brokers_dispatcher_takes_the_claims_back_from_a_replaced_one() -> None:
     store = filled(MemoryStore(), 4)
     announced, zombie = Desk(store, is_announced=True), Desk(store)
     announced.claim()
@@ -305,7 +305,7 @@ def test_from_another_consumer_of_the_queue_not_even_an_announced_one_takes_them
     desk.dispatcher.stop(5)
 
 
-def test_who_waits_when_the_foreman_leaves_is_sent_on() -> None:
+def test_requests_that_wait_when_the_dispatcher_stops_are_refused() -> None:
     runtime = ManualRuntime()
     desk = Desk(MemoryStore(), runtime=runtime)
     desk.ask_for()
@@ -315,7 +315,7 @@ def test_who_waits_when_the_foreman_leaves_is_sent_on() -> None:
     assert desk.claim()["why"] == "moved"
 
 
-def test_a_foreman_that_was_suspended_gives_no_live_workers_claim_away() -> None:
+def test_a_dispatcher_that_was_suspended_gives_no_live_workers_claim_away() -> None:
     store, runtime = filled(MemoryStore(), 1), ManualRuntime()
     desk = Desk(store, runtime=runtime)
     (batch,) = desk.claim(timeout_ms=500)["batches"]
@@ -390,7 +390,7 @@ def test_how_claims_ended_is_forgotten_with_the_claims_that_somebody_deleted() -
     first = desk.claim()["batches"][0]
     assert desk.finish("done", first)["op"] == "finished"
     store.delete_many(["ingest/_claims.json"])
-    # The foreman notices at its next write, and begins anew.
+    # The dispatcher notices at its next write, and begins anew.
     assert desk.claim()["op"] == "failed"
     again = desk.claim()["batches"][0]
     assert again["token"] == first["token"]
@@ -417,7 +417,7 @@ CLAIMS = "ingest/_claims.json"
 
 
 class World:
-    """A queue with two batches, and foremen that come and go."""
+    """A queue with two batches, and dispatchers that come and go."""
 
     def __init__(self, store: MemoryStore | None = None) -> None:
         self.runtime = ManualRuntime()
@@ -450,7 +450,7 @@ def test_the_first_one_begins_at_the_front_and_a_successor_has_what_it_wrote() -
     assert stored_epoch(world.store, TERM_CONFIG, world.runtime) == 2
 
 
-def test_who_was_succeeded_writes_nothing_any_more() -> None:
+def test_a_dispatcher_that_was_succeeded_writes_no_claims() -> None:
     world = World()
     first, second = world.take(), world.take()
     with pytest.raises(Fenced) as caught:
@@ -502,7 +502,7 @@ def test_claims_of_a_queue_that_was_made_again_say_nothing_of_its_batches() -> N
 
 
 class Overtaken(MemoryStore):
-    """An older foreman's write arrives between a newer one's read and its write."""
+    """An older dispatcher's write arrives between a newer one's read and its write."""
 
     armed = False
 
@@ -515,7 +515,7 @@ class Overtaken(MemoryStore):
         return super().put_if(key, data, condition)
 
 
-def test_a_newer_foreman_takes_over_whatever_the_older_one_wrote_last() -> None:
+def test_a_newer_dispatcher_takes_over_what_the_older_one_wrote_last() -> None:
     store = Overtaken()
     world = World(store)
     world.take()
@@ -539,7 +539,7 @@ class Paused(MemoryStore):
         return super().get(key, **options)
 
 
-def test_a_foreman_that_was_succeeded_while_it_began_takes_nothing_over() -> None:
+def test_a_dispatcher_that_was_succeeded_while_it_began_takes_nothing_over() -> None:
     store = Paused()
     world = World(store)
     store.armed = True

@@ -335,24 +335,24 @@ def test_what_is_not_known_is_refused() -> None:
         client.send({"op": "delete"})
 
 
-def test_while_a_client_has_the_floor_nothing_is_written_and_behind_it_what_waited_is() -> None:
+def test_in_a_pause_nothing_is_written_and_behind_it_what_waited_is() -> None:
     store = MemoryStore()
     service = made(store, SystemRuntime())
-    guest, client = Client(service), Client(service)
-    guest.send({"op": "floor", "n": 1})
+    writer, client = Client(service), Client(service)
+    writer.send({"op": "floor", "n": 1})
     client.ask("a")
     service.start()
-    assert guest.answered() == [{"op": "given", "n": 1}]
-    # The broker's thread waits for the guest: nothing can have been written.
+    assert writer.answered() == [{"op": "given", "n": 1}]
+    # The broker's thread waits for the writer: nothing can have been written.
     assert queued(store) == []
     assert client.answers == []
-    guest.send({"op": "over"})
+    writer.send({"op": "over"})
     assert client.answered()[0]["op"] == "done"
     assert queued(store) == ["ingest/a"]
     service.stop(5)
 
 
-def test_between_two_guests_the_broker_writes_what_waits_without_losing_a_race() -> None:
+def test_between_two_pauses_the_broker_writes_what_waits_without_losing_a_race() -> None:
     store = MemoryStore()
     service = made(store, SystemRuntime())
     first, second, client = (Client(service) for _ in range(3))
@@ -364,12 +364,12 @@ def test_between_two_guests_the_broker_writes_what_waits_without_losing_a_race()
     second.send({"op": "floor", "n": 1})
     client.clock = service.clock()
     client.ask("b")
-    guest = Queue(store, CONFIG, runtime=SystemRuntime(), role="guest")
-    guest.append([NewEntry("ingest/guest")])
+    writer = Queue(store, CONFIG, runtime=SystemRuntime(), role="writer")
+    writer.append([NewEntry("ingest/writer")])
     first.send({"op": "over"})
     second.answered()
-    assert queued(store) == ["ingest/a", "ingest/guest", "ingest/b"]
-    # Behind a guest the broker reads, instead of writing from memory.
+    assert queued(store) == ["ingest/a", "ingest/writer", "ingest/b"]
+    # Behind a writer the broker reads, instead of writing from memory.
     assert service.stats()["conflicts"] == 0
     service.stop(5)
 
@@ -389,7 +389,7 @@ def test_a_renewal_by_an_older_clock_takes_nothing_back() -> None:
     service.stop(5)
 
 
-def test_a_guest_that_is_gone_holds_up_nobody() -> None:
+def test_a_client_whose_connection_ended_ends_its_pause() -> None:
     store = MemoryStore()
     service = made(store, SystemRuntime())
     holder, waiting, client = Client(service), Client(service), Client(service)
@@ -406,7 +406,7 @@ def test_a_guest_that_is_gone_holds_up_nobody() -> None:
     service.stop(5)
 
 
-def test_a_client_that_waits_no_longer_is_told_so() -> None:
+def test_a_request_for_a_pause_that_is_over_is_refused() -> None:
     service = made(MemoryStore(), SystemRuntime())
     client = Client(service)
     client.send({"op": "floor", "n": 1})
@@ -418,7 +418,7 @@ def test_a_client_that_waits_no_longer_is_told_so() -> None:
         client.send({"op": "floor", "n": 3})
 
 
-def test_a_broker_that_leaves_gives_the_floor_to_nobody() -> None:
+def test_a_broker_that_leaves_grants_no_pause() -> None:
     service = made(MemoryStore(), SystemRuntime())
     first, second, third = (Client(service) for _ in range(3))
     first.send({"op": "floor", "n": 1})

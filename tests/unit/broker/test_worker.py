@@ -366,7 +366,7 @@ def test_another_consumer_of_the_queue_fences_the_workers(
     with Consumer(config, store=store, runtime=RUNTIME):
         batch.done()  # Said of the claims; the frontier stays where it is.
         with pytest.raises(Fenced):
-            # Its foreman learns it at its next look at the manifest.
+            # Its dispatcher learns it at its next look at the manifest.
             [workers[1].claim(timeout=1) for _ in range(10)]
 
 

@@ -78,7 +78,7 @@ class Broker:
 
 
 class World:
-    """A queue with one entry, a guest of it, and the brokers it connects to."""
+    """A queue with one entry, a queue of it, and the brokers it connects to."""
 
     def __init__(self, *, asks: bool = True) -> None:
         self.runtime = ManualRuntime()
@@ -86,7 +86,7 @@ class World:
         self.brokers: list[Broker] = []
         self.reached = True
         Queue(self.store, CONFIG, runtime=self.runtime, role="test").append(entries("first"))
-        self.guest = Queue(
+        self.queue = Queue(
             self.store,
             CONFIG,
             runtime=self.runtime,
@@ -111,7 +111,7 @@ class World:
 
     def append(self, name: str, *, faster: int = 0) -> None:
         self.store.faster = faster
-        self.guest.append(entries(name), read_first=bool(faster))
+        self.queue.append(entries(name), read_first=bool(faster))
 
     def looks(self) -> int:
         return self.store.read.count(DISCOVERY_RECORD)
@@ -122,7 +122,7 @@ class World:
         return [each.location for each in manifest.entries()].count(f"ingest/{name}.batch")
 
 
-def test_who_meets_nobody_reads_nothing_more_than_without_a_broker() -> None:
+def test_without_a_lost_race_nothing_is_read_for_a_broker() -> None:
     plain, asking = World(asks=False), World()
     asking.announce()
     for world in (plain, asking):
@@ -132,7 +132,7 @@ def test_who_meets_nobody_reads_nothing_more_than_without_a_broker() -> None:
     assert asking.brokers == []
 
 
-def test_who_lost_a_race_looks_once_where_no_broker_is() -> None:
+def test_after_a_lost_race_a_broker_is_looked_for_once() -> None:
     world = World()
     world.append("a", faster=3)
     assert world.looks() == 1
@@ -144,7 +144,7 @@ def test_who_lost_a_race_looks_once_where_no_broker_is() -> None:
     assert [world.queued(name) for name in "abc"] == [1, 1, 1]
 
 
-def test_who_lost_a_race_asks_for_the_floor_and_gives_it_back() -> None:
+def test_after_a_lost_race_a_pause_is_asked_for_and_ended() -> None:
     world = World()
     world.announce()
     world.append("a", faster=1)
@@ -152,11 +152,11 @@ def test_who_lost_a_race_asks_for_the_floor_and_gives_it_back() -> None:
     assert broker.said == ["floor", "over"]
     assert broker.timeouts == [ASK_S]
     # Known by now: asked before anything is lost, and what is remembered is not believed.
-    attempts = world.guest.attempts
+    attempts = world.queue.attempts
     world.store.rival()
     world.append("b")
     assert broker.said == ["floor", "over"] * 2
-    assert world.guest.attempts == attempts + 1
+    assert world.queue.attempts == attempts + 1
     assert world.looks() == 1
     assert (world.queued("a"), world.queued("b")) == (1, 1)
 
@@ -167,11 +167,11 @@ def test_another_writer_that_is_faster_all_the_same_is_raced_without_asking_agai
     world.append("a", faster=4)
     (broker,) = world.brokers
     assert broker.said == ["floor", "over"]
-    assert world.guest.conflicts == 4
+    assert world.queue.conflicts == 4
     assert world.queued("a") == 1
 
 
-def test_the_floor_is_given_back_after_an_error_too() -> None:
+def test_the_pause_is_ended_after_an_error_too() -> None:
     world = World()
     world.announce()
 
@@ -180,7 +180,7 @@ def test_the_floor_is_given_back_after_an_error_too() -> None:
 
     world.append("a", faster=1)
     with pytest.raises(QueueFull):
-        world.guest.append(entries("b"), guard=full)
+        world.queue.append(entries("b"), guard=full)
     assert world.brokers[0].said == ["floor", "over"] * 2
 
 
@@ -215,7 +215,7 @@ def test_the_successor_of_a_broker_whose_connection_ended_is_found_within_a_seco
     assert [each.said for each in world.brokers] == [["floor", "over"]] * 2
 
 
-def test_a_broker_that_lives_and_does_not_give_the_floor_is_told_that_nobody_waits() -> None:
+def test_a_broker_that_lives_and_grants_no_pause_is_told_that_it_is_over() -> None:
     world = World()
     world.announce()
     world.append("a", faster=1)
@@ -236,11 +236,11 @@ def test_a_broker_that_is_not_reached_is_done_without() -> None:
     assert world.queued("a") == 1
 
 
-def test_who_closes_or_disconnects_ends_the_connection_and_may_go_on() -> None:
+def test_close_and_disconnect_end_the_connection_and_the_queue_may_go_on() -> None:
     world = World()
     world.announce()
-    world.guest.disconnect()
-    for end in (world.guest.disconnect, world.guest.close):
+    world.queue.disconnect()
+    for end in (world.queue.disconnect, world.queue.close):
         world.runtime.advance(PATIENCE_S)
         world.append("x", faster=1)
         end()
@@ -254,7 +254,7 @@ def test_a_queue_that_is_dropped_without_a_word_ends_its_connection() -> None:
     world.append("a", faster=1)
     (broker,) = world.brokers
     assert not broker.is_over
-    del world.guest
+    del world.queue
     gc.collect()
     assert broker.is_over
 
@@ -273,7 +273,7 @@ def test_a_forked_child_leaves_its_parents_connection_alone_and_makes_one_of_its
     world.append("child", faster=1)
     _, own = world.brokers
     assert own.said == ["floor", "over"]
-    world.guest.close()
+    world.queue.close()
     assert own.is_over
     # The thread that reads it, and may have had its locks when the process was forked, is not here.
     assert parents.said == said
@@ -281,7 +281,7 @@ def test_a_forked_child_leaves_its_parents_connection_alone_and_makes_one_of_its
 
 
 @pytest.mark.parametrize("moment", ["after a lost race", "before the first attempt"])
-def test_who_is_interrupted_while_he_waits_for_the_floor_gives_it_back(moment: str) -> None:
+def test_an_interrupt_while_waiting_for_a_pause_ends_it(moment: str) -> None:
     """Otherwise the broker would let nobody write for two seconds."""
     world = World()
     world.announce()

@@ -129,7 +129,7 @@ class World:
         )
         runtime.sleep(runtime.random())
         while self.simulation.now < BEGIN_S + seconds:
-            entry, began = self.entry("guest"), self.simulation.now
+            entry, began = self.entry("writer"), self.simulation.now
             queue.append([entry], guard=lambda before: None)
             self.landed.append(entry.location)
             self.appends.append(self.simulation.now - began)
@@ -196,8 +196,8 @@ class World:
 
 def visited(seed: int, broker: str, seconds: float) -> World:
     world = World(seed, broker=broker)
-    guest = world.process("guest")
-    world.run(lambda: guest.spawn(lambda: world.visit(guest, seconds), "guest").join())
+    writer = world.process("writer")
+    world.run(lambda: writer.spawn(lambda: world.visit(writer, seconds), "writer").join())
     # There was no moment in which the broker had nothing to write.
     assert len(world.waits) > 0.5 * (BEGIN_S / 2 + seconds) / REQUEST_S
     assert sorted(world.landed) == sorted(world.queued())
@@ -214,7 +214,7 @@ def test_an_append_beside_a_busy_broker_is_made_at_once() -> None:
     later = [seconds for each in asking for seconds in each.appends[1:]]
     assert len(later) > 30
     assert max(later) < 5 * REQUEST_S
-    # A client waits for what was under way, the guest's read and write, and the broker's.
+    # A client waits for what was under way, the writer's read and write, and the broker's.
     waits = [seconds for each in asking for _, seconds in each.waits]
     assert max(waits) < 10 * REQUEST_S
 
@@ -254,37 +254,37 @@ class Frozen(BrokerPause):
 
 
 @pytest.mark.parametrize("deed", ["killed", "suspended", "cut off"])
-def test_a_guest_that_keeps_the_floor_costs_a_bounded_pause(deed: str) -> None:
+def test_a_pause_that_is_not_ended_is_bounded(deed: str) -> None:
     world = World(3)
-    guest = world.process("guest")
+    writer = world.process("writer")
     happened: list[float] = []
 
     def happen() -> None:
         happened.append(world.simulation.now)
         if deed == "killed":
-            world.simulation.kill(guest)
-            world.network.kill(guest)
+            world.simulation.kill(writer)
+            world.network.kill(writer)
         elif deed == "suspended":
-            world.simulation.pause(guest, 30)
+            world.simulation.pause(writer, 30)
         else:
             broker = world.serving()
             assert broker is not None
-            world.network.cut(guest, broker)
+            world.network.cut(writer, broker)
 
     def happens() -> None:
         # From outside: who is killed does nothing any more, and its connections end.
         world.director.spawn(happen, "happen")
-        guest.sleep(0.001)
+        writer.sleep(0.001)
 
     def live() -> None:
-        store = world.store(guest)
-        pause = Frozen(store, CONFIG, guest, network=world.network.of(guest))
+        store = world.store(writer)
+        pause = Frozen(store, CONFIG, writer, network=world.network.of(writer))
         pause.happens = happens
-        queue = Queue(store, CONFIG, runtime=guest, role="producer", open_pause=lambda *_: pause)
-        queue.append([world.entry("guest")], guard=lambda before: None)
+        queue = Queue(store, CONFIG, runtime=writer, role="producer", open_pause=lambda *_: pause)
+        queue.append([world.entry("writer")], guard=lambda before: None)
 
     def direct() -> None:
-        guest.spawn(live, "guest")
+        writer.spawn(live, "writer")
         world.director.sleep(10)
 
     world.run(direct)
