@@ -611,16 +611,14 @@ class Service:
                 each.client.answer({"op": "lost", "n": each.request.number, "since": since})
             return
         for each in group:
-            told = error
+            own = error
             if isinstance(error, CommitStateUnknown):
-                # Of the group's locations each client is told its own.
+                # Of the group's locations each client gets its own.
                 locations = tuple(entry.location for entry in each.request.entries)
-                told = CommitStateUnknown(
+                own = CommitStateUnknown(
                     error.key, error.sequence, locations, error.next_sequence, error.reason
                 )
-            each.client.answer(
-                {"op": "failed", "n": each.request.number, "error": error_body(told)}
-            )
+            each.client.answer({"op": "failed", "n": each.request.number, "error": error_body(own)})
 
 
 def _answer_pause(request: PauseRequest) -> None:

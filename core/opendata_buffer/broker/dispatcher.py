@@ -313,26 +313,26 @@ class Dispatcher:
     ) -> list[ClaimRequest]:
         term = self._ensure_term()
         ready, now = self._ready, self._runtime.monotonic()
-        turn = DispatchRound(term.claims, ready, self._heartbeats, self._ended, now)
-        turn.lapse()
+        this_round = DispatchRound(term.claims, ready, self._heartbeats, self._ended, now)
+        this_round.lapse()
         for request in finishing:
-            turn.finish(request)
+            this_round.finish(request)
 
         def look(count: int) -> None:
             ready.look_for(count, term.consumer, now)
 
         due = news or now >= ready.looked_at + POLL_S
-        left = turn.hand_out(claiming, look if due else None)
-        term.write(turn.claims)
+        left = this_round.hand_out(claiming, look if due else None)
+        term.write(this_round.claims)
         # Landed: now it may be said, and acted on.
-        self._heartbeats.landed(turn.lapses)
-        ready.rests.update(turn.rests)
-        self._ended.update(turn.ended)
+        self._heartbeats.landed(this_round.lapses)
+        ready.rests.update(this_round.rests)
+        self._ended.update(this_round.ended)
         while len(self._ended) > MAX_ENDED:
             del self._ended[next(iter(self._ended))]
-        metrics.claims_lapsed.add(turn.lapsed)
-        self._heartbeats.forget(turn.claims.held)
-        for answer, body in turn.responses:
+        metrics.claims_lapsed.add(this_round.lapsed)
+        self._heartbeats.forget(this_round.claims.held)
+        for answer, body in this_round.responses:
             answer(body)
         return left
 
@@ -398,9 +398,9 @@ class Dispatcher:
             log.warning("the dispatcher begins anew: %s", error)
         else:
             log.error("the dispatcher begins anew", exc_info=error)
-        told = error_body(error)
+        body = error_body(error)
         for request in requests:
-            request.answer({"op": "failed", "n": request.number, "error": told})
+            request.answer({"op": "failed", "n": request.number, "error": body})
         if self._fenced is None:
             self._runtime.sleep(RETRY_S)
 

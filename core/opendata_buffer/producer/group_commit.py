@@ -1,7 +1,7 @@
-"""Who appends to a manifest: a :class:`Committer`, and the one of this process.
+"""Appends to a manifest: the protocol :class:`Committer`, and the process's own.
 
 A committer appends what its callers give it and answers each with a sequence or an error; it
-knows nothing of uploads, lanes or producers. :class:`GroupCommitter` joins what waits: while one
+does not know uploads or producers. :class:`GroupCommitter` joins what waits: while one
 compare-and-swap is on its way, appends of all producers of the process pile up, and the next one
 takes them all. They never race each other then, and the store's rate of compare-and-swaps is not
 the limit on batches per second. Where the store takes one object only so often, an append waits
@@ -44,7 +44,7 @@ __all__ = [
 
 
 MOST_LOOKED_AT = 1_000
-"""Of the entries that others appended, the newest so many tell who they are."""
+"""Of the entries that others appended, the newest so many are looked at for their tags."""
 
 
 class Committer(Protocol):
@@ -347,8 +347,8 @@ def shared_committer(
     has a runtime of its own and so stands for itself. A forked child makes its own.
     """
     process = os.getpid() if isinstance(runtime, SystemRuntime) else id(runtime)
-    # Whoever still has the queue that was there before it was started over does not keep those
-    # out who write to the new one.
+    # A producer of the queue that was there before it was started over does not keep producers
+    # of the new one out.
     key = (process, id(store), config.manifest_path, "" if claim is None else claim.queue_id)
 
     def forget() -> None:
@@ -364,7 +364,7 @@ def shared_committer(
 
 
 OpenCommitter = Callable[[Store, ProducerConfig, Runtime, Claim | None], Committer]
-"""Opens the committer of a producer, who closes it."""
+"""Opens the committer of a producer; the producer closes it."""
 
 
 def open_committer(
