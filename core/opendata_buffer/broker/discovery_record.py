@@ -197,23 +197,17 @@ class Lease:
 
     def beat(self, mine: DiscoveryRecord) -> DiscoveryRecord | None:
         """Raise ``beat``; None when another broker's record is there, or none."""
-        now_ms = self._runtime.now_ms()
-
-        def decide(before: DiscoveryRecord | None) -> DiscoveryRecord | None:
-            ours = before is not None and mine.same_broker(before)
-            return mine.beaten(now_ms) if ours else before
-
-        return self._change(decide, mine)
+        return self._replace_own(mine, mine.beaten(self._runtime.now_ms()))
 
     def leave(self, mine: DiscoveryRecord) -> None:
         """Take the address out of the record, unless it is another broker's by now."""
-        now_ms = self._runtime.now_ms()
+        self._replace_own(mine, mine.left(self._runtime.now_ms()))
 
+    def _replace_own(self, mine: DiscoveryRecord, after: DiscoveryRecord) -> DiscoveryRecord | None:
         def decide(before: DiscoveryRecord | None) -> DiscoveryRecord | None:
-            ours = before is not None and mine.same_broker(before)
-            return mine.left(now_ms) if ours else before
+            return after if mine.same_broker(before) else before
 
-        self._register.update(decide)
+        return self._change(decide, mine)
 
     def _change(self, decide: _Decide, mine: DiscoveryRecord) -> DiscoveryRecord | None:
         outcome = self._register.update(decide)
