@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from opendata_buffer.concurrency import together
+from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.errors import CorruptData, InvalidInput, ObjectNotFound
 from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.formats.keys import is_confined, parse_location
@@ -202,7 +202,7 @@ def list_quarantine(
     keys = [info.key for info in store.list(f"{data_path_prefix}/{FOLDER}/").objects]
     names = [posixpath.splitext(posixpath.basename(each)) for each in keys]
     wanted = [name for name, suffix in names if suffix == ".json"]
-    found = together(SystemRuntime() if runtime is None else runtime, read, wanted)
+    found = in_parallel(SystemRuntime() if runtime is None else runtime, read, wanted)
     for each in found:
         if isinstance(each, CorruptData):
             if unreadable is None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
+from opendata_buffer import outcomes
 from opendata_buffer.broker.committer import open_brokered_committer
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import WebSocketNetwork
@@ -24,7 +25,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.producer.group_commit import Committer, GroupCommitter, shared_committer
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import Absent, Blob, IfVersion, NotModified, PutOutcome, Unknown
+from opendata_buffer.stores.base import Absent, Blob, IfVersion, NotModified, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 
 WAIT_S = 60.0
@@ -52,11 +53,11 @@ class Store(MemoryStore):
         self.writes += 1
         if self.lost_requests:
             self.lost_requests -= 1
-            return Unknown("no answer")
+            return outcomes.Unknown("no answer")
         outcome = super().put_if(key, data, condition)
         if self.lost_answers:
             self.lost_answers -= 1
-            return Unknown("no answer")
+            return outcomes.Unknown("no answer")
         return outcome
 
     def manifest(self) -> Manifest:

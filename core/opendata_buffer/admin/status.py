@@ -15,7 +15,7 @@ from opendata_buffer.broker.claims import CLAIMS, claims_key, decode
 from opendata_buffer.broker.client import ChannelClosed, Connection
 from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
 from opendata_buffer.broker.secure_channel import ProtocolError
-from opendata_buffer.concurrency import together
+from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import CorruptData, ObjectNotFound, PrefixConflict, QueueReset
@@ -442,7 +442,7 @@ def read_topic(topic: Topic, config: QueueConfig, runtime: Runtime) -> TopicStat
             undecided=len(open_in(manifest, partition.name, now_ms)),
         )
 
-    found = together(runtime, read, description.partitions)
+    found = in_parallel(runtime, read, description.partitions)
     return TopicStatus(store=topic.url, id=description.topic_id, partitions=tuple(found))
 
 
@@ -492,7 +492,7 @@ def read_backlog(
         reader = ReadOnlyReader(config, store=store, runtime=runtime)
         return reader.find() or Manifest.empty() if topic else reader.manifest()
 
-    manifests = together(runtime, read, configs)
+    manifests = in_parallel(runtime, read, configs)
     now_ms = runtime.now_ms()
     oldest_s = max((each.age_s(now_ms) or 0.0 for each in manifests), default=0.0)
     return Backlog(sum(each.entry_count for each in manifests), oldest_s)

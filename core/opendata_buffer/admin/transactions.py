@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from opendata_buffer.admin.rebuild import GRACE_MS
-from opendata_buffer.concurrency import together
+from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import InvalidInput, ObjectNotFound
@@ -205,12 +205,12 @@ def list_open(scope: TransactionScope) -> list[OpenTransaction]:
             return [], set()
         return open_in(manifest, name, scope.runtime.now_ms()), _committed_in(manifest, name)
 
-    parts = together(scope.runtime, read, scope.names())
+    parts = in_parallel(scope.runtime, read, scope.names())
     found = [each for part, _ in parts for each in part]
     acknowledged = set().union(*(committed for _, committed in parts))
     # After the manifests: a transaction that the record names by then stays committed.
     apps = sorted({each.app for each in found if each.app is not None})
-    read_records = together(scope.runtime, lambda app: _record(scope.store, app), apps)
+    read_records = in_parallel(scope.runtime, lambda app: _record(scope.store, app), apps)
     records = dict(zip(apps, read_records, strict=True))
     return [
         replace(each, committed=True)

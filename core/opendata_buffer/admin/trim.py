@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from opendata_buffer.concurrency import together
+from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.consumer.fetch import FetchHandle
@@ -492,7 +492,7 @@ def seek(
 
     copies: list[str] = []
     for at in range(0, len(plan.dropped) if copy else 0, GROUP):
-        copies += together(runtime, save, plan.dropped[at : at + GROUP], most=CONCURRENCY)
+        copies += in_parallel(runtime, save, plan.dropped[at : at + GROUP], most=CONCURRENCY)
         advance(len(copies), len(plan.dropped))
     queue = Queue(store, config, runtime=runtime, role="operator", claim=claim)
     # A consumer may have read past the target meanwhile: then nothing is left to drop.

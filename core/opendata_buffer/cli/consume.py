@@ -37,7 +37,7 @@ from opendata_buffer.cli.record_format import Render
 from opendata_buffer.cli.signals import print_summary
 from opendata_buffer.cli.target import Target, require_queue, soon, target_of
 from opendata_buffer.cli.terminal import count_progress
-from opendata_buffer.concurrency import together
+from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.cursors import BatchDescriptor
@@ -569,7 +569,7 @@ class ReadOnlyTopic:
             if name not in partitions:
                 partitions[name] = self._opened(name, added)
         # Entries of undecided transactions are read and give no batch: then read on.
-        while any(together(self._runtime, ReadOnlyPartition.read, partitions.values())):
+        while any(in_parallel(self._runtime, ReadOnlyPartition.read, partitions.values())):
             ready = {name: each.ready for name, each in partitions.items() if each.ready}
             if ready:
                 break

@@ -24,7 +24,7 @@ from opendata_buffer.cli.errors import Exceeded
 from opendata_buffer.cli.options import NATURAL, POSITIVE, json_option, queue_options, queue_words
 from opendata_buffer.cli.output import format_age, waiting
 from opendata_buffer.cli.target import Target, target_of
-from opendata_buffer.concurrency import together
+from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.queue.consumer_info import ConsumerInfo
 from opendata_buffer.runtime import Runtime
@@ -154,7 +154,7 @@ def owner(runtime: Any, /, as_json: bool, **queue: Any) -> None:
     def read(config: Any) -> Ownership:
         return read_ownership(ReadOnlyReader(config, store=target.store, runtime=runtime))
 
-    for found in together(runtime, read, target.written(runtime)):
+    for found in in_parallel(runtime, read, target.written(runtime)):
         if as_json:
             click.echo(json.dumps(found.as_json()))
         else:

@@ -16,7 +16,7 @@ from opendata_buffer.cli.options import (
     remember_flags,
     remember_queue,
 )
-from opendata_buffer.concurrency import together
+from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, QueueConfig, StoreOptions
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import PermanentStorageError
@@ -75,7 +75,7 @@ class Target:
         if self.topic is None:
             return [self.config]
         configs = self.configs()
-        found = together(runtime, exists, configs)
+        found = in_parallel(runtime, exists, configs)
         return [config for config, is_there in zip(configs, found, strict=True) if is_there]
 
     def starts(self, starts: Starts, option: str) -> Callable[[str], Start]:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from opendata_buffer import metrics
-from opendata_buffer.concurrency import ClosedAtEnd
+from opendata_buffer.concurrency import Closeable
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.cursors import (
     BatchDescriptor,
@@ -44,7 +44,7 @@ __all__ = ["Consumer"]
 log = logging.getLogger(__name__)
 
 
-class Consumer(ClosedAtEnd):
+class Consumer(Closeable):
     """The one reader of a queue. Thread-safe; a context manager.
 
     Two ways to read, over the same cursors::

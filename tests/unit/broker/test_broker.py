@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer import metrics
+from opendata_buffer import metrics, outcomes
 from opendata_buffer.broker.broker import (
     FRESH_S,
     MAX_WAITING_BYTES,
@@ -29,7 +29,7 @@ from opendata_buffer.errors import CommitStateUnknown, Fenced
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome, Unknown
+from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.support.simulation import SimRuntime, Simulation
@@ -274,7 +274,7 @@ class Stalling(MemoryStore):
         self._runtime.advance(3)
         if self._lands:
             super().put_if(key, data, condition)
-        return Unknown("injected")
+        return outcomes.Unknown("injected")
 
 
 @pytest.mark.parametrize("lands", [True, False], ids=["landed", "not landed"])

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from opendata_buffer import outcomes
 from opendata_buffer.broker.discovery_record import (
     DiscoveryRecord,
     Lease,
@@ -18,7 +19,7 @@ from opendata_buffer.broker.discovery_record import (
 )
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptData
-from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome, Unknown
+from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 
@@ -171,7 +172,7 @@ class AnswerLost(MemoryStore):
         outcome = super().put_if(key, data, condition)
         if self.lose:
             self.lose = False
-            return Unknown("injected")
+            return outcomes.Unknown("injected")
         return outcome
 
 

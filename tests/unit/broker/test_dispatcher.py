@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer import metrics
+from opendata_buffer import metrics, outcomes
 from opendata_buffer.broker import dispatch_round as ready
 from opendata_buffer.broker import dispatcher as dispatcher
 from opendata_buffer.broker import dispatcher as term_dispatcher
@@ -23,7 +23,7 @@ from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.quarantine import list_quarantine
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores.base import Absent, Blob, IfVersion, PutOutcome, Unknown
+from opendata_buffer.stores.base import Absent, Blob, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import RUNTIME, eventually
@@ -477,7 +477,7 @@ class AnswerLost(MemoryStore):
         outcome = super().put_if(key, data, condition)
         if key == CLAIMS and self.lose:
             self.lose -= 1
-            return Unknown("injected")
+            return outcomes.Unknown("injected")
         return outcome
 
 

@@ -8,6 +8,7 @@ import pytest
 from buffer_sink.committer import WriteCommitter
 from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
+from opendata_buffer import outcomes
 from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease, discovery_record_key
 from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.consumer.isolation import TransactionFilter
@@ -26,14 +27,7 @@ from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.queue.ownership import check_owner, claim_queue
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment
-from opendata_buffer.stores.base import (
-    Absent,
-    IfVersion,
-    Listing,
-    PutOutcome,
-    Unknown,
-    VersionConflict,
-)
+from opendata_buffer.stores.base import Absent, IfVersion, Listing, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.transactions.commit_record import CommitRecord, record_key
@@ -160,7 +154,7 @@ def test_who_loses_a_race_looks_for_a_broker_unless_it_is_off(broker: str, looks
         if key != CONFIG.manifest_path:
             store.script.insert(0, lost)
             return store.really_put_if(key, data, when)
-        return VersionConflict()
+        return outcomes.Conflict()
 
     store = Busy()
     world = World(store)
@@ -301,7 +295,8 @@ def test_a_lost_answer_and_a_fast_consumer_is_an_unknown_outcome_that_a_restart_
 
 
 @pytest.mark.parametrize(
-    "outcome", [lambda *_: Unknown("timeout"), lambda *_: VersionConflict(), applied_answer_lost]
+    "outcome",
+    [lambda *_: outcomes.Unknown("timeout"), lambda *_: outcomes.Conflict(), applied_answer_lost],
 )
 def test_a_record_that_cannot_be_written_fails_no_commit(outcome: Any) -> None:
     world = World(ScriptedStore())
