@@ -79,7 +79,7 @@ class Consumer(Closeable):
         runtime: Clock and threads.
         allow_data_loss: Go on behind lost entries, with a warning, instead of raising ``DataLoss``.
         queue: Use this one, which the same process also appends to, instead of one of its own.
-        program: Name of the reading program, shown by ``opendata-buffer owner``.
+        program: Name of the reading program, shown by ``opendata-buffer status``.
         open_pause: Has a broker pause while this consumer changes the manifest; without effect
             with ``queue``.
 

@@ -134,7 +134,7 @@ class TopicConsumer(Closeable):
         runtime: Clock and threads; the system's by default.
         allow_data_loss: Go on behind a gap, with a warning, instead of raising ``DataLoss``.
         refresh_s: Seconds after which the list of partitions is read again, in the background.
-        program: Name of the program, shown by ``opendata-buffer owner``.
+        program: Name of the program, shown by ``opendata-buffer status``.
         open_pause: See :class:`.Consumer`.
 
     Raises:
