@@ -1,4 +1,4 @@
-"""Writers that take turns: the rules, and many of them on virtual time."""
+"""How long writers wait for each other: the rules, and many writers on virtual time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ from collections.abc import Callable
 import pytest
 
 from opendata_buffer.formats.keys import batch_key, tagged_ulid, ulid_tag
-from opendata_buffer.producer.group_commit import MAX_PAUSE_S, MAX_TAGS, WINDOW_S, Turns
+from opendata_buffer.producer.write_fairness import (
+    ALONE_S,
+    BESIDE_S,
+    KNOWN_S,
+    MAX_GAP_S,
+    MAX_PAUSE_S,
+    MAX_TAGS,
+    WINDOW_S,
+    WriteFairness,
+)
 from opendata_buffer.testing.runtime import ManualRuntime
 
 RUNTIME = ManualRuntime()
@@ -28,12 +37,12 @@ def tags(count: int) -> list[str]:
     return [ulid_tag(RUNTIME.ulid()) for _ in range(count)]
 
 
-def turns(draw: float = 0.5) -> Turns:
-    return Turns(OWN, lambda: draw)
+def fairness(draw: float = 0.5) -> WriteFairness:
+    return WriteFairness(lambda: draw, OWN)
 
 
 def test_a_writer_that_is_alone_neither_reads_first_nor_pauses() -> None:
-    ours = turns()
+    ours = fairness()
     for now in range(100):
         assert not ours.begins(now)
         ours.won(now + 0.06)
@@ -41,7 +50,7 @@ def test_a_writer_that_is_alone_neither_reads_first_nor_pauses() -> None:
 
 
 def test_after_a_win_it_stands_back_for_one_and_a_half_cycles_of_each_other_writer() -> None:
-    ours = turns()
+    ours = fairness()
     for tag in tags(3):
         ours.saw([location(tag), location(tag)], 1.0)
     assert ours.begins(1.0)
@@ -51,7 +60,7 @@ def test_after_a_win_it_stands_back_for_one_and_a_half_cycles_of_each_other_writ
 
 @pytest.mark.parametrize("draw", [0.0, 0.999])
 def test_the_pause_differs_by_no_more_than_a_twentieth(draw: float) -> None:
-    ours = turns(draw)
+    ours = fairness(draw)
     ours.saw([location(tag) for tag in tags(1) * 2], 1.0)
     ours.begins(1.0)
     ours.won(2.0)
@@ -59,7 +68,7 @@ def test_the_pause_differs_by_no_more_than_a_twentieth(draw: float) -> None:
 
 
 def test_who_lost_tries_again_within_half_a_cycle_and_the_race_counts_as_another_writer() -> None:
-    ours = turns(0.999)
+    ours = fairness(0.999)
     assert not ours.begins(0.0)
     wait = ours.lost(0.06)
     assert 0 < wait <= 0.05
@@ -71,7 +80,7 @@ def test_who_lost_tries_again_within_half_a_cycle_and_the_race_counts_as_another
 @pytest.mark.parametrize("write_s", [0.001, 0.06, 0.4])
 def test_the_first_race_that_is_lost_costs_no_more_than_the_time_of_a_write(write_s: float) -> None:
     """On a disk it held up records for 50 ms, which was the 99th percentile of all of them."""
-    ours = turns(0.999)
+    ours = fairness(0.999)
     for number in range(3):
         assert not ours.begins(float(number))
         ours.won(number + write_s)
@@ -81,7 +90,7 @@ def test_the_first_race_that_is_lost_costs_no_more_than_the_time_of_a_write(writ
 
 
 def test_others_are_forgotten_when_they_write_no_more() -> None:
-    ours = turns()
+    ours = fairness()
     ours.lost(1.0)
     ours.saw([location(tag) for tag in tags(4) * 2], 1.0)
     assert ours.others(1.0 + WINDOW_S) == 4
@@ -90,7 +99,7 @@ def test_others_are_forgotten_when_they_write_no_more() -> None:
 
 
 def test_own_batches_and_those_of_clients_that_give_no_tags_are_nobody() -> None:
-    ours = turns()
+    ours = fairness()
     ours.saw([location(OWN) for _ in range(10)], 1.0)
     ours.saw([location() for _ in range(1_000)], 1.0)
     ours.saw(["ingest/somebody-elses-name", "", "/"], 1.0)
@@ -98,13 +107,13 @@ def test_own_batches_and_those_of_clients_that_give_no_tags_are_nobody() -> None
 
 
 def test_a_run_of_the_go_producer_is_one_writer() -> None:
-    ours, run = turns(), RUNTIME.ulid()
+    ours, run = fairness(), RUNTIME.ulid()
     ours.saw([f"ingest/{run}/{n:016x}" for n in range(10)], 1.0)
     assert ours.others(1.0) == 1
 
 
 def test_whatever_is_in_a_manifest_pause_and_memory_have_limits() -> None:
-    ours = turns()
+    ours = fairness()
     for now in range(5):
         ours.saw([location(tag) for tag in tags(2_000) for _ in range(2)], now)
     assert len(ours._seen) == MAX_TAGS
@@ -114,7 +123,7 @@ def test_whatever_is_in_a_manifest_pause_and_memory_have_limits() -> None:
 
 
 def test_one_write_that_hung_does_not_make_the_next_pauses_long() -> None:
-    ours, tag = turns(), tags(1)[0]
+    ours, tag = fairness(), tags(1)[0]
     now = 0.0
     for takes in (CYCLE_S, CYCLE_S, 9.0, CYCLE_S):
         ours.saw([location(tag), location(tag)], now)
@@ -123,6 +132,53 @@ def test_one_write_that_hung_does_not_make_the_next_pauses_long() -> None:
         ours.saw([location(tag), location(tag)], now)
         ours.won(now)
         assert ours.pause(now) == pytest.approx(1.5 * CYCLE_S)
+
+
+WRITE_S = 0.06
+
+
+def gaps_of(seconds: float, idle_s: float, raced_at: float | None = None) -> list[float]:
+    """When gaps came while something was written all the time, but for so long before each."""
+    ours, now, found = WriteFairness(lambda: 0.5), 0.0, []
+    while now < seconds:
+        began = now
+        ours.begins(now)
+        now += WRITE_S
+        if raced_at is not None and began <= raced_at < now:
+            ours.lost(now)
+        ours.won(now)
+        gap = ours.pause(now)
+        if gap:
+            assert 2.9 * WRITE_S <= gap <= 3.1 * WRITE_S
+            found.append(now)
+        now += gap + idle_s
+    return found
+
+
+def test_who_writes_all_the_time_leaves_a_gap_now_and_then() -> None:
+    found = gaps_of(6 * ALONE_S, idle_s=0.003)
+    assert 4 <= len(found) <= 6
+    assert found[0] < ALONE_S + 2 * WRITE_S
+
+
+def test_after_a_lost_race_gaps_come_every_second_for_a_minute() -> None:
+    found = gaps_of(20 + KNOWN_S + 7 * ALONE_S, idle_s=0.003, raced_at=20.0)
+    beside = [at for at in found if 20 < at < 20 + KNOWN_S]
+    assert len(beside) >= KNOWN_S / (BESIDE_S + 5 * WRITE_S)
+    after = [at for at in found if at > 20 + KNOWN_S + ALONE_S]
+    assert 5 <= len(after) <= 6
+
+
+def test_who_has_nothing_to_write_for_a_while_leaves_no_gaps_beside() -> None:
+    assert gaps_of(6 * ALONE_S, idle_s=0.04) == []
+
+
+def test_a_write_that_hung_makes_no_long_gap() -> None:
+    ours = WriteFairness(lambda: 0.5)
+    for began, gap in ((0.0, 0.0), (60.0, MAX_GAP_S)):
+        assert not ours.begins(began)
+        ours.won(began + 60)
+        assert ours.pause(began + 60) == gap
 
 
 class Contest:
@@ -166,7 +222,7 @@ class Contest:
 class Writer:
     def __init__(self, contest: Contest, tag: str, foreign: bool) -> None:
         self.contest = contest
-        self.turns = Turns(tag, contest.random.random)
+        self.fairness = WriteFairness(contest.random.random, tag)
         self.foreign = foreign
         self.ready: list[float] = []
         self.busy = False
@@ -184,11 +240,11 @@ class Writer:
     def go_on(self) -> None:
         self.busy = bool(self.ready)
         if self.busy:
-            pause = 0.0 if self.foreign else max(0.0, self.turns.pause(self.contest.now))
+            pause = 0.0 if self.foreign else max(0.0, self.fairness.pause(self.contest.now))
             self.contest.at(pause, self.begin)
 
     def begin(self) -> None:
-        reads = self.turns.begins(self.contest.now)
+        reads = self.fairness.begins(self.contest.now)
         if self.known >= 0 and not (reads and not self.foreign):
             self.send()
         else:
@@ -196,7 +252,7 @@ class Writer:
 
     def read(self) -> None:
         now, new = len(self.contest.manifest), self.contest.manifest[max(self.known, 0) :]
-        self.turns.saw(new, self.contest.now)
+        self.fairness.saw(new, self.contest.now)
         self.known = now
         self.contest.at(0.03, self.send)
 
@@ -209,7 +265,7 @@ class Writer:
         manifest = self.contest.manifest
         won = self.known == len(manifest)
         if won:
-            manifest += [location(None if self.foreign else self.turns.tag) for _ in group]
+            manifest += [location(None if self.foreign else self.fairness.tag) for _ in group]
             self.known = len(manifest)
         self.contest.at(0.03, lambda: self.answer(group, won))
 
@@ -217,12 +273,12 @@ class Writer:
         now = self.contest.now
         if won:
             self.delays += [now - each for each in group]
-            self.turns.won(now)
+            self.fairness.won(now)
             self.go_on()
             return
         self.lost += 1
         self.ready = group + self.ready
-        wait = self.turns.lost(now)
+        wait = self.fairness.lost(now)
         self.contest.at(wait, lambda: self.contest.at(0.03, self.read))
 
 
@@ -240,7 +296,7 @@ def test_writers_that_know_each_other_share_the_manifest(
 ) -> None:
     contest = Contest(writers, seed)
     contest.run(20 if writers < 40 else 40)
-    known = [each.turns.others(contest.now) for each in contest.writers]
+    known = [each.fairness.others(contest.now) for each in contest.writers]
     assert 0.9 * (writers - 1) <= min(known) <= max(known) == writers - 1
     contest.measure(60)
     assert contest.p99 <= p99
@@ -259,7 +315,7 @@ def test_from_the_first_second_on_sixteen_writers_all_get_more_than_half_of_thei
     assert contest.p99 <= 5.0
 
 
-def test_a_writer_that_knows_nothing_of_turns_is_not_shut_out_and_shuts_nobody_out() -> None:
+def test_a_writer_that_never_waits_is_not_shut_out_and_shuts_nobody_out() -> None:
     contest = Contest(2, seed=1, foreign=1)
     contest.run(20)
     contest.measure(60)
