@@ -9,6 +9,7 @@ from email.utils import parsedate_to_datetime
 from itertools import islice
 from typing import Any, TypeVar
 
+from opendata_buffer import outcomes
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import (
     ObjectNotFound,
@@ -22,7 +23,6 @@ from opendata_buffer.runtime import Runtime, SystemRuntime, remaining
 from opendata_buffer.stores.azure_client import connect
 from opendata_buffer.stores.base import (
     Absent,
-    Applied,
     Blob,
     DeleteFailure,
     IfVersion,
@@ -30,9 +30,6 @@ from opendata_buffer.stores.base import (
     NotModified,
     ObjectInfo,
     PutOutcome,
-    Unknown,
-    Vanished,
-    VersionConflict,
     check_goes_on,
     check_limit,
     check_range,
@@ -331,7 +328,7 @@ class AzureStore:
         try:
             return self._ended(lambda: self._put_if(key, data, condition), "write", full)
         except TransientStorageError as error:
-            return Unknown(str(error))
+            return outcomes.Unknown(str(error))
 
     @property
     def probe_subject(self) -> str:
@@ -487,17 +484,17 @@ class AzureStore:
             }
         try:
             etag = self._upload(full, data, **how)
-            return looked_up(self, key, data) if etag is None else Applied(etag)
+            return looked_up(self, key, data) if etag is None else outcomes.Applied(etag)
         except self._errors() as error:
             code, replaces = code_of(error), isinstance(condition, IfVersion)
             # S3's 409 says that nothing was decided. Azure's says that the object exists.
             if code == "BlobAlreadyExists" and not replaces:
-                return VersionConflict()
+                return outcomes.Conflict()
             if is_missing(error) and replaces:
-                return Vanished()  # failure F4
+                return outcomes.Vanished()  # failure F4
             if status_of(error) == 412 and not code.startswith("Lease"):
                 gone = replaces and self._is_gone(full)
-                return Vanished() if gone else VersionConflict()
+                return outcomes.Vanished() if gone else outcomes.Conflict()
             raise
 
     def _is_gone(self, full: str) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, runtime_checkable
 
+from opendata_buffer import outcomes
 from opendata_buffer.errors import (
     CorruptData,
     InvalidInput,
@@ -23,7 +24,6 @@ from opendata_buffer.formats.sidecar import Sidecar
 __all__ = [
     "ABSENT",
     "Absent",
-    "Applied",
     "Blob",
     "ConditionalPut",
     "Delete",
@@ -42,9 +42,6 @@ __all__ = [
     "PutOutcome",
     "PutPieces",
     "Store",
-    "Unknown",
-    "Vanished",
-    "VersionConflict",
     "check_goes_on",
     "check_limit",
     "check_range",
@@ -96,31 +93,8 @@ class IfVersion:
 ABSENT = Absent()
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """The write landed and the object now has this version."""
-
-    version: str
-
-
-@dataclass(frozen=True, slots=True)
-class VersionConflict:
-    """The condition did not hold; nothing was written by this call."""
-
-
-@dataclass(frozen=True, slots=True)
-class Vanished:
-    """``IfVersion`` on an object that no longer exists; nothing was written (failure F4)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unknown:
-    """The answer was lost: the write may have landed or still land (failures F1, F2)."""
-
-    reason: str
-
-
-PutOutcome = Applied | VersionConflict | Vanished | Unknown
+PutOutcome = outcomes.Outcome[str]
+"""What became of a conditional put; the applied value is the object's new version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,7 +345,7 @@ def read_sidecar(store: Get, key: str, kind: Sidecar, decode: Callable[[bytes], 
 # ---- What became of a write whose answer does not tell the version that it made. ----
 
 
-def looked_up(store: Get, key: str, written: bytes) -> Applied | Unknown:
+def looked_up(store: Get, key: str, written: bytes) -> outcomes.Applied[str] | outcomes.Unknown:
     """The outcome of a write that was answered without a version, as behind some proxies.
 
     If the object holds the bytes that were written, its version is a version of them, whoever
@@ -386,12 +360,12 @@ def looked_up(store: Get, key: str, written: bytes) -> Applied | Unknown:
     try:
         found = store.get(key, max_bytes=len(written))
         if isinstance(found, Blob) and found.data == written:
-            return Applied(found.version)
+            return outcomes.Applied(found.version)
     except (CorruptData, ObjectNotFound):
         pass  # it may have been written all the same, and is larger or gone since
     except OpenDataBufferError as error:
         why = f"it cannot be looked up: {error}"
-    return Unknown(f"the store answered a write of {key!r} without its version, and {why}")
+    return outcomes.Unknown(f"the store answered a write of {key!r} without its version, and {why}")
 
 
 # ---- Versions in answers: what tells whether an object is still the one that was read. Pure. ----

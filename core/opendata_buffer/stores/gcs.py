@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import urllib3.exceptions
 
+from opendata_buffer import outcomes
 from opendata_buffer.concurrency import together
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import (
@@ -29,7 +30,6 @@ from opendata_buffer.retry import full_jitter
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import (
     Absent,
-    Applied,
     Blob,
     DeleteFailure,
     IfVersion,
@@ -37,9 +37,6 @@ from opendata_buffer.stores.base import (
     NotModified,
     ObjectInfo,
     PutOutcome,
-    Unknown,
-    Vanished,
-    VersionConflict,
     check_goes_on,
     check_limit,
     check_range,
@@ -398,7 +395,7 @@ class GcsStore:
             # acknowledged.
             if not answer.fields().get("generation"):
                 found = looked_up(self, key, bytes(data))
-                if isinstance(found, Unknown):
+                if isinstance(found, outcomes.Unknown):
                     raise TransientStorageError(f"cannot write {full!r}: {found.reason}")
 
         self._repeated(once, "write", full)
@@ -409,7 +406,7 @@ class GcsStore:
         try:
             return self._ended(lambda: self._put_if(key, data, condition), "write", full)
         except TransientStorageError as error:
-            return Unknown(str(error))
+            return outcomes.Unknown(str(error))
 
     def write_due(self, key: str) -> float:
         """See :meth:`opendata_buffer.stores.Paced.write_due`."""
@@ -584,15 +581,15 @@ class GcsStore:
             answer = until_let_through(self._runtime, once)
         except SlowDown:
             # No conflict: the condition was never looked at.
-            return Unknown(f"writes of {full!r} were refused for their rate for too long")
+            return outcomes.Unknown(f"writes of {full!r} were refused for their rate for too long")
         if answer.status == 412:
             gone = isinstance(condition, IfVersion) and self._is_gone(full)
-            return Vanished() if gone else VersionConflict()
+            return outcomes.Vanished() if gone else outcomes.Conflict()
         if answer.status >= 300:
             raise self._error(answer, "write", full)
         self._pace.taken(full, self._runtime.monotonic())
         generation = answer.fields().get("generation")
-        return Applied(str(generation)) if generation else looked_up(self, key, data)
+        return outcomes.Applied(str(generation)) if generation else looked_up(self, key, data)
 
     def _is_gone(self, full: str) -> bool:
         """Whether a condition failed because there is no object: GCS answers 412 to both."""

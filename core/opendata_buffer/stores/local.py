@@ -14,6 +14,7 @@ from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 
+from opendata_buffer import outcomes
 from opendata_buffer.errors import (
     InvalidInput,
     ObjectNotFound,
@@ -25,7 +26,6 @@ from opendata_buffer.formats.keys import check_key
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import (
     Absent,
-    Applied,
     Blob,
     DeleteFailure,
     IfVersion,
@@ -33,9 +33,6 @@ from opendata_buffer.stores.base import (
     NotModified,
     ObjectInfo,
     PutOutcome,
-    Unknown,
-    Vanished,
-    VersionConflict,
     check_limit,
     check_range,
     check_size,
@@ -444,7 +441,7 @@ class LocalStore:
         begun, version = False, ""
         try:
             if isinstance(condition, IfVersion) and not os.path.isdir(os.path.dirname(path)):
-                return Vanished()
+                return outcomes.Vanished()
             self._temporary.prepare()
             lock_path = self._paths.lock(key)
             if not os.path.isdir(os.path.dirname(lock_path)):
@@ -460,16 +457,18 @@ class LocalStore:
                     begun = True
                     version = self._rename(temporary, path, lock)
                 _sync_name(path)
-            return Applied(version)
+            return outcomes.Applied(version)
         except LockTimeout:
             raise TransientStorageError(_stuck_lock(self._paths.lock(key))) from None
         except OSError as error:
             mapped = storage_error("write", path, error)
             if version:
-                return Unknown(f"file {path!r} was replaced, and it failed after that: {mapped}")
+                return outcomes.Unknown(
+                    f"file {path!r} was replaced, and it failed after that: {mapped}"
+                )
             # Of a rename across a network the answer may be lost.
             if begun and (isinstance(mapped, TransientStorageError) or error.errno == errno.EIO):
-                return Unknown(f"file {path!r} may have been replaced: {mapped}")
+                return outcomes.Unknown(f"file {path!r} may have been replaced: {mapped}")
             raise mapped from error
 
     def check_conditional_writes(self, near: str) -> None:
@@ -589,14 +588,16 @@ def _sync_name(path: str) -> None:
     sync_directory(os.path.dirname(path))
 
 
-def _refusal(path: str, condition: Absent | IfVersion) -> Vanished | VersionConflict | None:
+def _refusal(
+    path: str, condition: Absent | IfVersion
+) -> outcomes.Vanished | outcomes.Conflict | None:
     """Why a conditional write cannot be, by the file as it is now."""
     found = stat_file(path)
     if isinstance(condition, IfVersion):
         if found is None:
-            return Vanished()
-        return None if version_of(found) == condition.version else VersionConflict()
-    return None if found is None else VersionConflict()
+            return outcomes.Vanished()
+        return None if version_of(found) == condition.version else outcomes.Conflict()
+    return None if found is None else outcomes.Conflict()
 
 
 def _stuck_lock(path: str) -> str:

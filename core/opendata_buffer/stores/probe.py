@@ -11,6 +11,7 @@ import logging
 from contextlib import suppress
 from typing import Protocol
 
+from opendata_buffer import outcomes
 from opendata_buffer.concurrency import together
 from opendata_buffer.errors import ObjectNotFound, TransientStorageError, UnsafeStore
 from opendata_buffer.formats.keys import MAX_KEY_BYTES
@@ -19,7 +20,6 @@ from opendata_buffer.runtime import Runtime, deadline
 from opendata_buffer.stores.base import (
     ABSENT,
     Absent,
-    Applied,
     Blob,
     ConditionalPut,
     Delete,
@@ -27,9 +27,6 @@ from opendata_buffer.stores.base import (
     Get,
     IfVersion,
     PutOutcome,
-    Unknown,
-    Vanished,
-    VersionConflict,
 )
 
 __all__ = ["PROBE_DEADLINE_MS", "RACES", "SAFE", "probe_conditional_writes"]
@@ -130,7 +127,7 @@ def _ask(store: _Probed, key: str, name: str, made: list[str]) -> None:
         outcome = store.put_if(key, _PROBE, condition)
         if key not in made:
             made.append(key)  # a put that raised wrote nothing
-        if isinstance(outcome, Unknown):
+        if isinstance(outcome, outcomes.Unknown):
             # Of a store whose answers have no versions the read says so, and ends the probe.
             with suppress(ObjectNotFound, TransientStorageError):
                 store.get(key)
@@ -144,21 +141,21 @@ def _ask(store: _Probed, key: str, name: str, made: list[str]) -> None:
             )
         return outcome
 
-    put("If-Match on a missing object", _WRONG, Vanished, VersionConflict)
-    created = put("If-None-Match: * on a missing object", ABSENT, Applied)
-    put("If-None-Match: * on an existing object", ABSENT, VersionConflict)
-    put("If-Match with another ETag", _WRONG, VersionConflict)
-    assert isinstance(created, Applied)
+    put("If-Match on a missing object", _WRONG, outcomes.Vanished, outcomes.Conflict)
+    created = put("If-None-Match: * on a missing object", ABSENT, outcomes.Applied)
+    put("If-None-Match: * on an existing object", ABSENT, outcomes.Conflict)
+    put("If-Match with another ETag", _WRONG, outcomes.Conflict)
+    assert isinstance(created, outcomes.Applied)
     found = store.get(key)
-    if not isinstance(found, Blob) or found.version != created.version or found.data != _PROBE:
+    if not isinstance(found, Blob) or found.version != created.value or found.data != _PROBE:
         version = found.version if isinstance(found, Blob) else "none"
         raise UnsafeStore(
             f"store {name} gives an object the ETag {version} when it is read and "
-            f"{created.version} when it was written: no writer could tell whether the manifest is "
+            f"{created.value} when it was written: no writer could tell whether the manifest is "
             "still the one it has read. Take away what changes answers on their way (a proxy "
             "that compresses them?), or use another store."
         )
-    put("If-Match with the object's ETag", IfVersion(created.version), Applied)
+    put("If-Match with the object's ETag", IfVersion(created.value), outcomes.Applied)
 
 
 def _race(store: _Probed, key: str, name: str, runtime: Runtime) -> None:
@@ -178,8 +175,8 @@ def _race(store: _Probed, key: str, name: str, runtime: Runtime) -> None:
             gate.pass_together()
             return store.put_if(key, f"{what} by {number}".encode(), condition)
 
-        outcomes = together(runtime, write, range(_RACERS))
-        won = [each for each in outcomes if isinstance(each, Applied)]
+        results = together(runtime, write, range(_RACERS))
+        won = [each for each in results if isinstance(each, outcomes.Applied)]
         if len(won) > 1:
             raise UnsafeStore(
                 f"store {name} honours conditional writes only one by one: {len(won)} of "
@@ -190,7 +187,7 @@ def _race(store: _Probed, key: str, name: str, runtime: Runtime) -> None:
             )
         if not won:
             return  # answers were lost, or all were told to wait: this race shows nothing
-        condition = IfVersion(won[0].version)
+        condition = IfVersion(won[0].value)
 
 
 class _Gate:

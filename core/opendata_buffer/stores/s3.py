@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import botocore.exceptions as boto
 import urllib3.exceptions
 
+from opendata_buffer import outcomes
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import (
     ObjectNotFound,
@@ -26,7 +27,6 @@ from opendata_buffer.retry import full_jitter
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import (
     Absent,
-    Applied,
     Blob,
     DeleteFailure,
     IfVersion,
@@ -34,9 +34,6 @@ from opendata_buffer.stores.base import (
     NotModified,
     ObjectInfo,
     PutOutcome,
-    Unknown,
-    Vanished,
-    VersionConflict,
     check_goes_on,
     check_limit,
     check_range,
@@ -455,12 +452,12 @@ class S3Store:
         try:
             return self._ended(lambda: self._put_if(key, full, data, condition), "write", full)
         except TransientStorageError as error:
-            return Unknown(str(error))
+            return outcomes.Unknown(str(error))
         except NETWORK as error:
             mapped = self._error(error, "write", full)
             if isinstance(mapped, PermanentStorageError):
                 raise mapped from error
-            return Unknown(str(mapped))
+            return outcomes.Unknown(str(mapped))
 
     @property
     def probe_subject(self) -> str:
@@ -638,9 +635,9 @@ class S3Store:
             except boto.ClientError as error:
                 status, code = status_of(error), code_of(error)
                 if status == 412:
-                    return VersionConflict()
+                    return outcomes.Conflict()
                 if status == 404 and code != "NoSuchBucket" and "IfMatch" in arguments:
-                    return Vanished()  # failure F4
+                    return outcomes.Vanished()  # failure F4
                 if status in (405, 501):
                     raise UnsafeStore(
                         f"store {self.url!r} at {self._clients.get().endpoint} has no conditional "
@@ -651,9 +648,9 @@ class S3Store:
                     raise Busy(error) from error
                 raise
             etag = strong_etag(response.get("ETag"))
-            return looked_up(self, key, data) if etag is None else Applied(etag)
+            return looked_up(self, key, data) if etag is None else outcomes.Applied(etag)
 
         try:
             return while_busy(self._runtime, once)
         except Busy:
-            return VersionConflict()
+            return outcomes.Conflict()

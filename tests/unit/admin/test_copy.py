@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from opendata_buffer import outcomes
 from opendata_buffer.admin import copy_pace, copy_target
 from opendata_buffer.admin.copy import Copier, step_all
 from opendata_buffer.admin.copy_target import CopyTarget, Side
@@ -33,7 +34,12 @@ from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.queue.ownership import claim_queue
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import Absent, Applied, Blob, IfVersion, PutOutcome, Unknown
+from opendata_buffer.stores.base import (
+    Absent,
+    Blob,
+    IfVersion,
+    PutOutcome,
+)
 from opendata_buffer.stores.memory import MemoryStore
 
 RUNTIME = SystemRuntime()
@@ -496,8 +502,8 @@ class Silent(MemoryStore):
     def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
         done = super().put_if(key, data, condition)
         self.asked += key.endswith("/manifest")
-        if key.endswith("/manifest") and self.asked % 2 and isinstance(done, Applied):
-            return Unknown("lost")
+        if key.endswith("/manifest") and self.asked % 2 and isinstance(done, outcomes.Applied):
+            return outcomes.Unknown("lost")
         return done
 
 

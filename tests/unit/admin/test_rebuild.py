@@ -7,6 +7,7 @@ from uuid import UUID
 
 import pytest
 
+from opendata_buffer import outcomes
 from opendata_buffer.admin.fsck import check_queue
 from opendata_buffer.admin.rebuild import GRACE_MS, RebuildPlan, plan_rebuild, rebuild
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, ProducerConfig
@@ -27,7 +28,6 @@ from opendata_buffer.stores.base import (
     Listing,
     ObjectInfo,
     PutOutcome,
-    Unknown,
 )
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -370,7 +370,7 @@ class Lossy(MemoryStore):
         outcome = super().put_if(key, data, condition)
         if self.armed and key == KEY:
             self.armed = False
-            return Unknown("lost")
+            return outcomes.Unknown("lost")
         return outcome
 
 

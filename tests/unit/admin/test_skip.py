@@ -6,6 +6,7 @@ from uuid import UUID
 
 import pytest
 
+from opendata_buffer import outcomes
 from opendata_buffer.admin.fsck import check_queue
 from opendata_buffer.admin.skip import restore_batch, skip_batch
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
@@ -24,7 +25,12 @@ from opendata_buffer.messages.message_ids import ACK_TXN, build_uuid
 from opendata_buffer.quarantine import list_quarantine, quarantine, read_copy
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import Absent, Blob, IfVersion, PutOutcome, Unknown
+from opendata_buffer.stores.base import (
+    Absent,
+    Blob,
+    IfVersion,
+    PutOutcome,
+)
 from opendata_buffer.stores.memory import MemoryStore
 
 RUNTIME = SystemRuntime()
@@ -156,7 +162,7 @@ def test_f1_a_skip_whose_answer_was_lost_changes_one_entry_once() -> None:
             outcome = super().put_if(key, data, condition)
             if key == "ingest/manifest" and not self.lost:
                 self.lost += 1
-                return Unknown("lost")
+                return outcomes.Unknown("lost")
             return outcome
 
     store = Lossy()

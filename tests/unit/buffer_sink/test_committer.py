@@ -8,6 +8,7 @@ import pytest
 from buffer_sink.committer import WriteCommitter
 from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
+from opendata_buffer import outcomes
 from opendata_buffer.broker.lease import DiscoveryRecord, Lease, announcement_key
 from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.consumer.isolation import TransactionFilter
@@ -31,8 +32,6 @@ from opendata_buffer.stores.base import (
     IfVersion,
     Listing,
     PutOutcome,
-    Unknown,
-    VersionConflict,
 )
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -160,7 +159,7 @@ def test_who_loses_a_race_looks_for_a_broker_unless_it_is_off(broker: str, looks
         if key != CONFIG.manifest_path:
             store.script.insert(0, lost)
             return store.really_put_if(key, data, when)
-        return VersionConflict()
+        return outcomes.Conflict()
 
     store = Busy()
     world = World(store)
@@ -301,7 +300,8 @@ def test_a_lost_answer_and_a_fast_consumer_is_an_unknown_outcome_that_a_restart_
 
 
 @pytest.mark.parametrize(
-    "outcome", [lambda *_: Unknown("timeout"), lambda *_: VersionConflict(), applied_answer_lost]
+    "outcome",
+    [lambda *_: outcomes.Unknown("timeout"), lambda *_: outcomes.Conflict(), applied_answer_lost],
 )
 def test_a_record_that_cannot_be_written_fails_no_commit(outcome: Any) -> None:
     world = World(ScriptedStore())

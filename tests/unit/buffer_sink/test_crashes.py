@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from buffer_sink.committer import WriteCommitter
 from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
+from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.isolation import TransactionFilter
 from opendata_buffer.errors import CommitStateUnknown
@@ -20,7 +21,11 @@ from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment
-from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome, Unknown
+from opendata_buffer.stores.base import (
+    Absent,
+    IfVersion,
+    PutOutcome,
+)
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 
@@ -69,7 +74,7 @@ class Mortal(MemoryStore):
             raise Killed
         if self.losses and self.left is not None:
             self.losses -= 1
-            return Unknown("the answer was lost")
+            return outcomes.Unknown("the answer was lost")
         return outcome
 
 

@@ -7,9 +7,14 @@ from typing import Any
 import pytest
 
 from buffer_sink.records import CommitRecords
+from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptData, InvalidInput, TransientStorageError
-from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome, Unknown
+from opendata_buffer.stores.base import (
+    Absent,
+    IfVersion,
+    PutOutcome,
+)
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.transactions.commit_record import CommitRecord, record_key
@@ -73,7 +78,7 @@ def test_a_claim_whose_answer_was_lost_is_found() -> None:
 def test_a_claim_that_cannot_be_written_stops_the_append() -> None:
     class Down(MemoryStore):
         def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
-            return Unknown("no answer")
+            return outcomes.Unknown("no answer")
 
     with pytest.raises(TransientStorageError, match="Nothing was appended"):
         records(Down()).claim("job", "one")
@@ -99,6 +104,6 @@ def test_a_record_that_cannot_be_raised_fails_nothing(caplog: pytest.LogCaptureF
     store = MemoryStore()
     mine = records(store)
     mine.claim("job", "one")
-    store.put_if = lambda *_: Unknown("no answer")  # type: ignore[method-assign,assignment]
+    store.put_if = lambda *_: outcomes.Unknown("no answer")  # type: ignore[method-assign,assignment]
     mine.raise_to("job", 0, 3, "one")
     assert "commit record p/app=job/_commit.json was not written" in caplog.text

@@ -8,6 +8,7 @@ from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
 from buffer_sink.topic_committer import TopicCommitter
 from buffer_sink.topic_write import TopicWrite
+from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import Drained, InvalidInput, Superseded, TransientStorageError
@@ -17,7 +18,11 @@ from opendata_buffer.formats.manifest import Manifest, Metadata
 from opendata_buffer.messages.sequencer import undecided
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment
-from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome, Unknown, VersionConflict
+from opendata_buffer.stores.base import (
+    Absent,
+    IfVersion,
+    PutOutcome,
+)
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import Topic
@@ -39,7 +44,7 @@ class Store(MemoryStore):
     def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
         self.keys.append(key)
         if key in self.silent:
-            return Unknown("no answer")
+            return outcomes.Unknown("no answer")
         self.before.pop(key, lambda: None)()
         return super().put_if(key, data, condition)
 
@@ -59,7 +64,7 @@ class Contested(Store):
     def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
         if key.endswith("/manifest") and key not in self.lost:
             self.lost.add(key)
-            return VersionConflict()
+            return outcomes.Conflict()
         return super().put_if(key, data, condition)
 
 

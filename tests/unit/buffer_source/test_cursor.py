@@ -9,9 +9,9 @@ import pytest
 from buffer_source.cursor import Cursor
 from buffer_source.offsets import Position
 from buffer_source.options import SourceOptions
+from opendata_buffer import outcomes
 from opendata_buffer.broker.yielding_queue import YieldingQueue
 from opendata_buffer.errors import DataLoss, InvalidInput, QueueReset
-from opendata_buffer.stores.base import VersionConflict
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.buffer_source.world import World
 
@@ -55,9 +55,9 @@ def test_a_query_that_loses_a_race_for_its_queue_asks_the_broker_beside_it(
     asked: list[str] = []
     put_if = world.store.put_if
 
-    def lost(*_: Any) -> VersionConflict:
+    def lost(*_: Any) -> outcomes.Conflict:
         monkeypatch.setattr(world.store, "put_if", put_if)
-        return VersionConflict()
+        return outcomes.Conflict()
 
     def take_floor(queue: YieldingQueue) -> bool:
         asked.append(queue.key)

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from opendata_buffer import Consumer, ConsumerConfig, Producer, ProducerConfig, Publisher
+from opendata_buffer import Consumer, ConsumerConfig, Producer, ProducerConfig, Publisher, outcomes
 from opendata_buffer.broker.yielding_queue import YieldingQueue
 from opendata_buffer.cli.commands import cli
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.stores.base import PutOutcome, VersionConflict
+from opendata_buffer.stores.base import (
+    PutOutcome,
+)
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.cli.shell import (
     LATER,
@@ -52,7 +54,7 @@ def test_consume_that_loses_a_race_for_the_queue_asks_the_broker_beside_it(
         if key != "ingest/manifest":
             return put_if(store, key, *rest)
         monkeypatch.setattr(MemoryStore, "put_if", put_if)
-        return VersionConflict()
+        return outcomes.Conflict()
 
     def take_floor(queue: YieldingQueue) -> bool:
         asked.append(queue.key)

@@ -9,6 +9,7 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
+from opendata_buffer import outcomes
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.consumer.isolation import TransactionFilter
 from opendata_buffer.errors import (
@@ -31,7 +32,13 @@ from opendata_buffer.messages.message_ids import CONTINUE_TXN, OUTSIDE_TXN, buil
 from opendata_buffer.producer.ordered_uploads import Stage
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import Absent, Blob, IfVersion, NotModified, PutOutcome, Unknown
+from opendata_buffer.stores.base import (
+    Absent,
+    Blob,
+    IfVersion,
+    NotModified,
+    PutOutcome,
+)
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import eventually
@@ -435,7 +442,7 @@ def test_an_unknown_commit_is_told_by_the_handle() -> None:
 
         def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
             if self.silent:
-                return Unknown("read timed out")
+                return outcomes.Unknown("read timed out")
             return super().put_if(key, data, condition)
 
     store = Silent()
@@ -461,7 +468,7 @@ def test_f2_a_lost_answer_is_settled_within_the_delivery_timeout() -> None:
 
         def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
             outcome = super().put_if(key, data, condition)
-            return Unknown("unreachable") if self.lost else outcome
+            return outcomes.Unknown("unreachable") if self.lost else outcome
 
     store, runtime = Partitioned(), ManualRuntime()
     settings = config(cas_deadline_ms=100, backoff_base_ms=100, backoff_max_ms=100)

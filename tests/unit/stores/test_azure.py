@@ -7,6 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from opendata_buffer import outcomes
 from opendata_buffer.errors import (
     CorruptData,
     PermanentStorageError,
@@ -15,12 +16,8 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.stores.base import (
     ABSENT,
-    Applied,
     IfVersion,
     NotModified,
-    Unknown,
-    Vanished,
-    VersionConflict,
 )
 from tests.http_scripts import Reply
 from tests.unit.stores.cloud_answers import AZURE, AZURE_DATE, Script, azure_error, scripted
@@ -36,8 +33,8 @@ def script() -> Iterator[Script]:
 
 def test_the_condition_is_a_header_and_the_content_has_its_checksum(script: Script) -> None:
     store, server = script(WRITTEN)
-    assert store.put_if("m", b"x", ABSENT) == Applied('"7"')
-    assert store.put_if("m", b"x", IfVersion('"5"')) == Applied('"7"')
+    assert store.put_if("m", b"x", ABSENT) == outcomes.Applied('"7"')
+    assert store.put_if("m", b"x", IfVersion('"5"')) == outcomes.Applied('"7"')
     store.put("m", b"x")
     asked = [each.headers for each in server.asked]
     assert [each.get("if-none-match") for each in asked] == ["*", None, None]
@@ -47,20 +44,20 @@ def test_the_condition_is_a_header_and_the_content_has_its_checksum(script: Scri
 
 def test_409_to_a_creation_is_a_conflict_and_no_other_409_is(script: Script) -> None:
     store, server = script(azure_error(409, "BlobAlreadyExists"))
-    assert store.put_if("m", b"x", ABSENT) == VersionConflict()
+    assert store.put_if("m", b"x", ABSENT) == outcomes.Conflict()
     assert len(server.asked) == 1
     store, _ = script(azure_error(409, "BlobImmutableDueToPolicy"))
     with pytest.raises(PermanentStorageError, match="immutability"):
         store.put_if("m", b"x", ABSENT)
     store, _ = script(azure_error(409, "ContainerBeingDeleted"))
-    assert isinstance(store.put_if("m", b"x", ABSENT), Unknown)
+    assert isinstance(store.put_if("m", b"x", ABSENT), outcomes.Unknown)
 
 
 def test_nothing_vanishes_that_was_to_be_created(script: Script) -> None:
     store, _ = script(azure_error(404, "ResourceNotFound"))
     with pytest.raises(PermanentStorageError, match="Create container 'bucket' or correct the"):
         store.put_if("m", b"x", ABSENT)
-    assert store.put_if("m", b"x", IfVersion('"5"')) == Vanished()
+    assert store.put_if("m", b"x", IfVersion('"5"')) == outcomes.Vanished()
 
 
 def test_a_lease_is_no_conflict(script: Script) -> None:
@@ -151,7 +148,7 @@ def test_200_to_a_write_is_none_of_azure(script: Script) -> None:
     store, _ = script(Reply(200, b"<html>Sign in</html>"))
     with pytest.raises(TransientStorageError, match="no answer of Azure's"):
         store.put("k", b"x")
-    assert isinstance(store.put_if("m", b"x", ABSENT), Unknown)
+    assert isinstance(store.put_if("m", b"x", ABSENT), outcomes.Unknown)
 
 
 def test_a_404_that_does_not_name_its_error_is_none_of_azure(script: Script) -> None:
@@ -159,7 +156,7 @@ def test_a_404_that_does_not_name_its_error_is_none_of_azure(script: Script) -> 
     for call in (lambda: store.get("k"), lambda: store.put("k", b""), lambda: store.list("")):
         with pytest.raises(TransientStorageError, match="no answer of Azure's"):
             call()
-    assert isinstance(store.put_if("m", b"x", IfVersion('"5"')), Unknown)
+    assert isinstance(store.put_if("m", b"x", IfVersion('"5"')), outcomes.Unknown)
 
 
 def test_a_read_gives_no_more_than_was_asked_for(script: Script) -> None:

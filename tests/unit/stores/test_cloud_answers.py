@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 
+from opendata_buffer import outcomes
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import (
     InvalidInput,
@@ -22,13 +23,9 @@ from opendata_buffer.errors import (
 from opendata_buffer.runtime import SystemRuntime, deadline
 from opendata_buffer.stores.base import (
     ABSENT,
-    Applied,
     Blob,
     IfVersion,
     NotModified,
-    Unknown,
-    Vanished,
-    VersionConflict,
 )
 from tests.http_scripts import Reply
 from tests.unit.stores.cloud_answers import CLOUDS, LOST, Cloud, Script, scripted
@@ -53,7 +50,7 @@ def test_f1_a_lost_answer_to_a_conditional_write_is_unknown_after_one_request(
     condition = ABSENT if creates else IfVersion(cloud.version)
     for answer in (LOST, *cloud.failed):
         store, server = script(answer)
-        assert isinstance(store.put_if("m", b"x", condition), Unknown)
+        assert isinstance(store.put_if("m", b"x", condition), outcomes.Unknown)
         assert len(server.asked) == 1
 
 
@@ -63,7 +60,7 @@ def test_f1_a_write_that_is_answered_without_its_version_is_looked_up(
 ) -> None:
     condition = ABSENT if creates else IfVersion(cloud.version)
     store, server = script(cloud.unversioned, cloud.found)
-    assert store.put_if("m", b"bytes", condition) == Applied(cloud.new_version)
+    assert store.put_if("m", b"bytes", condition) == outcomes.Applied(cloud.new_version)
     assert len(server.asked) == 2
     kept = cloud.found.headers.items() - {("etag", '"7"'), ("x-goog-generation", "7")}
     unversioned = replace(cloud.found, headers=dict(kept))
@@ -71,7 +68,7 @@ def test_f1_a_write_that_is_answered_without_its_version_is_looked_up(
     for found in (cloud.found, cloud.gone, Reply(403), unversioned, LOST):
         store, _ = script(cloud.unversioned, found)
         outcome = store.put_if("m", b"other bytes", condition)
-        assert isinstance(outcome, Unknown)
+        assert isinstance(outcome, outcomes.Unknown)
         assert "without its version" in outcome.reason
 
 
@@ -81,7 +78,7 @@ def test_f4_412_is_read_to_tell_whether_the_object_is_gone(
 ) -> None:
     store, server = script(cloud.changed, cloud.gone if is_gone else cloud.there)
     outcome = store.put_if("m", b"x", IfVersion(cloud.version))
-    assert outcome == (Vanished() if is_gone else VersionConflict())
+    assert outcome == (outcomes.Vanished() if is_gone else outcomes.Conflict())
     assert tuple(each.method for each in server.asked) == cloud.look
 
 
@@ -149,7 +146,7 @@ def test_an_answer_that_is_too_long_is_read_no_further(
         with pytest.raises(TransientStorageError, match="than the 1000"):
             call()
     outcome = store.put_if("k", b"x", ABSENT)
-    assert isinstance(outcome, Unknown)
+    assert isinstance(outcome, outcomes.Unknown)
     assert "than the 1000" in outcome.reason
     (failure,) = store.delete_many(["k"])
     assert "than the 1000" in failure.reason
@@ -208,7 +205,7 @@ def test_every_call_on_a_silent_store_ends_at_its_deadline(cloud: Cloud) -> None
                 call()
             assert time.monotonic() - began < 120
         with deadline(runtime, 0.2):
-            assert isinstance(store.put_if("k", b"", ABSENT), Unknown)
+            assert isinstance(store.put_if("k", b"", ABSENT), outcomes.Unknown)
         with deadline(runtime, 0.2):
             assert len(store.delete_many(["a", "b//c"])) == 2
 

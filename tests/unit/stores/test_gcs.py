@@ -8,16 +8,14 @@ from contextlib import ExitStack
 
 import pytest
 
+from opendata_buffer import outcomes
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import TransientStorageError, UnsafeStore
 from opendata_buffer.stores.base import (
     ABSENT,
-    Applied,
     Blob,
     IfVersion,
     NotModified,
-    Unknown,
-    VersionConflict,
 )
 from opendata_buffer.stores.gcs import GcsStore
 from opendata_buffer.stores.gcs_client import PUBLIC, connect
@@ -51,8 +49,8 @@ def test_what_is_refused_for_its_rate_is_repeated_and_told_with_what_helps(scrip
 
 def test_the_condition_is_the_generation_and_0_for_no_object(script: Script) -> None:
     store, server = script(WRITTEN)
-    assert store.put_if("m", b"x", ABSENT) == Applied("7")
-    assert store.put_if("m", b"x", IfVersion("5")) == Applied("7")
+    assert store.put_if("m", b"x", ABSENT) == outcomes.Applied("7")
+    assert store.put_if("m", b"x", IfVersion("5")) == outcomes.Applied("7")
     store.put("m", b"x")
     # What is no generation must not become "no object", or no condition at all.
     store.put_if("m", b"x", IfVersion("0"))
@@ -78,20 +76,20 @@ def test_an_upload_carries_its_checksum_and_is_kept_by_no_cache(script: Script) 
 
 def test_a_creation_that_meets_an_object_is_a_conflict(script: Script) -> None:
     store, server = script(Reply(412))
-    assert store.put_if("m", b"x", ABSENT) == VersionConflict()
+    assert store.put_if("m", b"x", ABSENT) == outcomes.Conflict()
     assert len(server.asked) == 1
 
 
 def test_a_conditional_write_refused_for_its_rate_is_sent_again(script: Script) -> None:
     store, server = script(SLOW_DOWN, SLOW_DOWN, WRITTEN)
-    assert store.put_if("m", b"x", IfVersion("5")) == Applied("7")
+    assert store.put_if("m", b"x", IfVersion("5")) == outcomes.Applied("7")
     assert len(server.asked) == 3
 
 
 def test_one_that_is_refused_for_its_rate_for_long_is_given_up(script: Script) -> None:
     store, server = script(SLOW_DOWN)
     outcome = store.put_if("m", b"x", IfVersion("5"))
-    assert isinstance(outcome, Unknown)
+    assert isinstance(outcome, outcomes.Unknown)
     assert "refused for their rate" in outcome.reason
     assert len(server.asked) > 3
 

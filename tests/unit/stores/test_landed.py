@@ -6,13 +6,17 @@ from typing import Any
 
 import pytest
 
+from opendata_buffer import outcomes
 from opendata_buffer.errors import (
     OpenDataBufferError,
     PermanentStorageError,
     TransientStorageError,
     UnsafeStore,
 )
-from opendata_buffer.stores.base import Applied, Blob, Unknown, looked_up
+from opendata_buffer.stores.base import (
+    Blob,
+    looked_up,
+)
 from opendata_buffer.stores.memory import MemoryStore
 
 
@@ -21,7 +25,7 @@ def test_what_holds_the_written_bytes_has_their_version() -> None:
     store.put("k", b"bytes")
     found = store.get("k")
     assert isinstance(found, Blob)
-    assert looked_up(store, "k", b"bytes") == Applied(found.version)
+    assert looked_up(store, "k", b"bytes") == outcomes.Applied(found.version)
 
 
 @pytest.mark.parametrize("others", [b"other", b"longer than it", None])
@@ -30,7 +34,7 @@ def test_other_bytes_or_none_tell_nothing(others: bytes | None) -> None:
     if others is not None:
         store.put("k", others)
     outcome = looked_up(store, "k", b"bytes")
-    assert isinstance(outcome, Unknown)
+    assert isinstance(outcome, outcomes.Unknown)
     assert "'k'" in outcome.reason
     assert "has changed since" in outcome.reason
 
@@ -42,5 +46,5 @@ def test_a_look_that_fails_tells_nothing_and_says_why(kind: type[OpenDataBufferE
             raise kind("403 denied")
 
     outcome = looked_up(Failing(), "k", b"bytes")
-    assert isinstance(outcome, Unknown)
+    assert isinstance(outcome, outcomes.Unknown)
     assert "403 denied" in outcome.reason

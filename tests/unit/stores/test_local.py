@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from opendata_buffer import outcomes
 from opendata_buffer.errors import (
     CorruptData,
     InvalidInput,
@@ -22,15 +23,11 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.stores.base import (
     ABSENT,
-    Applied,
     Blob,
     GetInto,
     IfVersion,
     Near,
     PutPieces,
-    Unknown,
-    Vanished,
-    VersionConflict,
 )
 from opendata_buffer.stores.local import RESERVED, LocalPaths, LocalStore
 from opendata_buffer.stores.local_files import FileLock, is_on_this_machine
@@ -80,7 +77,7 @@ def test_a_file_put_there_by_hand_is_an_object(store: LocalStore, root: Path) ->
     blob = store.get("in/a")
     assert isinstance(blob, Blob)
     assert blob.data == b"by hand"
-    assert isinstance(store.put_if("in/a", b"2", IfVersion(blob.version)), Applied)
+    assert isinstance(store.put_if("in/a", b"2", IfVersion(blob.version)), outcomes.Applied)
 
 
 def test_reading_makes_no_directory(store: LocalStore, root: Path) -> None:
@@ -88,7 +85,7 @@ def test_reading_makes_no_directory(store: LocalStore, root: Path) -> None:
         store.get("a")
     assert store.list("").objects == ()
     assert store.delete_many(["a"]) == ()
-    assert store.put_if("a", b"", IfVersion("1-2-3")) == Vanished()
+    assert store.put_if("a", b"", IfVersion("1-2-3")) == outcomes.Vanished()
     assert not root.exists()
 
 
@@ -160,7 +157,7 @@ def test_a_conditional_put_holds_its_lock_for_the_rename_alone(
 ) -> None:
     """A process that is suspended with the lock stops all the others: not while a disk works."""
     first = store.put_if("m", b"1", ABSENT)
-    assert isinstance(first, Applied)
+    assert isinstance(first, outcomes.Applied)
     steps: list[str] = []
 
     def step(name: str, act: Any) -> Any:
@@ -175,10 +172,10 @@ def test_a_conditional_put_holds_its_lock_for_the_rename_alone(
     monkeypatch.setattr(os, "replace", step("rename", os.replace))
     monkeypatch.setattr(FileLock, "__enter__", step("lock", FileLock.__enter__))
     monkeypatch.setattr(FileLock, "__exit__", step("unlock", FileLock.__exit__))
-    assert isinstance(store.put_if("m", b"2", IfVersion(first.version)), Applied)
+    assert isinstance(store.put_if("m", b"2", IfVersion(first.value)), outcomes.Applied)
     assert steps == ["write", "fsync", "lock", "rename", "unlock", "fsync"]
     # Who has lost its race already leaves lock and disk alone.
-    assert isinstance(store.put_if("m", b"3", IfVersion(first.version)), VersionConflict)
+    assert isinstance(store.put_if("m", b"3", IfVersion(first.value)), outcomes.Conflict)
     assert len(steps) == 6
 
 
@@ -186,17 +183,17 @@ def test_who_loses_its_race_while_it_writes_leaves_nothing_behind(
     store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = store.put_if("m", b"1", ABSENT)
-    assert isinstance(first, Applied)
+    assert isinstance(first, outcomes.Applied)
     faster = LocalStore(root)
     fsync = os.fsync
 
     def synced(fd: int) -> None:
         monkeypatch.setattr(os, "fsync", fsync)
-        assert isinstance(faster.put_if("m", b"2", IfVersion(first.version)), Applied)
+        assert isinstance(faster.put_if("m", b"2", IfVersion(first.value)), outcomes.Applied)
         fsync(fd)
 
     monkeypatch.setattr(os, "fsync", synced)
-    assert isinstance(store.put_if("m", b"3", IfVersion(first.version)), VersionConflict)
+    assert isinstance(store.put_if("m", b"3", IfVersion(first.value)), outcomes.Conflict)
     blob = store.get("m")
     assert isinstance(blob, Blob)
     assert blob.data == b"2"
@@ -206,9 +203,9 @@ def test_who_loses_its_race_while_it_writes_leaves_nothing_behind(
 def test_f13_conditional_puts_work_more_than_once(store: LocalStore) -> None:
     outcome = store.put_if("m", b"0", ABSENT)
     for number in range(1, 50):
-        assert isinstance(outcome, Applied)
-        outcome = store.put_if("m", str(number).encode(), IfVersion(outcome.version))
-    assert isinstance(outcome, Applied)
+        assert isinstance(outcome, outcomes.Applied)
+        outcome = store.put_if("m", str(number).encode(), IfVersion(outcome.value))
+    assert isinstance(outcome, outcomes.Applied)
 
 
 def test_a_version_does_not_return_when_the_object_does_and_the_clock_went_back(
@@ -223,11 +220,11 @@ def test_a_version_does_not_return_when_the_object_does_and_the_clock_went_back(
     seen = [first.version]
     for _ in range(5):
         outcome = store.put_if("in/m", b"B", IfVersion(seen[-1]))
-        assert isinstance(outcome, Applied)
+        assert isinstance(outcome, outcomes.Applied)
         store.delete_many(["in/m"])
         again = store.put_if("in/m", b"A", ABSENT)
-        assert isinstance(again, Applied)
-        seen += [outcome.version, again.version]
+        assert isinstance(again, outcomes.Applied)
+        seen += [outcome.value, again.value]
     assert len(set(seen)) == len(seen)
     stamps = [int(version.split("-")[0], 16) for version in seen]
     assert stamps == sorted(stamps)
@@ -245,10 +242,10 @@ def test_who_never_got_the_lock_surely_wrote_nothing(
     store: LocalStore, root: Path, runtime: ManualRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = store.put_if("m", b"1", ABSENT)
-    assert isinstance(first, Applied)
+    assert isinstance(first, outcomes.Applied)
     monkeypatch.setattr(FileLock, "_lock_file", lambda *_: _raise_timeout())
     with pytest.raises(TransientStorageError, match="another process holds the lock"):
-        store.put_if("m", b"2", IfVersion(first.version))
+        store.put_if("m", b"2", IfVersion(first.value))
     with pytest.raises(TransientStorageError, match="another process holds the lock"):
         store.put("m", b"2")
     (failure,) = store.delete_many(["m"])
@@ -265,28 +262,28 @@ def test_a_full_disk_names_path_and_fix_and_leaves_the_old_bytes(
     store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcome = store.put_if("m", b"old", ABSENT)
-    assert isinstance(outcome, Applied)
+    assert isinstance(outcome, outcomes.Applied)
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", fail_with(errno.ENOSPC))
         with pytest.raises(PermanentStorageError, match=r"cannot write '.*/m': .*Free some space"):
-            store.put_if("m", b"new", IfVersion(outcome.version))
+            store.put_if("m", b"new", IfVersion(outcome.value))
         with pytest.raises(PermanentStorageError, match="Free some space"):
             store.put("in/new", b"new")
     assert leftovers(root) == []
     blob = store.get("m")
     assert isinstance(blob, Blob)
-    assert (blob.data, blob.version) == (b"old", outcome.version)
+    assert (blob.data, blob.version) == (b"old", outcome.value)
 
 
 def test_too_many_open_files_are_told_as_surely_nothing_written(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = store.put_if("m", b"old", ABSENT)
-    assert isinstance(first, Applied)
+    assert isinstance(first, outcomes.Applied)
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", fail_with(errno.EMFILE))
         with pytest.raises(TransientStorageError, match="Too many open files"):
-            store.put_if("m", b"new", IfVersion(first.version))
+            store.put_if("m", b"new", IfVersion(first.value))
         with pytest.raises(TransientStorageError):
             store.get("m")
 
@@ -295,7 +292,7 @@ def test_f2_a_failure_after_the_rename_is_an_unknown_outcome(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcome = store.put_if("m", b"old", ABSENT)
-    assert isinstance(outcome, Applied)
+    assert isinstance(outcome, outcomes.Applied)
     real = os.fsync
 
     def fails_on_directories(fd: int) -> None:
@@ -305,7 +302,7 @@ def test_f2_a_failure_after_the_rename_is_an_unknown_outcome(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fails_on_directories)
-        assert isinstance(store.put_if("m", b"new", IfVersion(outcome.version)), Unknown)
+        assert isinstance(store.put_if("m", b"new", IfVersion(outcome.value)), outcomes.Unknown)
     blob = store.get("m")
     assert isinstance(blob, Blob)
     assert blob.data == b"new"
@@ -316,7 +313,7 @@ def test_f2_a_lock_that_cannot_be_given_back_after_the_rename_is_an_unknown_outc
     store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     first = store.put_if("m", b"old", ABSENT)
-    assert isinstance(first, Applied)
+    assert isinstance(first, outcomes.Applied)
     lock_inode = os.stat(LocalPaths(root).lock("m")).st_ino
     module: Any = fcntl if name == "flock" else os
     real = getattr(module, name)
@@ -329,14 +326,14 @@ def test_f2_a_lock_that_cannot_be_given_back_after_the_rename_is_an_unknown_outc
 
     with monkeypatch.context() as patch:
         patch.setattr(module, name, fails_on_the_lock)
-        outcome = store.put_if("m", b"new", IfVersion(first.version))
-    assert isinstance(outcome, Unknown)
+        outcome = store.put_if("m", b"new", IfVersion(first.value))
+    assert isinstance(outcome, outcomes.Unknown)
     assert "was replaced" in outcome.reason
     blob = store.get("m")
     assert isinstance(blob, Blob)
     assert blob.data == b"new"
     again = store.put_if("m", b"newer", IfVersion(blob.version))
-    assert isinstance(again, Applied), "the lock is free for the next one"
+    assert isinstance(again, outcomes.Applied), "the lock is free for the next one"
 
 
 @pytest.mark.parametrize("number", [errno.ETIMEDOUT, errno.EIO])
@@ -351,7 +348,7 @@ def test_f2_a_rename_whose_answer_was_lost_is_an_unknown_outcome(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", lost)
-        assert isinstance(store.put_if("m", b"new", ABSENT), Unknown)
+        assert isinstance(store.put_if("m", b"new", ABSENT), outcomes.Unknown)
     blob = store.get("m")
     assert isinstance(blob, Blob)
     assert blob.data == b"new"

@@ -16,6 +16,7 @@ import botocore.endpoint
 import pytest
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 
+from opendata_buffer import outcomes
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import (
     InvalidInput,
@@ -27,12 +28,9 @@ from opendata_buffer.errors import (
 from opendata_buffer.runtime import SystemRuntime, deadline
 from opendata_buffer.stores.base import (
     ABSENT,
-    Applied,
     Blob,
     IfVersion,
     NotModified,
-    Unknown,
-    VersionConflict,
 )
 from opendata_buffer.stores.s3 import S3Store
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -65,8 +63,8 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def put_new(store: S3Store, key: str, data: bytes) -> str:
     outcome = store.put_if(key, data, ABSENT)
-    assert isinstance(outcome, Applied)
-    return outcome.version
+    assert isinstance(outcome, outcomes.Applied)
+    return outcome.value
 
 
 LOST = [Fault(status) for status in (500, 502, 503, 504)] + [
@@ -89,7 +87,7 @@ def test_f1_f2_a_lost_answer_is_unknown_after_exactly_one_request(
     sent = s3_server.count("PUT")
     s3_server.inject(Fault(fault.answer, applied=applied, code=fault.code))
     outcome = store.put_if("m", b"2", IfVersion(version))
-    assert isinstance(outcome, Unknown)
+    assert isinstance(outcome, outcomes.Unknown)
     assert "'m' in bucket 'bucket'" in outcome.reason
     assert s3_server.count("PUT") == sent + 1
     assert s3_server.objects()["m"] == (b"2" if applied else b"1")
@@ -100,7 +98,7 @@ def test_f1_a_lost_answer_to_a_creation_is_unknown_after_exactly_one_request(
     s3_server: S3Server, store: S3Store, fault: Fault
 ) -> None:
     s3_server.inject(fault)
-    assert isinstance(store.put_if("m", b"1", ABSENT), Unknown)
+    assert isinstance(store.put_if("m", b"1", ABSENT), outcomes.Unknown)
     assert s3_server.count("PUT") == 1
     assert s3_server.objects() == {"m": b"1"}
 
@@ -111,7 +109,7 @@ def test_f2_an_answer_that_never_comes_is_unknown_after_the_read_timeout(
     store = connect(s3_server, read_timeout_ms=300)
     s3_server.inject(Fault(Answer.HANG))
     outcome = store.put_if("m", b"1", ABSENT)
-    assert isinstance(outcome, Unknown)
+    assert isinstance(outcome, outcomes.Unknown)
     assert "ReadTimeoutError" in outcome.reason
     # A busy server may come to it only now.
     eventually(lambda: s3_server.objects() == {"m": b"1"})
@@ -124,13 +122,13 @@ def test_f3_409_means_the_same_put_again(s3_server: S3Server, store: S3Store) ->
     version = put_new(store, "m", b"1")
     assert s3_server.count("PUT") == 3
     s3_server.inject(conflict)
-    assert isinstance(store.put_if("m", b"2", IfVersion(version)), Applied)
+    assert isinstance(store.put_if("m", b"2", IfVersion(version)), outcomes.Applied)
     assert s3_server.objects() == {"m": b"2"}
 
 
 def test_f3_a_409_that_stays_is_a_conflict(s3_server: S3Server, store: S3Store) -> None:
     s3_server.inject(Fault(409, applied=False, code="ConditionalRequestConflict"), times=1_000)
-    assert store.put_if("m", b"1", ABSENT) == VersionConflict()
+    assert store.put_if("m", b"1", ABSENT) == outcomes.Conflict()
     assert 5 < s3_server.count("PUT") < 1_000
 
 
@@ -138,7 +136,7 @@ def test_nothing_listening_is_unknown_and_names_the_endpoint() -> None:
     options = StoreOptions(endpoint_url="http://127.0.0.1:9", max_attempts=1)
     store = S3Store("bucket", options=options, runtime=ManualRuntime())
     outcome = store.put_if("m", b"1", ABSENT)
-    assert isinstance(outcome, Unknown)
+    assert isinstance(outcome, outcomes.Unknown)
     assert "http://127.0.0.1:9" in outcome.reason
     with pytest.raises(TransientStorageError, match=r"http://127.0.0.1:9.*Check the endpoint"):
         store.get("m")
@@ -210,7 +208,7 @@ def test_every_call_on_a_silent_store_ends_at_its_deadline(silent: str) -> None:
         with pytest.raises(TransientStorageError, match=f"at {silent}: no answer in time"):
             timed(read)
     outcome = timed(lambda: store.put_if("m", b"1", ABSENT))
-    assert isinstance(outcome, Unknown)
+    assert isinstance(outcome, outcomes.Unknown)
     assert "no answer in time" in outcome.reason
     failures = timed(lambda: store.delete_many(f"{number}" for number in range(1_001)))
     assert len(failures) == 1_001
@@ -277,8 +275,8 @@ def test_a_store_that_answers_writes_without_an_etag_works(
     store.check_conditional_writes("ingest/manifest")
     version = put_new(store, "m", b"1")
     replaced = store.put_if("m", b"2", IfVersion(version))
-    assert isinstance(replaced, Applied)
-    assert store.get("m", if_changed=replaced.version) == NotModified()
+    assert isinstance(replaced, outcomes.Applied)
+    assert store.get("m", if_changed=replaced.value) == NotModified()
 
 
 @pytest.mark.parametrize("others", [b"2", b"a longer one", None], ids=["other", "longer", "gone"])
@@ -296,7 +294,7 @@ def test_a_write_without_an_etag_that_was_replaced_meanwhile_is_unknown(
         return get(key, **options)
 
     store.get = overtaken  # type: ignore[method-assign]
-    assert isinstance(store.put_if("m", b"1", ABSENT), Unknown)
+    assert isinstance(store.put_if("m", b"1", ABSENT), outcomes.Unknown)
 
 
 def test_a_write_without_an_etag_that_cannot_be_looked_up_is_unknown(
@@ -309,7 +307,7 @@ def test_a_write_without_an_etag_that_cannot_be_looked_up_is_unknown(
     unversioned = store.put_if("b", b"1", ABSENT)
     assert s3_server.objects() == {"a": b"1", "b": b"1"}, "an error would say that it is not there"
     for outcome, why in ((denied, "AccessDenied"), (unversioned, "no ETag")):
-        assert isinstance(outcome, Unknown)
+        assert isinstance(outcome, outcomes.Unknown)
         assert why in outcome.reason
 
 
@@ -473,7 +471,7 @@ def test_a_listing_that_is_none_is_transient_and_not_empty(body: str) -> None:
 def test_what_makes_no_sense_as_an_answer_to_a_conditional_write_is_unknown(status: int) -> None:
     with ScriptedServer(Reply(status, b"<html><br>")).running() as url:
         store = S3Store("bucket", options=StoreOptions(endpoint_url=url, max_attempts=1))
-        assert isinstance(store.put_if("m", b"1", ABSENT), Unknown)
+        assert isinstance(store.put_if("m", b"1", ABSENT), outcomes.Unknown)
 
 
 def test_an_upload_answered_without_an_etag_is_believed_only_if_the_object_is_there(

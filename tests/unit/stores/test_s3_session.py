@@ -7,6 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from opendata_buffer import outcomes
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import (
     ObjectNotFound,
@@ -14,7 +15,12 @@ from opendata_buffer.errors import (
     StorageError,
     TransientStorageError,
 )
-from opendata_buffer.stores.base import ABSENT, Blob, IfVersion, NotModified, Unknown, Vanished
+from opendata_buffer.stores.base import (
+    ABSENT,
+    Blob,
+    IfVersion,
+    NotModified,
+)
 from opendata_buffer.stores.s3 import S3Store
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.http_scripts import Reply, ScriptedServer
@@ -59,8 +65,8 @@ def test_an_answer_that_is_too_long_is_read_no_further(
         try:
             outcome = call()
         except TransientStorageError as error:
-            outcome = Unknown(str(error))
-        assert isinstance(outcome, Unknown)
+            outcome = outcomes.Unknown(str(error))
+        assert isinstance(outcome, outcomes.Unknown)
         assert said in outcome.reason
     (failure,) = store.delete_many(["k"])
     assert said in failure.reason
@@ -93,7 +99,7 @@ def test_a_404_of_a_proxy_is_no_missing_object(script: Script) -> None:
     for call in (calls(store)[0], *calls(store)[1::2]):
         with pytest.raises(TransientStorageError, match=r"'404 page not found'.*an ingress"):
             call()
-    assert isinstance(store.put_if("k", b"x", IfVersion('"7"')), Unknown)
+    assert isinstance(store.put_if("k", b"x", IfVersion('"7"')), outcomes.Unknown)
     store, _ = script(FOUND, BY_A_PROXY)
     assert isinstance(store.get("k"), Blob)
     with pytest.raises(TransientStorageError):
@@ -107,7 +113,7 @@ def test_a_404_of_the_store_is(script: Script, answer: Reply) -> None:
     for _ in range(2):
         with pytest.raises(ObjectNotFound):
             store.get("k")
-    assert store.put_if("k", b"x", IfVersion('"7"')) == Vanished()
+    assert store.put_if("k", b"x", IfVersion('"7"')) == outcomes.Vanished()
 
 
 def test_not_modified_is_no_answer_to_a_plain_read(script: Script) -> None:

@@ -9,11 +9,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from opendata_buffer import outcomes
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, Drained, FlushFailed, InvalidInput
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.producer.handle import Durable
-from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome, VersionConflict
+from opendata_buffer.stores.base import (
+    Absent,
+    IfVersion,
+    PutOutcome,
+)
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic import partitioner as mapping
 from opendata_buffer.topic.description import name_of
@@ -190,7 +195,7 @@ class FullPartition(MemoryStore):
 
     def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
         if self.full and key == "p-00001-05mv/manifest":
-            return VersionConflict()
+            return outcomes.Conflict()
         return super().put_if(key, data, condition)
 
 
