@@ -25,7 +25,7 @@ from opendata_buffer.errors import CommitStateUnknown
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.queue.ownership import claim_for_use
+from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 
@@ -68,7 +68,7 @@ class WriteCommitter:
         # First use in this process: a store without compare-and-swap (failure F12), or a prefix
         # of another queue, whose collector would delete our batches (failure F7), is refused.
         if self._opened is None:
-            claim = claim_for_use(self._store, self._config, runtime=self._runtime)
+            claim = claim_for_writing(self._store, self._config, runtime=self._runtime)
             self._opened = YieldingQueue(
                 self._store,
                 self._config,

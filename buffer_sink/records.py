@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
+from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import OpenDataBufferError, TransientStorageError
-from opendata_buffer.queue.cas import CasObject, CasStore, Done
+from opendata_buffer.queue.cas import CasObject, CasStore
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.transactions.commit_record import RECORD, CommitRecord, claimed, record_key
 
@@ -48,10 +49,10 @@ class CommitRecords:
         # What another process wrote since counts, so each claim reads. A record that was deleted
         # by its operator is gone for good: a new register does not miss it.
         register = self._registers.get(app) or self._register(app)
-        if not isinstance(register.read(), Done):
+        if isinstance(register.read(), outcomes.Vanished):
             register = self._register(app)
         outcome = register.update(lambda record: claimed(record, app, query), from_memory=True)
-        if not isinstance(outcome, Done):
+        if not isinstance(outcome, outcomes.Applied):
             raise TransientStorageError(
                 f"commit record {register.key!r} could not be written: {outcome}. Nothing was "
                 "appended; start the query again."
@@ -75,7 +76,7 @@ class CommitRecords:
         except OpenDataBufferError as error:
             log.warning("commit record %s was not written: %s", register.key, error)
             return
-        if not isinstance(outcome, Done):
+        if not isinstance(outcome, outcomes.Applied):
             log.warning("commit record %s was not written: %s", register.key, outcome)
 
     def _register(self, app: str) -> CasObject[CommitRecord]:

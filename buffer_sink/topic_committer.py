@@ -24,7 +24,7 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.queue.ownership import claim_for_use
+from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.topic import Topic
@@ -219,7 +219,7 @@ class TopicCommitter:
         found = self._queues.get(name)
         if found is None:
             config = Topic.config_of(name, self._config)
-            claim = claim_for_use(self._store, config, runtime=self._runtime)
+            claim = claim_for_writing(self._store, config, runtime=self._runtime)
             found = YieldingQueue(
                 self._store,
                 config,

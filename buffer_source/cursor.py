@@ -31,11 +31,11 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.queue.ownership import (
-    Claim,
+    QueueClaim,
     check_owner,
-    claim_for_use,
-    lost_topic,
-    marker_key,
+    claim_for_writing,
+    missing_topic_hint,
+    owner_key,
 )
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.rollback_checks import ends_before
@@ -156,7 +156,7 @@ class Cursor:
                 # finds out whether that was all read.
                 return observe(last_acked)
 
-        claim: Claim | None = patient(_claimed, store, options, runtime)
+        claim: QueueClaim | None = patient(_claimed, store, options, runtime)
         found = "" if claim is None else claim.queue_id
         floor = 0 if start is None else floor_of(start, options)
         last = floor - 1 if floor > 0 else None
@@ -349,7 +349,7 @@ def _check_exists(store: Store, options: SourceOptions, runtime: Runtime) -> Non
         return
     claim = check_owner(store, config, runtime=runtime)
     if claim is None or claim.watermark is None:
-        if lost := lost_topic(store):
+        if lost := missing_topic_hint(store):
             raise InvalidInput(lost)
         raise InvalidInput(
             f"there is no queue with manifest {config.manifest_path!r} in {store.url}: check the "
@@ -358,11 +358,11 @@ def _check_exists(store: Store, options: SourceOptions, runtime: Runtime) -> Non
         )
 
 
-def _claimed(store: Store, options: SourceOptions, runtime: Runtime) -> Claim | None:
+def _claimed(store: Store, options: SourceOptions, runtime: Runtime) -> QueueClaim | None:
     """The queue's claim; who is to acknowledge makes sure that there is one."""
     config = options.consumer
     if options.acknowledge:
-        return claim_for_use(store, config, runtime=runtime)
+        return claim_for_writing(store, config, runtime=runtime)
     claim = check_owner(store, config, runtime=runtime)
     if claim is not None and options.fail_on_data_loss:
         claim.check(Queue(store, config, runtime=runtime, role="reader").read())
@@ -376,7 +376,7 @@ def _check_identity(store: Store, options: SourceOptions, expected: str, found: 
             f"the checkpoint is about queue {expected}, and manifest "
             f"{config.manifest_path!r} in {store.url} belongs to queue {found}: the "
             "path or the prefix was changed, or the queue was deleted and made anew. If only "
-            f"{marker_key(config.data_path_prefix)!r} was lost, write the old id back into it."
+            f"{owner_key(config.data_path_prefix)!r} was lost, write the old id back into it."
         )
 
 

@@ -11,7 +11,7 @@ from buffer_source.options import SourceOptions
 from buffer_source.partition import PartitionStream
 from opendata_buffer.errors import InvalidInput, OpenDataBufferError, PermanentStorageError
 from opendata_buffer.late import late_imports
-from opendata_buffer.queue.ownership import lost_topic
+from opendata_buffer.queue.ownership import missing_topic_hint
 from opendata_buffer.runtime import Runtime, deadline
 from opendata_buffer.stores.base import Get, Store
 from opendata_buffer.topic.description import is_topic
@@ -127,7 +127,7 @@ class Partitions:
             return
         if self.topic is None:
             # A checkpoint given up for a lost description would give up what it holds, too.
-            if ONLY not in offset.partitions and (lost := lost_topic(self._store)):
+            if ONLY not in offset.partitions and (lost := missing_topic_hint(self._store)):
                 raise InvalidInput(lost)
             offset.only  # noqa: B018  # raises
         elif ONLY in offset.partitions:

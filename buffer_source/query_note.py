@@ -10,7 +10,7 @@ import logging
 
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import OpenDataBufferError
-from opendata_buffer.queue.consumer_info import note_query, read_holder
+from opendata_buffer.queue.consumer_info import add_query_id, read_consumer_info
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
@@ -59,6 +59,6 @@ def add_query(store: Store, config: QueueConfig, runtime: Runtime, query: str) -
     Raises:
         CorruptData, StorageError: The note could not be read.
     """
-    holder = read_holder(store, config, runtime)
+    holder = read_consumer_info(store, config, runtime)
     if holder is not None and holder.program == PROGRAM and not holder.query:
-        note_query(store, config, runtime, holder.epoch, query)
+        add_query_id(store, config, runtime, holder.epoch, query)

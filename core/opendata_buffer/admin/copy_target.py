@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from opendata_buffer import outcomes
 from opendata_buffer.admin.copy_pace import CopyPace
 from opendata_buffer.admin.copy_record import RECORD, CopyRecord, copy_record_key
 from opendata_buffer.admin.rebuild import GRACE_MS
@@ -21,8 +22,8 @@ from opendata_buffer.errors import Drained, Superseded, TransientStorageError
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.queue.cas import CasObject, Done
-from opendata_buffer.queue.ownership import claim_for_use
+from opendata_buffer.queue.cas import CasObject
+from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import Moment, Runtime
@@ -96,7 +97,7 @@ class CopyTarget:
         self._runtime = runtime
         self._run = runtime.ulid()
         self._patient = queue_retry(runtime, target.config)
-        claim = claim_for_use(target.store, target.config, runtime=runtime)
+        claim = claim_for_writing(target.store, target.config, runtime=runtime)
         self._queue = Queue(
             target.store, target.config, runtime=runtime, role="producer", claim=claim
         )
@@ -151,7 +152,7 @@ class CopyTarget:
     def is_current(self) -> bool:
         """Whether the record still names this run."""
         found = self._register.read()
-        return isinstance(found, Done) and found.value is not None and found.value.run == self._run
+        return isinstance(found, CopyRecord) and found.run == self._run
 
     def highest(self) -> int | None:
         """The last transaction of this copy that waits in the target; None when none does.
@@ -265,12 +266,12 @@ class CopyTarget:
 
     def _check_run(self, first: int) -> None:
         found = self._register.read()
-        if not isinstance(found, Done) or found.value is None:
+        if not isinstance(found, CopyRecord):
             raise TransientStorageError(
                 f"{self.record_place} was deleted while the copy ran. Run it again: what waits in "
                 "the target is not copied twice"
             )
-        if found.value.run != self._run:
+        if found.run != self._run:
             raise self._superseded(first)
 
     def _superseded(self, first: int) -> Superseded:
@@ -286,7 +287,7 @@ class CopyTarget:
     def _note(self, change: Callable[[CopyRecord | None], CopyRecord]) -> CopyRecord:
         # The same change twice is the same record, so a lost answer needs no proof.
         outcome = self._register.update(change)
-        if isinstance(outcome, Done) and outcome.value is not None:
+        if isinstance(outcome, outcomes.Applied) and outcome.value is not None:
             return outcome.value
         raise TransientStorageError(
             f"{self.record_place} could not be written: {outcome}. "

@@ -22,9 +22,9 @@ from opendata_buffer.errors import (
     QueueReset,
 )
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.queue.ownership import MARKER_NAME, TOPIC_KEY, Marker, exists, read_marker
+from opendata_buffer.queue.ownership import OWNER_NAME, TOPIC_KEY, PrefixOwner, exists, read_owner
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.queue.rollback_checks import words_of
+from opendata_buffer.queue.rollback_checks import queue_arguments
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Get, List, Store, read_sidecar
 from opendata_buffer.topic.description import DESCRIPTION, TopicDescription
@@ -66,7 +66,7 @@ class Found:
         """How a command names it."""
         if self.kind == "topic" or self.data_path_prefix is None:
             return [self.store]
-        return words_of(self.store, self.data_path_prefix, self.manifest_path)
+        return queue_arguments(self.store, self.data_path_prefix, self.manifest_path)
 
     def as_json(self) -> dict[str, Any]:
         """All fields, by name."""
@@ -90,7 +90,7 @@ def find_folders(store: ReadList) -> tuple[list[str], list[str]]:
     for folder, name in walk.names():
         if name == TOPIC_KEY:
             walk.topics.add(folder)
-        elif name in (MARKER_NAME, _MANIFEST) and folder:
+        elif name in (OWNER_NAME, _MANIFEST) and folder:
             walk.queues.add(folder)
     queues = sorted(each for each in walk.queues if not walk.in_topic(each))
     return sorted(walk.topics), queues
@@ -134,7 +134,7 @@ class _Walk:
             if self._has(folder, TOPIC_KEY):
                 self.topics.add(folder)
                 return folder
-            if folder and self._has(folder, MARKER_NAME):
+            if folder and self._has(folder, OWNER_NAME):
                 self.queues.add(folder)
                 return folder
         return None
@@ -193,9 +193,9 @@ def _topic(store: Store, folder: str, config: QueueConfig, runtime: Runtime) -> 
 
 def _queue(store: Store, folder: str, config: QueueConfig, runtime: Runtime) -> Found | None:
     own = replace(config, data_path_prefix=folder, manifest_path="")
-    marker: Marker | None = None
+    marker: PrefixOwner | None = None
     try:
-        marker = read_marker(store, own, runtime)
+        marker = read_owner(store, own, runtime)
         if marker is not None:
             own = replace(own, manifest_path=marker.manifest_path)
         manifest = Queue(store, own, runtime=runtime, role="observer").read()
@@ -203,7 +203,7 @@ def _queue(store: Store, folder: str, config: QueueConfig, runtime: Runtime) -> 
     except (CorruptData, InvalidInput, PermanentStorageError) as fault:
         # Who may not read it cannot tell whether it is one.
         told = marker is not None or isinstance(fault, PermanentStorageError)
-        if not told and not exists(store, f"{folder}/{MARKER_NAME}"):
+        if not told and not exists(store, f"{folder}/{OWNER_NAME}"):
             return None
         manifest, error = None, str(fault)
     root, prefix = _root_of(folder, manifest, marker)
@@ -218,7 +218,7 @@ def _queue(store: Store, folder: str, config: QueueConfig, runtime: Runtime) -> 
     )
 
 
-def _root_of(folder: str, manifest: Manifest | None, marker: Marker | None) -> tuple[str, str]:
+def _root_of(folder: str, manifest: Manifest | None, marker: PrefixOwner | None) -> tuple[str, str]:
     """Where a queue's store begins, and its data prefix: locations in it are relative to that."""
     location = ""
     if manifest is not None and manifest.entry_count:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.queue.ownership import check_owner, lost_topic
+from opendata_buffer.queue.ownership import check_owner, missing_topic_hint
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
@@ -54,7 +54,7 @@ class Observer:
         manifest = self.find()
         if manifest is None and is_topic(self.store):
             raise InvalidInput(is_a_topic(self.store.url, self.config.data_path_prefix))
-        if manifest is None and (lost := lost_topic(self.store)):
+        if manifest is None and (lost := missing_topic_hint(self.store)):
             raise InvalidInput(lost)
         if manifest is None:
             raise InvalidInput(

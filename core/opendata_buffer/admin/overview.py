@@ -17,7 +17,7 @@ from opendata_buffer.errors import CorruptData
 from opendata_buffer.formats.keys import location_tag, parse_location
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.messages.message_ids import parse_uuid
-from opendata_buffer.queue.consumer_info import ConsumerInfo, read_holder
+from opendata_buffer.queue.consumer_info import ConsumerInfo, read_consumer_info
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.description import Partition
@@ -219,7 +219,7 @@ class Overseer:
         except CorruptData as error:
             notes.append(str(error))
         try:
-            holder = read_holder(self._store, config, self._runtime)
+            holder = read_consumer_info(self._store, config, self._runtime)
             look = replace(look, holder=_current(holder, look))
         except CorruptData as error:
             notes.append(str(error))

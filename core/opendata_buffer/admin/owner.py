@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from opendata_buffer.admin.observe import Observer
-from opendata_buffer.queue.consumer_info import ConsumerInfo, read_holder
+from opendata_buffer.queue.consumer_info import ConsumerInfo, read_consumer_info
 
 __all__ = ["Ownership", "read_ownership"]
 
@@ -57,7 +57,7 @@ def read_ownership(observer: Observer) -> Ownership:
         CorruptData: The note or the manifest cannot be read.
         StorageError: The store did not answer.
     """
-    holder = read_holder(observer.store, observer.config, observer.runtime)
+    holder = read_consumer_info(observer.store, observer.config, observer.runtime)
     manifest = observer.manifest()
     since = None if holder is None else (observer.runtime.now_ms() - holder.since_ms) / 1000
     return Ownership(

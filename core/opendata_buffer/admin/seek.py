@@ -19,8 +19,8 @@ from opendata_buffer.formats.keys import parse_location
 from opendata_buffer.formats.manifest import Manifest, QueueEntry
 from opendata_buffer.messages.sequencer import undecided
 from opendata_buffer.quarantine import quarantine
-from opendata_buffer.queue.consumer_info import note_holder
-from opendata_buffer.queue.ownership import claim_for_use
+from opendata_buffer.queue.consumer_info import write_consumer_info
+from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
@@ -111,7 +111,7 @@ def seek(
         PrefixConflict, UnsafeStore, QueueReset, Drained: As for a consumer.
         Conflict, CorruptManifest, StorageError: Nothing was dropped; call it again.
     """
-    claim = claim_for_use(store, config, runtime=runtime)
+    claim = claim_for_writing(store, config, runtime=runtime)
 
     def save(entry: QueueEntry) -> str:
         report = quarantine(
@@ -132,7 +132,7 @@ def seek(
     # A consumer may have read past the place meanwhile: then there is nothing left to drop.
     last = plan.target - 1 if plan.target else None
     after = queue.claim_epoch(last, allow_data_loss=True)
-    note_holder(store, config, runtime, after.epoch, program="opendata-buffer seek")
+    write_consumer_info(store, config, runtime, after.epoch, program="opendata-buffer seek")
     queue.close()
     return Sought(first=after.first_sequence, epoch=after.epoch, copies=tuple(copies))
 

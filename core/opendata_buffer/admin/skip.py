@@ -29,7 +29,7 @@ from opendata_buffer.quarantine import (
     read_report,
     write_report,
 )
-from opendata_buffer.queue.ownership import claim_for_use
+from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
@@ -89,7 +89,7 @@ def skip_batch(
             f"batch {sequence} at {entry.location!r} can be read: a consumer delivers it. To skip "
             "it all the same, pass force=True"
         )
-    claim = claim_for_use(store, config, runtime=runtime)
+    claim = claim_for_writing(store, config, runtime=runtime)
     report = quarantine(
         store,
         config.data_path_prefix,
@@ -159,7 +159,7 @@ def restore_batch(
         return report
     _refuse_queued(report, manifest)
     data = _readable_copy(store, config, report)
-    claim = claim_for_use(store, config, runtime=runtime)
+    claim = claim_for_writing(store, config, runtime=runtime)
     queue = Queue(store, config, runtime=runtime, role="operator", claim=claim)
     if report.restored_location is None:
         # Noted before the append, so that a call after this one finds what this one did.

@@ -41,7 +41,7 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.producer.group_commit import Committer, shared_committer
-from opendata_buffer.queue.ownership import Claim
+from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Store
@@ -99,7 +99,7 @@ class BrokeredCommitter:
         connect: Callable[[DiscoveryRecord], Connection],
         *,
         expects: bool = False,
-        claim: Claim | None = None,
+        claim: QueueClaim | None = None,
     ) -> None:
         self._alone = alone
         self._store = store
@@ -279,7 +279,7 @@ def open_committer(
     runtime: Runtime,
     open_consumer: OpenConsumer,
     *,
-    claim: Claim | None = None,
+    claim: QueueClaim | None = None,
     broker: str = "auto",
     network: Network | None = None,
 ) -> Committer:
@@ -373,7 +373,7 @@ class _Shared:
         store: Store,
         config: QueueConfig,
         open_consumer: OpenConsumer,
-        claim: Claim | None,
+        claim: QueueClaim | None,
         broker: str,
         network: Network,
     ) -> None:

@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol, TypeVar
 
+from opendata_buffer import outcomes
 from opendata_buffer.broker.claims import CLAIMS, Claims, claims_key, decode, encode
 from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.errors import Fenced, TransientStorageError
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.quarantine import Entry
-from opendata_buffer.queue.cas import CasObject, Done
-from opendata_buffer.queue.ownership import Claim
+from opendata_buffer.queue.cas import CasObject
+from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
@@ -48,7 +49,12 @@ class SharedQueue(Queue):
     _changes_from_memory = True
 
     def __init__(
-        self, store: Store, config: QueueConfig, *, runtime: Runtime, claim: Claim | None = None
+        self,
+        store: Store,
+        config: QueueConfig,
+        *,
+        runtime: Runtime,
+        claim: QueueClaim | None = None,
     ) -> None:
         super().__init__(store, config, runtime=runtime, role="broker", claim=claim)
         self._turn = _Turn(runtime)
@@ -249,7 +255,7 @@ class DispatcherTerm:
             return found.adopted(epoch, queue, self.first)
 
         outcome = self._register.update(decide)
-        if not isinstance(outcome, Done) or outcome.value is None:
+        if not isinstance(outcome, outcomes.Applied) or outcome.value is None:
             raise TransientStorageError(
                 f"claims {self._register.key!r} could not be taken over: {outcome}. Try again."
             )
@@ -272,7 +278,7 @@ class DispatcherTerm:
 
         if after != before:
             outcome = self._register.update(decide, from_memory=True)
-            if not isinstance(outcome, Done):
+            if not isinstance(outcome, outcomes.Applied):
                 raise TransientStorageError(
                     f"claims {self._register.key!r} could not be written: {outcome}. Try again."
                 )
@@ -289,7 +295,7 @@ def stored_epoch(store: Store, config: ConsumerConfig, runtime: Runtime) -> int 
         CorruptData, StorageError: They cannot be read.
     """
     found = _register(store, config, runtime).read()
-    return found.value.epoch if isinstance(found, Done) and found.value is not None else None
+    return found.epoch if isinstance(found, Claims) else None
 
 
 def _register(store: Store, config: ConsumerConfig, runtime: Runtime) -> CasObject[Claims]:

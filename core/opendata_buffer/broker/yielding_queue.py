@@ -18,11 +18,11 @@ import os
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.late import late_imports
-from opendata_buffer.queue.cas import Outcome
-from opendata_buffer.queue.ownership import Claim
+from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, remaining
 from opendata_buffer.stores.base import Store
@@ -69,7 +69,7 @@ class YieldingQueue(Queue):
         config: QueueConfig,
         *,
         runtime: Runtime,
-        claim: Claim | None = None,
+        claim: QueueClaim | None = None,
         broker: str = "auto",
         network: Network | None = None,
         role: str = "producer",
@@ -91,7 +91,7 @@ class YieldingQueue(Queue):
         self._floor: Connection | None = None
         self._floor_until = float("-inf")
 
-    def _update(self, *args: Any, from_memory: bool = False) -> Outcome[Manifest | None]:
+    def _update(self, *args: Any, from_memory: bool = False) -> outcomes.Outcome[Manifest | None]:
         self._give_up_in_child()
         try:
             if self._finder is not None and self._finder.connection is not None:
@@ -124,7 +124,7 @@ class YieldingQueue(Queue):
         """Somebody was faster: have him wait, where that is a broker."""
         if self._runtime.monotonic() < self._floor_until:
             return 0.0  # Not the broker: it waits.
-        return 0.0 if self._take_floor() else self._soon()
+        return 0.0 if self._take_floor() else self._conflict_pause_s()
 
     def _take_floor(self) -> bool:
         """Whether the broker writes nothing from now on, for a while."""

@@ -26,8 +26,8 @@ from opendata_buffer.errors import Closed, InvalidInput, OpenDataBufferError, Qu
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.late import late_imports
 from opendata_buffer.queue.cas import LAST_LOOK_S
-from opendata_buffer.queue.consumer_info import note_holder
-from opendata_buffer.queue.ownership import claim_for_use, marker_key
+from opendata_buffer.queue.consumer_info import write_consumer_info
+from opendata_buffer.queue.ownership import claim_for_writing, owner_key
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores.base import Store
@@ -116,7 +116,7 @@ class Consumer(ClosedAtEnd):
             # Before the epoch: a consumer with the wrong configuration must not fence the right
             # one.
             if queue is None:
-                claim = claim_for_use(opened, config, runtime=self._runtime)
+                claim = claim_for_writing(opened, config, runtime=self._runtime)
                 # Beside a busy broker this one is let in.
                 queue = YieldingQueue(
                     opened,
@@ -130,7 +130,7 @@ class Consumer(ClosedAtEnd):
             self._queue_id = queue.queue_id
             last_acked = None if start is None else self._sequence_of(start, opened.url)
             manifest = self._queue.claim_epoch(last_acked, allow_data_loss=allow_data_loss)
-            note_holder(opened, config, self._runtime, manifest.epoch, program=program)
+            write_consumer_info(opened, config, self._runtime, manifest.epoch, program=program)
         self._epoch = manifest.epoch
         self._next_sequence = manifest.next_sequence
         # An empty queue, too, knows its next sequence: whatever is missing between here and the
@@ -417,7 +417,7 @@ class Consumer(ClosedAtEnd):
                 f"cannot resume after {position}: manifest {self._queue.key!r} in {url} belongs to "
                 f"queue {self._queue_id}. The store or the prefix was changed, or the queue was "
                 "deleted and made again. Start without a position to read what is queued now. If "
-                f"only {marker_key(self._config.data_path_prefix)!r} was lost, write the old id "
+                f"only {owner_key(self._config.data_path_prefix)!r} was lost, write the old id "
                 "back into it."
             )
         return position.sequence

@@ -38,7 +38,7 @@ __all__ = [
     "SEALED_EPOCH",
     "VERSION",
     "check_transition",
-    "told",
+    "with_queue_in_hint",
 ]
 
 
@@ -274,15 +274,15 @@ class Manifest:
                 raise _left_over(body - end, 1)
         return self
 
-    def named(self, place: str, words: str) -> Manifest:
-        """The same manifest, which knows what to call itself in errors, as do all made of it.
+    def named(self, place: str, arguments: str) -> Manifest:
+        """The same manifest with a name for its errors, as have all that are made of it.
 
         Args:
             place: Key and store, as text.
-            words: What names the queue in a shell.
+            arguments: The arguments that name the queue on the command line.
         """
         footer = Footer(self.entry_count, self.next_sequence, self.epoch)
-        return self._make(self.raw, footer, self._starts, (place, words))
+        return self._make(self.raw, footer, self._starts, (place, arguments))
 
     def append(self, entries: Sequence[NewEntry]) -> Manifest:
         """A manifest with the entries behind the present ones, in order.
@@ -363,7 +363,7 @@ class Manifest:
         if epoch == self.epoch:
             return self
         if self.epoch >= _EPOCH_LIMIT - 1:
-            raise self._told(
+            raise self._named_error(
                 CorruptManifest(
                     f"manifest has epoch {self.epoch}: no consumer can claim it, epochs end below "
                     f"{_EPOCH_LIMIT}. Consumers count up by one, so this one was forged. Look at "
@@ -402,7 +402,7 @@ class Manifest:
                 for index in range(skip, end)
             )
         except CorruptManifest as error:
-            raise self._told(error) from None
+            raise self._named_error(error) from None
 
     def age_s(self, now_ms: int, start: int | None = None) -> float | None:
         """How long ago an entry was written, by its writer's clock and ours; never negative.
@@ -433,7 +433,7 @@ class Manifest:
             try:
                 decode_entry(self.raw, starts[at], self.first_sequence + at, self._body)
             except CorruptManifest as error:
-                raise self._told(error) from None
+                raise self._named_error(error) from None
             raise AssertionError("a location that does not fit its entry was decoded")
         return found
 
@@ -486,20 +486,20 @@ class Manifest:
             if wanted == self.entry_count and end != self._body:
                 raise _left_over(self._body - end, self.entry_count)
         except CorruptManifest as error:
-            raise self._told(error) from None
+            raise self._named_error(error) from None
         object.__setattr__(self, "_starts", starts)
         return starts
 
-    def _told(self, error: CorruptManifest) -> CorruptManifest:
+    def _named_error(self, error: CorruptManifest) -> CorruptManifest:
         """The error with this manifest's name, if it has one."""
-        place, words = self._name
-        text = told(str(error), words)
+        place, arguments = self._name
+        text = with_queue_in_hint(str(error), arguments)
         return CorruptManifest(f"{place}: {text}") if place else error
 
 
-def told(text: str, words: str) -> str:
-    """What an error says, with the queue's name in the command that mends it."""
-    return text.replace("manifest rebuild'", f"manifest rebuild {words}'")
+def with_queue_in_hint(text: str, arguments: str) -> str:
+    """The text of an error, with the queue's arguments in the command that repairs it."""
+    return text.replace("manifest rebuild'", f"manifest rebuild {arguments}'")
 
 
 def _left_over(size: int, count: int) -> CorruptManifest:

@@ -29,7 +29,7 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.keys import location_tag, ulid_tag
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.queue.ownership import Claim
+from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.retry import load_retries
 from opendata_buffer.runtime import Runtime, SystemRuntime
@@ -307,7 +307,7 @@ class GroupCommitter:
         store: Store,
         config: QueueConfig,
         runtime: Runtime,
-        claim: Claim | None,
+        claim: QueueClaim | None,
         on_idle: Callable[[], None],
     ) -> None:
         self._runtime = runtime
@@ -521,7 +521,7 @@ _committers: dict[tuple[int, int, str, str], GroupCommitter] = {}
 
 
 def shared_committer(
-    store: Store, config: QueueConfig, runtime: Runtime, *, claim: Claim | None = None
+    store: Store, config: QueueConfig, runtime: Runtime, *, claim: QueueClaim | None = None
 ) -> GroupCommitter:
     """The process's committer for this manifest, with one more caller, who must close it.
 

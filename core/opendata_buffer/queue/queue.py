@@ -1,9 +1,9 @@
 """The queue: one manifest, and the changes that producers and consumers make to it.
 
 Every change is a pure function from the manifest as it is to the manifest as it shall be;
-:mod:`opendata_buffer.queue.cas` reads, writes and looks lost answers up. Here is what only a
-manifest has: appends that must not land twice, epochs, positions, and limits (OpenData RFC 0001,
-Queue).
+:mod:`opendata_buffer.queue.cas` reads, writes, and looks for a write whose answer was lost. Here
+is what only a manifest has: appends that must not be applied twice, epochs, positions, and limits
+(OpenData RFC 0001, Queue).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from opendata_buffer import metrics
+from opendata_buffer import metrics, outcomes
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import (
     CommitStateUnknown,
@@ -30,39 +30,30 @@ from opendata_buffer.formats.manifest import (
     NewEntry,
     check_transition,
 )
-from opendata_buffer.queue.cas import (
-    CasObject,
-    CasStore,
-    Done,
-    Doubtful,
-    Gone,
-    Outcome,
-    OutcomeUnknown,
-    Raced,
-)
-from opendata_buffer.queue.ownership import Claim
+from opendata_buffer.queue.cas import CasObject, CasStore, OutcomeUnknown
+from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.rollback_checks import (
     check_follows,
     check_resume,
-    named_manifest,
+    parse_manifest,
     vanished,
 )
 from opendata_buffer.runtime import Runtime
 
-__all__ = ["Append", "Queue"]
-
-
-# ---- A group of batches on its way into the manifest, all of it or nothing. Pure. ----
-#
-# An append whose answer was lost is repeated until it is known to have landed, and must not land
-# twice: the group is recognised by its locations, each of which is used once (failures F1, F2).
-
+__all__ = ["Queue"]
 
 T = TypeVar("T")
 
+MAX_PAUSE_S = 0.1
+"""Longest wait after a lost race, where a write takes longer than the first step of the backoff."""
 
-class Append(Generic[T]):
-    """The change of one append, and its :class:`~.cas.Proof`.
+
+class _Append(Generic[T]):
+    """The change of one append, all of its group or nothing, and its :class:`~.cas.Proof`. Pure.
+
+    An append whose answer was lost is repeated until it is known to be applied, and must not be
+    applied twice. The group is recognised by its locations, each of which is used once (failures
+    F1, F2).
 
     Args:
         entries: At least one.
@@ -72,7 +63,7 @@ class Append(Generic[T]):
 
     Attributes:
         sequence: Of the first entry, where it is now or was to go last; -1 before that.
-        stopped: What the guard answered in the last attempt; None to go on.
+        stopped: What the guard returned in the last attempt; None to go on.
     """
 
     def __init__(
@@ -105,7 +96,7 @@ class Append(Generic[T]):
         """Whether the group is in the manifest.
 
         Raises:
-            Untraceable: It is not, and a consumer took entries that may have been it.
+            OutcomeUnknown: It is not, and a consumer took entries that may have been it.
         """
         if now is None:
             return False
@@ -121,10 +112,6 @@ class Append(Generic[T]):
         return True
 
 
-SOON_S = 0.1
-"""Longest wait after a lost race, where a write takes longer than the first step of the backoff."""
-
-
 class Queue:
     """One manifest, as seen by one owner. Not thread-safe: its owner serialises the calls.
 
@@ -133,14 +120,14 @@ class Queue:
         config: Manifest path, deadline, backoff and size limit.
         runtime: Clock and jitter.
         role: Label of the write and conflict counters: ``producer``, ``consumer``, ...
-        claim: The claim of whoever writes: its marker refuses a manifest that was lost or
-            restored, and is told how far this one gets. None for those who only read.
+        claim: Of a writer: its marker refuses a manifest that was lost or restored, and
+            remembers how far this one gets. None for a reader.
         after_conflict: Seconds to wait after a lost race, asked each time; without it the
             backoff of any other retry.
     """
 
     # Producers write all the time, so a consumer's remembered manifest is out of date: one read is
-    # cheaper than a lost race that makes a producer retry, too.
+    # cheaper than a lost race, which also makes a producer retry.
     _changes_from_memory = False
 
     def __init__(
@@ -150,32 +137,33 @@ class Queue:
         *,
         runtime: Runtime,
         role: str,
-        claim: Claim | None = None,
+        claim: QueueClaim | None = None,
         after_conflict: Callable[[], float | None] | None = None,
     ) -> None:
         self._store = store
         self._config = config
         self._runtime = runtime
         self._claim = claim
-        self._dropped: tuple[int, str] | None = None  # The last entry that a change took out.
+        # Sequence and location of the last entry that a change took out.
+        self._dropped: tuple[int, str] | None = None
         self._labels = {"role": role}
         self._where = {
             "queue": metrics.queue_label(store.url, config.manifest_path),
             **self._labels,
         }
-        self._lost: deque[bool] = deque(maxlen=100)
+        self._races_lost: deque[bool] = deque(maxlen=100)
         self._key = config.manifest_path
-        self._register = CasObject(
+        self._object = CasObject(
             store,
             self._key,
-            decode=lambda data: named_manifest(data, store.url, config),
+            decode=lambda data: parse_manifest(data, store.url, config),
             encode=lambda manifest: manifest.raw,
             runtime=runtime,
             settings=config,
             max_bytes=MAX_MANIFEST_BYTES,
             check_read=lambda known, now: check_follows(known, now, config, store.url),
             check_write=lambda before, after: check_transition(before or Manifest.empty(), after),
-            after_conflict=after_conflict or self._soon,
+            after_conflict=after_conflict or self._conflict_pause_s,
         )
         self._decided_at = runtime.monotonic()
 
@@ -197,21 +185,21 @@ class Queue:
     @property
     def attempts(self) -> int:
         """Attempts to write the manifest so far."""
-        return self._register.attempts
+        return self._object.attempts
 
     @property
     def conflicts(self) -> int:
         """Those of them that lost a race."""
-        return self._register.conflicts
+        return self._object.conflicts
 
     @property
     def last_seen(self) -> Manifest | None:
         """The manifest as last read or written; None when none was seen yet."""
-        return self._register.last_seen
+        return self._object.last_seen
 
     def close(self) -> None:
         """Let the marker remember how far the queue got. Free to repeat; raises nothing."""
-        manifest = self._register.last_seen
+        manifest = self._object.last_seen
         if self._claim is not None and manifest is not None:
             self._claim.note(manifest, now=True, acked_location=self._acked_location(manifest))
 
@@ -225,12 +213,12 @@ class Queue:
             CorruptManifest: It is no v1 manifest.
             TransientStorageError: The store did not answer within ``cas_deadline_ms``.
         """
-        found = self._register.read()
-        if isinstance(found, Gone):
+        found = self._object.read()
+        if isinstance(found, outcomes.Vanished):
             raise vanished(self._config, self._store.url)
         if self._claim is not None:
-            self._claim.check(found.value)
-        return found.value
+            self._claim.check(found)
+        return found
 
     def append(
         self,
@@ -267,18 +255,18 @@ class Queue:
         if not entries:
             raise InvalidInput("append of no entries: give at least one")
         check = self._check_append if not makes_room else lambda before, _: self._check_open(before)
-        append = Append(entries, check, guard)
+        append = _Append(entries, check, guard)
         outcome = self._update(append.decide, append, from_memory=not read_first)
-        if isinstance(outcome, Doubtful):
-            seen = self._register.last_seen
+        if isinstance(outcome, outcomes.Unknown):
+            seen = self._object.last_seen
             raise CommitStateUnknown(
                 self._key,
-                outcome.mark,
+                outcome.first_mark,
                 tuple(entry.location for entry in entries),
                 None if seen is None else seen.next_sequence,
                 outcome.reason.rstrip("."),
             ) from outcome.cause
-        self._settled(outcome)
+        self._manifest_of(outcome)
         return append.sequence if append.stopped is None else append.stopped
 
     def claim_epoch(
@@ -300,7 +288,7 @@ class Queue:
             self._check_open(before)
             if last_acked_sequence is not None:
                 check_resume(
-                    self._register.last_seen,
+                    self._object.last_seen,
                     last_acked_sequence,
                     self._config,
                     self._store.url,
@@ -365,9 +353,9 @@ class Queue:
     def seal(self) -> bool:
         """Close an empty queue for good; repeatable. While it has entries: False, no write.
 
-        What is decided here is decided in the manifest itself: an append that was on its way
-        lands before the seal, and then there is none, or it is refused (``Drained``). So nothing
-        is ever queued where nobody looks any more. A queue without a manifest gets a sealed one.
+        The manifest itself decides: an append that was on its way is applied before the seal, and
+        the queue is not empty, or is refused (``Drained``). So nothing is ever queued where it is
+        not read any more. A queue without a manifest gets a sealed one.
 
         Raises:
             Conflict, QueueReset, CorruptManifest, StorageError: The manifest was not written.
@@ -379,7 +367,7 @@ class Queue:
     def check_epoch(self, manifest: Manifest, epoch: int) -> None:
         """Raise :class:`Fenced` unless ``epoch`` is the manifest's, ``Drained`` if that is sealed.
 
-        A consumer that was overtaken finds out here, and changes nothing (failure F8).
+        A consumer that was fenced learns it here, and changes nothing (failure F8).
         """
         self._check_open(manifest)
         if manifest.epoch != epoch:
@@ -390,24 +378,23 @@ class Queue:
             raise Drained(self._key)
 
     def _change(self, change: Callable[[Manifest], Manifest]) -> Manifest:
-        """A change that may be applied twice: nothing needs to be recognised."""
+        """Make a change that may be applied twice, and so needs no proof."""
         outcome = self._update(change, from_memory=self._changes_from_memory)
-        if isinstance(outcome, Doubtful):
+        if isinstance(outcome, outcomes.Unknown):
             raise TransientStorageError(
                 f"manifest {self._key!r} in {self._store.url} could not be written: "
                 f"{outcome.reason}. It may have been written; try again."
             )
-        return self._settled(outcome)
+        return self._manifest_of(outcome)
 
     def _update(
         self,
         change: Callable[[Manifest], Manifest],
-        append: Append[T] | None = None,
+        append: _Append[T] | None = None,
         *,
         from_memory: bool = False,
-    ) -> Outcome[Manifest | None]:
-        register = self._register
-        attempts, conflicts = register.attempts, register.conflicts
+    ) -> outcomes.Outcome[Manifest | None]:
+        attempts, conflicts = self.attempts, self.conflicts
 
         def decide(before: Manifest | None) -> Manifest | None:
             self._decided_at = self._runtime.monotonic()
@@ -421,21 +408,21 @@ class Queue:
             return before if new is old else new
 
         try:
-            return register.update(decide, proof=append, from_memory=from_memory)
+            return self._object.update(decide, proof=append, from_memory=from_memory)
         finally:
-            self._count(register.attempts - attempts, register.conflicts - conflicts)
+            self._count(self.attempts - attempts, self.conflicts - conflicts)
 
-    def _soon(self) -> float | None:
+    def _conflict_pause_s(self) -> float | None:
         """Seconds to wait after a lost race; None for the backoff, which grows each time.
 
-        Who waits longer each time hardly ever meets the gap that a busy writer leaves
-        (``producer/group_commit.py``). What a write takes is wait enough, unless the store is
-        quick.
+        A writer that waits longer each time hardly ever meets the gap that a busy writer leaves
+        (``producer/group_commit.py``). The time that a write takes is wait enough, unless the
+        store is quick.
         """
         took = self._runtime.monotonic() - self._decided_at
         if took <= self._config.backoff_base_ms / 1000:
             return None
-        return self._runtime.random() * min(took, SOON_S)
+        return self._runtime.random() * min(took, MAX_PAUSE_S)
 
     def _count(self, tried: int, lost: int) -> None:
         if not tried:
@@ -443,13 +430,20 @@ class Queue:
         metrics.manifest_writes.add(tried, self._labels)
         if lost:
             metrics.manifest_conflicts.add(lost, self._labels)
-        self._lost.extend([True] * lost + [False] * (tried - lost))
-        metrics.conflict_rate.set(sum(self._lost) / len(self._lost), self._where)
+        self._races_lost.extend([True] * lost + [False] * (tried - lost))
+        metrics.conflict_rate.set(sum(self._races_lost) / len(self._races_lost), self._where)
 
-    def _settled(self, outcome: Done[Manifest | None] | Raced | Gone) -> Manifest:
-        if isinstance(outcome, Raced):
+    def _manifest_of(
+        self, outcome: outcomes.Applied[Manifest | None] | outcomes.Conflict | outcomes.Vanished
+    ) -> Manifest:
+        """The manifest that holds now.
+
+        Raises:
+            Conflict, QueueReset: The change was not made.
+        """
+        if isinstance(outcome, outcomes.Conflict):
             raise Conflict(self._key, outcome.attempts, outcome.waited_s)
-        if isinstance(outcome, Gone):
+        if isinstance(outcome, outcomes.Vanished):
             raise vanished(self._config, self._store.url)
         manifest = outcome.value
         if self._claim is not None and manifest is not None:
@@ -459,8 +453,8 @@ class Queue:
     def _acked_location(self, manifest: Manifest) -> str:
         """Where the batch was that left this manifest last; empty where that is not known.
 
-        The change that was to take one out may have been refused, and another consumer may have
-        taken more: what is told of a batch that waits is told of none.
+        The change that was to take a batch out may have been refused, and another consumer may
+        have taken more: then the remembered location is of another batch, and is not used.
         """
         if self._dropped is None or self._dropped[0] != manifest.first_sequence - 1:
             return ""

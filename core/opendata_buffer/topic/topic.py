@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TypeVar
 
+from opendata_buffer import outcomes
 from opendata_buffer.concurrency import locked
 from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, QueueConfig
 from opendata_buffer.errors import (
@@ -16,8 +17,8 @@ from opendata_buffer.errors import (
     QueueReset,
     TransientStorageError,
 )
-from opendata_buffer.queue.cas import CasObject, Done, Gone, Outcome
-from opendata_buffer.queue.ownership import LOOKED_AT, MARKER_NAME, TOPIC_KEY, check_owner
+from opendata_buffer.queue.cas import CasObject
+from opendata_buffer.queue.ownership import LISTED_BELOW, OWNER_NAME, TOPIC_KEY, check_owner
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores.base import Store
@@ -85,8 +86,8 @@ class Topic:
         with deadline(runtime, settings.cas_deadline_ms / 1000):
             opened.check_conditional_writes(TOPIC_KEY)
             found = _register(opened, settings, runtime).read()
-            if isinstance(found, Done) and found.value is not None:
-                raise _exists(opened.url, found.value)
+            if isinstance(found, TopicDescription):
+                raise _exists(opened.url, found)
             _refuse_queues(opened)
             outcome = _register(opened, settings, runtime).update(lambda before: before or fresh)
             description = _settled(outcome, opened.url)
@@ -123,7 +124,7 @@ class Topic:
         settings, opened, runtime = _taken(config, store, runtime)
         topic = cls(opened, settings, runtime, TopicDescription("", (), 0))
         found = topic._register.read()
-        if isinstance(found, Done) and found.value is None:
+        if found is None:
             return None
         topic._description = _settled(found, opened.url)
         return topic
@@ -148,7 +149,7 @@ class Topic:
             StorageError: The store did not answer within ``cas_deadline_ms``.
         """
         found = self._register.read()
-        if isinstance(found, Done) and found.value is None:
+        if found is None:
             raise _none_at(self.url)
         self._description = _settled(found, self.url)
         return self._description
@@ -298,11 +299,13 @@ def _check_same(known: TopicDescription, now: TopicDescription, url: str) -> Non
 
 
 def _settled(
-    outcome: Outcome[TopicDescription | None] | Done[TopicDescription | None] | Gone, url: str
+    outcome: TopicDescription | outcomes.Outcome[TopicDescription | None], url: str
 ) -> TopicDescription:
-    if isinstance(outcome, Done) and outcome.value is not None:
+    if isinstance(outcome, outcomes.Applied) and outcome.value is not None:
         return outcome.value
-    if isinstance(outcome, Gone | Done):
+    if isinstance(outcome, TopicDescription):
+        return outcome
+    if isinstance(outcome, outcomes.Vanished | outcomes.Applied):
         raise QueueReset(
             f"{TOPIC_KEY!r} vanished from {url} while in use. It is not made again: partitions "
             "would get the names of others. Put its latest version back (bucket versioning)."
@@ -330,9 +333,9 @@ def _exists(url: str, found: TopicDescription) -> InvalidInput:
 
 def _refuse_queues(store: Store) -> None:
     """A queue below the root is another one's: a partition of a lost topic, or no topic's."""
-    for found in store.list("", limit=LOOKED_AT).objects:
+    for found in store.list("", limit=LISTED_BELOW).objects:
         folder, _, name = found.key.rpartition("/")
-        if name == MARKER_NAME:
+        if name == OWNER_NAME:
             raise InvalidInput(
                 f"there is a queue at {folder!r} in {store.url}: a topic wants a root of its own, "
                 "and its first partitions must be new. Take another root."

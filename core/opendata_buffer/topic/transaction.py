@@ -30,7 +30,7 @@ from opendata_buffer.messages.message_ids import (
 from opendata_buffer.producer.append_buffer import Call
 from opendata_buffer.producer.handle import WriteHandle
 from opendata_buffer.producer.producer import Producer
-from opendata_buffer.queue.ownership import claim_for_use
+from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
@@ -65,7 +65,7 @@ class Endings:
         """The queue of a partition, claimed when it is first asked for."""
         if name not in self._queues:
             config = Topic.config_of(name, self._config)
-            claim = claim_for_use(self._store, config, runtime=self._runtime)
+            claim = claim_for_writing(self._store, config, runtime=self._runtime)
             self._queues[name] = Queue(
                 self._store, config, runtime=self._runtime, role="publisher", claim=claim
             )

@@ -22,11 +22,12 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from opendata_buffer import outcomes
 from opendata_buffer.errors import InvalidInput, TransientStorageError
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.formats.sidecar import LARGEST, Sidecar, is_number
-from opendata_buffer.queue.cas import CasObject, Done, Outcome
+from opendata_buffer.queue.cas import CasObject
 from opendata_buffer.transactions.markers import ROLL_BACK, TransactionMarker, undecided_of
 
 __all__ = [
@@ -257,7 +258,7 @@ class ClaimedRecord:
         outcome = self._register.update(
             lambda record: began(record, self._app, batch, query, self._run)
         )
-        if not isinstance(outcome, Done) or outcome.value is None:
+        if not isinstance(outcome, outcomes.Applied) or outcome.value is None:
             raise TransientStorageError(
                 f"commit record {self.key!r} could not be written: {outcome}. Nothing "
                 "was appended; start the query again."
@@ -275,7 +276,7 @@ class ClaimedRecord:
     def is_held(self) -> bool:
         """Whether no other run has begun since. Reads the record."""
         now = self._register.read()
-        return isinstance(now, Done) and now.value is not None and now.value.run == self._run
+        return isinstance(now, CommitRecord) and now.run == self._run
 
     def was_overtaken_before(self, batch: int) -> bool:
         """Whether other runs wrote the batches between the last one of this run and this one.
@@ -289,7 +290,7 @@ class ClaimedRecord:
 
     def decide(
         self, batch: int, producer: str, intents: Mapping[str, int]
-    ) -> Outcome[CommitRecord | None]:
+    ) -> outcomes.Outcome[CommitRecord | None]:
         """Write a batch into the record: it is committed with that, and not before.
 
         Args:

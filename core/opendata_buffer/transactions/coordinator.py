@@ -28,12 +28,13 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from opendata_buffer import outcomes
 from opendata_buffer.concurrency import together
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import OpenDataBufferError, Superseded, TransientStorageError
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import NewEntry
-from opendata_buffer.queue.cas import CasObject, Done, Doubtful
+from opendata_buffer.queue.cas import CasObject
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
@@ -220,9 +221,9 @@ class TransactionCoordinator:
             outcome = claim.decide(batch, producer, attempt.intents)
         except TransientStorageError as error:
             raise _unknown(attempt.txn, claim.key, str(error)) from error
-        if isinstance(outcome, Doubtful):
+        if isinstance(outcome, outcomes.Unknown):
             raise _unknown(attempt.txn, claim.key, outcome.reason)
-        record = outcome.value if isinstance(outcome, Done) else claim.record
+        record = outcome.value if isinstance(outcome, outcomes.Applied) else claim.record
         found = verdict(record, batch, producer)
         if found is Verdict.COMMITTED:
             self._decided[app] = claim
@@ -230,7 +231,7 @@ class TransactionCoordinator:
         self.abandon(attempt)
         if found is Verdict.REPEATED:
             return False
-        if isinstance(outcome, Done):
+        if isinstance(outcome, outcomes.Applied):
             raise Superseded(app, batch)
         raise TransientStorageError(
             f"{attempt.txn} was not committed: its commit record {claim.key!r} could not "

@@ -13,7 +13,7 @@ from opendata_buffer.errors import InvalidInput, TransientStorageError
 from opendata_buffer.formats.keys import Transaction, batch_key, tagged_ulid
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.messages.message_ids import CONTINUE_TXN, build_uuid
-from opendata_buffer.queue.consumer_info import note_holder
+from opendata_buffer.queue.consumer_info import write_consumer_info
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.faults import FaultPlan, FaultyStore
@@ -163,7 +163,7 @@ def test_the_consumer_is_named_while_its_epoch_lasts(runtime: ManualRuntime) -> 
     store = MemoryStore()
     append(store, CONFIG, runtime, key_of(runtime, "AAAAAA"))
     Queue(store, CONFIG, runtime=runtime, role="test").claim_epoch(None)
-    note_holder(store, CONFIG, runtime, 1, program="Spark")
+    write_consumer_info(store, CONFIG, runtime, 1, program="Spark")
     overseer = Overseer(store, CONFIG, runtime)
     (queue,) = overseer.look().queues
     assert queue.holder is not None

@@ -6,7 +6,7 @@ import itertools
 
 from buffer_source.query_note import INTERVAL_S, PROGRAM, QueryNotes, add_query
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.queue.consumer_info import note_holder, read_holder
+from opendata_buffer.queue.consumer_info import read_consumer_info, write_consumer_info
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 
@@ -14,7 +14,7 @@ _names = itertools.count()
 
 
 def query_of(store: MemoryStore, config: QueueConfig, runtime: ManualRuntime) -> str | None:
-    found = read_holder(store, config, runtime)
+    found = read_consumer_info(store, config, runtime)
     return None if found is None else found.query
 
 
@@ -27,7 +27,7 @@ def test_a_task_adds_its_query_to_a_note_that_has_none() -> None:
     (store, config), runtime = queue(), ManualRuntime()
     add_query(store, config, runtime, "q")
     assert query_of(store, config, runtime) is None
-    note_holder(store, config, runtime, 1, program=PROGRAM)
+    write_consumer_info(store, config, runtime, 1, program=PROGRAM)
     add_query(store, config, runtime, "q")
     add_query(store, config, runtime, "another")
     assert query_of(store, config, runtime) == "q"
@@ -35,7 +35,7 @@ def test_a_task_adds_its_query_to_a_note_that_has_none() -> None:
 
 def test_the_note_of_another_program_is_left_alone() -> None:
     (store, config), runtime = queue(), ManualRuntime()
-    note_holder(store, config, runtime, 1, program="opendata-buffer consume")
+    write_consumer_info(store, config, runtime, 1, program="opendata-buffer consume")
     add_query(store, config, runtime, "q")
     assert query_of(store, config, runtime) == ""
 
@@ -53,11 +53,11 @@ class Inline(ManualRuntime):
 def test_it_is_done_once_a_minute_so_that_a_restarted_query_is_noted_too() -> None:
     (store, config), runtime = queue(), Inline()
     notes = QueryNotes(runtime)
-    note_holder(store, config, runtime, 1, program=PROGRAM)
+    write_consumer_info(store, config, runtime, 1, program=PROGRAM)
     notes.tell(config, "q")
     notes.tell(config, "q")
     assert (runtime.spawned, query_of(store, config, runtime)) == (1, "q")
-    note_holder(store, config, runtime, 2, program=PROGRAM)
+    write_consumer_info(store, config, runtime, 2, program=PROGRAM)
     assert query_of(store, config, runtime) == ""
     runtime.advance(INTERVAL_S)
     notes.tell(config, "q")

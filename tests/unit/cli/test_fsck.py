@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from opendata_buffer.cli.commands import cli
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.queue.ownership import marker_key
+from opendata_buffer.queue.ownership import owner_key
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.cli.shell import fails, fill, manifest_of, ok, records_of, run, topic_of
 
@@ -168,4 +168,4 @@ def test_who_sits_at_a_terminal_is_asked(
     assert result.exit_code == code
     assert "1 problem of 'ingest' will be mended. Go on?" in result.stderr
     assert run("fsck", url).exit_code == left
-    assert store.get(marker_key("ingest"))
+    assert store.get(owner_key("ingest"))

@@ -11,19 +11,14 @@ import pytest
 from opendata_buffer.admin.copy_record import CopyRecord
 from opendata_buffer.broker import claims
 from opendata_buffer.broker import lease as announcement
-from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptData
 from opendata_buffer.formats.entries import Metadata
-from opendata_buffer.gc import Place
 from opendata_buffer.quarantine import QuarantineReport, read_report, write_report
-from opendata_buffer.queue.consumer_info import Holder
-from opendata_buffer.queue.ownership import read_marker
+from opendata_buffer.queue.consumer_info import ConsumerInfo
+from opendata_buffer.queue.ownership import PrefixOwner
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.description import TopicDescription
 from opendata_buffer.transactions.commit_record import CommitRecord
-
-CONFIG = QueueConfig(store="memory://", data_path_prefix="in")
 
 REPORT = QuarantineReport(
     id="7-ab",
@@ -35,12 +30,6 @@ REPORT = QuarantineReport(
     time="2026-01-01T00:00:00.000+00:00",
     metadata=(Metadata(0, -5, b"payload"),),
 )
-
-
-def read_owner(data: bytes) -> object:
-    store = MemoryStore()
-    store.put("in/_owner.json", data)
-    return read_marker(store, CONFIG, ManualRuntime())
 
 
 def read_quarantine(data: bytes) -> object:
@@ -62,23 +51,22 @@ OWNER = (
 
 # Bytes as they are written, and how they are read.
 OBJECTS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
-    "the owner marker": (OWNER, read_owner),
+    "the owner marker": (OWNER, lambda data: PrefixOwner.from_json(data, "in")),
     "the note of the consumer": (
-        Holder(3, "host", 4711, "Spark", "", 1_767_225_600_000).to_json(),
-        Holder.from_json,
+        ConsumerInfo(3, "host", 4711, "Spark", "", 1_767_225_600_000).to_json(),
+        ConsumerInfo.from_json,
     ),
     "the commit record": (
         CommitRecord(3, 7, "q", {}, "run", "01" * 6, {"p-00000": 1}).to_json(),
         CommitRecord.from_json,
     ),
-    "the garbage collector's place": (Place("in/a").to_json(), Place.from_json),
     "a broker's announcement": (
         announcement.encode(announcement.DiscoveryRecord(3, "01K9", "h:1", b"s" * 32, "ab", 4, 5)),
         announcement.decode,
     ),
     "the record of workers' claims": (
         claims.encode(
-            claims.Claims(1, 2, 3, {3: claims.Holder("w", 4, 5)}, frozenset({7}), {3: 1}, "q")
+            claims.Claims(1, 2, 3, {3: claims.ClaimHolder("w", 4, 5)}, frozenset({7}), {3: 1}, "q")
         ),
         claims.decode,
     ),
