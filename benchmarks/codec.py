@@ -19,8 +19,13 @@ import zstandard
 
 from benchmarks.table import Row
 from opendata_buffer.formats.arrow import decode_arrow, encode_arrow_block
-from opendata_buffer.formats.batch import decode_batch, encode_batch, seal_block
-from opendata_buffer.formats.codec import FOOTER_SIZE, Compression
+from opendata_buffer.formats.batch import (
+    FOOTER_SIZE,
+    Compression,
+    decode_batch,
+    encode_batch,
+    seal_block,
+)
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 
 MIB = 1024 * 1024

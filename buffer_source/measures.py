@@ -7,7 +7,7 @@ from typing import Protocol
 
 from opendata_buffer.consumer.fetch import BatchDescriptor
 from opendata_buffer.errors import CorruptBatch, CorruptData, InvalidInput, ObjectNotFound
-from opendata_buffer.formats.codec import FOOTER_SIZE, parse_footer
+from opendata_buffer.formats.batch import FOOTER_SIZE, parse_footer
 from opendata_buffer.formats.keys import is_confined
 from opendata_buffer.late import late_imports
 from opendata_buffer.runtime import Runtime

@@ -11,10 +11,8 @@ from dataclasses import dataclass, field
 
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats import MIB
-
-# Not by way of formats.batch: a query's start waits for what is loaded, and plans need no codec.
-from opendata_buffer.formats.codec import Compression
-from opendata_buffer.formats.keys import check_key, check_prefix
+from opendata_buffer.formats.batch import Compression
+from opendata_buffer.formats.keys import MAX_PREFIX_BYTES, check_key
 from opendata_buffer.formats.manifest import FOOTER_SIZE, MAX_MANIFEST_BYTES
 from opendata_buffer.redaction import check_no_secrets
 
@@ -201,7 +199,7 @@ class QueueConfig:
         if not isinstance(self.store, str):
             raise InvalidInput(f"store is {self.store!r}: use text, for example str(path)")
         check_no_secrets("store", self.store)
-        check_prefix("data_path_prefix", self.data_path_prefix)
+        check_key("data_path_prefix", self.data_path_prefix, MAX_PREFIX_BYTES)
         if not self.manifest_path:
             object.__setattr__(self, "manifest_path", f"{self.data_path_prefix}/manifest")
         check_key("manifest_path", self.manifest_path)

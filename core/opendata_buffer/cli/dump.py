@@ -13,10 +13,9 @@ from urllib.parse import unquote, urlsplit
 
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import CorruptData, InvalidInput, PermanentStorageError
-from opendata_buffer.formats import codec
+from opendata_buffer.formats import batch as batch_format
 from opendata_buffer.formats import manifest as manifest_footer
-from opendata_buffer.formats.batch import open_batch
-from opendata_buffer.formats.codec import split_records
+from opendata_buffer.formats.batch import open_batch, split_records
 from opendata_buffer.formats.manifest import Manifest, QueueEntry
 from opendata_buffer.stores.base import NotModified
 from opendata_buffer.stores.open import open_store
@@ -57,7 +56,7 @@ def manifest_document(raw: bytes) -> Document:
         CorruptManifest: It breaks the v1 format anywhere.
     """
     parsed = Manifest.parse(raw)
-    parsed.check()
+    parsed.entries()
     head = {
         "version": manifest_footer.VERSION,
         "epoch": parsed.epoch,
@@ -75,7 +74,7 @@ def batch_document(raw: bytes, *, limit: int | None, max_bytes: int) -> Document
     footer, block = open_batch(raw, max_bytes)
     records = split_records(block, footer.record_count)
     head = {
-        "version": codec.VERSION,
+        "version": batch_format.VERSION,
         "compression": footer.compression.name.lower(),
         "record_count": footer.record_count,
     }

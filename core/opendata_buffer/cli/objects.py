@@ -63,7 +63,7 @@ def batch_dump(object_: str, limit: int | None, max_batch_bytes: int, **store: A
     """
     from opendata_buffer.cli.dump import batch_document, read_object
     from opendata_buffer.errors import CorruptData
-    from opendata_buffer.formats.codec import largest_object
+    from opendata_buffer.formats.batch import largest_object
 
     try:
         raw = read_object(

@@ -140,7 +140,7 @@ def produce(
     from opendata_buffer.cli.progress import counting
     from opendata_buffer.config import ProducerConfig
     from opendata_buffer.errors import OpenDataBufferError
-    from opendata_buffer.formats.codec import Compression
+    from opendata_buffer.formats.batch import Compression
     from opendata_buffer.framing import FRAMINGS
     from opendata_buffer.producer.producer import Producer
     from opendata_buffer.topic import partitioner as mapping

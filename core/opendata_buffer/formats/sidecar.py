@@ -1,12 +1,12 @@
-"""The small JSON objects beside a manifest: what reading any of them has in common. Pure.
+"""The small JSON objects beside a manifest: how each of them is read and written. Pure.
 
 Owner marker, commit record, a broker's announcement, a topic's description and the others are
-each one JSON object with a ``version``. :class:`Sidecar` says what one of them is called and what
-to do about one that cannot be read; :class:`Fields` gives its fields by name, type and range.
-Which fields there are and what they mean is said by whoever owns the object.
+each one JSON object with a ``version``. :class:`Sidecar` has the name of one kind and the remedy
+for an object that cannot be read; :class:`Fields` gives its fields by name, type and range. The
+module that owns the object knows which fields there are and what they mean.
 
-A later release may add fields without another version: who reads passes them over, and who writes
-the object again keeps them (:meth:`Fields.others`).
+A later release may add fields without another version: readers pass them over, and a writer of
+the object keeps them (:meth:`Fields.others`).
 """
 
 from __future__ import annotations

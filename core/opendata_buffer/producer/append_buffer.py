@@ -31,8 +31,8 @@ from uuid import UUID
 import pyarrow as pa
 
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.formats.arrow import encode_arrow_block
-from opendata_buffer.formats.batch import encode_block, encode_bytes
+from opendata_buffer.formats.arrow import encode_arrow_block, encode_bytes
+from opendata_buffer.formats.batch import encode_block
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.producer.handle import WriteHandle
 
@@ -227,7 +227,7 @@ def encode_entries(entries: Any) -> tuple[bytes | memoryview, int]:
             f"entries is one {type(entries).__name__}: give a list of entries, [entry]"
         )
     taken = entries if isinstance(entries, list | tuple) else list(entries)
-    return encode_block(taken), len(taken)
+    return encode_list(taken) or (encode_block(taken), len(taken))
 
 
 def encode_list(entries: Sequence[Any]) -> tuple[bytes | memoryview, int] | None:

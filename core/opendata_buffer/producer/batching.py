@@ -14,8 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from opendata_buffer.formats.batch import seal_pieces
-from opendata_buffer.formats.codec import Compression
+from opendata_buffer.formats.batch import Compression, seal_pieces
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.producer.append_buffer import (

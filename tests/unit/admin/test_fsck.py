@@ -7,8 +7,7 @@ import pytest
 from opendata_buffer.admin.fsck import Finding, Kind, Report, check_queue
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.codec import Compression
+from opendata_buffer.formats.batch import Compression, encode_batch
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Blob, NotModified

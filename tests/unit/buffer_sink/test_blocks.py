@@ -15,8 +15,7 @@ from pyspark.sql.types import (
 
 from buffer_sink.blocks import Block, BlockBuilder, Columns, check_one_queue, check_schema
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.formats.batch import decode_batch, seal_block
-from opendata_buffer.formats.codec import Compression
+from opendata_buffer.formats.batch import Compression, decode_batch, seal_block
 from opendata_buffer.formats.manifest import Metadata
 
 TYPES = {

@@ -7,7 +7,7 @@ from buffer_sink.objects import BatchObjects
 from buffer_sink.options import SinkOptions
 from buffer_sink.topic_write import TopicWrite
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.formats.codec import Compression, parse_footer
+from opendata_buffer.formats.batch import Compression, parse_footer
 from opendata_buffer.formats.keys import Transaction, location_timestamp_ms, parse_location
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.stores.base import Blob

@@ -14,8 +14,7 @@ from buffer_sink.topic_write import TopicWrite
 from buffer_sink.uploads import UploadWindow
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, PermanentStorageError, TransientStorageError
-from opendata_buffer.formats.batch import decode_batch
-from opendata_buffer.formats.codec import Compression, parse_footer
+from opendata_buffer.formats.batch import Compression, decode_batch, parse_footer
 from opendata_buffer.formats.keys import Transaction, location_timestamp_ms, parse_location
 from opendata_buffer.messages.message_ids import CONTINUE_TXN, parse_uuid
 from opendata_buffer.runtime import Moment

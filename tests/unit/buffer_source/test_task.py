@@ -12,8 +12,7 @@ from buffer_source.rows import default_schema
 from buffer_source.task import read_batches
 from opendata_buffer import metrics
 from opendata_buffer.errors import BatchMissing, BatchUnreadable, ForeignLocation
-from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.codec import Compression
+from opendata_buffer.formats.batch import Compression, encode_batch
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.quarantine import list_quarantine, read_copy
 from opendata_buffer.stores.base import Store

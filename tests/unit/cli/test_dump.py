@@ -18,8 +18,7 @@ from opendata_buffer.errors import (
     InvalidInput,
     ObjectNotFound,
 )
-from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.codec import Compression
+from opendata_buffer.formats.batch import Compression, encode_batch
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.stores.memory import MemoryStore
 
@@ -210,10 +209,10 @@ def test_golden_batches() -> None:
 def test_each_dump_names_the_version_of_its_own_format(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = Manifest.empty().raw
     empty = encode_batch([])
-    monkeypatch.setattr("opendata_buffer.formats.codec.VERSION", 1)
+    monkeypatch.setattr("opendata_buffer.formats.batch.VERSION", 1)
     monkeypatch.setattr("opendata_buffer.formats.manifest.VERSION", 1)
     assert manifest_document(raw).head["version"] == 1
-    monkeypatch.setattr("opendata_buffer.formats.codec.VERSION", 77)
+    monkeypatch.setattr("opendata_buffer.formats.batch.VERSION", 77)
     assert manifest_document(raw).head["version"] == 1
     monkeypatch.undo()
     monkeypatch.setattr("opendata_buffer.formats.manifest.VERSION", 77)

@@ -6,7 +6,7 @@ import json
 import os
 
 from opendata_buffer import Consumer, ConsumerConfig
-from opendata_buffer.queue.consumer_info import add_query
+from opendata_buffer.queue.consumer_info import add_query_id
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.cli.shell import fails, fill, manifest_of, ok, topic_of
@@ -16,7 +16,7 @@ def test_owner_names_host_process_program_query_and_time(url: str, store: Memory
     fill(url, [b"a"])
     assert ok("owner", url).stdout == "ingest: nobody has read it yet\n"
     with Consumer(ConsumerConfig(store=url), program="Spark") as consumer:
-        add_query(store, ConsumerConfig(store=url), SystemRuntime(), consumer.epoch, "q-1")
+        add_query_id(store, ConsumerConfig(store=url), SystemRuntime(), consumer.epoch, "q-1")
     said = ok("owner", url).stdout
     assert said.startswith(
         f"ingest: epoch 1, Spark, query q-1, process {os.getpid()} on {os.uname().nodename}, since "

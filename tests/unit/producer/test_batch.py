@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from opendata_buffer.formats.batch import decode_batch
-from opendata_buffer.formats.codec import Compression
+from opendata_buffer.formats.batch import Compression, decode_batch
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.producer.append_buffer import CALL_BYTES, RECORD_HELD, Call, Run

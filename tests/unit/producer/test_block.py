@@ -8,8 +8,7 @@ import pyarrow as pa
 import pytest
 
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.formats.batch import encode_block
-from opendata_buffer.formats.codec import split_records
+from opendata_buffer.formats.batch import encode_block, split_records
 from opendata_buffer.producer.append_buffer import (
     PIECE_HELD,
     RECORD_HELD,

@@ -136,9 +136,8 @@ COMMAND = "'opendata-buffer manifest rebuild s3://bucket --data-path-prefix p-1'
     [
         Manifest.entries,
         Manifest.locations,
-        Manifest.check,
         lambda manifest: manifest.drop_through(0),
-        lambda manifest: manifest.append([NewEntry("p-1/x.batch")]).with_epoch(1).check(),
+        lambda manifest: manifest.append([NewEntry("p-1/x.batch")]).with_epoch(1).entries(),
         lambda manifest: manifest.replace(0, NewEntry("p-1/x.batch")),
         lambda manifest: manifest.find("p-1/2.batch"),
     ],
