@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from buffer_source.isolation import floor_of
-from buffer_source.observer import Observer
 from buffer_source.offsets import Position
 from buffer_source.options import SourceOptions
 from buffer_source.query_note import PROGRAM
@@ -22,6 +21,7 @@ from buffer_source.starting import first_of_offset, first_since, within
 from opendata_buffer.broker.yielding_queue import YieldingQueue
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.fetch import BatchDescriptor
+from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import (
     Conflict,
     DataLoss,
@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 EVERYTHING = 1 << 64
 """A sequence that no queue reaches."""
 
-Observe = Callable[[int | None], Observer]
+Observe = Callable[[int | None], ReadOnlyReader]
 """Reads behind a sequence without being the consumer."""
 
 Patient = Callable[..., Any]
@@ -125,14 +125,15 @@ class Cursor:
         if start is None and not loss_allowed and not options.create_if_missing:
             _check_exists(store, options, runtime)
 
-        def observe(last_acked: int | None) -> Observer:
-            return Observer(
+        def observe(last_acked: int | None) -> ReadOnlyReader:
+            reader = ReadOnlyReader(
                 options.consumer,
-                last_acked,
                 store=store,
                 runtime=runtime,
                 allow_data_loss=not options.fail_on_data_loss,
             )
+            reader.seek(None if last_acked is None else last_acked + 1)
+            return reader
 
         def read_behind(last_acked: int | None) -> Reader:
             if not options.acknowledge:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from buffer_source.bad_batches import Action, BadBatchPolicy
-from buffer_source.value_options import VALUE_OPTIONS, value_options
+from buffer_source.typed_rows import VALUE_OPTIONS, value_options
 from opendata_buffer.config import (
     ConsumerConfig,
     GarbageCollectorConfig,
@@ -29,7 +29,7 @@ from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.description import is_abbreviated, number_meant
 
 if TYPE_CHECKING:
-    from opendata_buffer.values.options import ValueOptions
+    from opendata_buffer.values import ValueOptions
 
 __all__ = ["EARLIEST", "LATEST", "SOURCE_OPTIONS", "Offsets", "SourceOptions"]
 

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from buffer_source.columns import COLUMNS, Piece
 from buffer_source.offsets import ONLY
-from buffer_source.typed_schema import OWN, check_typed_schema, record_schema
-from opendata_buffer.errors import InvalidInput
+from buffer_source.typed_rows import OWN, check_typed_schema, record_schema
+from opendata_buffer import metrics
+from opendata_buffer.errors import InvalidInput, MalformedRecord
 from opendata_buffer.formats import MIB
 
 if TYPE_CHECKING:
-    from buffer_source.malformed import Malformed
     from opendata_buffer.consumer.fetch import Records
-    from opendata_buffer.values.decoder import Decoder
-    from opendata_buffer.values.options import ValueOptions
+    from opendata_buffer.values import Columns, Decoder, ValueOptions
 
 __all__ = [
     "ARRAY_BYTES", "PIECE_BYTES", "TYPED_PIECE_BYTES", "RowBuilder", "arrow_schema",
     "check_schema", "default_schema",
 ]  # fmt: skip
+
+log = logging.getLogger(__name__)
 
 PIECE_BYTES = 4 * MIB
 """Bytes of values (and of metadata) in one record batch, unless a single row has more: each costs
@@ -39,6 +42,9 @@ ARRAY_BYTES = 16 * MIB
 """Bytes of values that are split into records at once, and then cut into record batches without a
 copy. Arrow reserves memory for as many bytes as are left of a batch, and copies what it has into
 less when it is done: of several arrays each would be copied twice."""
+
+_HEAD = 64
+"""Bytes of a malformed record that an error shows."""
 
 PIECE_ROWS = 256 * 1024
 """Rows in one record batch at most; bounds the columns that are not values."""
@@ -127,14 +133,12 @@ class RowBuilder:
     ) -> None:
         self.schema = arrow_schema(schema)
         self._decoder: Decoder | None = None
-        self._malformed: Malformed | None = None
+        self._mode = "" if values is None else values.mode
         if values is not None:
-            # Not before: they take 60 ms, and neither bytes nor a query's plan needs them.
-            from buffer_source.malformed import Malformed
-            from opendata_buffer.values.decoder import Decoder
+            # It loads Arrow's compute functions, 40 ms; a query over bytes starts without them.
+            from opendata_buffer.values import Decoder
 
             self._decoder = Decoder(record_schema(self.schema), values)
-            self._malformed = Malformed(values)
         own = {
             field.name: name
             for field in self.schema
@@ -165,7 +169,7 @@ class RowBuilder:
             InvalidInput: A STRING column was asked for and a record is not UTF-8.
             MalformedRecord: A record does not fit the schema, and mode is FAILFAST.
         """
-        from buffer_source.runs import Runs  # who plans a query makes no rows
+        from buffer_source.runs import Runs  # not needed where a query is planned
 
         runs = Runs.of(batch.metadata, batch.count)
         wanted = range(batch.count) if rows is None else rows
@@ -194,14 +198,51 @@ class RowBuilder:
 
     def _build(self, piece: Piece) -> pa.RecordBatch:
         columns = {name: builder.build(piece) for name, builder in self._builders.items()}
-        if self._decoder is None or self._malformed is None:
+        if self._decoder is None:
             return pa.RecordBatch.from_arrays(list(columns.values()), schema=self.schema)
         decoded = self._decoder.decode(piece.values)
         for field, array in zip(self._decoder.schema, decoded.arrays, strict=True):
             columns[field.name] = array
         arrays = [columns[field.name] for field in self.schema]
         rows = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-        return self._malformed.settle(rows, piece, decoded.malformed, decoded.headers)
+        return self._without_malformed(rows, piece, decoded)
+
+    def _without_malformed(
+        self, rows: pa.RecordBatch, piece: Piece, decoded: Columns
+    ) -> pa.RecordBatch:
+        """The rows that are delivered: all but those of headers, and as ``mode`` says.
+
+        Raises:
+            MalformedRecord: There is one, and mode is FAILFAST.
+        """
+        malformed, dropped = decoded.malformed, list(decoded.headers)
+        if malformed:
+            row = min(malformed)
+            if self._mode == "FAILFAST":
+                raise MalformedRecord(
+                    piece.batch.sequence,
+                    piece.begin + row,
+                    piece.batch.location,
+                    malformed[row],
+                    piece.values[row].as_py()[:_HEAD],
+                )
+            metrics.records_malformed.add(len(malformed))
+        if malformed and self._mode == "DROPMALFORMED":
+            metrics.records_dropped.add(len(malformed))
+            log.warning(
+                "%d malformed records of batch %d at %r left out, the first is record %d: %s",
+                len(malformed),
+                piece.batch.sequence,
+                piece.batch.location,
+                piece.begin + row,
+                malformed[row],
+            )
+            dropped += list(malformed)
+        if not dropped:
+            return rows
+        kept = np.ones(rows.num_rows, np.bool_)
+        kept[dropped] = False
+        return rows.filter(pa.array(kept))
 
     def _cut(self, values: pa.BinaryArray, begin: int, limit: int) -> int:
         """The largest end in (begin, limit] with at most ``piece_bytes`` of values."""

@@ -1,4 +1,4 @@
-"""The schema of a read with ``valueFormat`` and without a schema: a sample of what is queued."""
+"""The schema of a read with ``valueFormat`` and without ``.schema(...)``, from queued records."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from pyspark.sql.types import StructType
 
 from buffer_source.options import SourceOptions
 from buffer_source.partitions import Partitions
-from buffer_source.typed_schema import INFERRED, meant_as_own
+from buffer_source.typed_rows import INFERRED, meant_as_own
 from opendata_buffer.consumer.fetch import BatchDescriptor, FetchHandle
 from opendata_buffer.errors import InvalidInput, PoisonBatch
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
-from opendata_buffer.values.infer import ddl, infer
-from opendata_buffer.values.options import CSV, ValueOptions
+from opendata_buffer.values import CSV, ValueOptions, infer
 
 __all__ = ["infer_schema"]
 
@@ -30,13 +29,24 @@ BATCHES = 8
 RECORDS = 1000
 """Of each batch that is looked at."""
 
+_NAMES = {
+    pa.bool_(): "BOOLEAN",
+    pa.int64(): "BIGINT",
+    pa.float64(): "DOUBLE",
+    pa.string(): "STRING",
+    pa.date32(): "DATE",
+    pa.timestamp("us", "UTC"): "TIMESTAMP",
+    pa.timestamp("us"): "TIMESTAMP_NTZ",
+}
+"""What Spark calls the types of inferred columns, other than of arrays and structs."""
+
 
 def infer_schema(
     options: SourceOptions, values: ValueOptions, store: Store, runtime: Runtime
 ) -> StructType:
     """The columns of a sample: the first records of the oldest and the newest batches.
 
-    Each column says in its metadata that nobody asked for it: a stream refuses such a schema.
+    Each column says in its metadata that it was inferred: a stream refuses such a schema.
 
     Raises:
         InvalidInput: There is no queue, or nothing in it that shows which columns there are.
@@ -49,7 +59,7 @@ def infer_schema(
     for name in names[:BATCHES]:
         own = partitions.options_of(name)
         records += _records(own, store, runtime, max(2, BATCHES // len(names)), patient)
-    schema = _without_own(infer(records, values), values)
+    schema = _without_own(infer(pa.array(records, pa.binary()), values), values)
     if not schema.names:
         raise InvalidInput(
             f"valueFormat is {values.format}, there is no schema, and "
@@ -57,15 +67,16 @@ def infer_schema(
             + " shows which columns there are: say it, for example "
             ".schema('id BIGINT, name STRING, at TIMESTAMP')"
         )
-    log.warning("columns were inferred from %d records: .schema(%r)", len(records), ddl(schema))
-    line = {INFERRED: ddl(schema)}
+    ddl = ", ".join(f"{_name(each.name)} {_ddl(each.type)}" for each in schema)
+    log.warning("columns were inferred from %d records: .schema(%r)", len(records), ddl)
+    line = {INFERRED: ddl}
     return StructType(
         [_marked(each.jsonValue(), line) for each in from_arrow_schema(schema).fields]
     )
 
 
 def _without_own(schema: pa.Schema, values: ValueOptions) -> pa.Schema:
-    """Without fields whose names stand for our columns, which nobody asked for.
+    """Without fields whose names stand for columns of a buffer.
 
     Raises:
         InvalidInput: It is a column of CSV.
@@ -75,9 +86,7 @@ def _without_own(schema: pa.Schema, values: ValueOptions) -> pa.Schema:
         for each in schema.names
         if each != values.corrupt_column and (own := meant_as_own(each)) is not None
     }
-    if (
-        left_out and values.format == CSV
-    ):  # Its fields are told by their places: none may be missing.
+    if left_out and values.format == CSV:  # Its fields are known by their places only.
         name = next(iter(left_out))
         raise InvalidInput(
             f"the first record calls a column {name!r}, which stands for a column of the queue: "
@@ -90,6 +99,21 @@ def _without_own(schema: pa.Schema, values: ValueOptions) -> pa.Schema:
             ", ".join(f"{name!r} ({own})" for name, own in left_out.items()),
         )
     return pa.schema([each for each in schema if each.name not in left_out])
+
+
+def _name(name: str) -> str:
+    plain = name.isascii() and name.isidentifier()
+    return name if plain else "`" + name.replace("`", "``") + "`"
+
+
+def _ddl(dtype: pa.DataType) -> str:
+    """What ``.schema(...)`` calls a type."""
+    if pa.types.is_list(dtype):
+        return f"ARRAY<{_ddl(dtype.value_type)}>"
+    if pa.types.is_struct(dtype):
+        members = ", ".join(f"{_name(each.name)}: {_ddl(each.type)}" for each in dtype)
+        return f"STRUCT<{members}>"
+    return _NAMES[dtype]
 
 
 def _marked(field: dict[str, Any], metadata: dict[str, str]) -> Any:

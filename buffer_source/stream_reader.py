@@ -38,7 +38,7 @@ from buffer_source.batch_partition import BatchPartition
 from buffer_source.offsets import INITIAL, SourceOffset
 from buffer_source.options import SourceOptions
 from buffer_source.rows import check_schema
-from buffer_source.typed_schema import check_not_inferred
+from buffer_source.typed_rows import check_not_inferred
 from opendata_buffer.errors import DataLoss, Fenced, QueueReset
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.open import open_store

@@ -17,7 +17,6 @@ from buffer_source.offsets import ONLY
 from buffer_source.options import SourceOptions
 from buffer_source.query_note import QueryNotes
 from buffer_source.rows import ARRAY_BYTES, RowBuilder
-from buffer_source.value_options import with_time_zone
 from opendata_buffer import metrics
 from opendata_buffer.consumer.fetch import (
     AdaptiveConcurrency,
@@ -58,10 +57,7 @@ def read_batches(
         MalformedRecord: A record does not fit the schema, and mode is FAILFAST.
     """
     _note_query(options, descriptors)
-    values = options.values
-    if values is not None:
-        values = with_time_zone(values, _property("spark.sql.session.timeZone"))
-    builder = RowBuilder(schema, values)
+    builder = RowBuilder(schema, options.values)
     for batch, records in _readable(options, descriptors):
         try:
             yield from builder.pieces(records, batch.partition, batch.rows(records.count))

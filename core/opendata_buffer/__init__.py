@@ -89,7 +89,7 @@ if TYPE_CHECKING:
     from opendata_buffer.topic.publisher import Publisher as Publisher
     from opendata_buffer.topic.topic import Topic as Topic
     from opendata_buffer.topic.transaction import AckIntents as AckIntents
-    from opendata_buffer.values.options import ValueOptions as ValueOptions
+    from opendata_buffer.values import ValueOptions as ValueOptions
 
 _NAMES = {
     "broker.worker": ["ClaimedBatch", "Worker"],
@@ -149,7 +149,7 @@ _NAMES = {
     "topic.publisher": ["Publisher"],
     "topic.topic": ["Topic"],
     "topic.transaction": ["AckIntents"],
-    "values.options": ["ValueOptions"],
+    "values": ["ValueOptions"],
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -305,8 +305,8 @@ class MalformedRecord(OpenDataBufferError):
     def __init__(self, sequence: int, index: int, location: str, reason: str, head: bytes) -> None:
         super().__init__(
             f"record {index} of batch {sequence} at {location!r} is malformed: {reason}. It begins "
-            f"with {head!r}. Set mode to PERMISSIVE to keep what fits of such records, and their "
-            "text in a column _corrupt_record, or to DROPMALFORMED to leave them out"
+            f"with {head!r}. Set mode to PERMISSIVE for a row of nulls with the record's text in a "
+            "column _corrupt_record, or to DROPMALFORMED to leave such records out"
         )
         self.sequence = sequence
         self.index = index

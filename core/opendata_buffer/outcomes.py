@@ -21,10 +21,10 @@ outcome         what the store said   what surely happened,   what the caller do
                 a version, and there  will be.                object is not made    for a manifest
                 is no object (404)                            again (failure F4).
 `Unknown`       nothing, nothing      Nothing is sure: it     Reads the object: it  `Commit-
-                that can be believed  may be written, and it  is written if the     StateUnknown`
-                in time               may still be written    change is in it, and  when it cannot
-                                      later (failures F1,     never will be if the  be told until
-                                      F2).                    version it was bound  the deadline
+                that can be believed  may be written, or may  is written if the     StateUnknown`
+                in time               still be written later  change is in it, and  when it cannot
+                                      (failure F2).           never will be if the  be told until
+                                                              version it was bound  the deadline
                                                               to is replaced.
 ==============  ====================  ======================  ====================  ==============
 
@@ -32,7 +32,7 @@ A request that surely changed nothing for another reason (no permission, no buck
 sent) is no outcome: it raises a ``PermanentStorageError`` or ``TransientStorageError``.
 
 Import the module and not the classes: ``outcomes.Conflict`` is a value, and
-:class:`opendata_buffer.Conflict` the error that may follow from it.
+:class:`opendata_buffer.errors.Conflict` the error that may follow from it.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
 """Copies of batches that could not be delivered, kept below the queue's data prefix.
 
-A batch that no consumer can read would stop its queue for ever. Whoever passes it by copies it
-first, so that nothing is given up without a copy::
+A batch that no consumer can read would stop its queue for ever. The process that passes it by
+copies it first, so that nothing is given up without a copy::
 
     <prefix>/_quarantine/<id>.object   the bytes of the batch object, unchanged
-    <prefix>/_quarantine/<id>.json     the report: which batch, what was wrong, who found it, when
+    <prefix>/_quarantine/<id>.json     the report: which batch, what was wrong, when, found by whom
 
-The id is made of the batch's sequence and location: a Spark task that is attempted again writes
-the same two objects again. The object is written before its report, so a report that is there
-tells that the copy is complete. Neither name is that of a batch, so no collector of this library
-deletes them.
+The id is made of the batch's sequence and location, so a Spark task that is retried writes the same
+two objects again. The object is written before its report: if there is a report, the copy is
+complete. Neither is named like a batch, so no collector of this library deletes them.
 """
 
 from __future__ import annotations
@@ -65,16 +64,16 @@ class Entry(Protocol):
 
 
 class ReadWrite(Get, Put, Protocol):
-    """What copying needs of a store."""
+    """The operations of a store that copying uses."""
 
 
 class ReadList(Get, List, Protocol):
-    """What listing needs of a store."""
+    """The operations of a store that listing uses."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuarantineReport:
-    """What is known of one batch in quarantine.
+    """The report of one batch in quarantine.
 
     Attributes:
         id: Names the batch in the quarantine: ``<sequence>-<12 hex digits of its location>``.
@@ -82,12 +81,12 @@ class QuarantineReport:
         location: Key of the batch object that the queue named.
         copied_bytes: Size of the copy; None when there was no object, or none that may be read.
         error: Why the batch could not be delivered.
-        query: Who found it, such as a Spark query's id; empty when nobody in particular.
-        time: When, ISO 8601 in UTC, by the finder's clock.
+        query: What found it, such as a Spark query's id; empty for a command.
+        time: When it was found, ISO 8601 in UTC, by the clock of the process that found it.
         metadata: Ranges of records with their ingestion time and payload, from the queue entry.
         restored_location: The batch object that a restore made of the copy; None before.
         restored_after: The queue's next sequence before that restore; None before.
-        restored_sequence: Where the restored batch is in the queue; None until it surely is.
+        restored_sequence: Sequence of the restored batch; None until the append is confirmed.
     """
 
     id: str
@@ -126,10 +125,10 @@ def quarantine(
     query: str = "",
     allow_foreign_locations: bool = False,
 ) -> QuarantineReport:
-    """Copy a batch's object and write the report; free to repeat.
+    """Copy a batch's object and write the report. Idempotent.
 
-    Nothing else is changed: the batch stays queued, and its object where it is. A batch that is
-    in quarantine already keeps its first report and copy.
+    The batch stays queued, and its object where it is. A batch that is already in quarantine keeps
+    its first report and copy.
 
     Args:
         store: Where the queue lives.
@@ -137,10 +136,10 @@ def quarantine(
         entry: The batch.
         error: Why it cannot be delivered.
         runtime: The clock of the report.
-        query: Who found it.
-        allow_foreign_locations: Copy an object outside the data prefix, too. Without it only
-            the report is written: whoever can write a manifest could otherwise have any object
-            of the bucket copied to where more people may read (failure F23).
+        query: What found it.
+        allow_foreign_locations: Copy an object outside the data prefix, too. Without it only the
+            report is written: a forged manifest could otherwise have any object of the bucket
+            copied to where more people may read (failure F23).
 
     Raises:
         InvalidInput: The object has more than 1 GiB; nothing was written.
@@ -185,10 +184,10 @@ def list_quarantine(
         store: Where the queue lives.
         data_path_prefix: The queue's data prefix.
         runtime: Threads: a ``seek`` may have left tens of thousands.
-        unreadable: Told of what lies there under a report's name and is none; None to raise that.
+        unreadable: Called with the error of each report that cannot be read; None raises it.
 
     Raises:
-        CorruptData: Something else lies there under a report's name.
+        CorruptData: A report cannot be read.
         TransientStorageError, PermanentStorageError: The store did not answer.
     """
 
@@ -203,13 +202,13 @@ def list_quarantine(
     keys = [info.key for info in store.list(f"{data_path_prefix}/{FOLDER}/").objects]
     names = [posixpath.splitext(posixpath.basename(each)) for each in keys]
     wanted = [name for name, suffix in names if suffix == ".json"]
-    looked = together(SystemRuntime() if runtime is None else runtime, read, wanted)
-    for each in looked:
+    found = together(SystemRuntime() if runtime is None else runtime, read, wanted)
+    for each in found:
         if isinstance(each, CorruptData):
             if unreadable is None:
                 raise each
             unreadable(each)
-    reports = [each for each in looked if isinstance(each, QuarantineReport)]
+    reports = [each for each in found if isinstance(each, QuarantineReport)]
     return sorted(reports, key=lambda each: (each.sequence, each.id))
 
 
@@ -233,7 +232,7 @@ def read_report(store: Get, data_path_prefix: str, name: str) -> QuarantineRepor
     """
     key = _key(data_path_prefix, name, "json")
     found = read_sidecar(store, key, _REPORT, lambda data: _report(_REPORT.decode(data)))
-    # Its copy is looked for, and written, under these names.
+    # A forged name would have its copy read, or the restored batch written, elsewhere.
     to = found.restored_location
     if found.id != name or (to is not None and parse_location(to, data_path_prefix) is None):
         wrong = f"id {found.id!r} and restored_location {to!r}"
@@ -291,7 +290,7 @@ def _metadata(fields: Fields) -> Metadata:
 
 
 def _read(store: Get, entry: Entry) -> bytes | None:
-    """The object's bytes; None when there is no such object, or no store can have one."""
+    """The object's bytes; None when there is no such object, or its key is invalid."""
     try:
         got = store.get(entry.location, max_bytes=MAX_OBJECT_BYTES)
     except (ObjectNotFound, InvalidInput):
@@ -306,7 +305,7 @@ def _read(store: Get, entry: Entry) -> bytes | None:
 
 
 def _id_of(entry: Entry) -> str:
-    # The location, too, because a queue that was deleted and made again counts from 0 again.
+    # With the location, because a queue that was deleted and recreated counts from 0 again.
     digest = hashlib.sha256(entry.location.encode(errors="surrogatepass")).hexdigest()
     return f"{entry.sequence}-{digest[:12]}"
 

@@ -57,10 +57,10 @@ def read(store):
     return rows, size
 
 if sys.argv[4] == "far":
-    class Far(pace.Pace):  # whatever it sees: threads read ahead as far as they may
+    class Far(pace.AdaptiveConcurrency):  # whatever it sees: threads read ahead as far as they may
         near = property(lambda self: False, lambda self, value: None)
 
-    pace.Pace.of = lambda store: Far()
+    pace.AdaptiveConcurrency.of = lambda store: Far()
 read(sys.argv[1])
 before = peak()
 rows, size = read(sys.argv[2])

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeVar
 
-from opendata_buffer.admin.transactions import Place, abort, list_open
+from opendata_buffer.admin.transactions import TransactionScope, abort, list_open
 from opendata_buffer.config import ProducerConfig, QueueConfig
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import (
@@ -337,9 +337,11 @@ class PublishingWorld:
 
     # The operator.
 
-    def place(self, process: SimRuntime, store: Any) -> Place:
+    def place(self, process: SimRuntime, store: Any) -> TransactionScope:
         config = QueueConfig(store=URL)
-        return Place(config, store, process, Topic.open(config, store=store, runtime=process))
+        return TransactionScope(
+            config, store, process, Topic.open(config, store=store, runtime=process)
+        )
 
     def end_some(self, process: SimRuntime, store: Any, *, everything: bool) -> None:
         """End undecided transactions; those without a name only where no intents were saved."""

@@ -171,5 +171,7 @@ def test_columns_written_as_json_are_what_to_json_means_and_come_back_as_they_we
     theirs = frame.select(f.to_json(f.struct("*")).alias("value"))
     expected = theirs.select(parsed).select("row.*")
     assert_df_equality(values.select(parsed).select("row.*"), expected, ignore_nullable=True)
-    reader = spark.read.format(FORMAT).schema(expected.schema).option("valueFormat", "json")
-    assert_df_equality(reader.load(store), frame, ignore_row_order=False, ignore_nullable=True)
+    readable = frame.drop("pairs")  # The source reads no maps.
+    reader = spark.read.format(FORMAT).schema(expected.drop("pairs").schema)
+    read = reader.option("valueFormat", "json").load(store)
+    assert_df_equality(read, readable, ignore_row_order=False, ignore_nullable=True)

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import click
 import pyarrow as pa
 import pytest
 
@@ -29,7 +30,7 @@ from opendata_buffer import (
     TopicProducer,
     errors,
 )
-from opendata_buffer.cli.commands import cli
+from opendata_buffer.cli.main import cli
 from opendata_buffer.metrics import TABLE
 from opendata_buffer.option_reader import STORAGE_OPTIONS, OptionReader
 from tests.unit.cli.shell import ok
@@ -380,8 +381,8 @@ def test_commands_have_these_names_and_options(page: Path, line: str) -> None:
     words = line.split("opendata-buffer", 1)[1].split(" -- ")[0].split()
     options = [word for word in words if word.startswith("--")]
     command: Any = cli
-    while hasattr(command, "commands"):
-        command = command.commands[words.pop(0)]
+    while isinstance(command, click.Group):
+        command = command.get_command(click.Context(command), words.pop(0))
     known = {option for parameter in command.params for option in parameter.opts}
     assert set(options) <= known
 

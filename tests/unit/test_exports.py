@@ -42,7 +42,7 @@ DOCUMENTED: dict[str, list[str] | None] = {
     "topic.publisher": ["Publisher"],
     "topic.topic": ["Topic"],
     "topic.transaction": ["AckIntents"],
-    "values.options": ["ValueOptions"],
+    "values": ["ValueOptions"],
 }
 
 

@@ -1,1 +1,0 @@
-"""Records for the readers of typed values, and what Spark makes of them."""

@@ -1,1 +1,1 @@
-"""What an operator does to a queue: look, check, repair. No flags, no terminal: see ``cli``."""
+"""The operations of an operator on queues and topics. The command line is in ``cli``."""

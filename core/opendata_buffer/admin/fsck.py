@@ -1,37 +1,55 @@
-"""Whether every queued batch is there and readable. Reads only, and goes on after a finding."""
+"""Check that every queued batch is there and readable; repair what is not.
+
+:func:`check_queue` only reads, and continues after a problem. :func:`repair` rebuilds the manifest,
+or passes a batch by that cannot be delivered. It gives nothing up without a copy: the bytes of a
+replaced manifest are saved beside it, and a batch that is passed by is copied to the quarantine.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
 import pyarrow.compute as pc
 
-from opendata_buffer.admin.observe import Observer
-from opendata_buffer.admin.rebuild import RebuildPlan, plan_rebuild, read_raw
+from opendata_buffer.admin.rebuild import RebuildPlan, plan_rebuild, read_raw, rebuild
+from opendata_buffer.admin.trim import skip_batch
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.fetch import BatchDescriptor, FetchHandle
+from opendata_buffer.consumer.cursors import BatchDescriptor
+from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.consumer.read_ahead import fetch_many
+from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import BatchMissing, ForeignLocation, PoisonBatch
 from opendata_buffer.queue.ownership import check_owner
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 
-__all__ = ["Finding", "Kind", "Report", "check_queue"]
+__all__ = [
+    "NOT_REPAIRED",
+    "REPAIRED_BY",
+    "Finding",
+    "Kind",
+    "RepairPlan",
+    "Repaired",
+    "Report",
+    "check_queue",
+    "plan_repair",
+    "repair",
+]
 
 CONCURRENCY = 8
 GROUP = 16
-"""Batches that one thread looks at in a row: handing each over would take longer than the look."""
+"""Batches that one thread checks in a row: for a small batch the hand-over takes longer."""
 
 SMALL_BYTES = 16 * 1024
-"""Up to here a batch is read quicker without Arrow, which takes its time to begin."""
+"""Up to this size a batch is decoded faster without Arrow."""
 
 
 class Kind(StrEnum):
-    """What is wrong, as ``fsck --json`` says it."""
+    """The kind of a problem or note, as in ``fsck --json``."""
 
     MANIFEST = "manifest"
     """The manifest is gone, damaged or went backwards."""
@@ -40,7 +58,7 @@ class Kind(StrEnum):
     UNREADABLE = "unreadable"
     """A batch does not decode."""
     TOO_LARGE = "too large"
-    """A batch is larger than this reader takes; another one may take it."""
+    """A batch exceeds the limits of this reader; another reader may accept it."""
     FOREIGN = "foreign"
     """A batch lies outside the data prefix."""
     REPEATED = "repeated"
@@ -48,19 +66,33 @@ class Kind(StrEnum):
     UNREAD = "unread"
     """An object that no entry names."""
     METADATA = "metadata"
-    """Metadata of no record."""
+    """Metadata that describes no record."""
+
+
+REPAIRED_BY = {
+    Kind.MANIFEST: "is rebuilt from the batches that are there, and its bytes are saved beside it",
+    Kind.MISSING: "is passed by: its object is gone, and a report of it goes to the quarantine",
+    Kind.UNREADABLE: "is copied to the quarantine and passed by",
+    Kind.REPEATED: "is copied to the quarantine and passed by: the first entry delivers the object",
+}
+"""What repair does about a kind of problem."""
+
+NOT_REPAIRED = {
+    Kind.TOO_LARGE: "it may be sound: check again with a larger --max-batch-bytes",
+    Kind.FOREIGN: "it may be sound: check again with --allow-foreign-locations, or skip it",
+}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something worth telling about one entry, the manifest, or a batch that no entry names.
+    """A problem or a note about one entry, the manifest, or a batch that no entry names.
 
     Attributes:
         sequence: The entry; None for the others.
         location: Its object; the manifest's key for the manifest.
         problem: What is wrong.
+        kind: The kind of problem.
         what: ``entry``, ``manifest``, or ``unread batch`` for one that no entry names.
-        kind: The same problems have the same one.
     """
 
     sequence: int | None
@@ -83,8 +115,8 @@ class Report:
         records: Records in the readable ones.
         bytes: Bytes of these records.
         stored_bytes: Bytes of their objects.
-        problems: What a consumer will stumble over.
-        notes: What is legal but odd.
+        problems: What makes a consumer fail.
+        notes: What is legal but unusual.
     """
 
     batches: int = 0
@@ -104,9 +136,12 @@ class Report:
         return {"ok": self.ok, **asdict(self)}
 
 
+# ---- check
+
+
 @dataclass(frozen=True)
 class _Outcome:
-    """What one batch turned out to be; ``fault`` None means readable."""
+    """The outcome for one batch; ``fault`` None means readable."""
 
     descriptor: BatchDescriptor
     records: int = 0
@@ -118,11 +153,9 @@ class _Outcome:
 
 @dataclass(frozen=True)
 class _Group:
-    """Batches that are looked at in a row, and what they turned out to be."""
+    """Batches that one thread checks in a row."""
 
     batches: Sequence[BatchDescriptor]
-    outcomes: Sequence[_Outcome] = ()
-    nbytes: int = 0
     size: int | None = None
 
 
@@ -135,60 +168,60 @@ def check_queue(
 ) -> Report:
     """Check the manifest, then fetch and decode every batch it names.
 
-    A manifest that is damaged, gone, or behind what the owner marker has seen is the one problem
-    told then; each batch that no entry names and no consumer is known to have read is a note.
+    A manifest that is damaged, gone, or behind what the owner marker remembers is the only problem
+    reported then. Each batch that no entry names and that was not surely read is a note.
 
     Args:
         store: Where the queue lives.
         config: Its manifest and prefix, and the largest batch to decode.
         runtime: Threads, and the time of retries.
-        advance: Told the entries done, and their number.
+        advance: Called with the number of entries done, and of all.
 
     Raises:
         InvalidInput: There is no manifest.
-        TransientStorageError, PermanentStorageError: The store does not answer; nothing is
-            said about the queue then.
+        TransientStorageError, PermanentStorageError: The store did not answer; that says nothing
+            about the queue.
     """
     report = Report()
-    observer = Observer(store, config, runtime)
+    reader = ReadOnlyReader(config, store=store, runtime=runtime)
     claim = check_owner(store, config, runtime=runtime)
     seen = None if claim is None else claim.watermark
-    # Before the manifest: what is enqueued between the two is named by it.
+    # Before the manifest: a batch enqueued between the two is named by it.
     listing = store.list(f"{config.data_path_prefix}/")
     raw = read_raw(store, config.manifest_path)
     plan = plan_rebuild(raw, listing, seen, config=config)
-    # Where neither a manifest nor a marker was ever, there is no queue: the next read says so.
+    # Without a manifest and a marker there never was a queue: reader.manifest() raises that.
     if plan.fault is not None and (raw is not None or seen is not None):
-        _add_lost(report, plan, config)
+        _add_manifest_fault(report, plan, config)
         return report
-    manifest = observer.manifest()
+    manifest = reader.manifest()
     handle = FetchHandle.of(config, store=store, runtime=runtime)
     descriptors = [BatchDescriptor.of(entry) for entry in manifest.entries()]
     times_queued = Counter(each.location for each in descriptors)
-    groups = [
-        _Group(descriptors[start : start + GROUP]) for start in range(0, len(descriptors), GROUP)
-    ]
+    groups = [_Group(descriptors[at : at + GROUP]) for at in range(0, len(descriptors), GROUP)]
 
-    def look(group: _Group) -> _Group:
-        found = [_look(handle, each) for each in group.batches]
-        return _Group(group.batches, found, sum(each.stored for each in found))
-
-    looked: Iterable[_Group] = fetch_many(look, groups, concurrency=CONCURRENCY, runtime=runtime)
-    for group in looked:
-        for outcome in group.outcomes:
+    checked = fetch_many(
+        lambda group: [_check_batch(handle, each) for each in group.batches],
+        groups,
+        concurrency=CONCURRENCY,
+        runtime=runtime,
+        size_of=lambda outcomes: sum(each.stored for each in outcomes),
+    )
+    for outcomes in checked:
+        for outcome in outcomes:
             _add(report, outcome, times_queued[outcome.descriptor.location])
             advance(report.batches, len(descriptors))
     if report.problems:
-        # A consumer may have taken entries, and its collector their objects, while we looked.
-        first = observer.manifest().first_sequence
+        # A consumer may have taken entries meanwhile, and its collector their objects.
+        first = reader.manifest().first_sequence
         report.problems = [
             each for each in report.problems if each.sequence is None or each.sequence >= first
         ]
     return report
 
 
-def _look(handle: FetchHandle, descriptor: BatchDescriptor) -> _Outcome:
-    # A value, not an error: fetch_many ends at the first error.
+def _check_batch(handle: FetchHandle, descriptor: BatchDescriptor) -> _Outcome:
+    # Returns faults, because fetch_many ends at the first error.
     stored: int | None = None
     try:
         raw = handle.fetch_raw(descriptor)
@@ -208,14 +241,13 @@ def _kind(error: PoisonBatch, stored: int | None) -> Kind:
         return Kind.MISSING
     if isinstance(error, ForeignLocation):
         return Kind.FOREIGN
-    # Of a limit, the reason names the setting; an object beyond all limits was not even read.
-    return (
-        Kind.TOO_LARGE if stored is None or "max_batch_bytes" in error.reason else Kind.UNREADABLE
-    )
+    # The reason names the setting that was exceeded. An object that exceeds all was not read.
+    if stored is None or "max_batch_bytes" in error.reason:
+        return Kind.TOO_LARGE
+    return Kind.UNREADABLE
 
 
-def _add_lost(report: Report, plan: RebuildPlan, config: ConsumerConfig) -> None:
-    """A manifest that does not name what it should: nothing below it can be trusted."""
+def _add_manifest_fault(report: Report, plan: RebuildPlan, config: ConsumerConfig) -> None:
     text = f"{plan.fault}".rstrip(".")
     if "manifest rebuild" not in text:
         text += ". Stop everything and mend it with 'opendata-buffer manifest rebuild'"
@@ -239,12 +271,108 @@ def _add(report: Report, outcome: _Outcome, times_queued: int) -> None:
         report.problems.append(finding(outcome.fault, outcome.kind))
         return
     if times_queued > 1:
-        text = f"its object is queued {times_queued} times: so often its records are delivered"
+        text = f"its object is queued {times_queued} times, and delivered as often"
         report.problems.append(finding(text, Kind.REPEATED))
-    for each in entry.metadata:
-        if each.start_index > outcome.records:
-            text = (
-                f"metadata starts at record {each.start_index}, after the last, {outcome.records}"
+    late = [each.start_index for each in entry.metadata if each.start_index > outcome.records]
+    if late:
+        text = f"metadata starts at record {late[0]}, after the last, {outcome.records}"
+        report.notes.append(finding(text + "; legal, and describes no record", Kind.METADATA))
+
+
+# ---- repair
+
+
+@dataclass(frozen=True)
+class RepairPlan:
+    """What to do about the problems of one queue.
+
+    Attributes:
+        repair: The problems that are repaired, in the order of their sequences.
+        leave: The others, and why an operator has to decide about them.
+    """
+
+    repair: tuple[Finding, ...]
+    leave: tuple[tuple[Finding, str], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repaired:
+    """One problem that was repaired.
+
+    Attributes:
+        sequence: Of the batch that was passed by; None for the manifest.
+        location: Its object, or the manifest's key.
+        kind: What was wrong.
+        copy: Id in the quarantine, or where the old manifest was saved; None where there was
+            nothing to copy.
+    """
+
+    sequence: int | None
+    location: str
+    kind: Kind
+    copy: str | None
+
+    def as_json(self) -> dict[str, Any]:
+        """All fields by name."""
+        return asdict(self)
+
+
+def plan_repair(report: Report) -> RepairPlan:
+    """What to do about a check's problems; pure.
+
+    Of an object that is queued more than once the first entry stays.
+    """
+    to_repair: list[Finding] = []
+    leave: list[tuple[Finding, str]] = []
+    delivered: set[str] = set()
+    for finding in report.problems:
+        if finding.kind is Kind.REPEATED and finding.location not in delivered:
+            delivered.add(finding.location)
+        elif finding.kind in REPAIRED_BY:
+            to_repair.append(finding)
+        else:
+            leave.append((finding, NOT_REPAIRED[finding.kind]))
+    return RepairPlan(tuple(to_repair), tuple(leave))
+
+
+def repair(
+    store: Store,
+    config: ConsumerConfig,
+    plan: Sequence[Finding],
+    runtime: Runtime,
+    *,
+    advance: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Repaired]:
+    """Repair what a plan names. After an error check again, and repair what is left.
+
+    Stop the queue's producers and consumers first. A consumer that still runs is fenced.
+
+    Args:
+        store: Where the queue lives.
+        config: Its manifest and prefix, and the largest batch that counts as readable.
+        plan: ``RepairPlan.repair``.
+        runtime: Clock and names.
+        advance: Called with the number of problems done, and of all.
+
+    Raises:
+        InvalidInput: A batch has become readable: check again.
+        PrefixConflict, UnsafeStore, StorageError, Conflict: What is left was not repaired.
+    """
+    done = []
+    for finding in plan:
+        if finding.kind is Kind.MANIFEST:
+            _, copy = rebuild(store, config, runtime)
+        else:
+            assert finding.sequence is not None
+            force = finding.kind is Kind.REPEATED
+            copy = skip_batch(store, config, finding.sequence, runtime, force=force).report.id
+        done.append(
+            Repaired(
+                sequence=finding.sequence,
+                location=finding.location,
+                kind=finding.kind,
+                copy=copy,
             )
-            report.notes.append(finding(text + "; legal, and describes no record", Kind.METADATA))
-            return
+        )
+        advance(len(done), len(plan))
+    return done

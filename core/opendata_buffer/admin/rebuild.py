@@ -1,13 +1,13 @@
-"""A manifest that was lost, damaged or restored is made again from what lies on the store.
+"""Rebuild a manifest that was lost, damaged or restored, from the batch objects in the store.
 
-:func:`plan_rebuild` decides and does no IO. Its rule: rather a record twice than a record lost.
+:func:`plan_rebuild` decides and does no IO. It delivers a record twice rather than losing it.
 
-* What the damaged or old manifest still tells is kept: entries, their order and their metadata.
-* Every batch object that no entry names comes behind them, in the order of names. One that was
-  surely read is left out: see :func:`read_before_ms`. Messages of a producer whose last word is
-  among the entries come before them.
-* Sequences and epoch go on far above what the owner marker has seen. The marker lags behind the
-  manifest that was lost, and no position that a consumer saved may reach into the new entries.
+* Entries that the damaged or old manifest still has are kept, with their order and metadata.
+* Every batch object that no entry names is enqueued behind them, in the order of names. A batch
+  that was surely read is left out: see :func:`read_before_ms`. Messages of a producer whose final
+  acknowledgement is among the entries are enqueued before them.
+* Sequences and epoch continue far above what the owner marker remembers. The marker lags behind
+  the lost manifest, and no position that a consumer saved may point into the new entries.
 """
 
 from __future__ import annotations
@@ -16,37 +16,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from opendata_buffer import outcomes
-from opendata_buffer.admin.observe import is_a_topic
 from opendata_buffer.config import QueueConfig
+from opendata_buffer.consumer.read_only import no_such_queue
 from opendata_buffer.errors import (
     Conflict,
     CorruptManifest,
-    InvalidInput,
     ObjectNotFound,
     TransientStorageError,
 )
-from opendata_buffer.formats.entries import salvage_entries
+from opendata_buffer.formats.entries import NewEntry, QueueEntry, salvage_entries
 from opendata_buffer.formats.keys import BatchLocation, Transaction, is_confined, parse_location
-from opendata_buffer.formats.manifest import (
-    MAX_MANIFEST_BYTES,
-    Manifest,
-    NewEntry,
-    QueueEntry,
-)
+from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
 from opendata_buffer.messages.message_ids import ACK_TXN, FINAL, MessageId, parse_uuid
 from opendata_buffer.queue.cas import CasObject
 from opendata_buffer.queue.ownership import OWNER_NAME, check_owner, claim_for_writing
 from opendata_buffer.queue.rollback_checks import Watermark
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Blob, Listing, Store
-from opendata_buffer.topic.topic import is_topic
 
 __all__ = ["RebuildPlan", "plan_rebuild", "read_before_ms", "read_raw", "rebuild"]
 
 SEQUENCES_AHEAD = 1_000_000
 EPOCHS_AHEAD = 1_000
 GRACE_MS = 600_000
-"""The default grace period; a producer enqueues no batch that is older than half of it."""
+"""The collector's default grace period. A producer enqueues no batch older than half of it."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +47,7 @@ class RebuildPlan:
     """What is wrong with a manifest, and the one to put in its place.
 
     Attributes:
-        fault: What is wrong; None when nothing is to be done.
+        fault: What is wrong; None when the manifest is sound.
         manifest: The manifest to write.
         kept: Entries taken from the old manifest, with their metadata.
         found: Locations of batches that no entry named, in the order they are enqueued.
@@ -75,7 +68,7 @@ class RebuildPlan:
 def plan_rebuild(
     raw: bytes | None, listing: Listing, seen: Watermark | None, *, config: QueueConfig
 ) -> RebuildPlan:
-    """Look at a manifest's bytes and at what lies below the data prefix.
+    """Compare a manifest's bytes with the objects below the data prefix; pure.
 
     Args:
         raw: The manifest's bytes; None when there is no such object.
@@ -101,9 +94,9 @@ def plan_rebuild(
     found, read = _unnamed(listing, {entry.location for entry in entries}, read_ms, prefix)
     left_out = {each.location for each in entries} - {each.location for each in unread}
     read += len(left_out & objects)
-    over = _final_of(kept, prefix)
-    before = [NewEntry(name) for name, parsed in found if _producer(parsed) in over]
-    behind = [NewEntry(name) for name, parsed in found if _producer(parsed) not in over]
+    finished = _finished_producers(kept, prefix)
+    before = [NewEntry(name) for name, parsed in found if _producer(parsed) in finished]
+    behind = [NewEntry(name) for name, parsed in found if _producer(parsed) not in finished]
     manifest = Manifest.starting_at(
         reached.next_sequence + SEQUENCES_AHEAD, reached.epoch + EPOCHS_AHEAD
     ).append([*before, *kept, *behind])
@@ -113,12 +106,12 @@ def plan_rebuild(
 
 
 def read_before_ms(listing: Listing, seen: Watermark | None, data_path_prefix: str) -> int:
-    """Batches named before this time surely left the queue, milliseconds; 0 where none did.
+    """The time before which batch names were surely read, milliseconds; 0 when none was.
 
     A producer does not enqueue a batch that is older than half of the grace period. So a batch
-    named that much earlier than one that was read was stored stood before it in the queue. Names
-    alone prove nothing: those of the Spark sink and of acknowledgements are made ahead of time,
-    the former by hours, and only the object tells when it was stored.
+    whose name is that much older than a read batch's object was before that one in the queue. The
+    name of the read batch alone proves nothing: the Spark sink and acknowledgements make names
+    ahead of time, the sink by hours, so the object's time of storage counts, too.
 
     Args:
         listing: The objects below the data prefix.
@@ -130,17 +123,17 @@ def read_before_ms(listing: Listing, seen: Watermark | None, data_path_prefix: s
     acked = parse_location(seen.acked_location, data_path_prefix)
     stored = (each for each in listing.objects if each.key == seen.acked_location)
     info = next(stored, None)
-    # The ULID of a run of OpenData's Go producer is older than the run's batches.
+    # OpenData's Go producer names a directory by a ULID that is older than the batches in it.
     if acked is None or info is None or f"/{acked.ulid}/" in seen.acked_location:
         return 0
-    # A name ahead of time is bounded by when it was stored, an object restored since by its name.
+    # The time of storage bounds a name made ahead of time; the name bounds a restored object.
     return min(acked.timestamp_ms, info.last_modified_ms) - GRACE_MS // 2
 
 
 def _examine(
     raw: bytes | None, seen: Watermark | None
 ) -> tuple[str | None, Sequence[QueueEntry], Watermark]:
-    """What is wrong, the entries that can be read, and the highest that is known."""
+    """What is wrong, the entries that can be read, and the highest known position and epoch."""
     reached = seen if seen is not None else Watermark(0, 0)
     if raw is None:
         return "it is gone", (), reached
@@ -165,8 +158,9 @@ def _unread(
 ) -> list[QueueEntry]:
     """The old manifest's entries without those that were surely read.
 
-    A sequence that the marker knows to be read says so only where both are of one history. A client
-    that knows no marker makes a lost manifest anew, and counts from 0 what nobody has read.
+    The marker's acknowledged sequence counts only where the manifest has the marker's entry at that
+    sequence. A client that knows no marker recreates a lost manifest, and counts unread batches
+    from 0 again.
     """
     acked = -1 if seen is None or seen.acked is None else seen.acked
     shared = seen is not None and any(
@@ -181,17 +175,20 @@ def _unread(
     return unread
 
 
-def _final_of(kept: Sequence[NewEntry], prefix: str) -> set[bytes]:
-    """Producers whose last word is kept: what they wrote before it was read, and must not come
-    behind it. A reader has forgotten them there, and would wait for another word for ever."""
-    over: set[bytes] = set()
+def _finished_producers(kept: Sequence[NewEntry], prefix: str) -> set[bytes]:
+    """Producers whose final acknowledgement is kept.
+
+    Their earlier messages must not be enqueued behind it: a reader forgets the producer there, and
+    would wait for another acknowledgement for ever.
+    """
+    finished: set[bytes] = set()
     for each in kept:
         parsed = parse_location(each.location, prefix)
         if parsed is not None and parsed.message is not None:
             message = parse_uuid(parsed.message)
             if message.flags == ACK_TXN | FINAL:
-                over.add(message.producer)
-    return over
+                finished.add(message.producer)
+    return finished
 
 
 def _producer(parsed: BatchLocation) -> bytes | None:
@@ -201,7 +198,7 @@ def _producer(parsed: BatchLocation) -> bytes | None:
 def _unnamed(
     listing: Listing, named: set[str], read_ms: int, prefix: str
 ) -> tuple[list[tuple[str, BatchLocation]], int]:
-    """Batches that no entry names, in the order to enqueue them; and how many were read."""
+    """Batches that no entry names, in the order to enqueue them, and how many others were read."""
     nested = tuple(
         info.key.removesuffix(OWNER_NAME)
         for info in listing.objects
@@ -224,59 +221,59 @@ _Found = tuple[str, BatchLocation]
 
 
 def _ordered(found: Sequence[_Found]) -> list[_Found]:
-    """By the ULIDs of their names; transactions in one piece, and by number within one app.
+    """Order by ULID, with each transaction in one piece and an app's transactions by number.
 
-    Messages are ordered by themselves, as :func:`_in_clock_order` says.
+    :func:`_in_clock_order` orders messages.
     """
     groups: dict[object, list[_Found]] = {}
     for each in _in_clock_order(sorted(found, key=lambda each: (each[1].ulid, each[0]))):
         txn = _group_of(each[1])
         groups.setdefault(each[0] if txn is None else txn, []).append(each)
-    # In insertion order, which is by each group's first ULID. An app's groups share out the
-    # places that they have among the others.
+    # In insertion order, which is by each group's first ULID. The groups of one app are sorted
+    # within the slots that they have among the others.
     ordered = list(groups.values())
-    places: dict[str, list[int]] = {}
-    for place, group in enumerate(ordered):
+    slots: dict[str, list[int]] = {}
+    for slot, group in enumerate(ordered):
         if (txn := _group_of(group[0][1])) is not None:
-            places.setdefault(txn.app, []).append(place)
-    for own in places.values():
-        by_number = sorted((ordered[place] for place in own), key=_number)
-        for place, group in zip(own, by_number, strict=True):
-            ordered[place] = group
+            slots.setdefault(txn.app, []).append(slot)
+    for own in slots.values():
+        by_number = sorted((ordered[slot] for slot in own), key=_number)
+        for slot, group in zip(own, by_number, strict=True):
+            ordered[slot] = group
     return [each for group in ordered for each in group]
 
 
 def _group_of(parsed: BatchLocation) -> Transaction | None:
-    """The transaction that keeps batches together; a message's batch stands for itself."""
+    """The transaction that keeps batches together; None for a message, which is ordered alone."""
     return parsed.txn if parsed.message is None else None
 
 
 def _in_clock_order(found: Sequence[_Found]) -> list[_Found]:
-    """Each producer's messages share out the places that they have among the others.
+    """Sort each producer's messages within the slots that they have among the others.
 
-    Names may be made ahead of time and in many processes, so a producer's messages go by its
-    clock: one that comes late would pass for a duplicate. Its acknowledgements stay where their
-    names put them, because a roll-back has the clock of an earlier one; the final one goes to
-    the end: had it gone first, what it decides would stay undecided.
+    Names may be made ahead of time and in many processes, so messages go by the producer's clock:
+    a message behind a later one would pass for a duplicate. Acknowledgements keep the slots of
+    their names, because a roll-back has an earlier clock. The final acknowledgement goes to the
+    last slot: messages behind it would stay undecided.
     """
     ordered = list(found)
-    places: dict[bytes, list[tuple[int, MessageId]]] = {}
-    for place, (_, parsed) in enumerate(found):
+    slots: dict[bytes, list[tuple[int, MessageId]]] = {}
+    for slot, (_, parsed) in enumerate(found):
         if parsed.message is not None:
             message = parse_uuid(parsed.message)
-            places.setdefault(message.producer, []).append((place, message))
-    for own in places.values():
-        final = [place for place, message in own if message.flags & FINAL]
-        steady = [(place, message) for place, message in own if not message.flags & FINAL]
+            slots.setdefault(message.producer, []).append((slot, message))
+    for own in slots.values():
+        final = [slot for slot, message in own if message.flags & FINAL]
+        others = [(slot, message) for slot, message in own if not message.flags & FINAL]
         by_clock = iter(
-            place
-            for _, place in sorted(
-                (message.clock, place) for place, message in steady if message.flags != ACK_TXN
+            slot
+            for _, slot in sorted(
+                (message.clock, slot) for slot, message in others if message.flags != ACK_TXN
             )
         )
-        moved = [place if message.flags == ACK_TXN else next(by_clock) for place, message in steady]
-        for (place, _), source in zip(own, moved + final, strict=True):
-            ordered[place] = found[source]
+        moved = [slot if message.flags == ACK_TXN else next(by_clock) for slot, message in others]
+        for (slot, _), source in zip(own, moved + final, strict=True):
+            ordered[slot] = found[source]
     return ordered
 
 
@@ -304,10 +301,10 @@ def read_raw(store: Store, key: str) -> bytes | None:
 def rebuild(
     store: Store, config: QueueConfig, runtime: Runtime, *, dry_run: bool = False
 ) -> tuple[RebuildPlan, str | None]:
-    """Put a sound manifest in the place of one that is gone, damaged or restored.
+    """Replace a manifest that is gone, damaged or restored by a sound one.
 
-    Stop producers, consumers and collectors first: what a producer uploads right now would be
-    enqueued twice. The bytes of the old manifest are kept beside it.
+    Stop producers, consumers and collectors first: a batch that a producer uploads right now would
+    be enqueued twice. The bytes of the old manifest are kept beside it.
 
     Args:
         store: Where the queue lives.
@@ -326,18 +323,12 @@ def rebuild(
     """
     claim = check_owner(store, config, runtime=runtime)
     seen = None if claim is None else claim.watermark
-    # The listing first: what is enqueued between the two is in the manifest.
+    # The listing first: a batch enqueued between the two is in the manifest.
     listing = store.list(f"{config.data_path_prefix}/")
     raw = read_raw(store, config.manifest_path)
     plan = plan_rebuild(raw, listing, seen, config=config)
-    if raw is None and seen is None and not plan.found and is_topic(store):
-        raise InvalidInput(is_a_topic(store.url, config.data_path_prefix))
     if raw is None and seen is None and not plan.found:
-        raise InvalidInput(
-            f"there is no queue: neither a manifest {config.manifest_path!r} nor a batch below "
-            f"{config.data_path_prefix!r} in {store.url}. Name the right queue with "
-            "data_path_prefix or manifest_path."
-        )
+        raise no_such_queue(store, config)
     if plan.fault is None or dry_run:
         return plan, None
     store.check_conditional_writes(config.manifest_path)

@@ -1,9 +1,9 @@
-"""Undecided transactions: whose they are, since when, and how to end them (failure F40).
+"""Undecided transactions: list them, and end them (failure F40).
 
-A writer that was killed leaves its transaction undecided. Nothing of it is delivered, and nobody
-waits for it but the acknowledgements: a reader takes nothing out of the queue from the first
-undecided batch on. The same writer ends it when it is started again; where none will, an operator
-does, with :func:`abort`.
+A writer that was killed leaves its transaction undecided. Nothing of it is delivered, and readers
+continue behind it, but acknowledgements stop there: nothing leaves the queue from its first batch
+on. The writer ends the transaction when it is started again. If it never is, an operator ends it
+with :func:`abort`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from opendata_buffer.admin.observe import Observer
 from opendata_buffer.admin.rebuild import GRACE_MS
 from opendata_buffer.concurrency import together
 from opendata_buffer.config import QueueConfig
+from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import InvalidInput, ObjectNotFound
 from opendata_buffer.formats.keys import Transaction, parse_location
 from opendata_buffer.formats.manifest import Manifest
@@ -25,7 +25,8 @@ from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Get, Store, read_sidecar
-from opendata_buffer.topic.topic import Topic, is_topic
+from opendata_buffer.topic.description import is_topic
+from opendata_buffer.topic.topic import Topic
 from opendata_buffer.transactions.commit_record import (
     RECORD,
     TOPIC_FOLDER,
@@ -35,30 +36,37 @@ from opendata_buffer.transactions.commit_record import (
 from opendata_buffer.transactions.coordinator import TransactionCoordinator
 from opendata_buffer.transactions.markers import ROLL_BACK, TransactionMarker, settle
 
-__all__ = ["PATIENCE_S", "Aborted", "OpenTransaction", "Place", "abort", "list_open", "open_in"]
+__all__ = [
+    "STALE_AFTER_S",
+    "Aborted",
+    "OpenTransaction",
+    "TransactionScope",
+    "abort",
+    "list_open",
+    "open_in",
+]
 
-PATIENCE_S = 900.0
-"""Age from which a transaction is told as a problem, and may be ended without force: no write
-takes so long that is still at work and well."""
+STALE_AFTER_S = 900.0
+"""Age from which ``status`` warns about a transaction, and ``abort`` ends it without ``force``: no
+writer that runs takes so long."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenTransaction:
-    """A transaction's part in one queue, at one moment.
+    """The part of a transaction that is in one queue, at one moment.
 
     Attributes:
         partition: The queue's data prefix.
-        producer: Who wrote it: a producer id, 12 hexadecimal digits.
-        app: Whose it is; None for a publisher without a name.
-        batch: The app's number of it.
+        producer: The producer's id, 12 hexadecimal digits.
+        app: The app id; None for a publisher without a name.
+        batch: The app's number of the transaction.
         first_sequence: Of its first batch: nothing from there on leaves the queue.
-        last_clock: The producer's clock at the last one.
+        last_clock: The producer's clock at its last batch.
         batches: How many it has.
-        behind: Queued batches from the first one on, of whomever.
-        age_seconds: Since the first one was produced; None where that cannot be told.
-        committed: Whether the app's commit record names it, or, where there is no app, another
-            queue has its acknowledgement: it is committed, and only has to be acknowledged in
-            this queue.
+        behind: Queued batches from its first one on, of all producers.
+        age_seconds: Since the first one was produced; None where its name does not tell.
+        committed: Whether it is decided and only lacks its acknowledgement in this queue: the
+            app's commit record names it or, without an app, another queue has acknowledged it.
     """
 
     partition: str
@@ -73,7 +81,7 @@ class OpenTransaction:
     committed: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """All fields, by name."""
+        """All fields by name."""
         return asdict(self)
 
 
@@ -83,19 +91,19 @@ class Aborted:
 
     Attributes:
         committed: Parts of transactions that were committed already, and are delivered now.
-        rolled_back: Parts that never will be.
+        rolled_back: Parts that are never delivered.
     """
 
     committed: tuple[OpenTransaction, ...]
     rolled_back: tuple[OpenTransaction, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """All fields, by name."""
+        """All fields by name."""
         return asdict(self)
 
 
-class Place:
-    """A topic, or one queue, whose transactions are looked at.
+class TransactionScope:
+    """The queues whose transactions are listed or ended: those of a topic, or one.
 
     Args:
         config: Of the topic, or of the one queue.
@@ -114,7 +122,7 @@ class Place:
         self._queues: dict[str, Queue] = {}
 
     def names(self) -> list[str]:
-        """Data prefixes of its queues.
+        """Data prefixes of the queues.
 
         Raises:
             InvalidInput: There is no such queue or topic.
@@ -122,17 +130,13 @@ class Place:
         """
         if self.topic is not None:
             return self.topic.read().names
-        Observer(self.store, self.config, self.runtime).manifest()
+        self._reader(self.config.data_path_prefix).manifest()
         return [self.config.data_path_prefix]
 
-    def config_of(self, name: str) -> QueueConfig:
-        """Settings of one of its queues."""
-        return self.config if self.topic is None else self.topic.config_of(name, self.config)
-
     def queue(self, name: str) -> Queue:
-        """One of its queues, to be written."""
+        """One of the queues, to be written."""
         if name not in self._queues:
-            own = self.config_of(name)
+            own = self._config_of(name)
             claim = claim_for_writing(self.store, own, runtime=self.runtime)
             self._queues[name] = Queue(
                 self.store, own, runtime=self.runtime, role="operator", claim=claim
@@ -140,13 +144,18 @@ class Place:
         return self._queues[name]
 
     def manifest(self, name: str) -> Manifest | None:
-        """The manifest of one of its queues; None for one that was never written."""
-        own = self.config_of(name)
-        return Queue(self.store, own, runtime=self.runtime, role="observer").read()
+        """The manifest of one of the queues; None for one that was never written."""
+        return self._reader(name).find()
+
+    def _reader(self, name: str) -> ReadOnlyReader:
+        return ReadOnlyReader(self._config_of(name), store=self.store, runtime=self.runtime)
+
+    def _config_of(self, name: str) -> QueueConfig:
+        return self.config if self.topic is None else self.topic.config_of(name, self.config)
 
 
 def open_in(manifest: Manifest, data_path_prefix: str, now_ms: int) -> list[OpenTransaction]:
-    """The undecided transactions of one queue, in the order of their beginnings; pure.
+    """The undecided transactions of one queue, in the order of their first batches; pure.
 
     Args:
         manifest: Of the queue.
@@ -182,7 +191,7 @@ def open_in(manifest: Manifest, data_path_prefix: str, now_ms: int) -> list[Open
     ]
 
 
-def list_open(place: Place) -> list[OpenTransaction]:
+def list_open(scope: TransactionScope) -> list[OpenTransaction]:
     """All undecided transactions of a topic or a queue, by partition; changes nothing.
 
     Raises:
@@ -190,92 +199,105 @@ def list_open(place: Place) -> list[OpenTransaction]:
         CorruptData, StorageError: A manifest or a commit record could not be read.
     """
 
-    def look(name: str) -> tuple[list[OpenTransaction], set[str]]:
-        manifest = place.manifest(name)
+    def read(name: str) -> tuple[list[OpenTransaction], set[str]]:
+        manifest = scope.manifest(name)
         if manifest is None:
             return [], set()
-        return open_in(manifest, name, place.runtime.now_ms()), _committed_in(manifest, name)
+        return open_in(manifest, name, scope.runtime.now_ms()), _committed_in(manifest, name)
 
-    looks = together(place.runtime, look, place.names())
-    found = [each for part, _ in looks for each in part]
-    elsewhere = set().union(*(committed for _, committed in looks))
-    # After the manifests: what a record names by then is committed, whatever happens next.
+    parts = together(scope.runtime, read, scope.names())
+    found = [each for part, _ in parts for each in part]
+    acknowledged = set().union(*(committed for _, committed in parts))
+    # After the manifests: a transaction that the record names by then stays committed.
     apps = sorted({each.app for each in found if each.app is not None})
-    records = dict(
-        zip(apps, together(place.runtime, lambda app: _record(place.store, app), apps), strict=True)
-    )
+    read_records = together(scope.runtime, lambda app: _record(scope.store, app), apps)
+    records = dict(zip(apps, read_records, strict=True))
     return [
         replace(each, committed=True)
-        if each.app is None and each.producer in elsewhere
+        if each.app is None and each.producer in acknowledged
         else _judged(each, records)
         for each in found
     ]
 
 
 def abort(
-    place: Place, producer: str, *, force: bool = False, patience_s: float = PATIENCE_S
+    scope: TransactionScope,
+    producer: str,
+    *,
+    force: bool = False,
+    stale_after_s: float = STALE_AFTER_S,
 ) -> Aborted:
-    """End the transaction of a producer in all partitions, and with it all others of its app.
+    """End the transaction of a producer in all partitions, and all others of the same app.
 
-    It does not decide against a commit record: what that names is committed, and is completed. A
-    writer that lives is overtaken by it: it finds its record claimed and fails, and nothing of
-    its transaction is visible. A transaction without an app has no record: it is completed where
-    one of its queues still has an acknowledgement of it; else whether it is committed is known to
-    its publisher alone, who keeps its intents. Rolled back here and applied by those later, it is
-    delivered in some partitions only; so that takes ``force``.
+    The commit record decides: a transaction that it names is committed, and is completed; the
+    others are rolled back. The record is claimed first, so a writer that still runs fails and
+    nothing of its transaction becomes visible.
+
+    A transaction without an app has no record. It is completed where one of its queues has
+    acknowledged it. Otherwise only its publisher, which keeps the intents, knows whether it is
+    committed: intents that are applied after the roll-back deliver it in some partitions and not
+    in others. So that takes ``force``.
 
     Args:
-        place: The whole topic, or a queue of its own.
+        scope: The whole topic, or a queue of its own.
         producer: As :attr:`OpenTransaction.producer` says.
-        force: Also a transaction that is younger than ``patience_s``, and also one whose intents
-            may be saved elsewhere: after making sure that nobody applies them.
-        patience_s: Seconds.
+        force: Also end a transaction that is younger than ``stale_after_s``, or one whose intents
+            may be saved elsewhere. Make sure first that no process applies them.
+        stale_after_s: Seconds.
 
     Raises:
-        InvalidInput: No such transaction is undecided; it is young; or ``place`` is one
+        InvalidInput: No such transaction is undecided; it is young; or ``scope`` is one
             partition of the topic that the transaction may span. Nothing was changed.
         Superseded: Its writer was started again at this moment, and ends it itself.
         OpenDataBufferError: Storage failed. Call it again: what is ended is not ended twice.
     """
-    listed = list_open(place)
+    listed = list_open(scope)
     chosen = [each for each in listed if each.producer == producer]
     if not chosen:
         raise InvalidInput(
-            f"no transaction of producer {producer!r} is undecided in {place.store.url}: it has "
+            f"no transaction of producer {producer!r} is undecided in {scope.store.url}: it has "
             "ended, or another one is meant. See 'opendata-buffer transactions list'."
         )
-    youngest = min(each.age_seconds or 0.0 for each in chosen)
-    if youngest < patience_s and not force and not any(each.committed for each in chosen):
-        raise InvalidInput(
-            f"the transaction of producer {producer!r} is {youngest:.0f} s old: its writer may be "
-            f"at work. Wait until it is {patience_s:.0f} s old, or pass force=True"
-        )
     app = chosen[0].app
-    if app is None and not force and not any(each.committed for each in chosen):
-        raise InvalidInput(
-            f"the transaction of producer {producer!r} has no name, so its publisher saves its "
-            "intents where only it knows: if they are applied after this, the transaction is "
-            "delivered in some partitions and not in others. Apply them, or make sure that nobody "
-            "will (delete them, end the publisher), then pass force=True"
-        )
-    if app is None or place.topic is None:
-        if place.topic is None and is_topic(place.store):
+    if not force and not any(each.committed for each in chosen):
+        _refuse_running(producer, app, chosen, stale_after_s)
+    if app is None or scope.topic is None:
+        if scope.topic is None and is_topic(scope.store):
             raise InvalidInput(
-                f"{place.config.data_path_prefix!r} is a partition of a topic, and a transaction "
+                f"{scope.config.data_path_prefix!r} is a partition of a topic, and a transaction "
                 "is ended in all of them or in none: leave --partition and --data-path-prefix out"
             )
-        _settle(place, chosen)
-        return Aborted(
-            committed=tuple(each for each in chosen if each.committed),
-            rolled_back=tuple(each for each in chosen if not each.committed),
-        )
+        _end(scope, chosen)
+        return _by_outcome(chosen)
     ledger = TransactionCoordinator(
-        place.store, place.config, place.queue, place.runtime, ahead_ms=GRACE_MS
+        scope.store, scope.config, scope.queue, scope.runtime, ahead_ms=GRACE_MS
     )
-    ledger.recover(app, None, place.names())
-    # The record is claimed by now, so what it names does not change any more.
-    records = {app: _record(place.store, app)}
-    ended = [_judged(each, records) for each in listed if each.app == app]
+    ledger.recover(app, None, scope.names())
+    # recover() claimed the record, so it does not change any more.
+    records = {app: _record(scope.store, app)}
+    return _by_outcome([_judged(each, records) for each in listed if each.app == app])
+
+
+def _refuse_running(
+    producer: str, app: str | None, chosen: list[OpenTransaction], stale_after_s: float
+) -> None:
+    """Raises InvalidInput for a transaction that its writer may still commit."""
+    youngest = min(each.age_seconds or 0.0 for each in chosen)
+    if youngest < stale_after_s:
+        raise InvalidInput(
+            f"the transaction of producer {producer!r} is {youngest:.0f} s old: its writer may be "
+            f"at work. Wait until it is {stale_after_s:.0f} s old, or pass force=True"
+        )
+    if app is None:
+        raise InvalidInput(
+            f"the transaction of producer {producer!r} has no name, so only its publisher has its "
+            "intents: if they are applied after this, the transaction is delivered in some "
+            "partitions and not in others. Apply them, or make sure that no process will (delete "
+            "them, end the publisher), then pass force=True"
+        )
+
+
+def _by_outcome(ended: list[OpenTransaction]) -> Aborted:
     return Aborted(
         committed=tuple(each for each in ended if each.committed),
         rolled_back=tuple(each for each in ended if not each.committed),
@@ -283,7 +305,7 @@ def abort(
 
 
 def _committed_in(manifest: Manifest, data_path_prefix: str) -> set[str]:
-    """Producers that a queue has a committing acknowledgement of."""
+    """Producers of which a queue has an acknowledgement that commits."""
     if b"/message=" not in manifest.raw:
         return set()
     found = set()
@@ -296,21 +318,22 @@ def _committed_in(manifest: Manifest, data_path_prefix: str) -> set[str]:
     return found
 
 
-def _settle(place: Place, chosen: list[OpenTransaction]) -> None:
+def _end(scope: TransactionScope, chosen: list[OpenTransaction]) -> None:
     def end(each: OpenTransaction) -> int:
-        named = each.app is not None and each.batch is not None
-        txn = Transaction(each.app, each.batch) if named else None  # type: ignore[arg-type]
+        txn = None
+        if each.app is not None and each.batch is not None:
+            txn = Transaction(each.app, each.batch)
         clock = each.last_clock + 1 if each.committed else ROLL_BACK
         return settle(
-            place.queue(each.partition),
+            scope.queue(each.partition),
             each.partition,
             (TransactionMarker(bytes.fromhex(each.producer), clock, txn),),
-            store=place.store,
-            runtime=place.runtime,
+            store=scope.store,
+            runtime=scope.runtime,
             ahead_ms=GRACE_MS,
         )
 
-    together(place.runtime, end, chosen)
+    together(scope.runtime, end, chosen)
 
 
 def _record(store: Get, app: str) -> CommitRecord | None:

@@ -1,30 +1,28 @@
-"""A broker as a process of its own: ``broker``."""
+"""``broker``: a broker as a process of its own."""
 
 from __future__ import annotations
 
 import secrets
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from opendata_buffer.cli.options import (
-    SOON_MS,
-    create_if_missing_option,
-    patient_queue_options,
-    queue_fields_of,
-)
+from opendata_buffer.broker.election import Host
+from opendata_buffer.broker.network import WebSocketNetwork, listen_for, require_websockets
+from opendata_buffer.cli.options import create_if_missing_option, patient_queue_options
+from opendata_buffer.cli.target import one_queue, require_queue
+from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.runtime import Runtime
 
-if TYPE_CHECKING:
-    from opendata_buffer.broker.election import Host
+__all__ = ["broker", "split_address"]
 
-__all__ = ["broker"]
-
-LOOK_S = 0.25
-"""Between two looks whether it still serves."""
+POLL_S = 0.25
+"""Between two checks whether it still serves."""
 
 STOP_S = 3.5
-"""For stepping down; the process ends within five seconds whatever happens."""
+"""For an orderly stop; the process ends within five seconds in any case."""
 
 
 def split_address(text: str) -> tuple[str, int]:
@@ -60,17 +58,19 @@ def _address(
     "--listen",
     callback=_address,
     metavar="HOST:PORT",
-    help="Where clients come in; port 0 takes a free one. Default: a free port on all interfaces, "
+    help="Where clients connect; port 0 takes a free one. Default: a free port on all interfaces, "
     "or on the loopback for a queue in a directory.",
 )
 @click.option(
     "--advertise",
     callback=_address,
     metavar="HOST:PORT",
-    help="Where clients find it, if not where it listens. Each broker has an address of its own: "
-    "name no load balancer.",
+    help="The address that clients are told, if not the one above. Each broker needs its own "
+    "address: do not use a load balancer's.",
 )
-@click.option("--tls-cert", metavar="FILE", default="", help="Certificate, PEM. Clients need none.")
+@click.option(
+    "--tls-cert", metavar="FILE", default="", help="Certificate, PEM. Clients need no certificate."
+)
 @click.option("--tls-key", metavar="FILE", default="", help="Its private key, PEM.")
 @create_if_missing_option
 @click.pass_obj
@@ -87,45 +87,38 @@ def broker(
     """Append for all producers of a queue, and hand its batches to workers.
 
     Stands by while another broker serves and takes over when that one ends, so start two. Runs
-    until it is interrupted. Producers and workers find it through the queue; nothing is lost
-    when it is killed.
+    until it is interrupted. Producers and workers find it through the queue. Nothing is lost when
+    it is killed.
     """
-    from opendata_buffer.admin.observe import Observer
-    from opendata_buffer.broker.election import Host
-    from opendata_buffer.broker.network import WebSocketNetwork, listen_for, require_websockets
-    from opendata_buffer.config import ConsumerConfig
-    from opendata_buffer.consumer.consumer import Consumer
-    from opendata_buffer.stores.open import open_store
-
     require_websockets()
     if bool(tls_cert) is not bool(tls_key):
         raise click.UsageError("--tls-cert and --tls-key go together")
-    config = ConsumerConfig(**queue_fields_of(queue))
-    store = open_store(config.store, config.store_options)
+    target = one_queue(queue, ConsumerConfig)
+    store = target.store
     if not create_if_missing:
-        soon = replace(config, cas_deadline_ms=min(config.cas_deadline_ms, SOON_MS))
-        Observer(store, soon, runtime).manifest()
+        require_queue(target, runtime)
     where = listen_for(store)
     if listen is not None:
         where = replace(where, host=listen[0], port=listen[1])
     if advertise is not None:
         where = replace(where, advertise=_joined(*advertise))
     network = WebSocketNetwork(runtime, replace(where, certificate=tls_cert, key=tls_key))
-    # A standby listens only once it serves: a broker that starts again under the address of its
-    # dead predecessor must find that address refused. What is wrong with it is told now.
+    # A standby listens only while it serves: clients of a dead broker must find its address
+    # refused, also when it is started again. Listening once reports a wrong address now.
     network.listen().close()
     host = Host(
-        store, config, runtime, network.listen, network.connect, secrets.token_bytes, Consumer
-    )
+        store, target.config, runtime, network.listen, network.connect, secrets.token_bytes,
+        Consumer,
+    )  # fmt: skip
     try:
         _report(host, store.url, runtime)
     finally:
         host.stop(STOP_S)
 
 
-def _report(host: Host, url: str, runtime: Any) -> None:
-    """Say who serves, whenever that changes, until there is an end."""
-    said = ""
+def _report(host: Host, url: str, runtime: Runtime) -> None:
+    """Print which broker serves, whenever that changes, until the host fails."""
+    printed = ""
     while host.failure is None:
         if mine := host.serving:
             line = f"serving {url} at {mine.address} (term {mine.term}, broker {mine.id})"
@@ -134,11 +127,11 @@ def _report(host: Host, url: str, runtime: Any) -> None:
                 f"standing by: {other.address} is announced (term {other.term}, broker {other.id})"
             )
         else:
-            line = said
-        if line != said:
+            line = printed
+        if line != printed:
             click.echo(line)
-            said = line
-        runtime.sleep(LOOK_S)
+            printed = line
+        runtime.sleep(POLL_S)
     raise host.failure
 
 

@@ -1,72 +1,114 @@
-"""One object as JSON, for people and scripts: what the ``dump`` commands print."""
+"""``manifest dump`` and ``batch dump``: one object as JSON."""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import click
+
+from opendata_buffer.cli.errors import Failure
+from opendata_buffer.cli.options import NATURAL, max_batch_bytes_option, store_options
+from opendata_buffer.cli.repair import rebuild
+from opendata_buffer.cli.target import store_options_of
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import CorruptData, InvalidInput, PermanentStorageError
 from opendata_buffer.formats import batch as batch_format
-from opendata_buffer.formats import manifest as manifest_footer
-from opendata_buffer.formats.batch import open_batch, split_records
-from opendata_buffer.formats.manifest import Manifest, QueueEntry
+from opendata_buffer.formats import manifest as manifest_format
+from opendata_buffer.formats.batch import largest_object, open_batch, split_records
+from opendata_buffer.formats.entries import QueueEntry
+from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
 from opendata_buffer.stores.base import NotModified
 from opendata_buffer.stores.open import open_store
 
-__all__ = ["Document", "batch_document", "manifest_document", "read_object"]
+__all__ = ["batch", "batch_document", "manifest", "manifest_document", "read_object"]
 
 _CHUNK = 1 << 20
 
 
-@dataclass(frozen=True)
-class Document:
-    """A JSON object of a few values and one list, printed item by item.
+@click.group()
+def manifest() -> None:
+    """Print a manifest, or rebuild it."""
 
-    Attributes:
-        head: The values before the list.
-        name: The list's name.
-        items: The list; may be long, each is written on a line of its own.
+
+manifest.add_command(rebuild)
+
+
+@manifest.command("dump")
+@click.argument("object_", metavar="PATH_OR_URL")
+@store_options
+def manifest_dump(object_: str, **store: Any) -> None:
+    """Print a manifest as JSON.
+
+    PATH_OR_URL names the object itself: a file, file:///dir/ingest/manifest, or
+    s3://bucket/ingest/manifest.
     """
-
-    head: Mapping[str, Any]
-    name: str
-    items: Iterable[Any]
-
-    def lines(self) -> Iterator[str]:
-        """The text, in pieces that end where a line may."""
-        yield json.dumps(dict(self.head))[:-1] + f', "{self.name}": ['
-        separator = "\n  "
-        for item in self.items:
-            yield separator + json.dumps(item)
-            separator = ",\n  "
-        yield "]}\n" if separator == "\n  " else "\n]}\n"
+    try:
+        raw = read_object(object_, store_options_of(store), max_bytes=MAX_MANIFEST_BYTES)
+        document = manifest_document(raw)
+    except CorruptData as error:
+        raise Failure(f"{object_!r} is no sound manifest: {error}") from error
+    sys.stdout.writelines(document)  # click.echo() would flush after each record
 
 
-def manifest_document(raw: bytes) -> Document:
-    """A manifest, every entry checked before the first is printed.
+@click.group()
+def batch() -> None:
+    """Print a batch object."""
+
+
+@batch.command("dump")
+@click.argument("object_", metavar="PATH_OR_URL")
+@click.option("--limit", type=NATURAL, metavar="N", help="Show only the first N records.")
+@max_batch_bytes_option
+@store_options
+def batch_dump(object_: str, limit: int | None, max_batch_bytes: int, **store: Any) -> None:
+    """Print a batch object as JSON, records in base64.
+
+    PATH_OR_URL names the object itself: a file, or s3://bucket/ingest/<ULID>.batch.
+    """
+    options, largest = store_options_of(store), largest_object(max_batch_bytes)
+    try:
+        raw = read_object(object_, options, max_bytes=largest)
+        document = batch_document(raw, limit=limit, max_bytes=max_batch_bytes)
+    except CorruptData as error:
+        raise Failure(f"{object_!r} is no sound batch: {error}") from error
+    sys.stdout.writelines(document)  # click.echo() would flush after each record
+
+
+def _document(head: Mapping[str, Any], name: str, items: Iterable[Any]) -> Iterator[str]:
+    """A JSON object of a few values and one list that may be long, a line for each item."""
+    yield json.dumps(dict(head))[:-1] + f', "{name}": ['
+    separator = "\n  "
+    for item in items:
+        yield separator + json.dumps(item)
+        separator = ",\n  "
+    yield "]}\n" if separator == "\n  " else "\n]}\n"
+
+
+def manifest_document(raw: bytes) -> Iterator[str]:
+    """A manifest as text, in pieces. Every entry is checked before the first is printed.
 
     Raises:
-        CorruptManifest: It breaks the v1 format anywhere.
+        CorruptManifest: It breaks the v1 format.
     """
     parsed = Manifest.parse(raw)
     parsed.entries()
     head = {
-        "version": manifest_footer.VERSION,
+        "version": manifest_format.VERSION,
         "epoch": parsed.epoch,
         "next_sequence": parsed.next_sequence,
     }
-    return Document(head, "entries", map(_entry, parsed.entries()))
+    return _document(head, "entries", map(_entry, parsed.entries()))
 
 
-def batch_document(raw: bytes, *, limit: int | None, max_bytes: int) -> Document:
-    """A batch, decoded whole; ``limit`` shortens only the list that is shown.
+def batch_document(raw: bytes, *, limit: int | None, max_bytes: int) -> Iterator[str]:
+    """A batch as text, in pieces. All of it is decoded; ``limit`` shortens the list shown.
 
     Raises:
         CorruptBatch: It breaks the v1 format, or decodes to more than ``max_bytes``.
@@ -78,11 +120,11 @@ def batch_document(raw: bytes, *, limit: int | None, max_bytes: int) -> Document
         "compression": footer.compression.name.lower(),
         "record_count": footer.record_count,
     }
-    return Document(head, "records_base64", map(_base64, records[:limit]))
+    return _document(head, "records_base64", map(_base64, records[:limit]))
 
 
 def read_object(target: str, options: StoreOptions, *, max_bytes: int) -> bytes:
-    """Read the one object that a local path or URL names.
+    """Read the object that a local path or URL names.
 
     Args:
         target: A file, ``file:///dir/name``, or ``s3://bucket/key``.
@@ -90,7 +132,7 @@ def read_object(target: str, options: StoreOptions, *, max_bytes: int) -> bytes:
         max_bytes: A larger object is not read.
 
     Raises:
-        InvalidInput: It names no object: a directory, a bucket, a file that is not there.
+        InvalidInput: It names no object: a directory, a bucket, a file that does not exist.
         CorruptData: It has more than ``max_bytes``.
         ObjectNotFound: The store has no such object.
         TransientStorageError, PermanentStorageError: It could not be read.
@@ -106,7 +148,7 @@ def read_object(target: str, options: StoreOptions, *, max_bytes: int) -> bytes:
                 "%3F and %23, or a plain path"
             )
         return _read_file(Path(unquote(parts.path)), max_bytes)
-    # Keys stay raw: '%', '#' and '?' are characters of a key like any other (failure F24).
+    # Keys are not decoded: '%', '#' and '?' are ordinary characters of a key (failure F24).
     bucket, _, key = rest.partition("/")
     store = open_store(f"{scheme}://{bucket}", options)
     if not key or key.endswith("/"):
@@ -123,7 +165,7 @@ def _read_file(path: Path, max_bytes: int) -> bytes:
     data = bytearray()
     try:
         with path.open("rb") as file:
-            # A pipe or a device does not tell its size.
+            # The size of a pipe or a device is unknown.
             while chunk := file.read(_CHUNK):
                 data += chunk
                 if len(data) > max_bytes:

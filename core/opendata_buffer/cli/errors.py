@@ -2,15 +2,15 @@
 
 ==== ===================================================================
 0    done
-1    an error, told in one line
+1    an error
 2    wrong usage
-3    a probe found that too much waits: ``status --max-lag``, ``--max-backlog``
-130  interrupted (Ctrl-C)
-141  the reader of stdout went away (as a shell reports SIGPIPE); silent
+3    a probe found a limit exceeded: ``status --max-lag``, ``--max-backlog``
+130  interrupted (SIGINT)
+141  the reader of stdout closed it (SIGPIPE in a shell); nothing is printed
 143  terminated (SIGTERM)
 ==== ===================================================================
 
-What a signal ends, it ends within five seconds: see :mod:`opendata_buffer.cli.ending`.
+:mod:`opendata_buffer.cli.signals` ends a command within five seconds after a signal.
 """
 
 from __future__ import annotations
@@ -20,30 +20,29 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable
 from io import TextIOWrapper
 from typing import IO, Any, NoReturn
 
 import click
 
-from opendata_buffer.cli.ending import INTERRUPTED, end_on_signals, ignore_signals, signalled
-from opendata_buffer.cli.options import spelled
+from opendata_buffer.cli.options import with_flags
+from opendata_buffer.cli.signals import INTERRUPTED, handle_signals, ignore_signals, signalled
 from opendata_buffer.errors import OpenDataBufferError
 
-__all__ = ["Application", "Exceeded", "Failure", "main_of"]
+__all__ = ["Exceeded", "Failure", "FailureGroup", "one_line", "run_group"]
 
 READER_GONE = 141
 
-log = logging.getLogger("opendata_buffer.cli.commands")
+log = logging.getLogger("opendata_buffer.cli")
 
 
 def one_line(text: object) -> str:
-    """The text without line breaks and secrets: names and messages of others may have some."""
+    """The text without line breaks and secrets, which names and messages of others may contain."""
     return redacted(re.sub(r"\s*[\r\n\v\f\x85\u2028\u2029]\s*", " ", str(text)).strip())
 
 
 def redacted(text: str) -> str:
-    """The text with user information of all URLs, and queries of web addresses, starred out."""
+    """The text with the user information of URLs, and the queries of web addresses, replaced."""
     text = re.sub(r"(?<=://)[^\s/@'\"]+@", "***@", text)
     return re.sub(r"(https?://[^\s?'\"]*)\?[^\s'\"]*", r"\1?***", text)
 
@@ -57,44 +56,44 @@ class Failure(click.ClickException):
 
 
 class Exceeded(Failure):
-    """What a probe is there to report; its own exit code, for 1 means that nobody knows."""
+    """A probe found a limit exceeded. Exit code 1 means that the probe could not find out."""
 
     exit_code = 3
 
 
-class Application(click.Group):
+class FailureGroup(click.Group):
     """A group of commands whose errors are all shown as :class:`Failure`."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; every way it can end badly becomes an exit code."""
+        """Run the command, and turn every error into an exit code."""
         _log_to_stderr(ctx.params.get("verbose", 0))
-        if sys.stdout is None:  # not written to is not the same as written out
+        if sys.stdout is None:  # the output would be lost without an error
             raise Failure("standard output is closed: give the command one, such as >/dev/null")
         if isinstance(sys.stdout, TextIOWrapper):
-            # Names that an operating system gives need not be text: tables show them escaped.
+            # Names of files need not be valid text: tables show them escaped.
             sys.stdout.reconfigure(errors="backslashreplace")
         try:
             result = super().invoke(ctx)
-            # Here, where it can still be reported: at exit Python would print a traceback.
+            # Python would print a traceback if this failed at exit.
             sys.stdout.flush()
             return result
         except click.Abort:
             if (code := signalled()) is not None:
-                ctx.exit(code)  # Ctrl-C at a question is not its answer "no".
+                ctx.exit(code)  # click reports Ctrl-C at a question as the answer "no".
             raise
         except (click.exceptions.Exit, click.ClickException):
             raise
         except KeyboardInterrupt:
             ctx.exit(INTERRUPTED)
         except BrokenPipeError:
-            _forget_stdout()
+            _discard_stdout()
             ctx.exit(READER_GONE)
         except OpenDataBufferError as error:
             log.debug("failed", exc_info=True)
-            raise Failure(spelled(ctx, str(error))) from error
+            raise Failure(with_flags(ctx, str(error))) from error
         except OSError as error:
             log.debug("failed", exc_info=True)
-            _give_up_stdout()
+            _flush_stdout()
             where = "standard input or output" if error.filename is None else error.filename
             raise Failure(f"{where}: {error.strerror or error}") from error
         except MemoryError as error:
@@ -102,45 +101,40 @@ class Application(click.Group):
         except Exception as error:
             log.debug("failed", exc_info=True)
             if (code := signalled()) is not None:
-                ctx.exit(code)  # A class that is being made tells Ctrl-C as an error of its own.
+                ctx.exit(code)  # Making a class turns Ctrl-C into an error of its own.
             raise Failure(
                 f"internal error, {type(error).__name__}: {error}. This is a bug; run with -vv "
                 "for details"
             ) from error
 
 
-def main_of(cli: click.Group) -> Callable[[], NoReturn]:
-    """The function that a console script calls."""
-
-    def main() -> NoReturn:
-        """Run the command line and exit."""
-        end_on_signals()
-        threading.excepthook = _log_thread_failure
-        try:
-            cli.main(prog_name="opendata-buffer")
-        except KeyboardInterrupt:
-            sys.exit(INTERRUPTED)
-        except OSError as error:  # Help and version are written before a command is invoked.
-            _give_up_stdout()
-            Failure(f"standard input or output: {error.strerror or error}").show()
-            sys.exit(1)
-        finally:
-            ignore_signals()
-        sys.exit(0)
-
-    return main
+def run_group(group: click.Group) -> NoReturn:
+    """Run the command line in this process and exit."""
+    handle_signals()
+    threading.excepthook = _log_thread_failure
+    try:
+        group.main(prog_name="opendata-buffer")
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except OSError as error:  # click writes help and version before it invokes a command.
+        _flush_stdout()
+        Failure(f"standard input or output: {error.strerror or error}").show()
+        sys.exit(1)
+    finally:
+        ignore_signals()
+    sys.exit(0)
 
 
-def _give_up_stdout() -> None:
-    """Write what can be written. What cannot would fail again at exit, with a code of its own."""
+def _flush_stdout() -> None:
+    """Write what can be written, and discard the rest: it would fail again at exit."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError):
-        _forget_stdout()
+        _discard_stdout()
 
 
-def _forget_stdout() -> None:
-    """Let the interpreter's last flush go nowhere."""
+def _discard_stdout() -> None:
+    """Send the interpreter's last flush to /dev/null."""
     try:
         sink = os.open(os.devnull, os.O_WRONLY)
         os.dup2(sink, sys.stdout.fileno())
@@ -162,7 +156,7 @@ class _StderrHandler(logging.Handler):
     verbose = False
 
     def shows(self, record: logging.LogRecord) -> bool:
-        # The command itself tells of a batch that failed, in its one line.
+        # The command reports a batch that failed in its own line.
         return self.verbose or record.name != "opendata_buffer.producer.sender"
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -173,7 +167,7 @@ class _StderrHandler(logging.Handler):
 
 
 class _OneLine(logging.Formatter):
-    """``warning: message``; a traceback only in a debug record, which -vv asks for."""
+    """``warning: message``; with a traceback only in debug records (-vv)."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = f"{record.levelname.lower()}: {one_line(record.getMessage())}"

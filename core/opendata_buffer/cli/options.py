@@ -1,15 +1,14 @@
-"""Options that commands share, and the configuration they make.
+"""Options that commands share, and the library's errors in terms of options.
 
-The library's errors name settings and calls, such as ``max_batch_bytes`` and ``skip(3)``. Who
-reads them in a shell is told the option and the command instead: see :func:`spelled`.
+The library's errors name settings and calls, such as ``max_batch_bytes`` and ``skip(3)``. In a
+shell :func:`with_flags` shows the option and the command instead.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
@@ -18,37 +17,35 @@ from click.shell_completion import CompletionItem
 from opendata_buffer.formats import MIB
 
 __all__ = [
-    "NATURAL",
     "LONG_MS",
+    "NATURAL",
+    "NAMES_ONE_QUEUE",
     "POSITIVE",
-    "REACHES_STORE",
     "SOON_MS",
     "allow_foreign_option",
     "create_if_missing_option",
-    "flags_of",
-    "json_option",
     "framing_option",
+    "json_option",
     "max_batch_bytes_option",
-    "queue_fields_of",
-    "queue_words",
     "patient_queue_options",
-    "poll_interval_option",
     "queue_options",
+    "queue_words",
     "recreate_option",
     "refuse_together",
-    "spelled",
+    "remember_flags",
+    "remember_queue",
     "store_argument",
     "store_options",
-    "store_options_of",
-    "version_option",
+    "with_flags",
+    "yes_option",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 SOON_MS = 5_000
-"""A person waits for the answer: a store that is down is reported soon."""
+"""Deadline of commands that a person waits for."""
 LONG_MS = 120_000
-"""Records wait for a store that is down for a while."""
+"""Deadline of commands that move records, which wait for a store that is down for a while."""
 POSITIVE = click.IntRange(min=1)
 NATURAL = click.IntRange(min=0)
 
@@ -68,7 +65,7 @@ def _timeout(default_ms: int) -> Callable[[Any], Any]:
         type=POSITIVE,
         default=default_ms,
         show_default=True,
-        help="How long the store may fail to do one thing, retries included.",
+        help="How long one operation of the store may fail, retries included.",
     )
 
 
@@ -86,21 +83,21 @@ _reach_store = _options(
         metavar="ARN",
         envvar="OPENDATA_BUFFER_ROLE_ARN",
         show_envvar=True,
-        help="AWS role to assume; what it gives is renewed.",
+        help="AWS role to assume. Its credentials are renewed.",
     ),
     click.option(
         "--external-id",
         metavar="TEXT",
         envvar="OPENDATA_BUFFER_EXTERNAL_ID",
         show_envvar=True,
-        help="Of that role, where its owner asks for one.",
+        help="External id of that role, where its owner requires one.",
     ),
     click.option(
         "--session-name",
         metavar="TEXT",
         envvar="OPENDATA_BUFFER_SESSION_NAME",
         show_envvar=True,
-        help="How that role's log names these requests. Default: opendata-buffer.",
+        help="Session name in that role's log. Default: opendata-buffer.",
     ),
     click.option(
         "--anonymous",
@@ -117,7 +114,7 @@ store_options = _options(_reach_store, _timeout(SOON_MS))
 def _directories(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Let the shell complete a directory; a URL is typed."""
+    """Let the shell complete directories."""
     return [CompletionItem(incomplete, type="dir")]
 
 
@@ -140,24 +137,24 @@ _queue = _options(
 )
 queue_options = _options(_queue, _timeout(SOON_MS))
 patient_queue_options = _options(_queue, _timeout(LONG_MS))
-"""Those of commands that move records."""
+"""Options of commands that move records."""
 
 allow_foreign_option = click.option(
     "--allow-foreign-locations",
     is_flag=True,
-    help="Read batches that lie outside the data prefix, too.",
+    help="Also read batches that lie outside the data prefix.",
 )
 
 create_if_missing_option = click.option(
     "--create-if-missing",
     is_flag=True,
-    help="Make the queue if there is none: for a start before its producers.",
+    help="Create the queue if there is none: to start before its producers.",
 )
 
 recreate_option = click.option(
     "--recreate",
     is_flag=True,
-    help="Start the queue over if its manifest is gone or was restored. What waits is not read.",
+    help="Start the queue over if its manifest is gone or was restored. Its batches are not read.",
 )
 
 framing_option = click.option(
@@ -165,7 +162,7 @@ framing_option = click.option(
     type=click.Choice(["lines", "ndjson", "csv", "protobuf-fixed", "length"]),
     default="lines",
     show_default=True,
-    help="How records are told apart in the stream; length and protobuf-fixed take any bytes.",
+    help="How records are separated in the stream; length and protobuf-fixed take any bytes.",
 )
 
 max_batch_bytes_option = click.option(
@@ -173,40 +170,12 @@ max_batch_bytes_option = click.option(
     type=POSITIVE,
     default=256 * MIB,
     show_default=True,
-    help="Largest batch, decoded. Larger ones are refused before they are expanded, or written.",
+    help="Largest batch, decoded. Larger ones are neither decoded nor written.",
 )
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
-poll_interval_option = click.option(
-    "--poll-interval-ms",
-    type=POSITIVE,
-    default=500,
-    show_default=True,
-    help="For --follow: between two looks while nothing comes.",
-)
-
-
-def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if not wanted or context.resilient_parsing:
-        return
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        click.echo(f"opendata-buffer {version('opendata-buffer')}")
-    except PackageNotFoundError:
-        click.echo("opendata-buffer, from a source tree that is not installed")
-    context.exit()
-
-
-version_option = click.option(
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_print_version,
-    help="Show the version and exit.",
-)
+yes_option = click.option("-y", "--yes", is_flag=True, help="Do it without asking.")
 
 
 def refuse_together(**given: Any) -> None:
@@ -216,76 +185,27 @@ def refuse_together(**given: Any) -> None:
         raise click.UsageError(f"{' and '.join(names)} cannot be used together")
 
 
-def store_options_of(store: dict[str, Any]) -> Any:
-    """StoreOptions from the values of :data:`store_options`.
+# ---- errors in terms of the running command
 
-    The attempts of one request share the time: a store that accepts connections and never
-    answers is given up when it is over, and not after five times 30 seconds.
-    """
-    from opendata_buffer.config import StoreOptions
+NAMES_ONE_QUEUE = ("partition", "data_path_prefix", "manifest_path")
+"""Names of the options that choose one queue of a store."""
 
-    _remember_flags()
-    timeout_ms = store.pop("timeout_ms")
-    attempts = 2 if timeout_ms < 30_000 else 3
-    share_ms = max(1, timeout_ms // attempts)
-    return StoreOptions(
-        **store,
-        connect_timeout_ms=min(share_ms, StoreOptions.connect_timeout_ms),
-        read_timeout_ms=min(share_ms, StoreOptions.read_timeout_ms),
-        max_attempts=attempts,
-    )
-
-
-def queue_fields_of(options: dict[str, Any]) -> dict[str, Any]:
-    """Fields of a QueueConfig from the values of :data:`queue_options`."""
-    from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX
-
-    _remember(options)
-    prefix, partition = options.pop("data_path_prefix"), options.pop("partition")
-    if partition is not None and (prefix is not None or options["manifest_path"] is not None):
-        raise click.UsageError(
-            "--partition says where the queue is: leave --data-path-prefix and --manifest-path out"
-        )
-    fields = {
-        "store": options.pop("store"),
-        # An empty one is refused by the configuration, not taken for "not given".
-        "data_path_prefix": DEFAULT_DATA_PATH_PREFIX if prefix is None else prefix,
-        "manifest_path": options.pop("manifest_path") or "",
-        "cas_deadline_ms": options["timeout_ms"],
-        "store_options": store_options_of(options),
-    }
-    if partition is not None:
-        fields["data_path_prefix"] = _partition(partition, fields)
-    return fields
-
-
-def _partition(given: str, fields: dict[str, Any]) -> str:
-    """The whole name of a partition. Only an abbreviation asks for a look at the topic."""
-    from opendata_buffer.config import QueueConfig
-    from opendata_buffer.topic.description import has_letters
-    from opendata_buffer.topic.topic import Topic
-
-    if has_letters(given):
-        return given
-    topic = Topic.open(QueueConfig(**fields), runtime=click.get_current_context().obj)
-    # One that has left keeps what its last reader acknowledged, until that is collected.
-    known = topic.description
-    return known.left_name(given) if known.has_left(given) else known.resolved(given)
-
-
+_NAMES_A_QUEUE = (
+    *NAMES_ONE_QUEUE,
+    "endpoint_url",
+    "region",
+    "profile",
+    "role_arn",
+    "external_id",
+    "session_name",
+    "anonymous",
+)
 _FLAGS, _QUEUE = f"{__name__}.flags", f"{__name__}.queue"
 _ENVIRONMENT = click.core.ParameterSource.ENVIRONMENT
 
-REACHES_STORE = (
-    "endpoint_url", "region", "profile", "role_arn", "external_id", "session_name", "anonymous",
-)  # fmt: skip
-"""Names of the options that say how to reach a store."""
 
-_NAMES_A_QUEUE = ("partition", "data_path_prefix", "manifest_path", *REACHES_STORE)
-
-
-def _remember_flags() -> None:
-    """Note the running command's options, for an error that is told after it has ended."""
+def remember_flags() -> None:
+    """Keep the running command's options, for an error that is shown after its context ended."""
     context = click.get_current_context()
     flags = {
         parameter.name: parameter.opts[0]
@@ -297,30 +217,19 @@ def _remember_flags() -> None:
     context.meta[_FLAGS] = flags
 
 
-def _remember(options: dict[str, Any]) -> None:
-    """Note the queue that the running command is about, for an error or a hint."""
-    _remember_flags()
+def remember_queue(options: dict[str, Any]) -> None:
+    """Keep the running command's options and queue, for an error or a hint."""
+    remember_flags()
     context = click.get_current_context()
     words = [str(options["store"])]
     for name in _NAMES_A_QUEUE:
         value = options.get(name)
-        # What the environment says holds for the next command, too.
+        # The next command reads the same environment.
         if value in (None, False) or context.get_parameter_source(name) is _ENVIRONMENT:
             continue
         flag = "--" + name.replace("_", "-")
         words += [flag] if value is True else [flag, str(value)]
     context.meta[_QUEUE] = shlex.join(words)
-
-
-@contextmanager
-def flags_of(prefix: str, names: Iterable[str]) -> Iterator[None]:
-    """Errors inside the block are about the options that begin so: ``--to-role-arn``."""
-    try:
-        yield
-    except Exception:
-        own = {name: f"{prefix}{name.replace('_', '-')}" for name in names}
-        click.get_current_context().meta.setdefault(_FLAGS, {}).update(own)
-        raise
 
 
 def queue_words() -> str:
@@ -330,25 +239,25 @@ def queue_words() -> str:
     return words
 
 
-def spelled(context: click.Context, message: str) -> str:
-    """An error of the library in the words of the command line.
+def with_flags(context: click.Context, message: str) -> str:
+    """An error of the library in terms of the command line.
 
     ``max_batch_bytes`` becomes ``--max-batch-bytes`` where the command has that option, and
-    ``skip(3)`` the command that does it.
+    ``skip(3)`` becomes the command ``opendata-buffer skip``.
     """
     flags, queue = context.meta.get(_FLAGS), context.meta.get(_QUEUE)
     if flags is None:
         return message
     if queue is not None:
-        message = _skipping(message, queue)
+        message = _with_skip_command(message, queue)
     message = re.sub(
         r"(?<!in Python )\b(\w+)=True\b", lambda name: flags.get(name[1], name[0]), message
     )
-    # Settings of one word are words of the language, too.
+    # A setting of one word may be an ordinary word of the message.
     return re.sub(r"\b[a-z]+(?:_[a-z]+)+\b", lambda name: flags.get(name[0], name[0]), message)
 
 
-def _skipping(message: str, queue: str) -> str:
+def _with_skip_command(message: str, queue: str) -> str:
     return re.sub(
         r"skip\((?:'([^']*)', )?(\d+)\); its records are then lost",
         lambda found: (

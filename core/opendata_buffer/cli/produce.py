@@ -1,17 +1,20 @@
-"""Records in: ``produce``."""
+"""``produce``: records from stdin or files into a queue or a topic."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from base64 import b64decode
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from typing import Any, BinaryIO, NamedTuple
 
 import click
 
-from opendata_buffer.cli.ending import last_words
 from opendata_buffer.cli.errors import Failure
 from opendata_buffer.cli.options import (
     POSITIVE,
@@ -21,13 +24,27 @@ from opendata_buffer.cli.options import (
     recreate_option,
     refuse_together,
 )
-from opendata_buffer.errors import InvalidInput
+from opendata_buffer.cli.signals import print_summary
+from opendata_buffer.cli.target import target_of
+from opendata_buffer.cli.terminal import count_progress
+from opendata_buffer.config import ProducerConfig
+from opendata_buffer.errors import InvalidInput, OpenDataBufferError
 from opendata_buffer.formats import MIB
+from opendata_buffer.formats.batch import Compression
+from opendata_buffer.framing import FRAMINGS, Framing
+from opendata_buffer.producer.producer import Producer
+from opendata_buffer.topic import partitioner as partitioners
+from opendata_buffer.topic.partitioner import Partitioner
+from opendata_buffer.topic.producer import TopicProducer
 
-if TYPE_CHECKING:
-    from opendata_buffer.cli.described import Described
+__all__ = ["InputProducer", "JsonRecords", "Labels", "LineFile", "Put", "Run", "produce"]
 
-__all__ = ["produce"]
+READ_BYTES = MIB
+MAX_METADATA_BYTES = 1024 * 1024
+"""Longest metadata of a record: it goes into the manifest, which every append writes whole."""
+
+_JSON_FACTOR = 6
+"""A record of control characters takes so many times its size in JSON (``\\u0000``)."""
 
 
 @click.command()
@@ -37,7 +54,7 @@ __all__ = ["produce"]
     type=click.Choice(["none", "zstd"], case_sensitive=False),
     default="none",
     show_default=True,
-    help="Of batches, as they are stored.",
+    help="Compression of stored batches.",
 )
 @framing_option
 @click.option(
@@ -52,31 +69,31 @@ __all__ = ["produce"]
     type=click.Path(exists=True, dir_okay=False),
     multiple=True,
     metavar="PATH",
-    help="A file that is one record, instead of stdin. May be given again.",
+    help="Produce this file as one record, instead of stdin. May be repeated.",
 )
-@click.option("--metadata", default="", metavar="TEXT", help="Goes with every record.")
+@click.option("--metadata", default="", metavar="TEXT", help="Metadata of every record.")
 @click.option(
     "--metadata-from",
     type=click.Path(exists=True, dir_okay=False, readable=True),
     metavar="PATH",
     help="A file whose line N is the metadata of record N.",
 )
-@click.option("--key", metavar="TEXT", help="Of a topic: the key of every record.")
+@click.option("--key", metavar="TEXT", help="For a topic: the key of every record.")
 @click.option(
     "--key-from",
     type=click.Path(exists=True, dir_okay=False, readable=True),
     metavar="PATH",
-    help="Of a topic: a file whose line N is the key of record N.",
+    help="For a topic: a file whose line N is the key of record N.",
 )
 @click.option(
-    "--key-is-metadata", is_flag=True, help="Of a topic: a record's metadata is its key, too."
+    "--key-is-metadata", is_flag=True, help="For a topic: a record's metadata is also its key."
 )
 @click.option(
     "--partitioner",
     type=click.Choice(["modulo", "rendezvous"]),
     default="modulo",
     show_default=True,
-    help="Of a topic: how keys are mapped to partitions; the same for all who write to it.",
+    help="For a topic: how keys are mapped to partitions; the same for all its producers.",
 )
 @click.option(
     "--flush-interval-ms",
@@ -97,8 +114,8 @@ __all__ = ["produce"]
     type=click.Choice(["auto", "host", "off"]),
     default="auto",
     show_default=True,
-    help="auto: through the queue's broker if there is one; host: be one while there is none; "
-    "off: append alone.",
+    help="auto: append through the queue's broker if there is one; host: be the broker while there "
+    "is none; off: append without a broker.",
 )
 @recreate_option
 @max_batch_bytes_option
@@ -125,39 +142,28 @@ def produce(
 ) -> None:
     r"""Put the records of stdin into the queue, by default one for each line.
 
-    Of a line the newline is stripped, nothing else (a "\r" stays). A record that is none in its
-    --framing ends the command, which says which one, at which byte, and that those before it are
-    durable. Exits 0 only when all records are; the last line of stdout is then JSON: "records"
-    and "batches" are numbers, "bytes" is the size of the records without what separates them.
+    Only the newline of a line is removed (a "\r" stays). A record that does not fit --framing
+    ends the command with an error that names the record and its first byte; the records before it
+    are durable. The command exits 0 only when all records are durable. The last line of stdout is
+    then JSON: "records" and "batches" are numbers, "bytes" is the size of the records without
+    separators.
 
-    Into a topic a record goes by its key: records of one key stay in order. With --json it may
-    bring one as "key" or "key_base64". Records without one go to the partitions in turn. Keys
-    are not kept: what the reader is to see of them goes into metadata or the record.
+    In a topic the key chooses the partition: records of one key stay in order. With --json a
+    record may have a "key" or "key_base64". Records without a key go to the partitions in turn.
+    Keys are not stored: put what readers need into the metadata or the record.
     """
-    from opendata_buffer.cli.described import FromJson, FromLines, Keyed, Lines, Same
-    from opendata_buffer.cli.intake import Intake, into_queue, into_topic
-    from opendata_buffer.cli.places import place_of
-    from opendata_buffer.cli.progress import counting
-    from opendata_buffer.config import ProducerConfig
-    from opendata_buffer.errors import OpenDataBufferError
-    from opendata_buffer.formats.batch import Compression
-    from opendata_buffer.framing import FRAMINGS
-    from opendata_buffer.producer.producer import Producer
-    from opendata_buffer.topic import partitioner as mapping
-    from opendata_buffer.topic.producer import TopicProducer
-
     refuse_together(**{"--json": as_json, "--file": bool(files), "--framing": framing != "lines"})
     refuse_together(
         **{"--json": as_json, "--metadata": bool(metadata), "--metadata-from": metadata_from}
     )
-    keyed = {
+    key_options = {
         "--key": key is not None, "--key-from": key_from, "--key-is-metadata": key_is_metadata,
     }  # fmt: skip
-    refuse_together(**keyed)
+    refuse_together(**key_options)
     refuse_together(**{"--json": as_json, "--key-from": key_from})
     if sys.stdin is None and not files:
         raise Failure("standard input is closed: pipe the records into the command")
-    place = place_of(
+    target = target_of(
         runtime,
         queue,
         ProducerConfig,
@@ -169,60 +175,53 @@ def produce(
         recreate=recreate,
         max_batch_bytes=max_batch_bytes,
     )
-    if place.topic is None:
-        _refuse_keys(keyed, place.store.url)
-    config = place.config
+    is_topic = target.topic is not None
+    if not is_topic:
+        _refuse_keys(key_options, target.store.url)
     with ExitStack() as stack:
 
-        def lines(path: str, noun: str) -> Lines:
-            return Lines(stack.enter_context(open(path, "rb")), path, noun)
+        def lines(path: str, noun: str) -> LineFile:
+            return LineFile(stack.enter_context(open(path, "rb")), path, noun)
 
-        described: Described = Same(os.fsencode(metadata))
-        if as_json:
-            described = FromJson(keyed=place.topic is not None)
-        elif metadata_from is not None:
-            described = FromLines(lines(metadata_from, "metadata"))
-        if key is not None:
-            same = os.fsencode(key)
-            described = Keyed(described, lambda metadata: same)
-        elif key_from is not None:
-            keys = lines(key_from, "key")
-            described = Keyed(described, lambda metadata: keys.next(), keys.finish)
-        elif key_is_metadata:
-            described = Keyed(described, lambda metadata: metadata)
-        longest = _JSON_LONGER * max_batch_bytes if as_json else None
-        advance = stack.enter_context(counting("producing"))
-        if place.topic is None:
-            one = Producer(config, store=place.store, runtime=runtime)
-            producer: Producer | TopicProducer = one
-            put = into_queue(one)
+        labels = Labels(
+            os.fsencode(metadata) if metadata_from is None else lines(metadata_from, "metadata"),
+            None if key is None else os.fsencode(key),
+            key_is_metadata=key_is_metadata,
+            json_records=JsonRecords(with_keys=is_topic) if as_json else None,
+        )
+        if key_from is not None:
+            labels.key = lines(key_from, "key")
+        advance = stack.enter_context(count_progress("producing"))
+        producer: Producer | TopicProducer
+        if is_topic:
+            producer = TopicProducer(target.config, store=target.store, runtime=runtime)
+            put = into_topic(producer, getattr(partitioners, partitioner))
         else:
-            many = TopicProducer(config, store=place.store, runtime=runtime)
-            producer = many
-            put = into_topic(many, getattr(mapping, partitioner))
-        intake = Intake(
+            producer = Producer(target.config, store=target.store, runtime=runtime)
+            put = into_queue(producer)
+        records = InputProducer(
             put,
-            config,
-            described,
+            target.config,
+            labels,
             advance,
             FRAMINGS[framing],
-            longest,
-            scattered=place.topic is not None,
+            max_record_bytes=_JSON_FACTOR * max_batch_bytes if as_json else None,
+            many_queues=is_topic,
         )
         try:
-            with last_words(intake.last_words), producer:
+            with print_summary(records.summary), producer:
                 if files:
-                    intake.take(_contents(files, max_batch_bytes - 4))
+                    records.produce_all(_contents(files, max_batch_bytes - 4))
                 else:
                     stdin: Any = sys.stdin.buffer
-                    intake.run(stdin.read1)
-            intake.settle()
+                    records.produce_stream(stdin.read1)
+            records.count_durable()
         except OpenDataBufferError as error:
             with suppress(OpenDataBufferError):
-                intake.settle()
-            said = str(error).removesuffix(".")
-            raise Failure(f"{said}. Of the input, {intake.durable_part()}.") from error
-    click.echo(json.dumps(intake.durable.as_json()))
+                records.count_durable()
+            reason = str(error).removesuffix(".")
+            raise Failure(f"{reason}. Of the input, {records.durable_part()}.") from error
+    click.echo(json.dumps(records.durable.as_json()))
 
 
 def _refuse_keys(given: dict[str, Any], url: str) -> None:
@@ -230,12 +229,8 @@ def _refuse_keys(given: dict[str, Any], url: str) -> None:
         if value:
             raise click.UsageError(
                 f"{name} chooses a partition, and records go to one queue of {url}: leave it out; "
-                "metadata is what a queue keeps beside a record (--metadata, --metadata-from)"
+                "a queue stores metadata beside a record (--metadata, --metadata-from)"
             )
-
-
-_JSON_LONGER = 6
-"""So much longer a record may be in JSON, where it is all control characters (``\\u0000``)."""
 
 
 def _contents(paths: Sequence[str], limit: int) -> Iterator[bytes]:
@@ -248,3 +243,376 @@ def _contents(paths: Sequence[str], limit: int) -> Iterator[bytes]:
                 "--max-batch-bytes here and at the consumer, or give its lines to stdin"
             )
         yield data
+
+
+# ---- metadata and keys
+
+
+class Run(NamedTuple):
+    """Records with the same metadata, and a key for each or no keys.
+
+    A producer takes metadata with a call, for all of its records, so records are produced in runs.
+    """
+
+    records: list[bytes]
+    metadata: bytes
+    keys: list[bytes] | None = None
+
+
+class LineFile:
+    """A file whose line N belongs to record N.
+
+    Args:
+        file: The file.
+        name: Its name, for messages.
+        noun: What its lines are.
+    """
+
+    def __init__(self, file: BinaryIO, name: str, noun: str) -> None:
+        self._file = file
+        self._name = name
+        self._noun = noun
+        self._lines = 0
+
+    def next(self) -> bytes:
+        """The line of the next record.
+
+        Raises:
+            InvalidInput: There is none, or it is too long.
+        """
+        line = self._file.readline(MAX_METADATA_BYTES + 2)
+        if not line:
+            raise InvalidInput(
+                f"{self._name!r} ends after {self._lines} lines, and record {self._lines + 1} has "
+                f"no {self._noun}: give it one line for each record"
+            )
+        self._lines += 1
+        line = line.removesuffix(b"\n")
+        if len(line) > MAX_METADATA_BYTES:
+            raise InvalidInput(
+                f"line {self._lines} of {self._name!r} has more than {MAX_METADATA_BYTES} bytes: "
+                f"{self._noun} must be small, so put large data into the record"
+            )
+        return line
+
+    def finish(self) -> None:
+        """Check that no line is left: else the file does not belong to these records.
+
+        Raises:
+            InvalidInput: Lines are left.
+        """
+        if self._file.readline(1):
+            raise InvalidInput(
+                f"{self._name!r} has more lines of {self._noun} than the input has records, "
+                f"{self._lines}: give it one line for each record"
+            )
+
+
+class JsonRecords:
+    """Records as lines of JSON, as ``consume --json`` prints them.
+
+    Args:
+        with_keys: Take keys, too: ``key`` or ``key_base64``.
+    """
+
+    def __init__(self, *, with_keys: bool = False) -> None:
+        self._with_keys = with_keys
+        self._lines = 0
+
+    def decode(self, line: bytes) -> tuple[bytes, bytes, bytes | None] | None:
+        """Record, metadata and key of a line; None for a line of white space.
+
+        Raises:
+            InvalidInput: The line is no record.
+        """
+        self._lines += 1
+        if not line.strip():
+            return None
+        try:
+            fields = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise self._invalid(f"it is no JSON ({error})") from None
+        if not isinstance(fields, dict):
+            raise self._invalid("it is no JSON object")
+        value = self._bytes(fields, "value")
+        if value is None:
+            raise self._invalid("it has neither 'value' nor 'value_base64'")
+        metadata = self._bytes(fields, "metadata") or b""
+        if len(metadata) > MAX_METADATA_BYTES:
+            raise self._invalid(f"its metadata has more than {MAX_METADATA_BYTES} bytes")
+        return value, metadata, self._bytes(fields, "key") if self._with_keys else None
+
+    def _bytes(self, fields: dict[str, Any], name: str) -> bytes | None:
+        encoded = fields.get(f"{name}_base64")
+        text = fields.get(name)
+        if encoded is not None and text is not None:
+            raise self._invalid(f"it has both '{name}' and '{name}_base64'")
+        try:
+            if encoded is not None:
+                return b64decode(encoded, validate=True)
+            return None if text is None else text.encode()
+        except (ValueError, TypeError, AttributeError):
+            wrong = f"'{name}' is not text" if encoded is None else f"'{name}_base64' is not base64"
+            raise self._invalid(wrong) from None
+
+    def _invalid(self, reason: str) -> InvalidInput:
+        return InvalidInput(
+            f"line {self._lines} is no record as 'consume --json' prints it: {reason}. Use "
+            '{"value": "text"} or {"value_base64": "..."}, with "metadata" if you like; records '
+            "that are JSON themselves go through --framing ndjson."
+        )
+
+
+@dataclass
+class Labels:
+    """The metadata and keys of the input's records.
+
+    Attributes:
+        metadata: Of all records, or a line for each.
+        key: Of all records, or a line for each; None for no keys.
+        key_is_metadata: The metadata of a record is also its key.
+        json_records: Records are lines of JSON that have their own metadata and perhaps a key.
+    """
+
+    metadata: bytes | LineFile = b""
+    key: bytes | LineFile | None = None
+    key_is_metadata: bool = False
+    json_records: JsonRecords | None = None
+
+    def runs(self, records: Sequence[bytes]) -> Iterator[Run]:
+        """The records in order, in runs of equal metadata, with keys or without.
+
+        Raises:
+            InvalidInput: A record has no metadata or key, or is no line of JSON. The records
+                before it were given.
+        """
+        has_keys = self.key is not None or self.key_is_metadata
+        if isinstance(self.metadata, bytes) and self.json_records is None and not has_keys:
+            if records:
+                yield Run(list(records), self.metadata)
+            return
+        run: Run | None = None
+        try:
+            for record in records:
+                labelled = self._labelled(record)
+                if labelled is None:
+                    continue
+                value, metadata, key = labelled
+                if run and (run.metadata != metadata or (run.keys is None) != (key is None)):
+                    yield run
+                    run = None
+                if run is None:
+                    run = Run([], metadata, None if key is None else [])
+                run.records.append(value)
+                if run.keys is not None and key is not None:
+                    run.keys.append(key)
+        except InvalidInput:
+            if run:
+                yield run
+            raise
+        if run:
+            yield run
+
+    def _labelled(self, record: bytes) -> tuple[bytes, bytes, bytes | None] | None:
+        if self.json_records is not None:
+            decoded = self.json_records.decode(record)
+            if decoded is None:
+                return None
+            record, metadata, key = decoded
+        else:
+            metadata, key = _of_record(self.metadata), None
+        if self.key_is_metadata:
+            key = metadata
+        elif self.key is not None:
+            key = _of_record(self.key)
+        return record, metadata, key
+
+    def finish(self) -> None:
+        """Check, after the last record, that no metadata or key is left.
+
+        Raises:
+            InvalidInput: Lines of a file are left.
+        """
+        for each in (self.metadata, self.key):
+            if isinstance(each, LineFile):
+                each.finish()
+
+
+def _of_record(label: bytes | LineFile) -> bytes:
+    return label.next() if isinstance(label, LineFile) else label
+
+
+# ---- from the input to the producer
+
+Put = Callable[[Run], Any]
+"""Produces a run of records that fits into one batch; returns the watcher of the call."""
+
+
+def into_queue(producer: Producer) -> Put:
+    """Produce runs into a queue, which takes no keys."""
+    return lambda run: producer.produce(run.records, run.metadata).watcher
+
+
+def into_topic(producer: TopicProducer, partitioner: Partitioner) -> Put:
+    """Produce runs into the partitions of a topic: by key, without keys in turn."""
+    return lambda run: (
+        producer.produce(
+            run.records,
+            keys=run.keys,
+            partitioner=None if run.keys is None else partitioner,
+            metadata=run.metadata,
+        ).watcher
+    )
+
+
+@dataclass
+class Produced:
+    """What is durable, always a prefix of the input; ``bytes`` is the size of the records."""
+
+    records: int = 0
+    batches: int = 0
+    bytes: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """All fields."""
+        return asdict(self)
+
+
+class InputProducer:
+    """Produces the records of an input, and counts those that are durable.
+
+    The producer's buffers bound the memory. Each piece of the input is a ``produce()`` call, so
+    slow input is flushed by age and fast input by size.
+
+    Args:
+        put: Produces a run.
+        config: Settings of its producer.
+        labels: Metadata and keys.
+        advance: Called with the bytes and records of each run.
+        framing: How records are separated.
+        max_record_bytes: Bytes that a record may have in the stream, if it is encoded there; by
+            default what fits into a batch.
+        many_queues: Records go to several queues, so records behind a lost one may be durable.
+    """
+
+    def __init__(
+        self,
+        put: Put,
+        config: ProducerConfig,
+        labels: Labels | None = None,
+        advance: Callable[[int, int], None] = lambda size, records: None,
+        framing: Framing = FRAMINGS["lines"],
+        max_record_bytes: int | None = None,
+        many_queues: bool = False,
+    ) -> None:
+        self._put = put
+        self._many_queues = many_queues
+        self._framing = framing
+        self._flush_size = config.flush_size_bytes
+        self._max_call = config.max_batch_bytes
+        self._max_record = (
+            config.max_batch_bytes - 4 if max_record_bytes is None else max_record_bytes
+        )
+        self._labels = Labels() if labels is None else labels
+        self._advance = advance
+        self._pending: deque[tuple[Any, int, int]] = deque()
+        self._last: dict[str, int] = {}
+        self._counting = threading.Lock()
+        self.durable = Produced()
+
+    def produce_stream(self, read: Callable[[int], bytes]) -> None:
+        """Produce until the stream ends. Close the producer then, and count what is durable.
+
+        Args:
+            read: Returns available bytes, up to a number; blocks for the first.
+
+        Raises:
+            InvalidInput: A record fits into no batch or does not fit the framing. The records
+                before it are produced.
+            OpenDataBufferError: A batch was given up; the rest of the input was not read.
+        """
+        splitter = self._framing.splitter(self._max_record)
+        while chunk := read(READ_BYTES):
+            self._produce(splitter.feed(chunk))
+            self.count_durable()
+        self._produce(splitter.finish())
+        self._labels.finish()
+
+    def produce_all(self, records: Iterable[bytes]) -> None:
+        """Produce whole records; otherwise as :meth:`produce_stream`.
+
+        Raises:
+            InvalidInput: A record fits into no batch. The records before it are produced.
+            OpenDataBufferError: A batch was given up.
+        """
+        for record in records:
+            self._produce([record])
+            self.count_durable()
+        self._labels.finish()
+
+    def count_durable(self) -> None:
+        """Count what has become durable; from any thread.
+
+        Raises:
+            OpenDataBufferError: A batch was given up.
+        """
+        with self._counting:
+            self._count()
+
+    def summary(self) -> str:
+        """What became of the input, when a signal ends the command."""
+        # With a timeout: the thread that was interrupted may hold the lock for ever.
+        if self._counting.acquire(timeout=0.5):
+            with suppress(OpenDataBufferError):
+                self._count()
+            self._counting.release()
+        return f"ended by a signal: of the input, {self.durable_part()}"
+
+    def _count(self) -> None:
+        while self._pending:
+            watcher, records, size = self._pending[0]
+            done = watcher.result()
+            if done is None:
+                return
+            self._pending.popleft()
+            self.durable.records += records
+            self.durable.bytes += size
+            parts = done if isinstance(done, Mapping) else {"": done}
+            for name, each in parts.items():
+                # Calls that share a batch are neighbours, because batches keep produce order.
+                self.durable.batches += each.sequence != self._last.get(name)
+                self._last[name] = each.sequence
+
+    def durable_part(self) -> str:
+        """Which records of the input are durable, in words."""
+        done, unit = self.durable.records, self._framing.unit
+        if done:
+            others = "; of those behind some may be" if self._many_queues else ""
+            return f"{unit} 1 to {done} are durable{others}"
+        return f"not one {unit.removesuffix('s')} is known to be durable"
+
+    def _produce(self, records: Sequence[bytes]) -> None:
+        for run in self._labels.runs(records):
+            at = 0
+            for group in _calls(run.records, self._flush_size, self._max_call):
+                keys = None if run.keys is None else run.keys[at : at + len(group)]
+                at += len(group)
+                watcher = self._put(Run(group, run.metadata, keys))
+                size = sum(map(len, group))
+                self._pending.append((watcher, len(group), size))
+                self._advance(size, len(group))
+
+
+def _calls(records: Sequence[bytes], full: int, limit: int) -> Iterator[list[bytes]]:
+    """Cut records into calls: a call ends when it exceeds ``full``; none exceeds ``limit``."""
+    group: list[bytes] = []
+    size = 0
+    for record in records:
+        # A batch stores four more bytes for each record, its length.
+        if group and (size > full or size + len(record) + 4 > limit):
+            yield group
+            group, size = [], 0
+        group.append(record)
+        size += len(record) + 4
+    if group:
+        yield group

@@ -1,68 +1,44 @@
-"""What a person sees in a terminal: tables, sizes and ages. Built on rich."""
+"""What commands draw in a terminal: tables and progress. Built on rich."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
-from opendata_buffer.admin.broker import BrokerStatus, ClaimsStatus
-from opendata_buffer.admin.status import Status
-from opendata_buffer.admin.topic import TopicStatus
-from opendata_buffer.cli.words import plural, waiting
+from opendata_buffer.admin.status import BrokerStatus, ClaimsStatus, Status, TopicStatus
+from opendata_buffer.cli.output import format_age, format_bytes, plural, waiting
 
-__all__ = [
-    "format_age",
-    "format_bytes",
-    "status_table",
-    "table",
-    "topic_table",
-]
+__all__ = ["count_progress", "name_value_table", "status_table", "topic_table", "track"]
 
-
-def format_bytes(size: int) -> str:
-    """``1536`` as ``1.5 KiB``."""
-    if size < 1024:
-        return f"{size} B"
-    value = float(size)
-    for unit in ("KiB", "MiB", "GiB", "TiB"):
-        value /= 1024
-        if value < 1024 or unit == "TiB":
-            break
-    return f"{value:.1f} {unit}"
-
-
-def format_age(seconds: float | None) -> str:
-    """``93.2`` as ``1 min 33 s``; None as a dash."""
-    if seconds is None:
-        return "-"
-    # Another machine's clock may run ahead: an age below zero is no age.
-    if seconds < 10:
-        return f"{max(0.0, seconds):.1f} s"
-    whole = int(seconds)
-    days, whole = divmod(whole, 86_400)
-    hours, whole = divmod(whole, 3_600)
-    minutes, whole = divmod(whole, 60)
-    if days:
-        return f"{days} d {hours} h"
-    if hours:
-        return f"{hours} h {minutes} min"
-    if minutes:
-        return f"{minutes} min {whole} s"
-    return f"{whole} s"
+# ---- tables
 
 
 def topic_table(status: TopicStatus) -> Table:
     """A topic for a person: a line for each partition."""
     total = f"{plural(len(status.partitions), 'partition')}, {waiting(status.queue_length)}"
-    result = Table(title=Text(f"{status.store}: {total}"), title_justify="left", box=None)
-    result.add_column("partition", style="cyan")
-    result.add_column("state")
+    table = Table(title=Text(f"{status.store}: {total}"), title_justify="left", box=None)
+    table.add_column("partition", style="cyan")
+    table.add_column("state")
     for name in ("batches", "oldest", "undecided", "next sequence", "epoch"):
-        result.add_column(name, justify="right")
+        table.add_column(name, justify="right")
     for each in status.partitions:
-        result.add_row(
+        table.add_row(
             Text(each.name),
             each.state,
             f"{each.queue_length:,}",
@@ -71,17 +47,17 @@ def topic_table(status: TopicStatus) -> Table:
             f"{each.next_sequence:,}",
             f"{each.epoch:,}",
         )
-    return result
+    return table
 
 
-def table(title: str, rows: Iterable[tuple[str, str]]) -> Table:
-    """Two columns, names and values. Values are shown as they are, never as markup."""
-    result = Table(title=Text(title), show_header=False, title_justify="left", box=None)
-    result.add_column(style="cyan")
-    result.add_column(overflow="fold")
+def name_value_table(title: str, rows: Iterable[tuple[str, str]]) -> Table:
+    """Two columns, names and values. Values are never interpreted as markup."""
+    table = Table(title=Text(title), show_header=False, title_justify="left", box=None)
+    table.add_column(style="cyan")
+    table.add_column(overflow="fold")
     for name, value in rows:
-        result.add_row(Text(name), Text(value))
-    return result
+        table.add_row(Text(name), Text(value))
+    return table
 
 
 def status_table(status: Status) -> Table:
@@ -90,15 +66,18 @@ def status_table(status: Status) -> Table:
     def entry(sequence: int | None, age: float | None) -> str:
         return "-" if sequence is None else f"{sequence:,}, {format_age(age)} old"
 
+    def stored(count: int, noun: str, size: int) -> str:
+        return f"{plural(count, noun)}, {format_bytes(size)} stored"
+
     rows = [
         ("manifest", f"{status.manifest} ({format_bytes(status.manifest_bytes)})"),
         ("data path prefix", status.data_path_prefix),
-        ("queue length", _stored(status.queue_length, "batch", status.bytes_queued)),
+        ("queue length", stored(status.queue_length, "batch", status.bytes_queued)),
         ("oldest sequence", entry(status.oldest_sequence, status.oldest_age_seconds)),
         ("newest sequence", entry(status.newest_sequence, status.newest_age_seconds)),
         ("next sequence", f"{status.next_sequence:,}"),
         ("epoch", f"{status.epoch:,}"),
-        ("orphans", _stored(status.orphans, "object", status.orphan_bytes)),
+        ("orphans", stored(status.orphans, "object", status.orphan_bytes)),
     ]
     if status.missing:
         rows.append(("missing", f"{plural(status.missing, 'object')} of queued batches: run fsck"))
@@ -112,17 +91,13 @@ def status_table(status: Status) -> Table:
     if status.claims is not None:
         rows.append(("claims", _claims(status.claims)))
     rows += [("note", each) for each in status.notes]
-    return table(status.store, rows)
-
-
-def _stored(count: int, noun: str, size: int) -> str:
-    return f"{plural(count, noun)}, {format_bytes(size)} stored"
+    return name_value_table(status.store, rows)
 
 
 def _broker_rows(broker: BrokerStatus) -> list[tuple[str, str]]:
     term = ("broker term", f"{broker.term:,}, id {broker.id}")
     if not broker.address:
-        return [("broker", "none, the last one has left"), term]
+        return [("broker", "none, the last one has stopped"), term]
     if broker.alive is None:
         return [("broker", f"{broker.address}, not asked: the extra 'broker' is missing"), term]
     if not broker.alive:
@@ -149,3 +124,70 @@ def _claims(claims: ClaimsStatus) -> str:
         f"{text}; the oldest held is {claims.oldest_held:,}, by {claims.oldest_worker}, "
         f"delivery {claims.oldest_deliveries or 1:,}"
     )
+
+
+# ---- progress, on stderr
+
+
+@contextmanager
+def _progress(*columns: ProgressColumn) -> Iterator[Progress | None]:
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    with Progress(*columns, console=console, transient=True) as progress:
+        yield progress
+
+
+@contextmanager
+def track(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on stderr; nothing when that is no terminal.
+
+    Yields:
+        Call it with the number of items done, and of all.
+    """
+    with _progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    ) as progress:
+        if progress is None:
+            yield lambda done, total: None
+            return
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+@contextmanager
+def count_progress(what: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """The bytes and records so far, on stderr; nothing when that is no terminal or ``quiet``.
+
+    Yields:
+        Call it with the number of further bytes and records.
+    """
+    if quiet:
+        yield lambda size, records: None
+        return
+    with _progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        _Records(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeElapsedColumn(),
+    ) as progress:
+        if progress is None:
+            yield lambda size, records: None
+            return
+        task = progress.add_task(what, total=None, records=0)
+        total = 0
+
+        def advance(size: int, records: int) -> None:
+            nonlocal total
+            total += records
+            progress.update(task, advance=size, records=total)
+
+        yield advance
+
+
+class _Records(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(plural(task.fields["records"], "record"), style="progress.download")

@@ -1,4 +1,4 @@
-"""A command for each batch: ``work``."""
+"""``work``: run a command for each batch, in any number of processes."""
 
 from __future__ import annotations
 
@@ -8,255 +8,51 @@ import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Protocol
 
 import click
+import pyarrow as pa
 
-from opendata_buffer.cli.ending import last_words
+from opendata_buffer.broker.network import require_websockets
+from opendata_buffer.broker.worker import Worker
 from opendata_buffer.cli.errors import Failure, one_line
 from opendata_buffer.cli.options import (
     NATURAL,
     POSITIVE,
-    SOON_MS,
     create_if_missing_option,
     framing_option,
     max_batch_bytes_option,
     patient_queue_options,
-    queue_fields_of,
 )
-from opendata_buffer.cli.words import plural
+from opendata_buffer.cli.output import plural
+from opendata_buffer.cli.signals import print_summary
+from opendata_buffer.cli.target import one_queue, require_queue
+from opendata_buffer.config import WorkerConfig
 from opendata_buffer.errors import ClaimLost, Closed, InvalidInput, OpenDataBufferError
+from opendata_buffer.framing import FRAMINGS
 from opendata_buffer.runtime import Runtime
 
-__all__ = ["Crew", "rest_ms", "work"]
+__all__ = ["CommandPool", "rest_ms", "work"]
 
 CLAIM_S = 1.0
-"""One claim waits no longer, so that a signal is noticed."""
+"""Longest wait of one claim, so that a signal is noticed."""
 
-LOOK_S = 0.1
-"""Between two looks whether everybody still works."""
+POLL_S = 0.1
+"""Between two checks whether all threads still work."""
 
 TERM_S = 1.5
-"""From a signal until a command that goes on is killed."""
+"""From a signal until a command that still runs is killed."""
 
 END_S = 3.0
-"""From a signal until what is left is not waited for; then its claims lapse."""
+"""From a signal until threads are no longer waited for; their claims lapse then."""
 
 FIRST_REST_MS = 1_000
 LONGEST_REST_MS = 60_000
 
 
 def rest_ms(delivery_count: int) -> int:
-    """How long a batch rests that failed so often: doubled each time, a minute at most."""
+    """How long a batch rests after so many failures: doubled each time, a minute at most."""
     return int(min(FIRST_REST_MS * 2 ** min(delivery_count - 1, 30), LONGEST_REST_MS))
-
-
-class Batch(Protocol):
-    """As :class:`~opendata_buffer.broker.worker.ClaimedBatch`."""
-
-    sequence: int
-    location: str
-    delivery_count: int
-    entries: Sequence[bytes]
-
-    def done(self) -> None:
-        """It is worked off."""
-        ...
-
-    def release(self, rest_ms: int = 0) -> None:
-        """Give it back."""
-        ...
-
-    def reject(self, reason: str) -> None:
-        """To the quarantine."""
-        ...
-
-
-class Crew:
-    """Some threads, each of which runs the command for one batch after the other.
-
-    Args:
-        claim: Waits for a batch for some seconds; returns it in a list, or an empty one.
-        command: A program and its arguments.
-        parallel: Threads.
-        runtime: Clock and threads.
-        say: Takes a line about a batch that failed.
-        max_deliveries: A batch that failed so often is rejected; 0 never does.
-        framing: How the command tells the records apart.
-    """
-
-    def __init__(
-        self,
-        claim: Callable[[int, float], Sequence[Batch]],
-        command: Sequence[str],
-        parallel: int,
-        runtime: Runtime,
-        say: Callable[[str], None],
-        max_deliveries: int = 0,
-        framing: str = "lines",
-    ) -> None:
-        self._claim = claim
-        self._command = list(command)
-        self._parallel = parallel
-        self._runtime = runtime
-        self._say = say
-        self._max_deliveries = max_deliveries
-        self._framing = framing
-        self._lock = runtime.condition()
-        self._running: set[subprocess.Popen[bytes]] = set()
-        self._stopping = False
-        self._error: BaseException | None = None
-        self.done = 0
-        self.released = 0
-        self.rejected = 0
-
-    def run(self) -> None:
-        """Work until something ends it: a signal, or an error that is not a batch's own.
-
-        Raises:
-            Failure: The command cannot be started.
-            OpenDataBufferError: The queue cannot be worked on.
-        """
-        tasks = [
-            self._runtime.spawn(self._work, f"opendata-buffer-work-{number}")
-            for number in range(self._parallel)
-        ]
-        try:
-            while not self._stopping:
-                self._runtime.sleep(LOOK_S)
-        finally:
-            end = self._runtime.monotonic() + END_S
-            self._stop(end)
-            for task in tasks:
-                task.join(max(0.0, end - self._runtime.monotonic()))
-        if self._error is not None:
-            raise self._error
-
-    def last_words(self) -> str:
-        """What became of the batches when a signal ends the command."""
-        return (
-            f"ended by a signal: {plural(self.done, 'batch')} done, {self.released} given back, "
-            f"{self.rejected} in the quarantine"
-        )
-
-    def _stop(self, end: float) -> None:
-        with self._lock:
-            self._stopping = True
-        self._signal(signal.SIGTERM)
-        kill_at = min(end, self._runtime.monotonic() + TERM_S)
-        while self._running and self._runtime.monotonic() < kill_at:
-            self._runtime.sleep(LOOK_S / 2)
-        self._signal(signal.SIGKILL)
-
-    def _signal(self, number: signal.Signals) -> None:
-        with self._lock:
-            running = list(self._running)
-        for process in running:
-            self._tell(process, number)
-
-    def _tell(self, process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-        # The whole group: the command may be a shell with children of its own.
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, number)
-
-    def _work(self) -> None:
-        try:
-            while not self._stopping:
-                for batch in self._claim(1, CLAIM_S):
-                    self._attempt(batch)
-        except Closed:
-            return
-        except BaseException as error:
-            with self._lock:
-                self._error = self._error or error
-                self._stopping = True
-
-    def _attempt(self, batch: Batch) -> None:
-        if self._stopping:
-            self._give_back(batch, 0)
-            return
-        try:
-            code = self._run(batch, self._framed(batch))
-        except InvalidInput as error:
-            self._fail(batch, one_line(str(error)))
-            return
-        except OSError as error:
-            # Not the batch's fault, and the next one would fare no better.
-            self._give_back(batch, 0)
-            raise Failure(f"cannot run {self._command[0]!r}: {error.strerror or error}") from error
-        if code == 0:
-            self._finish(batch)
-        elif self._stopping:
-            self._give_back(batch, 0)
-        else:
-            self._fail(batch, f"exit code {code}" if code > 0 else f"signal {-code}")
-
-    def _framed(self, batch: Batch) -> bytes:
-        import pyarrow as pa
-
-        from opendata_buffer.framing import FRAMINGS
-
-        records = pa.array(batch.entries, pa.binary())
-        return bytes(FRAMINGS[self._framing].framed(records, batch.sequence))
-
-    def _run(self, batch: Batch, data: bytes) -> int:
-        process = subprocess.Popen(
-            self._command,
-            stdin=subprocess.PIPE,
-            # A group of its own: Ctrl-C in a terminal ends us, and we end it.
-            process_group=0,
-            env={
-                **os.environ,
-                "OPENDATA_BUFFER_SEQUENCE": str(batch.sequence),
-                "OPENDATA_BUFFER_LOCATION": batch.location,
-                "OPENDATA_BUFFER_DELIVERY_COUNT": str(batch.delivery_count),
-            },
-        )
-        with self._lock:
-            self._running.add(process)
-            stopping = self._stopping
-        if stopping:
-            # Started while everybody else was being told, and nobody kills it later: one that
-            # ignores SIGTERM would outlive us.
-            self._tell(process, signal.SIGKILL)
-        try:
-            # A command that ends without having read everything is judged by its exit code.
-            process.communicate(data)
-        finally:
-            with self._lock:
-                self._running.discard(process)
-        return process.returncode
-
-    def _finish(self, batch: Batch) -> None:
-        try:
-            batch.done()
-        except ClaimLost as error:
-            self._say(f"batch {batch.sequence} was worked off, and comes again: {error}")
-            return
-        with self._lock:
-            self.done += 1
-
-    def _fail(self, batch: Batch, how: str) -> None:
-        count = batch.delivery_count
-        what = f"batch {batch.sequence} failed with {how} in delivery {count}"
-        if 0 < self._max_deliveries <= count:
-            self._say(f"{what}: it goes to the quarantine")
-            with suppress(ClaimLost):
-                batch.reject(f"{self._command[0]} ended with {how} in delivery {count}")
-                with self._lock:
-                    self.rejected += 1
-            return
-        rest = rest_ms(count)
-        self._say(f"{what}: given back for {rest / 1000:g} s")
-        self._give_back(batch, rest)
-
-    def _give_back(self, batch: Batch, rest: int) -> None:
-        # A claim that had lapsed is given back already; one that cannot be will lapse.
-        with suppress(ClaimLost, OpenDataBufferError):
-            batch.release(rest)
-        with self._lock:
-            self.released += 1
 
 
 @click.command()
@@ -267,14 +63,14 @@ class Crew:
     type=POSITIVE,
     default=60_000,
     show_default=True,
-    help="When this process gives no sign of life for so long, others get its batches.",
+    help="After so long without a heartbeat of this process, other workers get its batches.",
 )
 @click.option(
     "--max-deliveries",
     type=NATURAL,
     default=5,
     show_default=True,
-    help="A batch that failed so often goes to the quarantine; 0 tries for ever.",
+    help="A batch that failed so often goes to the quarantine; 0 retries for ever.",
 )
 @click.option(
     "--broker",
@@ -301,35 +97,29 @@ def work(
     command: tuple[str, ...],
     **queue: Any,
 ) -> None:
-    """Run COMMAND for each batch, with its records on standard input, by default one line each.
+    """Run COMMAND for each batch.
 
-    Put -- before the command. Any number of these share a queue: each batch is given to one of
-    them, and leaves the queue when the command exits 0. Otherwise it is given back and handed out
-    again, after a second at first and later each time. The command finds OPENDATA_BUFFER_SEQUENCE,
-    OPENDATA_BUFFER_LOCATION and OPENDATA_BUFFER_DELIVERY_COUNT in its environment.
+    COMMAND gets the records on standard input, by default one line each. Put -- before it. Any
+    number of workers share a queue: each batch is given to one of them, and leaves the queue when
+    the command exits 0. Otherwise it is released and delivered again, after a second at first and
+    later each time. The command's environment has OPENDATA_BUFFER_SEQUENCE,
+    OPENDATA_BUFFER_LOCATION and OPENDATA_BUFFER_DELIVERY_COUNT.
     """
-    from opendata_buffer.admin.observe import Observer
-    from opendata_buffer.broker.network import require_websockets
-    from opendata_buffer.broker.worker import Worker
-    from opendata_buffer.config import WorkerConfig
-    from opendata_buffer.stores.open import open_store
-
     require_websockets()
     if shutil.which(command[0]) is None:
         raise Failure(f"there is no command {command[0]!r}: check its name and PATH")
-    config = WorkerConfig(
-        **queue_fields_of(queue),
+    target = one_queue(
+        queue,
+        WorkerConfig,
         broker=broker,
         claim_timeout_ms=claim_timeout_ms,
         max_deliveries=max_deliveries,
         max_batch_bytes=max_batch_bytes,
     )
-    store = open_store(config.store, config.store_options)
     if not create_if_missing:
-        soon = replace(config, cas_deadline_ms=min(config.cas_deadline_ms, SOON_MS))
-        Observer(store, soon, runtime).manifest()
-    worker = Worker(config, store=store, runtime=runtime)
-    crew = Crew(
+        require_queue(target, runtime)
+    worker = Worker(target.config, store=target.store, runtime=runtime)
+    pool = CommandPool(
         worker.claim,
         command,
         parallel,
@@ -338,5 +128,209 @@ def work(
         max_deliveries,
         framing,
     )
-    with last_words(crew.last_words), worker:
-        crew.run()
+    with print_summary(pool.summary), worker:
+        pool.run()
+
+
+class Batch(Protocol):
+    """A :class:`~opendata_buffer.broker.worker.ClaimedBatch`."""
+
+    sequence: int
+    location: str
+    delivery_count: int
+    entries: Sequence[bytes]
+
+    def done(self) -> None:
+        """It was processed."""
+        ...
+
+    def release(self, rest_ms: int = 0) -> None:
+        """Give it back, for delivery after a rest."""
+        ...
+
+    def reject(self, reason: str) -> None:
+        """Move it to the quarantine."""
+        ...
+
+
+class CommandPool:
+    """Threads that claim batches and run the command for each.
+
+    Args:
+        claim: Waits some seconds for a number of batches; returns those it got.
+        command: A program and its arguments.
+        parallel: Threads.
+        runtime: Clock and threads.
+        report: Takes a line about a batch that failed.
+        max_deliveries: A batch that failed so often is rejected; 0 never rejects.
+        framing: How records are separated on the command's standard input.
+    """
+
+    def __init__(
+        self,
+        claim: Callable[[int, float], Sequence[Batch]],
+        command: Sequence[str],
+        parallel: int,
+        runtime: Runtime,
+        report: Callable[[str], None],
+        max_deliveries: int = 0,
+        framing: str = "lines",
+    ) -> None:
+        self._claim = claim
+        self._command = list(command)
+        self._parallel = parallel
+        self._runtime = runtime
+        self._report = report
+        self._max_deliveries = max_deliveries
+        self._framing = framing
+        self._lock = runtime.condition()
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._stopping = False
+        self._error: BaseException | None = None
+        self.done = 0
+        self.released = 0
+        self.rejected = 0
+
+    def run(self) -> None:
+        """Work until a signal, or until an error that is not about one batch.
+
+        Raises:
+            Failure: The command cannot be started.
+            OpenDataBufferError: The queue cannot be processed.
+        """
+        tasks = [
+            self._runtime.spawn(self._work, f"opendata-buffer-work-{number}")
+            for number in range(self._parallel)
+        ]
+        try:
+            while not self._stopping:
+                self._runtime.sleep(POLL_S)
+        finally:
+            end = self._runtime.monotonic() + END_S
+            self._stop(end)
+            for task in tasks:
+                task.join(max(0.0, end - self._runtime.monotonic()))
+        if self._error is not None:
+            raise self._error
+
+    def summary(self) -> str:
+        """What became of the batches, when a signal ends the command."""
+        return (
+            f"ended by a signal: {plural(self.done, 'batch')} done, {self.released} given back, "
+            f"{self.rejected} in the quarantine"
+        )
+
+    def _stop(self, end: float) -> None:
+        with self._lock:
+            self._stopping = True
+        self._signal(signal.SIGTERM)
+        kill_at = min(end, self._runtime.monotonic() + TERM_S)
+        while self._running and self._runtime.monotonic() < kill_at:
+            self._runtime.sleep(POLL_S / 2)
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with self._lock:
+            running = list(self._running)
+        for process in running:
+            _signal_group(process, number)
+
+    def _work(self) -> None:
+        try:
+            while not self._stopping:
+                for batch in self._claim(1, CLAIM_S):
+                    self._process(batch)
+        except Closed:
+            return
+        except BaseException as error:
+            with self._lock:
+                self._error = self._error or error
+                self._stopping = True
+
+    def _process(self, batch: Batch) -> None:
+        if self._stopping:
+            self._release(batch, 0)
+            return
+        try:
+            code = self._run(batch, self._framed(batch))
+        except InvalidInput as error:
+            self._fail(batch, one_line(str(error)))
+            return
+        except OSError as error:
+            # The command cannot be started, so the next batch would fail, too.
+            self._release(batch, 0)
+            raise Failure(f"cannot run {self._command[0]!r}: {error.strerror or error}") from error
+        if code == 0:
+            self._finish(batch)
+        elif self._stopping:
+            self._release(batch, 0)
+        else:
+            self._fail(batch, f"exit code {code}" if code > 0 else f"signal {-code}")
+
+    def _framed(self, batch: Batch) -> bytes:
+        records = pa.array(batch.entries, pa.binary())
+        return bytes(FRAMINGS[self._framing].framed(records, batch.sequence))
+
+    def _run(self, batch: Batch, data: bytes) -> int:
+        process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            # A group of its own: Ctrl-C in a terminal signals this process, which ends the group.
+            process_group=0,
+            env={
+                **os.environ,
+                "OPENDATA_BUFFER_SEQUENCE": str(batch.sequence),
+                "OPENDATA_BUFFER_LOCATION": batch.location,
+                "OPENDATA_BUFFER_DELIVERY_COUNT": str(batch.delivery_count),
+            },
+        )
+        with self._lock:
+            self._running.add(process)
+            stopping = self._stopping
+        if stopping:
+            # Started after _stop() had signalled the others: a command that ignores SIGTERM would
+            # outlive this process.
+            _signal_group(process, signal.SIGKILL)
+        try:
+            # The exit code decides, also of a command that did not read all its input.
+            process.communicate(data)
+        finally:
+            with self._lock:
+                self._running.discard(process)
+        return process.returncode
+
+    def _finish(self, batch: Batch) -> None:
+        try:
+            batch.done()
+        except ClaimLost as error:
+            self._report(f"batch {batch.sequence} was processed, and comes again: {error}")
+            return
+        with self._lock:
+            self.done += 1
+
+    def _fail(self, batch: Batch, how: str) -> None:
+        count = batch.delivery_count
+        what = f"batch {batch.sequence} failed with {how} in delivery {count}"
+        if 0 < self._max_deliveries <= count:
+            self._report(f"{what}: it goes to the quarantine")
+            with suppress(ClaimLost):
+                batch.reject(f"{self._command[0]} ended with {how} in delivery {count}")
+                with self._lock:
+                    self.rejected += 1
+            return
+        rest = rest_ms(count)
+        self._report(f"{what}: given back for {rest / 1000:g} s")
+        self._release(batch, rest)
+
+    def _release(self, batch: Batch, rest: int) -> None:
+        # A claim that lapsed is released already; one that cannot be released lapses.
+        with suppress(ClaimLost, OpenDataBufferError):
+            batch.release(rest)
+        with self._lock:
+            self.released += 1
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    # The whole group: the command may be a shell with children of its own.
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)

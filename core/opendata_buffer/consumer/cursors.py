@@ -16,9 +16,10 @@ import re
 from dataclasses import dataclass, replace
 
 from opendata_buffer.errors import DataLoss, InvalidInput
+from opendata_buffer.formats.entries import Metadata, QueueEntry
 from opendata_buffer.formats.manifest import Manifest
 
-__all__ = ["Frontier", "Position", "behind_gap", "report_loss"]
+__all__ = ["BatchDescriptor", "Frontier", "Position", "behind_gap", "report_loss"]
 
 
 # ---- Where a reader is in a queue, as a value to be saved beside what it wrote. ----
@@ -247,3 +248,28 @@ def report_loss(key: str, needed: int, oldest: int) -> None:
         needed,
         oldest - 1,
     )
+
+
+# ---- What a reader hands out. Here, because a reader that fetches nothing needs no Arrow. ----
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDescriptor:
+    """One queued batch that was handed out and is to be fetched. Small, hashable, picklable.
+
+    Attributes:
+        sequence: Position in the queue.
+        location: Key of the batch object, relative to the store.
+        metadata: Ranges of records with their ingestion time and payload.
+        size: Bytes of the object, if a listing told it.
+    """
+
+    sequence: int
+    location: str
+    metadata: tuple[Metadata, ...] = ()
+    size: int | None = None
+
+    @classmethod
+    def of(cls, entry: QueueEntry, size: int | None = None) -> BatchDescriptor:
+        """The descriptor of a manifest entry."""
+        return cls(entry.sequence, entry.location, entry.metadata, size)

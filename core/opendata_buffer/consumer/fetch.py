@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from opendata_buffer import metrics
 from opendata_buffer.config import ConsumerConfig, StoreOptions
+from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.errors import (
     BatchMissing,
     BatchUnreadable,
@@ -30,14 +31,12 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.arrow import ReadBuffer, decode_arrow, decode_records, open_arrow
 from opendata_buffer.formats.batch import DEFAULT_MAX_BYTES, largest_object
-from opendata_buffer.formats.entries import Metadata, QueueEntry
+from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.formats.keys import is_confined
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Blob, Get, GetInto, Near
 from opendata_buffer.stores.open import open_store
-from opendata_buffer.values.decoder import Decoder
-from opendata_buffer.values.infer import infer
-from opendata_buffer.values.options import DROPMALFORMED, FAILFAST, ValueOptions
+from opendata_buffer.values import DROPMALFORMED, FAILFAST, Decoder, ValueOptions, infer
 
 __all__ = [
     "ArrowBatch",
@@ -173,7 +172,7 @@ def records_to_table(
 ) -> pa.Table:
     """See :meth:`opendata_buffer.consumer.fetch.ArrowBatch.to_table`."""
     if schema is None:
-        schema = infer((each.as_py() for each in values[:SAMPLE]), options)
+        schema = infer(values[:SAMPLE], options)
         if not schema.names:
             raise InvalidInput(
                 f"batch {sequence} has no record that shows which columns there are: name them, "
@@ -224,34 +223,6 @@ def _own(
             value = each.ingestion_time_ms * (1000 if field.type.unit == "us" else 1)
         found[begin:] = [value] * (count - begin)
     return pa.array(found, field.type)
-
-
-# ---- What a consumer hands out: a queue entry to fetch. ----
-#
-# What fetching it returns is in :mod:`opendata_buffer.consumer.fetch`; who plans a query needs
-# none of it.
-
-
-@dataclass(frozen=True, slots=True)
-class BatchDescriptor:
-    """One queued batch that was handed out and is to be fetched. Small, hashable, picklable.
-
-    Attributes:
-        sequence: Position in the queue.
-        location: Key of the batch object, relative to the store.
-        metadata: Ranges of records with their ingestion time and payload.
-        size: Bytes of the object when somebody listed it; None when nobody did.
-    """
-
-    sequence: int
-    location: str
-    metadata: tuple[Metadata, ...] = ()
-    size: int | None = None
-
-    @classmethod
-    def of(cls, entry: QueueEntry, size: int | None = None) -> BatchDescriptor:
-        """The descriptor of a manifest entry."""
-        return cls(entry.sequence, entry.location, entry.metadata, size)
 
 
 # ---- What fetching a queue entry returns: a batch as stored, opened, or decoded. ----
@@ -319,7 +290,7 @@ class ArrowBatch:
             InvalidInput: A type that records are not read into, or nothing to infer a schema from.
             MalformedRecord: A record does not fit the schema, and the mode is FAILFAST.
         """
-        from opendata_buffer.values.options import ValueOptions
+        from opendata_buffer.values import ValueOptions
 
         return records_to_table(
             self.values,

@@ -1,14 +1,25 @@
-"""The check of a queue: every kind of damage is found, and nothing else."""
+"""Checks and repairs of a queue."""
 
 from __future__ import annotations
 
 import pytest
 
-from opendata_buffer.admin.fsck import Finding, Kind, Report, check_queue
+from opendata_buffer.admin.fsck import (
+    NOT_REPAIRED,
+    REPAIRED_BY,
+    Finding,
+    Kind,
+    Report,
+    check_queue,
+    plan_repair,
+    repair,
+)
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.batch import Compression, encode_batch
-from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
+from opendata_buffer.formats.entries import Metadata, NewEntry
+from opendata_buffer.formats.keys import batch_key
+from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Blob, NotModified
 from opendata_buffer.stores.memory import MemoryStore
@@ -46,12 +57,6 @@ def test_a_sound_queue() -> None:
         "problems": [],
         "notes": [],
     }
-
-
-def test_an_empty_queue_is_sound() -> None:
-    store = MemoryStore()
-    store.put("ingest/manifest", Manifest.empty().raw)
-    assert check(store) == Report()
 
 
 def test_f25_a_missing_batch_is_found_and_the_check_goes_on() -> None:
@@ -152,20 +157,42 @@ def test_a_batch_dequeued_and_collected_meanwhile_is_no_problem() -> None:
     assert [each.sequence for each in check(store).problems] == [1]
 
 
-def test_progress_ends_at_the_number_of_entries() -> None:
-    told: list[tuple[int, int]] = []
-    store = queue_of(*[encode_batch([b"a"])] * 20)
-    check_queue(store, CONFIG, RUNTIME, advance=lambda done, total: told.append((done, total)))
-    assert told == [(done, 20) for done in range(1, 21)]
-
-
 def test_no_manifest_is_an_error() -> None:
     with pytest.raises(InvalidInput, match="there is no queue"):
         check(MemoryStore())
 
 
-def test_the_check_writes_nothing() -> None:
-    store = queue_of(encode_batch([b"a"]), None)
-    before = store.list("").objects
-    check(store)
-    assert store.list("").objects == before
+# ---- repair
+
+
+def finding(sequence: int, kind: Kind, location: str = "x") -> Finding:
+    return Finding(sequence, location, "text", kind)
+
+
+def test_every_kind_of_problem_is_mended_or_left_with_a_reason() -> None:
+    notes = {Kind.UNREAD, Kind.METADATA}
+    assert set(REPAIRED_BY) | set(NOT_REPAIRED) == set(Kind) - notes
+    assert not set(REPAIRED_BY) & set(NOT_REPAIRED)
+
+
+def test_of_an_object_that_is_queued_three_times_the_first_entry_stays() -> None:
+    repeats = [finding(n, Kind.REPEATED, "a") for n in (1, 4, 6)]
+    other = finding(5, Kind.REPEATED, "b")
+    plan = plan_repair(Report(problems=[*repeats[:2], other, repeats[2]]))
+    assert [each.sequence for each in plan.repair] == [4, 6]
+
+
+def test_a_repair_that_is_run_again_finds_nothing_to_do() -> None:
+    store = MemoryStore()
+    locations = [batch_key("ingest", RUNTIME.ulid()) for _ in range(3)]
+    store.put(locations[0], encode_batch([b"a"]))
+    store.put(locations[2], b"garbage")
+    store.put("ingest/manifest", Manifest.empty().append([NewEntry(x) for x in locations]).raw)
+    plan = plan_repair(check_queue(store, CONFIG, RUNTIME))
+    told: list[tuple[int, int]] = []
+    done = repair(store, CONFIG, plan.repair, RUNTIME, advance=lambda *each: told.append(each))
+    assert [(each.sequence, each.kind) for each in done] == [
+        (1, Kind.MISSING), (2, Kind.UNREADABLE),
+    ]  # fmt: skip
+    assert told == [(1, 2), (2, 2)]
+    assert plan_repair(check_queue(store, CONFIG, RUNTIME)).repair == ()

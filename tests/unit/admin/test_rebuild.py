@@ -13,10 +13,10 @@ from opendata_buffer.admin.rebuild import GRACE_MS, RebuildPlan, plan_rebuild, r
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, ProducerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.isolation import ReadCommitted
-from opendata_buffer.errors import Conflict, InvalidInput, QueueReset
-from opendata_buffer.formats.entries import Metadata
+from opendata_buffer.errors import Conflict, InvalidInput
+from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.formats.keys import Transaction, batch_key
-from opendata_buffer.formats.manifest import FOOTER_SIZE, Manifest, NewEntry
+from opendata_buffer.formats.manifest import FOOTER_SIZE, Manifest
 from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, FINAL, build_uuid
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.rollback_checks import Watermark
@@ -84,12 +84,6 @@ def test_what_is_no_batch_of_this_queue_is_left_out() -> None:
     assert plan.found == (mine,)
 
 
-def test_the_names_of_the_go_producer_are_batches_too() -> None:
-    run = NAMES.ulid_at(NOW)
-    names = [f"ingest/{run}/{n:016x}" for n in range(12)]
-    assert plan_of(None, listing(*reversed(names))).found == tuple(names)
-
-
 METADATA = (Metadata(0, 3, b"payload"),)
 
 
@@ -104,14 +98,6 @@ def test_a_truncated_manifest_still_tells_order_and_metadata() -> None:
     assert [each.metadata for each in plan.manifest.entries()] == [METADATA, METADATA, ()]
     assert (plan.kept, plan.found) == (2, (lost,))
     assert plan.manifest.first_sequence > 9
-
-
-@pytest.mark.parametrize("raw", [b"", b"\x00", b"<html>no manifest at all, but an error page"])
-def test_a_manifest_of_garbage_tells_nothing(raw: bytes) -> None:
-    plan = plan_of(raw, listing(mine := location(0)))
-    assert (plan.kept, plan.found) == (0, (mine,))
-    assert plan.fault is not None
-    assert plan.fault.startswith("it is damaged: ")
 
 
 def test_of_a_restored_manifest_what_was_read_and_what_is_gone_is_dropped() -> None:
@@ -328,22 +314,6 @@ def test_the_old_bytes_are_saved_beside_the_manifest(
     assert got.data == old
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_fsck_names_the_batches_that_nobody_has_read(
-    damage: Callable[[MemoryStore], None],
-) -> None:
-    store = queue()
-    waiting = Manifest.parse(raw_of(store)).locations()
-    damage(store)
-    report = check_queue(store, CONFIG, RUNTIME)
-    assert not report.ok
-    assert "manifest rebuild" in report.problems[0].problem
-    plan, _ = rebuild(store, CONFIG, RUNTIME, dry_run=True)
-    named = {each.location for each in report.notes}
-    assert named == set(plan.found)
-    assert set(waiting) <= named | set(plan.manifest.locations())
-
-
 def test_a_second_rebuild_finds_nothing_to_do() -> None:
     store = queue()
     remove(store)
@@ -407,10 +377,3 @@ def test_where_nothing_is_no_queue_is_made() -> None:
     with pytest.raises(InvalidInput, match="there is no queue"):
         rebuild(store, CONFIG, RUNTIME)
     assert store.list("").objects == ()
-
-
-def test_a_lost_manifest_stops_a_producer_until_it_is_rebuilt() -> None:
-    store = queue()
-    remove(store)
-    with pytest.raises(QueueReset, match="manifest rebuild"):
-        Producer(ProducerConfig(store="memory://rebuild"), store=store)

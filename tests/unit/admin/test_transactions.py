@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from opendata_buffer.admin.transactions import Aborted, OpenTransaction, Place, abort, list_open
+from opendata_buffer.admin.transactions import (
+    Aborted,
+    OpenTransaction,
+    TransactionScope,
+    abort,
+    list_open,
+)
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import InvalidInput, Superseded
 from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.formats.keys import Transaction, batch_key
-from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
+from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.messages.message_ids import CONTINUE_TXN, build_uuid
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
@@ -34,7 +41,7 @@ class World:
         self.runtime = ManualRuntime()
         self.store = MemoryStore(now_ms=self.runtime.now_ms)
         self.topic = Topic.create(CONFIG, 3, store=self.store, runtime=self.runtime)
-        self.place = Place(CONFIG, self.store, self.runtime, self.topic)
+        self.place = TransactionScope(CONFIG, self.store, self.runtime, self.topic)
 
     def queue(self, name: str) -> Queue:
         config = Topic.config_of(name, CONFIG)
@@ -175,7 +182,7 @@ def test_a_young_transaction_may_be_at_work(world: World) -> None:
 
 def test_one_partition_of_a_topic_is_looked_at_and_not_ended_alone(world: World) -> None:
     world.write(A, Transaction("orders", 7), *NAMES)
-    one = Place(Topic.config_of("p-00001-05mv", CONFIG), world.store, world.runtime)
+    one = TransactionScope(Topic.config_of("p-00001-05mv", CONFIG), world.store, world.runtime)
     assert [each.partition for each in list_open(one)] == ["p-00001-05mv"]
     with pytest.raises(InvalidInput, match="in all of them or in none"):
         abort(one, A.hex())
@@ -184,7 +191,7 @@ def test_one_partition_of_a_topic_is_looked_at_and_not_ended_alone(world: World)
 
 def test_a_queue_of_its_own_is_looked_at_and_ended() -> None:
     runtime, store = ManualRuntime(), MemoryStore()
-    place = Place(CONFIG, store, runtime)
+    place = TransactionScope(CONFIG, store, runtime)
     with pytest.raises(InvalidInput, match="there is no queue"):
         list_open(place)
     queue = Queue(store, CONFIG, runtime=runtime, role="test")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opendata_buffer.admin import broker as admin_broker
+from opendata_buffer.admin import status as admin_status
 from opendata_buffer.broker import client, committer, server
 from opendata_buffer.broker import client as calls
 from opendata_buffer.broker import protocol as messages
@@ -21,7 +21,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (client, dial):
         monkeypatch.setattr(module, "CONNECT_S", 30.0)
     monkeypatch.setattr(client, "SILENCE_S", 30.0)
-    monkeypatch.setattr(admin_broker, "STATS_S", 30.0)
+    monkeypatch.setattr(admin_status, "STATS_S", 30.0)
     monkeypatch.setattr(committer, "FIND_S", 60.0)
     monkeypatch.setattr(server, "HANDSHAKE_S", 30.0)
     for module in (calls, messages):

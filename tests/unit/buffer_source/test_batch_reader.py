@@ -39,7 +39,7 @@ def sequences(manifest: Manifest, **given: str) -> list[int]:
 
 def test_records_are_read_into_columns_by_a_reader_that_went_into_a_task(tmp_path: Path) -> None:
     with Producer(ProducerConfig(store=str(tmp_path))) as producer:
-        producer.produce([b'{"id":1,"at":"2020-01-01 00:00:00"}', b'{"id":"x"}', b'{"id":3}'])
+        producer.produce([b'{"id":1,"at":"2020-01-01T00:00:00Z"}', b'{"id":"x"}', b'{"id":3}'])
     given = {"path": str(tmp_path), "valueFormat": "json", "mode": "DROPMALFORMED"}
     schema = struct("id bigint", "at timestamp", "_index int")
     reader = BufferBatchReader(SourceOptions.from_spark(given), schema)

@@ -4,7 +4,7 @@ import pytest
 
 from buffer_source.options import SourceOptions
 from buffer_source.sample import infer_schema
-from buffer_source.typed_schema import check_not_inferred
+from buffer_source.typed_rows import check_not_inferred
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.buffer_source.structs import struct
@@ -26,7 +26,7 @@ def test_the_oldest_and_the_newest_batches_say_which_columns_there_are(
     world.produce(20, records=[b'{"never":"seen"}'])
     world.produce(4, records=[b'{"id":2.5,"at":{"x":[1]}}', b"broken"])
     assert inferred(world) == (
-        "struct<at:struct<x:array<bigint>>,id:double,never:string,_corrupt_record:string>"
+        "struct<id:double,never:string,at:struct<x:array<bigint>>,_corrupt_record:string>"
     )
 
 
@@ -46,7 +46,9 @@ def test_a_column_of_csv_that_is_called_like_one_of_ours_is_refused(
     world.produce(records=[b"a,_index,b", b"1,2,3"])
     with pytest.raises(InvalidInput, match="calls a column '_index', which stands for a column of"):
         inferred(world, valueFormat="csv", header="true")
-    assert inferred(world, valueFormat="csv") == "struct<_c0:string,_c1:string,_c2:string>"
+    assert inferred(world, valueFormat="csv", mode="FAILFAST") == (
+        "struct<_c0:string,_c1:string,_c2:string>"
+    )
 
 
 def test_a_topic_is_looked_at_in_all_its_partitions(runtime: ManualRuntime) -> None:
@@ -54,7 +56,7 @@ def test_a_topic_is_looked_at_in_all_its_partitions(runtime: ManualRuntime) -> N
     first, second = world.topic.read().names
     world.append(first, b'{"a":1}')
     world.append(second, b'{"b":"x"}')
-    assert inferred(world) == "struct<a:bigint,b:string>"
+    assert inferred(world) == "struct<a:bigint,b:string,_corrupt_record:string>"
 
 
 def test_a_batch_whose_object_is_gone_is_not_in_the_sample(runtime: ManualRuntime) -> None:
@@ -62,7 +64,7 @@ def test_a_batch_whose_object_is_gone_is_not_in_the_sample(runtime: ManualRuntim
     world.produce(records=[b'{"a":1}'])
     world.produce(records=[b'{"b":1}'])
     world.store.delete_many([world.manifest().entries()[0].location])
-    assert inferred(world) == "struct<b:bigint>"
+    assert inferred(world, mode="FAILFAST") == "struct<b:bigint>"
 
 
 def test_where_nothing_shows_columns_it_says_how_to_name_them(runtime: ManualRuntime) -> None:
@@ -84,5 +86,5 @@ def test_a_stream_refuses_an_inferred_schema_and_prints_the_line_to_paste(
     schema = infer_schema(options, options.values, world.store, runtime)
     with pytest.raises(InvalidInput) as caught:
         check_not_inferred(schema)
-    assert '    .schema("`a b` STRING, id BIGINT")\n' in str(caught.value)
+    assert '    .schema("id BIGINT, `a b` STRING, _corrupt_record STRING")\n' in str(caught.value)
     check_not_inferred(struct("id bigint"))

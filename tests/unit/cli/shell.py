@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import click
 from click.testing import CliRunner, Result
 
-from opendata_buffer import Producer, ProducerConfig
-from opendata_buffer.cli.commands import cli
+from opendata_buffer.cli.main import cli
+from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
@@ -17,6 +20,17 @@ from opendata_buffer.topic.topic import Topic
 
 LATER = ("--flush-interval-ms", "60000")
 """What is produced by several calls makes one batch, however slow the machine."""
+
+
+def commands(group: click.Group = cli, *words: str) -> Iterator[tuple[str, click.Command]]:
+    """All commands below a group, with the words that name them."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        yield " ".join([*words, name]), command
+        if isinstance(command, click.Group):
+            yield from commands(command, *words, name)
 
 
 def run(*arguments: str, stdin: bytes = b"") -> Result:

@@ -12,10 +12,8 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from opendata_buffer.broker import network
 from opendata_buffer.broker.lease import Lease
-from opendata_buffer.cli.broker import split_address
-from opendata_buffer.cli.commands import cli
+from opendata_buffer.cli.main import cli
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
@@ -142,31 +140,6 @@ def test_a_certificate_that_is_none_is_one_line(url: str) -> None:
     line = fails("broker", url, "--tls-cert", "/nowhere.pem", "--tls-key", "/nowhere.key")
     assert "--tls-cert" in line
     assert run("broker", url, "--tls-cert", "a.pem").exit_code == 2
-
-
-def test_without_the_extra_it_says_what_to_install(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fill(url, [b"a"])
-    monkeypatch.setattr(network, "websockets_installed", lambda: False)
-    assert "pip install 'opendata-buffer[broker]'" in fails("broker", url)
-
-
-def test_a_prefix_of_another_queue_ends_it_with_an_error(url: str, store: MemoryStore) -> None:
-    fill(url, [b"a"])
-    blob = store.get("ingest/manifest")
-    store.put("other/manifest", blob.data)  # type: ignore[union-attr]
-    result = run("broker", url, "--manifest-path", "other/manifest")
-    assert result.exit_code == 1
-    assert "belongs to the queue with manifest" in result.stderr.splitlines()[-1]
-
-
-@pytest.mark.parametrize(
-    ("text", "parts"),
-    [("h:1", ("h", 1)), ("0.0.0.0:0", ("0.0.0.0", 0)), ("[::1]:7420", ("::1", 7420))],
-)
-def test_addresses(text: str, parts: tuple[str, int]) -> None:
-    assert split_address(text) == parts
 
 
 @pytest.mark.parametrize("text", ["", "h", "h:", ":1", "h:x", "h:65536", "::1:7", "h:1:2", "h:²"])

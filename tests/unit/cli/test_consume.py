@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shlex
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from opendata_buffer import Consumer, ConsumerConfig, Producer, ProducerConfig, Publisher, outcomes
-from opendata_buffer.broker.yielding_queue import YieldingQueue
-from opendata_buffer.cli.commands import cli
-from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.stores.base import (
-    PutOutcome,
+from opendata_buffer.admin.trim import Start
+from opendata_buffer.cli.consume import (
+    Consumed,
+    ReadOnlyPartition,
+    ReadOnlyTopic,
+    RecordWriter,
+    Written,
+    write_out,
 )
+from opendata_buffer.cli.main import cli
+from opendata_buffer.config import ConsumerConfig, ProducerConfig
+from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.consumer.fetch import ArrowBatch, FetchHandle
+from opendata_buffer.consumer.read_only import ReadOnlyReader
+from opendata_buffer.errors import BatchMissing, DataLoss, Fenced
+from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.entries import NewEntry
+from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.producer.producer import Producer
+from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.topic.consumer import TopicArrowBatch
+from opendata_buffer.topic.publisher import Publisher
+from opendata_buffer.topic.topic import Topic
 from tests.unit.cli.shell import (
     LATER,
     Ticks,
@@ -41,36 +59,6 @@ def test_consume_writes_and_acknowledges_everything(url: str, store: MemoryStore
     }  # fmt: skip
     manifest = manifest_of(store)
     assert (manifest.entry_count, manifest.next_sequence, manifest.epoch) == (0, 2, 1)
-
-
-def test_consume_that_loses_a_race_for_the_queue_asks_the_broker_beside_it(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fill(url, [b"a"])
-    asked: list[str] = []
-    put_if = MemoryStore.put_if
-
-    def lost(store: MemoryStore, key: str, *rest: Any) -> PutOutcome:
-        if key != "ingest/manifest":
-            return put_if(store, key, *rest)
-        monkeypatch.setattr(MemoryStore, "put_if", put_if)
-        return outcomes.Conflict()
-
-    def take_floor(queue: YieldingQueue) -> bool:
-        asked.append(queue.key)
-        return True
-
-    monkeypatch.setattr(YieldingQueue, "_take_floor", take_floor)
-    monkeypatch.setattr(MemoryStore, "put_if", lost)
-    assert ok("consume", url).stdout == "a\n"
-    assert asked == ["ingest/manifest"]
-
-
-def test_consume_no_more_than_asked_for(url: str, store: MemoryStore) -> None:
-    fill(url, [b"a"], [b"b"], [b"c"])
-    assert ok("consume", url, "--max-batches", "2").stdout == "a\nb\n"
-    assert manifest_of(store).first_sequence == 2
-    assert ok("consume", url, "--max-batches", "2").stdout == "c\n"
 
 
 def test_consume_no_ack_changes_nothing_at_all(url: str, store: MemoryStore) -> None:
@@ -144,37 +132,12 @@ def test_consume_follow_polls_until_interrupted_and_says_what_it_wrote(
     assert summary == {"records": 1, "batches": 1, "bytes": 1, "last_sequence": 0}
 
 
-def test_consume_makes_a_queue_only_when_it_is_told_to(url: str, store: MemoryStore) -> None:
-    assert ok("consume", url, "--create-if-missing").stdout == ""
-    assert manifest_of(store).epoch == 1
-
-
 def test_consume_of_a_mistyped_path_makes_no_directory(tmp_path: Path) -> None:
     for command in ("consume", "status", "fsck", "gc"):
         fails(command, str(tmp_path / "typo"))
     fails("consume", str(tmp_path / "typo"), "--follow")
     fails("consume", str(tmp_path / "typo"), "--recreate")
     assert list(tmp_path.iterdir()) == []
-
-
-def go_queue(store: MemoryStore) -> list[str]:
-    """A queue as OpenData's Go producer writes it."""
-    run_of = "ingest/01J5T4R3KXBMZ7QV9N2WG8YDHP"
-    locations = [f"{run_of}/{n:016x}" for n in range(2)]
-    for n, location in enumerate(locations):
-        store.put(location, encode_batch([b"go %d" % n]))
-    entries = [NewEntry(location) for location in locations]
-    store.put("ingest/manifest", Manifest.empty().append(entries).raw)
-    return locations
-
-
-@pytest.mark.parametrize("more", [("--no-ack",), ()], ids=["looking", "owning"])
-def test_a_queue_with_the_names_of_the_go_producer_is_read(
-    url: str, store: MemoryStore, more: tuple[str, ...]
-) -> None:
-    go_queue(store)
-    assert ok("fsck", url).exit_code == 0
-    assert ok("consume", url, *more).stdout == "go 0\ngo 1\n"
 
 
 @pytest.mark.parametrize("more", [("--no-ack",), ()], ids=["looking", "owning"])
@@ -233,15 +196,6 @@ def test_consume_does_not_drop_what_it_would_pass_by(url: str, store: MemoryStor
     assert ok("consume", url, "--from", "latest").stdout == ""
 
 
-def test_consume_from_nowhere_says_what_there_is(url: str) -> None:
-    fill(url, [b"a"])
-    ok("consume", url)
-    fill(url, [b"b"])
-    assert "it holds 1 to 1" in fails("consume", url, "--no-ack", "--from", "0")
-    assert "it holds 1 to 1" in fails("consume", url, "--no-ack", "--from", "7")
-    assert "'soon' is no place in a queue" in fails("consume", url, "--from", "soon")
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -275,12 +229,21 @@ def test_what_consume_prints_as_json_is_what_produce_reads(url: str, store: Memo
     ]  # fmt: skip
 
 
-def test_consume_by_a_format(url: str) -> None:
-    fill(url, [b"a", b"bc"])
-    assert ok("consume", url, "--no-ack", "--format", "%p %o.%i %S %s\\n").stdout == (
-        "ingest 0.0 1 a\ningest 0.1 2 bc\n"
-    )
-    assert "'%k' shows nothing" in fails("consume", url, "--format", "%k")
+def test_a_topic_is_piped_into_another_store_with_metadata_keys_and_order(url: str) -> None:
+    source, target = f"{url}-source", f"{url}-target"
+    topic_of(source, 2)
+    topic_of(target, 3)
+    records = "".join(f'{{"value": "{n}", "metadata": "{n % 5}"}}\n' for n in range(20))
+    ok("produce", source, "--json", "--key-is-metadata", stdin=records.encode())
+    printed = ok("consume", source, "--no-ack", "--json")
+    piped = ok("produce", target, "--json", "--key-is-metadata", stdin=printed.stdout_bytes)
+    assert json.loads(piped.stdout)["records"] == json.loads(printed.stderr)["records"] == 20
+    lines = [json.loads(line) for line in ok("consume", target, "--json").stdout.splitlines()]
+    for key in "01234":
+        values = [int(each["value"]) for each in lines if each["metadata"] == key]
+        assert values == [n for n in range(20) if n % 5 == int(key)]
+    ok("seek", source, "--to", "latest", "--yes")
+    assert ok("consume", source).stdout == ""
 
 
 # ---- a topic
@@ -322,13 +285,6 @@ def test_a_topic_is_consumed_by_a_format_and_no_more_than_asked_for(
     assert out == f"{first} 0 a\n{second} 0 c\n{first} 1 b\n"
 
 
-def test_looking_at_a_topic_changes_nothing_at_all(url: str, store: MemoryStore) -> None:
-    topic_with(url, [[b"a"]], [], [[b"b"]])
-    before = store.list("").objects
-    assert ok("consume", url, "--no-ack").stdout == "a\nb\n"
-    assert store.list("").objects == before
-
-
 @pytest.mark.parametrize("more", [(), ("--no-ack",)], ids=["owning", "looking"])
 def test_of_a_topic_what_is_committed_is_consumed(url: str, more: tuple[str, ...]) -> None:
     names = topic_of(url, 2)
@@ -359,7 +315,7 @@ def test_looking_at_a_topic_begins_where_it_is_told_to(url: str) -> None:
     assert "no place in a topic" in fails("consume", url, "--from", '{"1": "x"}')
     result = run("consume", url, "--no-ack", "--from", "1")
     assert result.exit_code == 2
-    assert "each partition counts for itself" in result.stderr
+    assert "partitions count separately" in result.stderr
     result = run("consume", url, "--from", '{"1": 1}', "--partition", "1")
     assert result.exit_code == 2
     assert "one queue of" in result.stderr
@@ -418,7 +374,217 @@ def test_following_a_topic_goes_on_until_it_is_interrupted(
     assert summary["last_sequences"] == {first: 0, second: 0}
 
 
-def test_a_topic_is_shown_as_a_table(url: str) -> None:
-    topic_with(url, [[b'{"a": 1}']], [[b'{"a": 2}']])
-    out = ok("consume", url, "--no-ack", "--format", "table").stdout.splitlines()
-    assert [line.split()[-1] for line in out] == ["_corrupt_record", "1", "2"]
+# ---- a topic that is only read
+
+
+def looking_at(url: str, start: str = "earliest") -> ReadOnlyTopic:
+    store, runtime = MemoryStore.named(url.removeprefix("memory://")), SystemRuntime()
+    topic = Topic.open(url)
+
+    def opened(name: str, added: bool) -> ReadOnlyPartition:
+        config = Topic.config_of(name, ConsumerConfig(store=url))
+        one = ReadOnlyReader(config, store=store, runtime=runtime, advice="Look again.")
+        return ReadOnlyPartition(
+            one, FetchHandle.of(config), Start.parse("earliest" if added else start)
+        )
+
+    return ReadOnlyTopic(lambda: topic.read().names, opened, runtime)
+
+
+def seen(reader: ReadOnlyTopic, limit: int = 100) -> list[tuple[str, int]]:
+    found = []
+    for batch in reader.read(limit):
+        assert isinstance(batch, TopicArrowBatch)
+        found.append((batch.partition, batch.sequence))
+    return found
+
+
+def test_partitions_are_looked_at_in_turn_each_in_its_order(url: str) -> None:
+    first, second = topic_of(url, 2)
+    fill(url, [b"a"], [b"b"], [b"c"], data_path_prefix=first)
+    fill(url, [b"d"], data_path_prefix=second)
+    reader = looking_at(url)
+    assert seen(reader, 1) == [(first, 0)]
+    assert seen(reader, 1) == [(second, 0)]
+    assert seen(reader) == [(first, 1), (first, 2)]
+    assert seen(reader) == []
+
+
+def test_a_partition_that_is_added_or_first_written_is_looked_at(url: str) -> None:
+    first, second = topic_of(url, 2)
+    reader = looking_at(url, "latest")
+    assert seen(reader) == []
+    # It was empty when somebody looked, so all that it gets came later.
+    fill(url, [b"a"], data_path_prefix=first)
+    third = Topic.open(url).expand(3).names[2]
+    fill(url, [b"b"], data_path_prefix=third)
+    assert seen(reader) == [(first, 0), (third, 0)]
+    fill(url, [b"c"], data_path_prefix=second)
+    assert seen(reader) == [(second, 0)]
+
+
+def test_f28_batches_of_a_topic_that_were_taken_meanwhile_are_not_passed_by_in_silence(
+    url: str,
+) -> None:
+    first, _ = topic_of(url, 2)
+    fill(url, [b"a"], data_path_prefix=first)
+    reader = looking_at(url)
+    assert seen(reader) == [(first, 0)]
+    fill(url, [b"b"], [b"c"], data_path_prefix=first)
+    ok("consume", url, "--no-gc")
+    with pytest.raises(DataLoss, match="Look again"):
+        seen(reader)
+
+
+# ---- writing records out
+
+
+class Source:
+    """Entries that were handed out, fetched and acknowledged, in a log."""
+
+    def __init__(self, *batches: list[bytes] | Exception) -> None:
+        self.batches = batches
+        self.next = 0
+        self.log: list[Any] = []
+
+    def read(self, limit: int) -> Iterator[ArrowBatch]:
+        start, self.next = self.next, min(len(self.batches), self.next + limit)
+        self.log.append(("take", limit))
+        for sequence in range(start, self.next):
+            batch = self.batches[sequence]
+            if isinstance(batch, Exception):
+                raise batch
+            values = pa.array(batch, pa.binary())
+            yield ArrowBatch(values, sequence, f"ingest/{sequence}.batch", ())
+
+    def acknowledge(self, written: Sequence[Written]) -> None:
+        sequences = [each.sequence for each in written]
+        assert sequences == list(range(sequences[0], sequences[-1] + 1))
+        self.log.append(("ack", sequences[-1]))
+
+
+class Lines(RecordWriter):
+    """Notes the moment at which it was told to persist."""
+
+    def __init__(self, stream: Any, log: list[Any]) -> None:
+        super().__init__(stream)
+        self.log = log
+
+    def persist(self) -> None:
+        self.log.append("persist")
+
+
+def written_out(
+    queue: Source,
+    out: Any,
+    *,
+    max_batches: int | None = None,
+    wait: Callable[[], None] | None = None,
+) -> Consumed:
+    writer = Lines(out, queue.log)
+    write_out(queue, writer, max_batches=max_batches, wait=wait)
+    return writer.total
+
+
+class Out(io.BytesIO):
+    """Remembers when it was written and flushed, next to the queue's own log."""
+
+    def __init__(self, log: list[Any], broken_after: int | None = None) -> None:
+        super().__init__()
+        self.log = log
+        self.left = broken_after
+
+    def write(self, data: Any) -> int:
+        if self.left == 0:
+            raise BrokenPipeError
+        if self.left is not None:
+            self.left -= 1
+        self.log.append(("write", bytes(data)))
+        return super().write(data)
+
+    def flush(self) -> None:
+        self.log.append("flush")
+
+
+def test_records_are_written_and_flushed_before_they_are_acknowledged() -> None:
+    queue = Source([b"a", b""], [b"\x00\xff"])
+    out = Out(queue.log)
+    total = written_out(queue, out)
+    assert out.getvalue() == b"a\n\n\x00\xff\n"
+    assert total == Consumed(records=3, batches=2, bytes=3, last_sequence=1)
+    assert queue.log == [
+        ("take", 100),
+        ("write", b"a\n\n"),
+        "flush",
+        ("write", b"\x00\xff\n"),
+        "flush",
+        "persist",
+        ("ack", 1),
+        ("take", 100),
+    ]
+
+
+def test_max_batches_takes_no_more_than_that() -> None:
+    queue = Source(*[[b"x"]] * 300)
+    total = written_out(queue, Out([]), max_batches=150)
+    assert total.batches == 150
+    assert queue.log == [
+        ("take", 100),
+        "persist",
+        ("ack", 99),
+        ("take", 50),
+        "persist",
+        ("ack", 149),
+    ]
+
+
+def test_follow_waits_when_the_queue_is_empty() -> None:
+    queue = Source([b"x"])
+
+    def wait() -> None:
+        queue.log.append("wait")
+        queue.batches = (*queue.batches, [b"y"])
+
+    assert written_out(queue, Out([]), max_batches=2, wait=wait).records == 2
+    assert queue.log == [
+        ("take", 2), "persist", ("ack", 0), ("take", 1), "wait", ("take", 1), "persist", ("ack", 1)
+    ]  # fmt: skip
+
+
+def test_f25_what_came_before_a_poison_batch_is_acknowledged() -> None:
+    poison = BatchMissing(2, "ingest/2.batch", "gone")
+    queue = Source([b"a"], [b"b"], poison, [b"d"])
+    out = Out([])
+    with pytest.raises(BatchMissing):
+        written_out(queue, out)
+    assert out.getvalue() == b"a\nb\n"
+    assert queue.log[-2:] == ["persist", ("ack", 1)]
+
+
+def test_an_interrupt_acknowledges_what_was_written_out() -> None:
+    queue = Source([b"a"], [b"b"])
+
+    class Interrupted(Out):
+        def flush(self) -> None:
+            if self.getvalue().endswith(b"b\n"):
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        written_out(queue, Interrupted(queue.log))
+    assert queue.log[-1] == ("ack", 0)
+
+
+def test_a_reader_that_went_away_gets_the_whole_group_again() -> None:
+    queue = Source([b"a"], [b"b"], [b"c"])
+    with pytest.raises(BrokenPipeError):
+        written_out(queue, Out([], broken_after=2))
+    assert queue.log == [("take", 100)]
+
+
+def test_f8_a_fenced_consumer_says_so() -> None:
+    class Zombie(Source):
+        def acknowledge(self, written: Sequence[Written]) -> None:
+            raise Fenced("ingest/manifest", 1, 2)
+
+    with pytest.raises(Fenced):
+        written_out(Zombie([b"a"]), Out([]))

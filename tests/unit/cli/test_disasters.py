@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from opendata_buffer import Consumer, ConsumerConfig
+from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import DataLoss, QueueReset
 from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
@@ -47,7 +48,7 @@ def test_a_lost_manifest_of_a_partition_is_no_empty_partition(url: str, store: M
     store.delete_many([f"{second}/manifest"])
     for command in (
         ("status", url), ("status", url, "--max-backlog", "9"), ("owner", url),
-        ("top", url, "--once"), ("seek", url, "--to", "latest", "--dry-run"),
+        ("seek", url, "--to", "latest", "--dry-run"),
         ("consume", url), ("consume", url, "--no-ack"), ("gc", url),
     ):  # fmt: skip
         result = run(*command)
@@ -55,7 +56,6 @@ def test_a_lost_manifest_of_a_partition_is_no_empty_partition(url: str, store: M
         line = result.stderr.splitlines()[-1]
         assert f"manifest '{second}/manifest' is gone" in line, command
         assert f"manifest rebuild {url} --data-path-prefix {second}'" in line, command
-    assert f"manifest '{second}/manifest' is gone" in ok("list", url).stdout
     assert f"{second}: problem: manifest" in run("fsck", url).stdout
     ok("fsck", url, "--repair", "--yes")
     assert sorted(ok("consume", url).stdout.split()) == ["a", "b", "c"]

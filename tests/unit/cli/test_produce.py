@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from opendata_buffer.errors import PermanentStorageError
+from opendata_buffer.cli import produce as produce_module
+from opendata_buffer.cli.produce import (
+    InputProducer,
+    JsonRecords,
+    Labels,
+    LineFile,
+    Produced,
+    Run,
+    into_queue,
+)
+from opendata_buffer.config import ProducerConfig
+from opendata_buffer.errors import InvalidInput, PermanentStorageError
+from opendata_buffer.producer.producer import Producer
 from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic import partitioner as mapping
@@ -19,11 +34,6 @@ def test_produce(url: str, store: MemoryStore) -> None:
     out = ok("produce", url, *LATER, stdin=b"one\n\ntwo\r\n\xff\x00").stdout
     assert json.loads(out.splitlines()[-1]) == {"records": 4, "batches": 1, "bytes": 9}
     assert records_of(store) == [b"one", b"", b"two\r", b"\xff\x00"]
-
-
-def test_produce_nothing(url: str) -> None:
-    out = ok("produce", url).stdout
-    assert json.loads(out) == {"records": 0, "batches": 0, "bytes": 0}
 
 
 def test_produce_with_every_option(url: str, store: MemoryStore) -> None:
@@ -74,11 +84,6 @@ def test_f7_produce_into_a_prefix_of_another_queue(url: str) -> None:
     assert "'other/manifest'" in line
 
 
-def test_a_store_below_a_dangling_link_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    assert "cannot write" in fails("produce", str(tmp_path / "link"), stdin=b"a\n")
-
-
 def test_produce_through_the_announced_broker_or_alone(url: str, store: MemoryStore) -> None:
     fill(url, [b"a"], broker="off")
     with_broker = host(store)
@@ -125,13 +130,6 @@ def test_bad_input_says_which_record_and_byte_and_what_is_durable(
     assert len(records_of(store)) == 2
     line = fails("produce", url, "--framing", "ndjson", stdin=b"x")
     assert line.endswith("Of the input, not one record is known to be durable.")
-
-
-def test_produce_tells_which_line_is_no_json_record(url: str, store: MemoryStore) -> None:
-    line = fails("produce", url, "--json", stdin=b'{"value": "a"}\n{"value": 1}\n')
-    assert "line 2 is no record as 'consume --json' prints it: 'value' is not text" in line
-    assert line.endswith("Of the input, lines 1 to 1 are durable.")
-    assert records_of(store) == [b"a"]
 
 
 def test_produce_with_a_line_of_metadata_for_each_record(
@@ -238,15 +236,6 @@ def test_one_key_for_all_records_and_another_partitioner(url: str, store: Memory
     assert by_partition(store, names) == {names[only]: [b"a", b"b"] * 3}
 
 
-def test_records_without_keys_go_into_a_topic_all_the_same(url: str, store: MemoryStore) -> None:
-    names = topic_of(url, 2)
-    out = ok("produce", url, stdin=b"a\nb\n").stdout
-    assert json.loads(out)["records"] == 2
-    assert list(by_partition(store, names).values()) == [[b"a", b"b"]]
-    ok("produce", url, "--partition", "1", stdin=b"c\n")
-    assert by_partition(store, names)[names[1]][-1] == b"c"
-
-
 def test_a_record_without_a_key_ends_the_command_after_those_before_it(
     url: str, store: MemoryStore, tmp_path: Path
 ) -> None:
@@ -271,3 +260,147 @@ def test_a_key_for_a_queue_is_a_mistake(url: str, options: tuple[str, ...]) -> N
     topic_of(url, 2)
     assert run("produce", url, "--partition", "0", *options, stdin=b"a\n").exit_code == 2
     assert run("produce", url, "--key", "k", "--key-is-metadata").exit_code == 2
+
+
+# ---- from a stream to the producer
+
+
+def produced(
+    store: MemoryStore, *chunks: bytes, metadata: bytes = b"", **settings: Any
+) -> tuple[Produced, list[tuple[int, int]]]:
+    # Records of several calls make one batch, however slow the machine.
+    config = ProducerConfig(store="memory://unused", **{"flush_interval_ms": 60_000, **settings})
+    advanced: list[tuple[int, int]] = []
+    pieces = iter([*chunks, b""])
+    with Producer(config, store=store) as producer:
+        records = InputProducer(
+            into_queue(producer), config, Labels(metadata), lambda *each: advanced.append(each)
+        )
+        records.produce_stream(lambda limit: next(pieces))
+    records.count_durable()
+    return records.durable, advanced
+
+
+def test_the_flush_size_cuts_one_large_read_into_batches() -> None:
+    store = MemoryStore()
+    lines = [b"%04d" % n for n in range(100)]
+    durable, _ = produced(store, b"\n".join(lines), flush_size_bytes=79, flush_interval_ms=60_000)
+    assert records_of(store) == lines
+    # 8 bytes a record: the tenth takes a batch past 79 bytes.
+    assert durable == Produced(records=100, batches=10, bytes=400)
+
+
+def test_no_call_exceeds_the_largest_batch() -> None:
+    store = MemoryStore()
+    durable, _ = produced(store, b"12345\n12345\n12345678\n1\n", max_batch_bytes=12)
+    assert records_of(store) == [b"12345", b"12345", b"12345678", b"1"]
+    assert durable.batches == 4
+
+
+# ---- metadata and keys
+
+
+def lines_of(data: bytes, noun: str = "metadata") -> LineFile:
+    return LineFile(io.BytesIO(data), "file", noun)
+
+
+def json_labels(*, with_keys: bool = False) -> Labels:
+    return Labels(json_records=JsonRecords(with_keys=with_keys))
+
+
+def error_of(runs: Iterable[Run]) -> str:
+    with pytest.raises(InvalidInput) as raised:
+        list(runs)
+    return str(raised.value)
+
+
+def test_line_n_belongs_to_record_n_and_equal_neighbours_share_a_run() -> None:
+    labels = Labels(lines_of(b"a\na\n\nb"))
+    assert list(labels.runs([b"1", b"2", b"3"])) == [Run([b"1", b"2"], b"a"), Run([b"3"], b"")]
+    assert list(labels.runs([b"4"])) == [Run([b"4"], b"b")]
+    labels.finish()
+
+
+def test_a_record_without_a_line_is_refused_after_those_before_it() -> None:
+    runs = Labels(lines_of(b"a\na\n")).runs([b"1", b"2", b"3"])
+    assert next(runs) == Run([b"1", b"2"], b"a")
+    with pytest.raises(InvalidInput, match="'file' ends after 2 lines, and record 3 has no meta"):
+        next(runs)
+
+
+def test_a_line_without_a_record_is_refused() -> None:
+    labels = Labels(lines_of(b"a\nb\n"))
+    assert len(list(labels.runs([b"1"]))) == 1
+    with pytest.raises(InvalidInput, match="'file' has more lines of metadata than"):
+        labels.finish()
+
+
+def test_metadata_that_is_too_long_for_the_manifest_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(produce_module, "MAX_METADATA_BYTES", 3)
+    error = error_of(Labels(lines_of(b"abc\nabcd\n")).runs([b"1", b"2"]))
+    assert "line 2 of 'file' has more than 3 bytes" in error
+    error = error_of(json_labels().runs([b'{"value": "", "metadata": "abcd"}']))
+    assert "metadata has more than 3 bytes" in error
+
+
+def test_json_brings_value_and_metadata_as_text_or_base64() -> None:
+    lines = [
+        b'{"value": "\xc3\xa4", "metadata": "m", "sequence": 7}',
+        b" ",
+        b'{"value_base64": "/w==", "metadata_base64": "AP8="}',
+        b'{"value": ""}',
+    ]
+    assert list(json_labels().runs(lines)) == [
+        Run(["ä".encode()], b"m"), Run([b"\xff"], b"\0\xff"), Run([b""], b""),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (b"{", "no JSON"),
+        (b"[1]", "no JSON object"),
+        (b'{"key": "a"}', "neither 'value' nor 'value_base64'"),
+        (b'{"value": 1}', "'value' is not text"),
+        (b'{"value_base64": "a"}', "'value_base64' is not base64"),
+        (b'{"value": "a", "value_base64": "YQ=="}', "both"),
+        (b'{"value": "a", "metadata": {}}', "'metadata' is not text"),
+        (b'{"value": "\\ud800"}', "'value' is not text"),
+    ],
+)
+def test_a_line_that_is_no_record_is_told_by_its_number(line: bytes, why: str) -> None:
+    error = error_of(json_labels().runs([b'{"value": "a"}', line]))
+    assert error.startswith("line 2 is no record")
+    assert why in error
+
+
+def test_json_may_bring_keys_and_records_without_one_are_runs_of_their_own() -> None:
+    lines = [
+        b'{"value": "1", "key": "a"}',
+        b'{"value": "2", "key_base64": "/w=="}',
+        b'{"value": "3"}',
+        b'{"value": "4", "key": "", "metadata": "m"}',
+    ]
+    assert list(json_labels(with_keys=True).runs(lines)) == [
+        Run([b"1", b"2"], b"", [b"a", b"\xff"]),
+        Run([b"3"], b""),
+        Run([b"4"], b"m", [b""]),
+    ]
+    wrong = [b'{"value": "1", "key": 7}']
+    assert list(json_labels().runs(wrong)) == [Run([b"1"], b"")]
+    error = error_of(json_labels(with_keys=True).runs(wrong))
+    assert "'key' is not text" in error
+
+
+def test_a_key_comes_from_the_metadata_or_from_a_line_of_its_own() -> None:
+    by_metadata = Labels(lines_of(b"x\ny\ny"), key_is_metadata=True)
+    assert list(by_metadata.runs([b"1", b"2", b"3"])) == [
+        Run([b"1"], b"x", [b"x"]), Run([b"2", b"3"], b"y", [b"y", b"y"]),
+    ]  # fmt: skip
+    by_line = Labels(b"m", lines_of(b"a\nb\nc\nd\n", "key"))
+    assert list(by_line.runs([b"1", b"2"])) == [Run([b"1", b"2"], b"m", [b"a", b"b"])]
+    assert list(by_line.runs([b"3"])) == [Run([b"3"], b"m", [b"c"])]
+    with pytest.raises(InvalidInput, match="more lines of key than the input has records, 3"):
+        by_line.finish()

@@ -1,4 +1,4 @@
-"""``opendata-buffer topic``, and the other commands on one partition."""
+"""``topic`` and ``transactions``."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ import json
 import pytest
 
 from opendata_buffer.config import QueueConfig
+from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.entries import Metadata, NewEntry
+from opendata_buffer.formats.keys import Transaction, batch_key
+from opendata_buffer.messages.message_ids import CONTINUE_TXN, build_uuid
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.topic.topic import Topic
 from tests.unit.cli.shell import fails, fill, ok, records_of, run
 
 
@@ -53,7 +58,7 @@ def test_json_is_the_topic_as_it_is_stored(url: str, store: MemoryStore) -> None
 def test_a_partition_drains_until_it_is_empty_and_leaves(url: str, store: MemoryStore) -> None:
     ok("topic", "create", url, "--partitions", "2")
     fill(url, [b"a"], data_path_prefix="p-00001-05mv")
-    assert "drains: it leaves once" in ok("topic", "drain", url, "p-00001").stdout
+    assert "drains: it leaves the topic when" in ok("topic", "drain", url, "p-00001").stdout
     found = json.loads(ok("topic", "describe", url, "--json").stdout)["partitions"]
     assert [each["state"] for each in found] == ["active", "draining"]
     ok("consume", url, "--partition", "p-00001")
@@ -66,29 +71,6 @@ def test_a_partition_drains_until_it_is_empty_and_leaves(url: str, store: Memory
     assert [each["name"] for each in found["partitions"]] == ["p-00000-04pn"]
 
 
-def test_gc_of_a_topic_collects_its_partitions_and_those_that_have_left(
-    url: str, store: MemoryStore
-) -> None:
-    ok("topic", "create", url, "--partitions", "3")
-    topic = Topic.open(QueueConfig(store=url), store=store)
-    for name in topic.description.names[:2]:
-        fill(url, [b"a"], [b"b"], data_path_prefix=name)
-        ok("consume", url, "--partition", name)
-    topic.drain("1")
-    assert topic.remove_drained(after_s=0) == ["p-00001-05mv"]
-    assert "deleted 0 of 0 objects" in ok("gc", url).stdout
-    assert topic.read().left == ("p-00001-05mv",), "they are too young, and it is not forgotten"
-    at_once = ("--grace-period-ms", "0")
-    assert "would delete 4 objects" in ok("gc", url, "--dry-run", *at_once).stdout
-    # One that has left, by its number.
-    one = ok("gc", url, "--partition", "1", "--dry-run", *at_once).stdout
-    assert "would delete 2 objects" in one
-    assert topic.read().left == ("p-00001-05mv",)
-    assert "deleted 4 of 4 objects" in ok("gc", url, *at_once).stdout
-    assert topic.read().left == ()
-    assert "deleted 0 of 0 objects" in ok("gc", url, *at_once).stdout
-
-
 def test_commands_work_on_one_partition_of_a_topic(url: str, store: MemoryStore) -> None:
     ok("topic", "create", url, "--partitions", "2")
     ok("produce", url, "--partition", "0", stdin=b"a\nb\n")
@@ -98,21 +80,10 @@ def test_commands_work_on_one_partition_of_a_topic(url: str, store: MemoryStore)
     assert ok("consume", url, "--partition", "p-00000-04pn", "--no-ack").stdout == "a\nb\n"
 
 
-def test_an_abbreviation_of_a_partition_that_is_not_there_is_told(url: str) -> None:
-    ok("topic", "create", url, "--partitions", "2")
-    for given in ("7", "p-00007", "x"):
-        said = fails("status", url, "--partition", given)
-        assert f"partition is '{given}': the topic has p-00000-04pn, p-00001-05mv" in said
-
-
-def test_a_number_without_a_topic_is_told(url: str) -> None:
-    assert "topic create" in fails("status", url, "--partition", "0")
-
-
 def test_a_queue_command_on_a_topic_says_how_to_name_a_partition(url: str) -> None:
     ok("topic", "create", url, "--partitions", "2")
     assert "'p-00001-05mv' of the topic" in fails("fsck", url, "--partition", "1")
-    for command in ("produce", "consume", "status", "fsck", "gc", "owner", "list"):
+    for command in ("produce", "consume", "status", "fsck", "gc", "owner"):
         ok(command, url)  # is about all of them
     for words in (
         ("work", url, "--", "cat"),
@@ -121,7 +92,7 @@ def test_a_queue_command_on_a_topic_says_how_to_name_a_partition(url: str) -> No
         ("manifest", "rebuild", url),
     ):
         line = fails(*words)
-        assert f"there is a topic at {url}, and this is about one queue" in line
+        assert f"there is a topic at {url}, and one queue is needed" in line
         assert "name a partition with --partition" in line
 
 
@@ -153,3 +124,61 @@ def test_errors_name_the_command_that_helps(url: str) -> None:
     assert "the topic has p-00000-04pn, p-00001-05mv" in fails("topic", "drain", url, "p-7")
     ok("topic", "drain", url, "p-00001")
     assert "topic expand STORE" in fails("topic", "drain", url, "p-00000")
+
+
+# ---- transactions
+
+
+A = b"\1AAAAA"
+RUNTIME = SystemRuntime()
+
+
+def pending(store: MemoryStore, url: str, name: str, age_s: int = 7_200) -> None:
+    config = QueueConfig(store=url, data_path_prefix=name)
+    message = build_uuid(A, 2, CONTINUE_TXN)
+    location = batch_key(name, RUNTIME.ulid(), Transaction("orders", 7), message)
+    store.put(location, encode_batch([b"x"]))
+    metadata = (Metadata(0, RUNTIME.now_ms() - 1000 * age_s),)
+    Queue(store, config, runtime=RUNTIME, role="test").append([NewEntry(location, metadata)])
+
+
+def test_the_transactions_of_a_topic_are_listed_and_ended(url: str, store: MemoryStore) -> None:
+    ok("topic", "create", url, "--partitions", "2")
+    assert ok("transactions", "list", url).stdout == ""
+    names = ["p-00000-04pn", "p-00001-05mv"]
+    for name in names:
+        pending(store, url, name)
+    lines = ok("transactions", "list", url).stdout.splitlines()
+    assert lines[0].startswith(f"p-00000-04pn  {A.hex()}  app orders, batch 7  from 0  1 batch,")
+    assert lines[1].endswith("2 h 0 min old  undecided")
+    found = [
+        json.loads(line)
+        for line in ok("transactions", "list", url, "--json").stdout.split("\n")
+        if line
+    ]
+    assert [each["partition"] for each in found] == names
+    assert len(ok("transactions", "list", url, "--partition", "1").stdout.splitlines()) == 1
+    said = ok("transactions", "abort", url, A.hex()).stdout.splitlines()
+    assert said == [f"rolled back 1 batch of {A.hex()} in {name}" for name in names]
+    assert ok("transactions", "list", url).stdout == ""
+
+
+def test_one_that_is_not_there_and_a_queue_that_is_not_there(url: str) -> None:
+    assert "there is no queue" in fails("transactions", "list", url)
+    fill(url, [b"a"])
+    assert ok("transactions", "list", url).stdout == ""
+    assert "transactions list" in fails("transactions", "abort", url, A.hex())
+
+
+@pytest.mark.parametrize(("age_s", "warned"), [(60, False), (1_800, True)])
+def test_f40_status_tells_of_undecided_transactions_and_warns_of_old_ones(
+    url: str, store: MemoryStore, age_s: int, warned: bool
+) -> None:
+    ok("topic", "create", url, "--partitions", "1")
+    pending(store, url, "p-00000-04pn", age_s)
+    found = json.loads(ok("status", url, "--partition", "p-00000", "--json").stdout)
+    assert found["undecided"] == 1
+    assert age_s <= found["oldest_undecided_seconds"] < age_s + 60
+    assert [f"transactions list {url}" in each for each in found["notes"]] == [True] * warned
+    shown = ok("status", url, "--partition", "p-00000").stdout
+    assert "1 transaction, the oldest" in " ".join(shown.split())

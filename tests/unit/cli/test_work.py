@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from opendata_buffer.broker import network
 from opendata_buffer.cli.errors import Failure
-from opendata_buffer.cli.work import Crew, rest_ms
+from opendata_buffer.cli.work import CommandPool, rest_ms
 from opendata_buffer.errors import ClaimLost, Fenced
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
@@ -55,7 +53,7 @@ class Crewed:
     ) -> None:
         self.left = list(batches)
         self.said: list[str] = []
-        self.crew = Crew(
+        self.crew = CommandPool(
             self.claim, ["sh", "-c", shell], parallel, RUNTIME, self.said.append, max_deliveries
         )
 
@@ -99,7 +97,7 @@ def test_exit_code_0_is_done_and_the_command_saw_lines_and_environment(tmp_path:
     assert batch.ended == ["done"]
     assert (tmp_path / "out").read_bytes() == b"7 ingest/7.batch 3\na\nb\r\n"
     assert crewed.said == []
-    eventually(lambda: "1 batch done, 0 given back" in crewed.crew.last_words())
+    eventually(lambda: "1 batch done, 0 given back" in crewed.crew.summary())
 
 
 @pytest.mark.parametrize(("shell", "how"), [("exit 3", "exit code 3"), ("kill -9 $$", "signal 9")])
@@ -138,20 +136,7 @@ def test_a_lost_claim_is_told_and_work_goes_on() -> None:
     crewed = Crewed("exit 0", lost, batch)
     run_until(crewed, lambda: batch.ended)
     assert (lost.ended, batch.ended) == ([], ["done"])
-    assert crewed.said[0].startswith("batch 0 was worked off, and comes again")
-
-
-def test_several_commands_run_at_once(tmp_path: Path) -> None:
-    batches = [Given(number) for number in range(3)]
-    # Each waits for the two others: one after the other they would never end.
-    crewed = Crewed(
-        f"cd {tmp_path}; touch $OPENDATA_BUFFER_SEQUENCE; "
-        "while ! test -e 0 -a -e 1 -a -e 2; do sleep 0.01; done",
-        *batches,
-        parallel=3,
-    )
-    run_until(crewed, lambda: all(each.ended for each in batches))
-    assert [each.ended for each in batches] == [["done"]] * 3
+    assert crewed.said[0].startswith("batch 0 was processed, and comes again")
 
 
 @pytest.mark.parametrize(
@@ -216,14 +201,6 @@ def test_a_mistyped_command_is_told_before_anything_is_claimed(
     before = store.list("").objects
     assert "there is no command 'cta'" in fails("work", url, "--", "cta")
     assert store.list("").objects == before
-
-
-def test_without_the_extra_it_says_what_to_install(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fill(url, [b"a"])
-    monkeypatch.setattr(network, "websockets_installed", lambda: False)
-    assert "pip install 'opendata-buffer[broker]'" in fails("work", url, "--", sys.executable)
 
 
 def test_a_command_is_needed_and_a_mistyped_option_is_no_part_of_it(url: str) -> None:

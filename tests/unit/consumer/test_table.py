@@ -8,7 +8,7 @@ import pytest
 from opendata_buffer.consumer.fetch import ArrowBatch, records_to_table
 from opendata_buffer.errors import InvalidInput, MalformedRecord
 from opendata_buffer.formats.manifest import Metadata
-from opendata_buffer.values.options import ValueOptions
+from opendata_buffer.values import ValueOptions
 
 RECORDS = [b'{"id":1,"name":"n"}', b'{"id":"x"}', b'{"id":3}']
 BATCH = ArrowBatch(
@@ -36,8 +36,11 @@ def test_records_become_rows_with_the_columns_that_are_named() -> None:
 
 
 def test_without_a_schema_the_records_say_what_they_have() -> None:
-    assert BATCH.to_table().schema == pa.schema([("id", pa.string()), ("name", pa.string())])
-    assert BATCH.to_table().column("id").to_pylist() == ["1", "x", "3"]
+    table = BATCH.to_table()
+    assert table.schema.names == ["id", "name", "_corrupt_record"]
+    assert table.schema.field("id").type == pa.int64()
+    assert table.column("id").to_pylist() == [1, None, 3]
+    assert table.column("_corrupt_record").to_pylist() == [None, '{"id":"x"}', None]
 
 
 def test_malformed_records_are_left_out_or_an_error() -> None:

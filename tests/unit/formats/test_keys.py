@@ -24,6 +24,7 @@ from opendata_buffer.formats.keys import (
     ulid_tag,
     ulid_timestamp_ms,
 )
+from opendata_buffer.runtime import ulid_of
 
 ULID = "01J5T4R3KXBMZ7QV9N2WG8YDHP"
 MESSAGE = uuid.UUID("9a1b2c3d-4e5f-1678-8a02-010203040506")
@@ -94,7 +95,9 @@ def test_a_prefix_leaves_room_for_the_longest_batch_name() -> None:
 )
 def test_ulid_timestamps(ulid: str, timestamp_ms: int) -> None:
     assert is_ulid(ulid)
-    assert ulid_timestamp_ms(ulid) == timestamp_ms == ulids.ULID.from_str(ulid).milliseconds
+    library = ulids.ULID.from_str(ulid)
+    assert ulid_timestamp_ms(ulid) == timestamp_ms == library.milliseconds
+    assert ulid_of(timestamp_ms, library.bytes[6:]) == ulid
     assert location_timestamp_ms(f"any/where/{ulid}.batch") == timestamp_ms
     assert location_timestamp_ms(f"{ulid}.batch") == timestamp_ms
 

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opendata_buffer.admin.copy_record import CopyRecord
 from opendata_buffer.broker import claims
 from opendata_buffer.broker import lease as announcement
 from opendata_buffer.errors import CorruptData
@@ -250,7 +249,6 @@ OBJECTS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
         TopicDescription.new("01J5", 2).drained("0", 5).to_json(),
         TopicDescription.from_json,
     ),
-    "the record of a copy": (CopyRecord("s", "run", 4, {"v": 1}).to_json(), CopyRecord.from_json),
     "the report of a batch in quarantine": (written(REPORT), read_quarantine),
 }
 
@@ -271,7 +269,6 @@ def test_what_is_written_is_read(name: str) -> None:
         "the note of the consumer",
         "the commit record",
         "the topic's description",
-        "the record of a copy",
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from opendata_buffer import outcomes
-from opendata_buffer.admin.transactions import Place, list_open
+from opendata_buffer.admin.transactions import TransactionScope, list_open
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import (
     Closed,
@@ -22,9 +22,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.keys import Transaction, parse_location
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import (
-    Blob,
-)
+from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic.publisher import Publisher
 from opendata_buffer.topic.topic import Topic
@@ -75,7 +73,10 @@ def seen(store: MemoryStore) -> list[bytes]:
 def still_open(store: MemoryStore) -> list[str]:
     config = QueueConfig(store=URL)
     topic = Topic.open(config, store=store)
-    return [each.partition for each in list_open(Place(config, store, SystemRuntime(), topic))]
+    return [
+        each.partition
+        for each in list_open(TransactionScope(config, store, SystemRuntime(), topic))
+    ]
 
 
 def all_published(publisher: Publisher, entries: list[bytes] = ENTRIES) -> None:

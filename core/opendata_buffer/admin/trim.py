@@ -1,0 +1,581 @@
+"""Take batches out of a queue that no consumer reads: skip, restore, seek and collect.
+
+* :func:`skip_batch` passes one batch by. The entry stays in the queue under its sequence and names
+  an empty batch from then on, so every v1 reader passes it and all other entries keep their
+  sequences (``core/decisions/0010``). :func:`restore_batch` produces its copy again.
+* :func:`seek` drops all batches before a :class:`Start`.
+* :func:`collect` deletes the objects of consumed batches, once.
+
+What is skipped or dropped is copied to the quarantine first. The write that changes the queue also
+claims its epoch: a consumer that still runs is fenced, and cannot acknowledge past the change.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from opendata_buffer.concurrency import together
+from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.consumer.cursors import BatchDescriptor
+from opendata_buffer.consumer.fetch import FetchHandle
+from opendata_buffer.consumer.read_only import ReadOnlyReader
+from opendata_buffer.errors import (
+    CommitStateUnknown,
+    CorruptBatch,
+    InvalidInput,
+    ObjectNotFound,
+    PoisonBatch,
+)
+from opendata_buffer.formats.batch import decode_batch, encode_batch
+from opendata_buffer.formats.entries import NewEntry, QueueEntry
+from opendata_buffer.formats.keys import batch_key, location_timestamp_ms, parse_location
+from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.gc import GarbageCollector, GcReport
+from opendata_buffer.messages.sequencer import undecided
+from opendata_buffer.quarantine import (
+    QuarantineReport,
+    quarantine,
+    read_copy,
+    read_report,
+    write_report,
+)
+from opendata_buffer.queue.consumer_info import write_consumer_info
+from opendata_buffer.queue.ownership import claim_for_writing
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.runtime import Runtime
+from opendata_buffer.stores.base import Store
+from opendata_buffer.topic.topic import Topic
+
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "SeekPlan",
+    "SeekResult",
+    "Skipped",
+    "Start",
+    "Starts",
+    "collect",
+    "plan_seek",
+    "restore_batch",
+    "seek",
+    "skip_batch",
+]
+
+# ---- skip and restore
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """What a skip did.
+
+    Attributes:
+        report: Of the batch, as it is in the quarantine.
+        epoch: The epoch that the queue was claimed with; its consumer is fenced.
+    """
+
+    report: QuarantineReport
+    epoch: int
+
+
+def skip_batch(
+    store: Store, config: ConsumerConfig, sequence: int, runtime: Runtime, *, force: bool = False
+) -> Skipped:
+    """Copy a queued batch to the quarantine, then put an empty batch in its place.
+
+    Stop the queue's consumer first; one that still runs is fenced. After an error call it again.
+
+    Args:
+        store: Where the queue lives.
+        config: Its manifest and prefix, and the largest batch that counts as readable.
+        sequence: The batch, anywhere in the queue.
+        runtime: Clock and names.
+        force: Also when the batch can be read.
+
+    Raises:
+        InvalidInput: There is no queue, the sequence is not queued, or the batch can be read
+            and ``force`` was not given; nothing was changed.
+        PrefixConflict, UnsafeStore: As for a consumer; nothing was changed.
+        StorageError, Conflict: The store did not answer; the batch is still queued.
+    """
+    manifest = ReadOnlyReader(config, store=store, runtime=runtime).manifest()
+    if not manifest.first_sequence <= sequence < manifest.next_sequence:
+        raise InvalidInput(
+            f"sequence {sequence} is not in the queue with manifest {config.manifest_path!r}: "
+            f"{_range_of(manifest)}"
+        )
+    (entry,) = manifest.entries(sequence, 1)
+    fault = _fault(FetchHandle.of(config, store=store, runtime=runtime), BatchDescriptor.of(entry))
+    if fault is None and not force:
+        raise InvalidInput(
+            f"batch {sequence} at {entry.location!r} can be read: a consumer delivers it. To skip "
+            "it all the same, pass force=True"
+        )
+    claim = claim_for_writing(store, config, runtime=runtime)
+    report = quarantine(
+        store,
+        config.data_path_prefix,
+        entry,
+        fault or "skipped on request although it can be read",
+        runtime=runtime,
+        allow_foreign_locations=config.allow_foreign_locations,
+    )
+    # The empty batch keeps the transaction and the message in its name. Without the transaction,
+    # readers would take the entries behind it for a repeat of the same one and drop them. Without
+    # an acknowledgement, what it decides would stay undecided.
+    parsed = parse_location(entry.location, config.data_path_prefix)
+    txn, message = (parsed.txn, parsed.message) if parsed else (None, None)
+    location = batch_key(config.data_path_prefix, runtime.ulid(), txn, message)
+    store.put(location, encode_batch([]))
+    queue = Queue(store, config, runtime=runtime, role="operator", claim=claim)
+    after = queue.replace(sequence, entry.location, NewEntry(location))
+    queue.close()
+    return Skipped(report, after.epoch)
+
+
+def _fault(handle: FetchHandle, descriptor: BatchDescriptor) -> str | None:
+    """Why a batch cannot be delivered; None when it can."""
+    try:
+        handle.fetch_arrow(descriptor)
+    except PoisonBatch as error:
+        return error.reason
+    return None
+
+
+def _range_of(manifest: Manifest) -> str:
+    if not manifest.entry_count:
+        return "it is empty"
+    return f"it holds {manifest.first_sequence} to {manifest.next_sequence - 1}"
+
+
+def restore_batch(
+    store: Store, config: ConsumerConfig, name: str, runtime: Runtime
+) -> QuarantineReport:
+    """Produce a batch from the quarantine again, at the end of the queue. Idempotent.
+
+    The copy must be readable: if it is not, replace ``<prefix>/_quarantine/<id>.object`` by a
+    repaired one first. The copy and its report stay.
+
+    The restored batch has no transaction or message in its name: readers counted that identity as
+    delivered when they passed the batch by, and would drop it as a repeat.
+
+    Args:
+        store: Where the queue lives.
+        config: Its manifest and prefix, and the largest batch to decode.
+        name: The id of the report.
+        runtime: Clock and names.
+
+    Returns:
+        The report, with ``restored_sequence``.
+
+    Raises:
+        InvalidInput: There is no such report or no copy, the copy cannot be read, or the batch
+            is still queued.
+        CommitStateUnknown: An earlier call may have restored it, and a consumer has read since.
+        StorageError, Conflict, QueueFull: It was not restored; call it again.
+    """
+    prefix = config.data_path_prefix
+    manifest = ReadOnlyReader(config, store=store, runtime=runtime).manifest()
+    try:
+        report = read_report(store, prefix, name)
+    except ObjectNotFound:
+        raise InvalidInput(
+            f"there is no batch {name!r} in the quarantine of {prefix!r}: list what is there first"
+        ) from None
+    if report.restored_sequence is not None:
+        return report
+    _refuse_queued(report, manifest)
+    data = _readable_copy(store, config, report)
+    claim = claim_for_writing(store, config, runtime=runtime)
+    queue = Queue(store, config, runtime=runtime, role="operator", claim=claim)
+    if report.restored_location is None:
+        # Written before the append, so that the next call finds out whether this one appended.
+        location = batch_key(prefix, runtime.ulid())
+        after = manifest.next_sequence
+        report = replace(report, restored_location=location, restored_after=after)
+        write_report(store, prefix, report)
+    assert report.restored_location is not None
+    assert report.restored_after is not None
+    sequence = manifest.find(report.restored_location)
+    if sequence is None:
+        if manifest.first_sequence > report.restored_after:
+            raise CommitStateUnknown(
+                config.manifest_path,
+                report.restored_after,
+                (report.restored_location,),
+                manifest.next_sequence,
+                "an earlier restore was interrupted, and a consumer has read on since",
+            )
+        store.put(report.restored_location, data)
+        sequence = queue.append([NewEntry(report.restored_location, report.metadata)])
+    queue.close()
+    report = replace(report, restored_sequence=sequence)
+    write_report(store, prefix, report)
+    return report
+
+
+def _refuse_queued(report: QuarantineReport, manifest: Manifest) -> None:
+    """A command that was killed between its copy and its write has dropped nothing."""
+    # A query or worker reports a batch it passed by before that batch leaves the queue.
+    if report.query or not manifest.first_sequence <= report.sequence < manifest.next_sequence:
+        return
+    (entry,) = manifest.entries(report.sequence, 1)
+    if entry.location == report.location:
+        raise InvalidInput(
+            f"batch {report.id!r} is still queued as sequence {report.sequence}, and is delivered "
+            "from there: the command that copied it to the quarantine was interrupted. "
+            "Run that again, or leave the copy alone"
+        )
+
+
+def _readable_copy(store: Store, config: ConsumerConfig, report: QuarantineReport) -> bytes:
+    try:
+        data = read_copy(store, config.data_path_prefix, report)
+        decode_batch(data, config.max_batch_bytes)
+    except ObjectNotFound:
+        raise InvalidInput(
+            f"batch {report.id!r} has no copy in the quarantine: there was no object to copy "
+            f"({report.error})"
+        ) from None
+    except CorruptBatch as error:
+        raise InvalidInput(
+            f"the copy of batch {report.id!r} cannot be read: {error} Repair the object "
+            f"'{config.data_path_prefix}/_quarantine/{report.id}.object' first"
+        ) from error
+    return data
+
+
+# ---- where a queue begins
+
+EARLIEST = "earliest"
+LATEST = "latest"
+_MOST_DIGITS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where to begin in a queue: a word, a sequence or a time.
+
+    ``earliest`` is the oldest queued batch and ``latest`` the end. A time is the first batch with
+    a record of then or later, as in the Spark source's ``startingTimestamp``.
+
+    Attributes:
+        text: As it was given.
+        sequence: The batch to begin with; None for the others.
+        since_ms: Milliseconds since the Unix epoch; None for the others.
+    """
+
+    text: str
+    sequence: int | None = None
+    since_ms: int | None = None
+
+    @property
+    def is_earliest(self) -> bool:
+        """Whether no batch lies before it, whatever the queue holds."""
+        return self.text == EARLIEST
+
+    @classmethod
+    def parse(cls, text: str) -> Start:
+        """Read ``earliest``, ``latest``, a sequence, or a time in ISO 8601, UTC without a zone.
+
+        Raises:
+            InvalidInput: It is none of them.
+        """
+        if text in (EARLIEST, LATEST):
+            return cls(text)
+        if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS:
+            return cls(text, sequence=int(text))
+        try:
+            at = datetime.fromisoformat(text)
+        except ValueError:
+            raise InvalidInput(
+                f"{text!r} is no place in a queue: use {EARLIEST}, {LATEST}, a sequence such as "
+                "42, or a time such as 2026-01-31T03:00:00Z"
+            ) from None
+        if at.tzinfo is None:
+            at = at.replace(tzinfo=UTC)
+        return cls(text, since_ms=round(at.timestamp() * 1000))
+
+    def sequence_in(self, manifest: Manifest, key: str) -> int:
+        """The sequence it means in a queue; ``manifest.next_sequence`` is the end.
+
+        Args:
+            manifest: The queue's.
+            key: The manifest's name, for messages.
+
+        Raises:
+            InvalidInput: A sequence that has left the queue, or that it has not reached.
+        """
+        if self.since_ms is not None:
+            return _first_since(manifest, self.since_ms)
+        if self.sequence is None:
+            return manifest.first_sequence if self.text == EARLIEST else manifest.next_sequence
+        first, end = manifest.first_sequence, manifest.next_sequence
+        if first <= self.sequence <= end:
+            return self.sequence
+        if self.sequence < first:
+            raise InvalidInput(
+                f"sequence {self.sequence} has left the queue with manifest {key!r}: "
+                f"{_range_of(manifest)}. Begin at {EARLIEST}; batches that were skipped or dropped "
+                "are in 'opendata-buffer quarantine list'"
+            )
+        raise InvalidInput(
+            f"sequence {self.sequence} is beyond the end of the queue with manifest {key!r}: "
+            f"{_range_of(manifest)}, and the next batch gets {end}. Use {LATEST} for the end"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Starts:
+    """Where to begin in each partition of a topic, or in one queue.
+
+    Partitions count their sequences separately, so a topic takes sequences by partition, like the
+    Spark source's ``startingOffsets``: ``{"0": 42}``.
+
+    Attributes:
+        text: As it was given.
+        everywhere: The same for all; None if sequences are given by partition.
+        by_partition: Names or numbers of partitions, and where to begin in each.
+    """
+
+    text: str
+    everywhere: Start | None
+    by_partition: Mapping[str, Start] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> Starts:
+        """Read what :meth:`Start.parse` reads, or JSON such as ``{"0": 42, "p-00001-05mv": 7}``.
+
+        Raises:
+            InvalidInput: It is neither.
+        """
+        if not text.lstrip().startswith("{"):
+            return cls(text, Start.parse(text))
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            found = {}
+        if not found or not all(type(each) is int and each >= 0 for each in found.values()):
+            raise InvalidInput(
+                f"{text!r} is no place in a topic: give sequences by partition, by number or "
+                'name, such as {"0": 42, "1": 7}'
+            )
+        return cls(
+            text, None, {name: Start(str(each), sequence=each) for name, each in found.items()}
+        )
+
+    def resolved(self, resolve: Callable[[str], str]) -> Callable[[str], Start]:
+        """A function from a partition's name to its start; ``earliest`` where none was given.
+
+        Args:
+            resolve: From a name or a number to the name; raises for an unknown one.
+
+        Raises:
+            InvalidInput: There is no such partition.
+        """
+        if self.everywhere is not None:
+            everywhere = self.everywhere
+            return lambda name: everywhere
+        starts = {resolve(name): start for name, start in self.by_partition.items()}
+        return lambda name: starts.get(name, Start(EARLIEST))
+
+
+def _first_since(manifest: Manifest, since_ms: int) -> int:
+    for entry in manifest.entries():
+        times = [each.ingestion_time_ms for each in entry.metadata]
+        newest_ms = max(times) if times else location_timestamp_ms(entry.location)
+        # A batch without a time is delivered: it may be of the wanted time.
+        if newest_ms is None or newest_ms >= since_ms:
+            return entry.sequence
+    return manifest.next_sequence
+
+
+# ---- seek
+
+CONCURRENCY = 8
+"""Copies at once; each goes through this process's memory."""
+
+GROUP = 64
+"""Copies between two reports of progress."""
+
+
+@dataclass(frozen=True)
+class SeekPlan:
+    """What a seek would do.
+
+    Attributes:
+        first: Where the queue begins now.
+        target: Where it shall begin; not below ``first``.
+        dropped: The entries between the two.
+        cut: Transactions that begin before the target and end behind it. Their batches behind it
+            stay, and are delivered if the transaction is committed, as in Kafka.
+    """
+
+    first: int
+    target: int
+    dropped: Sequence[QueueEntry]
+    cut: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeekResult:
+    """What a seek did.
+
+    Attributes:
+        first: Where the queue begins now.
+        epoch: The epoch that the queue was claimed with; its consumer is fenced.
+        copies: Ids in the quarantine of what was dropped; empty when nothing was copied.
+    """
+
+    first: int
+    epoch: int
+    copies: tuple[str, ...]
+
+
+def plan_seek(store: Store, config: ConsumerConfig, start: Start, runtime: Runtime) -> SeekPlan:
+    """The entries that lie before ``start``; changes nothing.
+
+    Raises:
+        InvalidInput: There is no queue; it does not have that sequence; or an undecided
+            transaction begins before it, which the seek would tear apart.
+        CorruptManifest, StorageError: The manifest could not be read.
+    """
+    manifest = ReadOnlyReader(config, store=store, runtime=runtime).manifest()
+    target = start.sequence_in(manifest, config.manifest_path)
+    dropped = manifest.entries(limit=target - manifest.first_sequence)
+    _refuse_undecided(manifest, target, config)
+    cut = _cut(manifest, target, config.data_path_prefix)
+    return SeekPlan(manifest.first_sequence, target, dropped, cut)
+
+
+def seek(
+    store: Store,
+    config: ConsumerConfig,
+    plan: SeekPlan,
+    runtime: Runtime,
+    *,
+    copy: bool = True,
+    advance: Callable[[int, int], None] = lambda done, total: None,
+) -> SeekResult:
+    """Copy what a plan drops, then drop it and claim the queue. Idempotent.
+
+    Entries that the consumer took since the plan are gone. Entries that were appended since stay.
+
+    Args:
+        store: Where the queue lives.
+        config: Its manifest and prefix.
+        plan: Of :func:`plan_seek`.
+        runtime: Clock and threads.
+        copy: Copy what is dropped to the quarantine. Without a copy nothing restores it once the
+            collector has deleted it.
+        advance: Called with the number of batches copied, and of all.
+
+    Raises:
+        InvalidInput: A batch is too large to be copied; nothing was dropped.
+        PrefixConflict, UnsafeStore, QueueReset, Drained: As for a consumer.
+        Conflict, CorruptManifest, StorageError: Nothing was dropped; call it again.
+    """
+    claim = claim_for_writing(store, config, runtime=runtime)
+
+    def save(entry: QueueEntry) -> str:
+        report = quarantine(
+            store,
+            config.data_path_prefix,
+            entry,
+            f"dropped by seek to {plan.target}, not for a fault of its own",
+            runtime=runtime,
+            allow_foreign_locations=config.allow_foreign_locations,
+        )
+        return report.id
+
+    copies: list[str] = []
+    for at in range(0, len(plan.dropped) if copy else 0, GROUP):
+        copies += together(runtime, save, plan.dropped[at : at + GROUP], most=CONCURRENCY)
+        advance(len(copies), len(plan.dropped))
+    queue = Queue(store, config, runtime=runtime, role="operator", claim=claim)
+    # A consumer may have read past the target meanwhile: then nothing is left to drop.
+    last = plan.target - 1 if plan.target else None
+    after = queue.claim_epoch(last, allow_data_loss=True)
+    write_consumer_info(store, config, runtime, after.epoch, program="opendata-buffer seek")
+    queue.close()
+    return SeekResult(first=after.first_sequence, epoch=after.epoch, copies=tuple(copies))
+
+
+def _refuse_undecided(manifest: Manifest, target: int, config: ConsumerConfig) -> None:
+    pairs = enumerate(manifest.locations(), manifest.first_sequence)
+    for producer, each in undecided(pairs, config.data_path_prefix).items():
+        if each.first_sequence < target:
+            raise InvalidInput(
+                f"the transaction of producer {producer.hex()} begins at sequence "
+                f"{each.first_sequence} and is undecided: a seek behind that would tear "
+                "it apart. End it with 'opendata-buffer transactions abort', or seek to "
+                f"{each.first_sequence} at the most"
+            )
+
+
+def _cut(manifest: Manifest, target: int, prefix: str) -> int:
+    """How many decided transactions lie on both sides of a sequence."""
+    locations = manifest.locations()
+    at = target - manifest.first_sequence
+    found = len(undecided(enumerate(locations[:at], manifest.first_sequence), prefix))
+    if 0 < at < len(locations):
+        last, first = (parse_location(each, prefix) for each in locations[at - 1 : at + 1])
+        # A transaction without messages is a run of neighbours with one identity.
+        if last and first and last.txn and last.txn == first.txn and not last.message:
+            found += 1
+    return found
+
+
+# ---- collect
+
+
+def collect(
+    store: Store,
+    config: ConsumerConfig,
+    topic: Topic | None,
+    runtime: Runtime,
+    *,
+    dry_run: bool = False,
+) -> GcReport:
+    """One cycle of the garbage collector in a queue, or in each partition of a topic.
+
+    A partition that has left its topic has no consumer whose collector would run. When nothing of
+    it is left to collect, it is removed from the topic's description.
+
+    Args:
+        store: Where they all are.
+        config: Of the queue, or of the topic's root.
+        topic: The topic; None for one queue.
+        runtime: The clock.
+        dry_run: Only read and plan; nothing is written.
+
+    Returns:
+        The sum over all queues.
+
+    Raises:
+        InvalidInput: A queue has no manifest.
+        OpenDataBufferError: As :meth:`.GarbageCollector.run_once`; objects that were collected
+            before the error stay deleted.
+    """
+    if topic is None:
+        # The collector would claim the prefix, also for a mistyped manifest.
+        ReadOnlyReader(config, store=store, runtime=runtime).manifest()
+        return GarbageCollector(store, config, runtime=runtime).run_once(dry_run=dry_run)
+    description = topic.read()
+    report, finished = GcReport(), list[str]()
+    for name in (*description.names, *description.left):
+        own = topic.config_of(name, config)
+        if ReadOnlyReader(own, store=store, runtime=runtime).find() is None:
+            continue  # It was never written: a partition that leaves gets a manifest when sealed.
+        found = GarbageCollector(store, own, runtime=runtime).run_once(dry_run=dry_run)
+        report += found
+        nothing_left = not (
+            found.plan.waiting or found.plan.held or found.failed or found.abandoned
+        )
+        if nothing_left and name in description.left:
+            finished.append(name)
+    if finished and not dry_run:
+        topic.forget_left(finished)
+    return report

@@ -1,0 +1,102 @@
+"""The group ``opendata-buffer`` and its commands, each loaded when it is run.
+
+Every command turns options into a configuration and prints what a function of the library returns.
+Only results go to stdout; progress, summaries and warnings go to stderr.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import NoReturn
+
+import click
+
+from opendata_buffer.cli.errors import FailureGroup, run_group
+from opendata_buffer.runtime import SystemRuntime
+
+__all__ = ["COMMANDS", "LazyGroup", "cli", "run"]
+
+COMMANDS = {
+    "produce": ("produce", "Put the records of stdin into the queue."),
+    "consume": ("consume", "Write the records of the queue to stdout."),
+    "broker": ("broker", "Append for all producers of a queue."),
+    "work": ("work", "Run COMMAND for each batch."),
+    "status": ("status", "Show what is in the queue, or in the topic's partitions."),
+    "owner": ("status", "Show which consumer reads the queue."),
+    "seek": ("repair", "Drop the batches before a sequence or a time."),
+    "fsck": ("repair", "Check that every queued batch exists and decodes."),
+    "gc": ("repair", "Delete the objects of consumed batches, once."),
+    "skip": ("repair", "Pass by the one batch that stops a queue."),
+    "quarantine": ("repair", "List batches that were passed by, and restore them."),
+    "topic": ("topic", "Create and change topics."),
+    "transactions": ("topic", "List undecided transactions, and end them."),
+    "manifest": ("dump", "Print a manifest, or rebuild it."),
+    "batch": ("dump", "Print a batch object."),
+}
+"""Module and summary of each command. ``--help`` prints the summaries and loads no module: loading
+all of them, and Arrow with them, takes half a second."""
+
+
+class LazyGroup(FailureGroup):
+    """A group that loads a command's module when the command is run or completed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All commands, in the order of :data:`COMMANDS`."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command; None when there is none of this name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _ = COMMANDS[cmd_name]
+        command = getattr(import_module(f"opendata_buffer.cli.{module}"), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands in ``--help``."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+
+
+def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if not wanted or context.resilient_parsing:
+        return
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        click.echo(f"opendata-buffer {version('opendata-buffer')}")
+    except PackageNotFoundError:
+        click.echo("opendata-buffer, from a source tree that is not installed")
+    context.exit()
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
+@click.option("-v", "--verbose", count=True, help="Log more; twice for everything.")
+@click.pass_context
+def cli(context: click.Context, verbose: int) -> None:
+    """Read, write, inspect and repair a queue in object storage.
+
+    STORE is a directory, file:///dir, s3://bucket[/root], gs://bucket[/root],
+    az://container[/root] or abfss://container@account.dfs.core.windows.net[/root].
+
+    Credentials come from the cloud's standard chain: environment, files, the machine. No option
+    takes a key, because other users can see a command line: put keys into the environment
+    (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, GOOGLE_APPLICATION_CREDENTIALS,
+    AZURE_STORAGE_CONNECTION_STRING) or into a file (a --profile of AWS).
+    """
+    # Tests put a manual clock here.
+    context.obj = context.obj or SystemRuntime()
+
+
+def run() -> NoReturn:
+    """Run the command line and exit."""
+    run_group(cli)

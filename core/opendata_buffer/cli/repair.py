@@ -1,0 +1,497 @@
+"""``fsck``, ``skip``, ``quarantine``, ``manifest rebuild``, ``seek`` and ``gc``."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from opendata_buffer.admin import trim
+from opendata_buffer.admin.fsck import (
+    REPAIRED_BY,
+    Repaired,
+    RepairPlan,
+    Report,
+    check_queue,
+    plan_repair,
+    repair,
+)
+from opendata_buffer.admin.rebuild import rebuild as rebuild_manifest
+from opendata_buffer.admin.trim import SeekPlan, Starts
+from opendata_buffer.cli.errors import Failure
+from opendata_buffer.cli.options import (
+    NATURAL,
+    allow_foreign_option,
+    json_option,
+    max_batch_bytes_option,
+    patient_queue_options,
+    queue_options,
+    queue_words,
+    yes_option,
+)
+from opendata_buffer.cli.output import confirm, format_bytes, plural
+from opendata_buffer.cli.signals import print_summary
+from opendata_buffer.cli.target import Target, one_queue, target_of
+from opendata_buffer.cli.terminal import track
+from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, QueueConfig
+from opendata_buffer.consumer.read_only import ReadOnlyReader
+from opendata_buffer.errors import CorruptData
+from opendata_buffer.quarantine import list_quarantine
+
+__all__ = ["fsck", "gc", "quarantine", "rebuild", "seek", "skip"]
+
+# ---- fsck
+
+
+@click.command()
+@queue_options
+@max_batch_bytes_option
+@allow_foreign_option
+@click.option(
+    "--repair",
+    "repair_found",
+    is_flag=True,
+    help="Repair what is found: rebuild a manifest, pass by batches that cannot be delivered. "
+    "Everything that is replaced is copied first.",
+)
+@click.option("--dry-run", is_flag=True, help="With --repair: only print what would be done.")
+@yes_option
+@json_option
+@click.pass_obj
+def fsck(
+    runtime: Any,
+    /,
+    max_batch_bytes: int,
+    allow_foreign_locations: bool,
+    repair_found: bool,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+    **queue: Any,
+) -> None:
+    """Check that every queued batch exists and decodes; exits 1 with a list if not.
+
+    Prints a line for each problem and note, and how much was checked: the bytes of records, and
+    of their objects as stored. Of a topic all partitions are checked. Nothing is changed without
+    --repair. Stop producers and consumers before a repair; a consumer that still reads is fenced.
+    With --json a line for each queue.
+    """
+    if (dry_run or yes) and not repair_found:
+        raise click.UsageError("--dry-run and --yes are about --repair: give that, too")
+    target = target_of(
+        runtime,
+        queue,
+        ConsumerConfig,
+        max_batch_bytes=max_batch_bytes,
+        allow_foreign_locations=allow_foreign_locations,
+    )
+
+    def check(config: ConsumerConfig) -> Report:
+        with track("checking") as advance:
+            return check_queue(target.store, config, runtime, advance=advance)
+
+    bad: list[tuple[ConsumerConfig, int]] = []
+    for config in target.written(runtime):
+        report = check(config)
+        repaired: list[Repaired] | None = None
+        if repair_found and not report.ok:
+            plan = plan_repair(report)
+            if not as_json:
+                _print_report(report, None, config, target, False)
+            _print_repair_plan(plan, as_json)
+            if dry_run or not plan.repair:
+                repaired = []
+            else:
+                what = plural(len(plan.repair), "problem")
+                confirm(f"{what} of {config.data_path_prefix!r} will be repaired", yes)
+                with track("repairing") as advance:
+                    repaired = repair(target.store, config, plan.repair, runtime, advance=advance)
+                report = check(config)
+        if as_json or repaired != []:
+            _print_report(report, repaired, config, target, as_json)
+        if not report.ok:
+            bad.append((config, len(report.problems)))
+    if bad:
+        raise _problems(bad)
+
+
+def _print_report(
+    report: Report,
+    repaired: list[Repaired] | None,
+    config: ConsumerConfig,
+    target: Target,
+    as_json: bool,
+) -> None:
+    if as_json:
+        fields: dict[str, Any] = report.as_json()
+        if target.topic is not None:
+            fields["partition"] = config.data_path_prefix
+        if repaired is not None:
+            fields["repaired"] = [each.as_json() for each in repaired]
+        click.echo(json.dumps(fields))
+        return
+    for each in repaired or ():
+        what = "the manifest" if each.sequence is None else f"sequence {each.sequence}"
+        copy = "there was nothing to copy" if each.copy is None else f"copied as {each.copy}"
+        click.echo(f"repaired {what} {each.location!r} ({each.kind}); {copy}")
+    where = f"{config.data_path_prefix}: " if target.topic is not None else ""
+    for finding in report.notes:
+        click.echo(f"{where}note: {finding}")
+    for finding in report.problems:
+        click.echo(f"{where}problem: {finding}")
+    click.echo(
+        f"{where}{plural(report.batches, 'batch')}, {plural(report.records, 'record')} checked, "
+        f"{format_bytes(report.bytes)} of records in {format_bytes(report.stored_bytes)} of objects"
+    )
+
+
+def _print_repair_plan(plan: RepairPlan, as_json: bool) -> None:
+    for finding in plan.repair:
+        what = finding.what if finding.sequence is None else f"sequence {finding.sequence}"
+        click.echo(f"repair: {what} {finding.location!r} {REPAIRED_BY[finding.kind]}", err=as_json)
+    for finding, why in plan.leave:
+        click.echo(
+            f"not repaired: sequence {finding.sequence} {finding.location!r}: {why}", err=as_json
+        )
+
+
+def _problems(bad: list[tuple[ConsumerConfig, int]]) -> Failure:
+    count = sum(number for _, number in bad)
+    queues = ", ".join(repr(config.manifest_path) for config, _ in bad)
+    noun = "queue" if len(bad) == 1 else "queues"
+    return Failure(
+        f"{plural(count, 'problem')} in the {noun} with manifest {queues}: restore the objects if "
+        f"there are copies, or repair with 'opendata-buffer fsck {queue_words()} --repair', which "
+        "copies what it passes by"
+    )
+
+
+# ---- skip and quarantine
+
+
+@click.command()
+@queue_options
+@click.argument("sequence", type=NATURAL)
+@click.option("--force", is_flag=True, help="Skip the batch although it can be read.")
+@max_batch_bytes_option
+@allow_foreign_option
+@json_option
+@click.pass_obj
+def skip(
+    runtime: Any,
+    /,
+    sequence: int,
+    force: bool,
+    max_batch_bytes: int,
+    allow_foreign_locations: bool,
+    as_json: bool,
+    **queue: Any,
+) -> None:
+    """Pass by the one batch that stops a queue.
+
+    SEQUENCE is the batch's, as fsck and errors show it. The batch is copied to the quarantine
+    first, and an empty one takes its place; all others are kept. Stop the queue's consumer or
+    Spark query before, and start it again afterwards: one that still runs is fenced.
+    """
+    target = one_queue(
+        queue,
+        ConsumerConfig,
+        max_batch_bytes=max_batch_bytes,
+        allow_foreign_locations=allow_foreign_locations,
+    )
+    done = trim.skip_batch(target.store, target.config, sequence, runtime, force=force)
+    report = done.report
+    if as_json:
+        click.echo(json.dumps({**report.as_json(), "epoch": done.epoch}))
+        return
+    copied = "there was no object to copy" if report.copied_bytes is None else "copied"
+    click.echo(
+        f"skipped batch {sequence} at {report.location!r} ({report.error}); in the quarantine as "
+        f"{report.id}, {copied}"
+    )
+
+
+@click.group()
+def quarantine() -> None:
+    """List batches that were passed by, and restore them."""
+
+
+@quarantine.command("list")
+@queue_options
+@json_option
+@click.pass_obj
+def quarantine_list(runtime: Any, /, as_json: bool, **queue: Any) -> None:
+    """Show the batches in a queue's quarantine, changing nothing.
+
+    One per line: id, time, size of the copy, the sequence it was restored as, and why it could not
+    be delivered. With --json one report per line.
+    """
+    target = one_queue(queue)
+    prefix = target.config.data_path_prefix
+    faults: list[CorruptData] = []
+    reports = list_quarantine(target.store, prefix, runtime, unreadable=faults.append)
+    if not reports and not faults:
+        # An empty quarantine and a mistyped path look alike.
+        ReadOnlyReader(target.config, store=target.store, runtime=runtime).manifest()
+    for each in reports:
+        if as_json:
+            click.echo(json.dumps(each.as_json()))
+            continue
+        size = "no copy" if each.copied_bytes is None else format_bytes(each.copied_bytes)
+        sequence = each.restored_sequence
+        restored = "" if sequence is None else f"restored as {sequence}  "
+        click.echo(f"{each.id}  {each.time}  {size}  {restored}{each.error}")
+    if faults:
+        others = f" So are {len(faults) - 1} others." if len(faults) > 1 else ""
+        raise Failure(f"{faults[0]}{others}")
+
+
+@quarantine.command("restore")
+@queue_options
+@click.argument("ids", metavar="ID...", nargs=-1, required=True)
+@max_batch_bytes_option
+@click.pass_obj
+def quarantine_restore(
+    runtime: Any, /, ids: tuple[str, ...], max_batch_bytes: int, **queue: Any
+) -> None:
+    """Produce batches from the quarantine again, at the end of the queue.
+
+    ID is as 'quarantine list' shows it. The copy must be readable; if it is not, repair the
+    object <data-path-prefix>/_quarantine/<ID>.object first. Copy and report stay. Restoring a
+    batch again does nothing.
+    """
+    target = one_queue(queue, ConsumerConfig, max_batch_bytes=max_batch_bytes)
+    for each in ids:
+        report = trim.restore_batch(target.store, target.config, each, runtime)
+        click.echo(f"restored batch {report.id} as sequence {report.restored_sequence}")
+
+
+# ---- manifest rebuild
+
+
+@click.command()
+@queue_options
+@click.option("--dry-run", is_flag=True, help="Only print what would be done.")
+@json_option
+@click.pass_obj
+def rebuild(runtime: Any, /, dry_run: bool, as_json: bool, **queue: Any) -> None:
+    """Rebuild a manifest that is gone, damaged or restored from an old copy.
+
+    Stop producers, consumers and collectors first. Batches that were not surely read are enqueued
+    in the order of their names. None is lost, and some records may be delivered twice. The bytes
+    of the old manifest are saved beside it. A sound manifest stays as it is.
+    """
+    target = one_queue(queue, QueueConfig)
+    plan, saved = rebuild_manifest(target.store, target.config, runtime, dry_run=dry_run)
+    first = plan.manifest.first_sequence
+    if as_json:
+        found = {
+            "dry_run": dry_run,
+            "fault": plan.fault,
+            "kept": plan.kept,
+            "found": plan.found,
+            "missing": plan.missing,
+            "read": plan.read,
+            "first_sequence": first,
+            "epoch": plan.manifest.epoch,
+            "saved": saved,
+        }
+        click.echo(json.dumps(found))
+        return
+    if plan.fault is None:
+        click.echo("nothing to do: the manifest is sound, and not behind what its marker has seen")
+        return
+    would = "would enqueue" if dry_run else "enqueued"
+    click.echo(f"manifest {target.config.manifest_path!r}: {plan.fault}")
+    for location in plan.found:
+        click.echo(f"{would} {location}")
+    for location in plan.missing:
+        click.echo(f"missing {location}: it was queued, and its object is gone")
+    click.echo(
+        f"{would} {plural(plan.kept + len(plan.found), 'batch')} from sequence {first} on, "
+        f"{plan.kept:,} of them as the old manifest has them; {plan.read:,} were read before"
+    )
+    if saved is not None:
+        click.echo(f"the old manifest is saved as {saved}")
+    if not dry_run:
+        click.echo(
+            "Spark queries continue with failOnDataLoss=false once; a consumer that keeps its own "
+            f"position starts with {first - 1}"
+        )
+
+
+# ---- seek
+
+
+@click.command()
+@patient_queue_options
+@click.option(
+    "--to",
+    required=True,
+    metavar="WHERE",
+    help="Where the queue shall begin: a sequence, a time such as 2026-01-31T03:00:00Z (UTC "
+    "without a zone), or 'latest', which drops all that waits now; in a topic also sequences by "
+    "partition such as '{\"0\": 42}'.",
+)
+@click.option(
+    "--copy/--no-copy",
+    default=True,
+    show_default=True,
+    help="Copy what is dropped to the quarantine first. Without a copy nothing restores it.",
+)
+@click.option("--dry-run", is_flag=True, help="Only print what would be dropped.")
+@allow_foreign_option
+@yes_option
+@json_option
+@click.pass_obj
+def seek(
+    runtime: Any,
+    /,
+    to: str,
+    copy: bool,
+    dry_run: bool,
+    allow_foreign_locations: bool,
+    yes: bool,
+    as_json: bool,
+    **queue: Any,
+) -> None:
+    """Drop the batches before a sequence or a time.
+
+    Asks first. Prints how many are dropped and where their copies are: 'quarantine list' shows
+    them, 'quarantine restore' produces one again. Stop the queue's consumer or Spark query
+    before: one that still runs is fenced. In a topic, a time or 'latest' is for all partitions,
+    and sequences are for those that they name. With --json a line for each queue.
+    """
+    starts = Starts.parse(to)
+    target = target_of(
+        runtime, queue, ConsumerConfig, allow_foreign_locations=allow_foreign_locations
+    )
+    start_of = target.starts(starts, "--to")
+    plans: list[tuple[Any, SeekPlan]] = [
+        (config, trim.plan_seek(target.store, config, start_of(config.data_path_prefix), runtime))
+        for config in target.written(runtime)
+    ]
+    dropped = sum(len(plan.dropped) for _, plan in plans)
+    for config, plan in plans:
+        if plan.cut:
+            click.echo(
+                f"note: {config.data_path_prefix}: {plural(plan.cut, 'transaction')} on both sides "
+                f"of sequence {plan.target}: the batches behind it stay, and are delivered if it "
+                "is committed",
+                err=True,
+            )
+    if dropped and not dry_run:
+        kept = "copied to the quarantine first" if copy else "NOT copied: nothing restores them"
+        confirm(f"{plural(dropped, 'batch')} of {target.store.url} will be dropped, {kept}", yes)
+    # Made here: the thread that prints it when the command hangs has no click context.
+    summary = (
+        f"ended by a signal: 'opendata-buffer status {queue_words()}' shows what still waits. "
+        "Copies alone drop nothing: run it again, and no batch is copied twice"
+    )
+    for config, plan in plans:
+        done = None
+        if plan.dropped and not dry_run:
+            with print_summary(lambda: summary), track("copying") as advance:
+                done = trim.seek(target.store, config, plan, runtime, copy=copy, advance=advance)
+        _print_seek(target, config, plan, done, dry_run, as_json)
+    if dropped and not dry_run and not as_json:
+        click.echo(
+            "Spark queries continue with failOnDataLoss=false once; a consumer that keeps its own "
+            "position starts without it"
+        )
+
+
+def _print_seek(
+    target: Target,
+    config: ConsumerConfig,
+    plan: SeekPlan,
+    done: trim.SeekResult | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    prefix = config.data_path_prefix
+    first = plan.target if done is None else done.first
+    if as_json:
+        fields: dict[str, Any] = {
+            "partition": prefix,
+            "dry_run": dry_run,
+            "dropped": len(plan.dropped),
+            "first_sequence": first,
+            "epoch": None if done is None else done.epoch,
+            "copies": [] if done is None else done.copies,
+        }
+        click.echo(json.dumps(fields))
+        return
+    would = "would drop" if dry_run else "dropped"
+    click.echo(
+        f"{prefix}: {would} {plural(len(plan.dropped), 'batch')}; the queue begins at sequence "
+        f"{first}"
+    )
+    if done is not None and done.copies:
+        click.echo(
+            f"{prefix}: copies are {done.copies[0]} to {done.copies[-1]} below "
+            f"{prefix}/_quarantine/; bring one back with 'opendata-buffer quarantine restore "
+            f"{target.words(config)} {done.copies[0]}'"
+        )
+
+
+# ---- gc
+
+
+@click.command()
+@queue_options
+@click.option("--dry-run", is_flag=True, help="Only print what would be deleted.")
+@click.option(
+    "--grace-period-ms",
+    type=NATURAL,
+    default=600_000,
+    show_default=True,
+    help="Least age of what is deleted. Below that of the producers, it deletes batches that are "
+    "being uploaded: then only while no producer runs.",
+)
+@json_option
+@click.pass_obj
+def gc(runtime: Any, /, dry_run: bool, grace_period_ms: int, as_json: bool, **queue: Any) -> None:
+    """Delete the objects of consumed batches, once.
+
+    Of a topic, in all its partitions. A running consumer does this by itself, but not in partitions
+    that have left the topic. Refuses a data prefix of another queue, and a queue without a
+    manifest.
+    """
+    target = target_of(
+        runtime,
+        queue,
+        ConsumerConfig,
+        gc=GarbageCollectorConfig(grace_period_ms=grace_period_ms),
+    )
+    report = trim.collect(target.store, target.config, target.topic, runtime, dry_run=dry_run)
+    plan = report.plan
+    if as_json:
+        found = {
+            "dry_run": dry_run,
+            "delete": [{"key": each.key, "size": each.size} for each in plan.delete],
+            "delete_bytes": plan.delete_bytes,
+            "deleted": report.deleted,
+            "failed": [{"key": each.key, "reason": each.reason} for each in report.failed],
+            "abandoned": report.abandoned,
+            "referenced": plan.referenced,
+            "waiting": plan.waiting,
+            "ignored": plan.ignored,
+            "held": plan.held,
+        }
+        click.echo(json.dumps(found))
+    else:
+        for each in plan.delete:
+            click.echo(f"{'would delete' if dry_run else 'delete'} {each.key}")
+        total = f"{plural(len(plan.delete), 'object')}, {format_bytes(plan.delete_bytes)}"
+        done = f"would delete {total}" if dry_run else f"deleted {report.deleted:,} of {total}"
+        click.echo(f"{done}; {plan.referenced:,} are queued, {plan.waiting:,} are too young")
+        if plan.held:
+            click.echo(f"nothing was deleted: {plan.held}")
+    if report.failed:
+        first = report.failed[0]
+        raise Failure(
+            f"{plural(len(report.failed), 'object')} could not be deleted, the first is "
+            f"{first.key!r}: {first.reason}. Run it again."
+        )

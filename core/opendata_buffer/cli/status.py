@@ -1,0 +1,192 @@
+"""``status`` and ``owner``: what is in a queue or a topic, and which consumer reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from typing import Any
+
+import click
+
+from opendata_buffer.admin.status import (
+    Ownership,
+    Status,
+    TopicStatus,
+    read_backlog,
+    read_ownership,
+    read_status,
+    read_topic,
+)
+from opendata_buffer.broker.client import Connection
+from opendata_buffer.broker.lease import DiscoveryRecord
+from opendata_buffer.cli.errors import Exceeded
+from opendata_buffer.cli.options import NATURAL, POSITIVE, json_option, queue_options, queue_words
+from opendata_buffer.cli.output import format_age, waiting
+from opendata_buffer.cli.target import Target, target_of
+from opendata_buffer.concurrency import together
+from opendata_buffer.consumer.read_only import ReadOnlyReader
+from opendata_buffer.queue.consumer_info import ConsumerInfo
+from opendata_buffer.runtime import Runtime
+
+__all__ = ["owner", "status"]
+
+
+@click.command()
+@queue_options
+@json_option
+@click.option("--watch", is_flag=True, help="Show it again and again until interrupted.")
+@click.option(
+    "--interval-ms",
+    type=POSITIVE,
+    default=1000,
+    show_default=True,
+    help="With --watch: between two reads.",
+)
+@click.option(
+    "--max-lag",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Only check that the oldest batch does not wait longer; exit code 3 if it does.",
+)
+@click.option(
+    "--max-backlog",
+    type=NATURAL,
+    metavar="N",
+    help="Only check that no more than N batches wait; exit code 3 if more do.",
+)
+@click.pass_obj
+def status(
+    runtime: Any,
+    /,
+    as_json: bool,
+    watch: bool,
+    interval_ms: int,
+    max_lag: float | None,
+    max_backlog: int | None,
+    **queue: Any,
+) -> None:
+    """Show what is in the queue, or in the topic's partitions, changing nothing.
+
+    Sizes are those of stored objects. With --json and --watch, one JSON object per line. With
+    --max-lag or --max-backlog it is a probe: it only reads manifests, prints one line, and exits 0
+    within the limits, 3 beyond them, 1 when it cannot find out.
+    """
+    target = target_of(runtime, queue)
+    if max_lag is not None or max_backlog is not None:
+        if watch:
+            raise click.UsageError("--watch shows, and a probe answers once: leave one out")
+        _probe(target, runtime, max_lag, max_backlog, as_json)
+        return
+    # A probe runs every few seconds, and rich would be a third of its time.
+    from rich.console import Console
+    from rich.live import Live
+
+    from opendata_buffer.cli.terminal import status_table, topic_table
+
+    read = _reader_of(target, runtime)
+    console = Console()
+
+    def show() -> Any:
+        found = read()
+        if as_json:
+            return json.dumps(found.as_json())
+        return status_table(found) if isinstance(found, Status) else topic_table(found)
+
+    if watch and console.is_terminal and not as_json:
+        with Live(show(), console=console, auto_refresh=False) as live:
+            while True:
+                runtime.sleep(interval_ms / 1000)
+                live.update(show(), refresh=True)
+    while True:
+        click.echo(show()) if as_json else console.print(show())
+        if not watch:
+            return
+        runtime.sleep(interval_ms / 1000)
+
+
+def _reader_of(target: Target, runtime: Runtime) -> Callable[[], Status | TopicStatus]:
+    topic = target.topic
+    if topic is not None:
+        return lambda: read_topic(topic, target.config, runtime)
+    reader = ReadOnlyReader(target.config, store=target.store, runtime=runtime)
+
+    def connect(announced: DiscoveryRecord) -> Connection:
+        # Loading the network takes longer than all else, and most queues have no broker.
+        from opendata_buffer.broker.network import WebSocketNetwork
+
+        return WebSocketNetwork(runtime).connect(announced)
+
+    has_websockets = find_spec("websockets") is not None
+    return lambda: read_status(reader, connect if has_websockets else None)
+
+
+def _probe(
+    target: Target, runtime: Runtime, max_lag: float | None, max_backlog: int | None, as_json: bool
+) -> None:
+    is_topic = target.topic is not None
+    found = read_backlog(target.store, target.configs(), runtime, topic=is_topic)
+    excess = found.excess(max_lag, max_backlog)
+    if as_json:
+        fields = {"ok": not excess, "batches": found.batches, "lag_seconds": found.lag_seconds}
+        click.echo(json.dumps(fields))
+    if excess:
+        raise Exceeded(
+            f"too much waits in {target.store.url}: of the batches {' and '.join(excess)}. "
+            f"'opendata-buffer owner {queue_words()}' shows which consumer should read it"
+        )
+    if not as_json:
+        click.echo(f"ok: {waiting(found.batches)}, the oldest for {found.lag_seconds:.1f} s")
+
+
+@click.command()
+@queue_options
+@json_option
+@click.pass_obj
+def owner(runtime: Any, /, as_json: bool, **queue: Any) -> None:
+    """Show which consumer reads the queue, changing nothing.
+
+    One line: the epoch, and host, process, program, streaming query and time of the consumer that
+    claimed it. Of a topic one line for each partition that was ever written. The consumer may have
+    ended since: see the age of the oldest batch in 'status'.
+    """
+    target = target_of(runtime, queue)
+
+    def read(config: Any) -> Ownership:
+        return read_ownership(ReadOnlyReader(config, store=target.store, runtime=runtime))
+
+    for found in together(runtime, read, target.written(runtime)):
+        if as_json:
+            click.echo(json.dumps(found.as_json()))
+        else:
+            click.echo(f"{found.partition}: {_consumer(found)}")
+
+
+def _consumer(found: Ownership) -> str:
+    if found.epoch == 0:
+        return "no consumer has read it yet"
+    holder = found.holder
+    if holder is None:
+        return (
+            f"epoch {found.epoch}, of a consumer without a record: another client, or an older "
+            "release"
+        )
+    if found.known:
+        return f"epoch {found.epoch}, {_holder(holder, found)}"
+    return (
+        f"epoch {found.epoch}, of a consumer without a record: another client, an older release, "
+        f"or a repair; epoch {holder.epoch} before it was {_holder(holder, found)}"
+    )
+
+
+def _holder(holder: ConsumerInfo, found: Ownership) -> str:
+    query = f", query {holder.query}" if holder.query else ""
+    try:
+        at = datetime.fromtimestamp(holder.since_ms / 1000, UTC).isoformat(timespec="seconds")
+    except (OverflowError, ValueError, OSError):
+        at = f"{holder.since_ms} ms"
+    return (
+        f"{holder.program}{query}, process {holder.process} on {holder.host}, since {at} "
+        f"({format_age(found.since_seconds)} ago)"
+    )

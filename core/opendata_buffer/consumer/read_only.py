@@ -1,0 +1,205 @@
+"""Read a queue without consuming it: nothing is claimed, acknowledged, collected or written.
+
+The queue's consumer does not notice a :class:`ReadOnlyReader`, and dequeues entries when it has
+acknowledged them. Entries that were handed out here stay readable until the collector deletes
+their objects. Entries that left the queue before they were handed out are lost to this reader,
+which reports that as ``DataLoss`` (failure F28).
+"""
+
+from __future__ import annotations
+
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.consumer.cursors import BatchDescriptor, Frontier, behind_gap
+from opendata_buffer.errors import DataLoss, InvalidInput, QueueReset
+from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.queue.ownership import (
+    PARTITION_NAME,
+    TOPIC_KEY,
+    check_owner,
+    exists,
+    missing_topic_hint,
+)
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.queue.rollback_checks import ends_before
+from opendata_buffer.runtime import Runtime
+from opendata_buffer.stores.base import Store
+
+__all__ = ["ReadOnlyReader", "no_such_queue"]
+
+
+class ReadOnlyReader:
+    """The manifest of one queue, and a position in it that only this reader knows.
+
+    Making one costs no request. Not thread-safe.
+
+    Args:
+        config: Where the queue is; ``cas_deadline_ms`` bounds each read, retries included.
+        store: The opened store.
+        runtime: Clock of retries.
+        allow_data_loss: Continue behind a gap, with a warning, instead of raising ``DataLoss``.
+        advice: What the user can do about a gap, as a sentence for the error.
+
+    Attributes:
+        store: The store.
+        config: The settings.
+        runtime: The clock.
+    """
+
+    def __init__(
+        self,
+        config: QueueConfig,
+        *,
+        store: Store,
+        runtime: Runtime,
+        allow_data_loss: bool = False,
+        advice: str = "",
+    ) -> None:
+        self.store = store
+        self.config = config
+        self.runtime = runtime
+        self._queue = Queue(store, config, runtime=runtime, role="reader")
+        self._allow_data_loss = allow_data_loss
+        self._advice = advice
+        self._marker_checked = False
+        self._frontier: Frontier | None = None
+        self._next_sequence = 0
+
+    # ---- the manifest
+
+    def find(self) -> Manifest | None:
+        """The manifest as it is now; None where the queue was never created.
+
+        Costs one conditional read; an unchanged manifest is not transferred again.
+
+        Raises:
+            QueueReset: The manifest vanished or went backwards, since the last read or by what
+                the owner marker remembers. With ``allow_data_loss`` the marker is not asked.
+            CorruptManifest: It is no v1 manifest.
+            TransientStorageError, PermanentStorageError: The store did not answer.
+        """
+        manifest = self._queue.read()
+        if manifest is None and not self._marker_checked and not self._allow_data_loss:
+            claim = check_owner(self.store, self.config, runtime=self.runtime)
+            if claim is not None:
+                claim.check(None)
+            # The queue itself notices when a manifest that was read once vanishes.
+            self._marker_checked = True
+        return manifest
+
+    def manifest(self) -> Manifest:
+        """The manifest as it is now.
+
+        Raises:
+            InvalidInput: There is no queue. None is created.
+            QueueReset, CorruptManifest, StorageError: As :meth:`find`.
+        """
+        manifest = self.find()
+        if manifest is None:
+            raise no_such_queue(self.store, self.config)
+        return manifest
+
+    # ---- a position
+
+    def seek(self, sequence: int | None) -> None:
+        """Hand out entries from ``sequence`` on; None begins at the oldest queued entry.
+
+        Raises:
+            QueueReset: The queue ends before ``sequence``.
+            DataLoss: The queue begins behind it.
+            CorruptManifest, StorageError: The manifest could not be read.
+        """
+        manifest = self.find() or Manifest.empty()
+        begin = manifest.first_sequence if sequence is None else sequence
+        if begin > manifest.next_sequence:
+            url, end = self.store.url, manifest.next_sequence
+            raise QueueReset(ends_before(begin - 1, end, self._queue.key, url))
+        self._frontier = self._behind_gap(Frontier.at(begin), manifest)
+        self._next_sequence = manifest.next_sequence
+
+    def next_descriptors(self, max: int) -> list[BatchDescriptor]:  # noqa: A002
+        """The next entries, at most ``max``. Reads the manifest once and fetches nothing.
+
+        Raises:
+            DataLoss: Entries left the queue before they were handed out here.
+            QueueReset, CorruptManifest, StorageError: As :meth:`find`.
+        """
+        manifest = self.find() or Manifest.empty()
+        before = self._frontier or Frontier.at(manifest.first_sequence)
+        frontier = self._behind_gap(before, manifest)
+        self._next_sequence = manifest.next_sequence
+        found = manifest.entries(frontier.next_hand_out, max)
+        self._frontier = frontier.hand_out(found[-1].sequence) if found else frontier
+        return [BatchDescriptor.of(entry) for entry in found]
+
+    def entries(self, begin: int, stop: int) -> list[BatchDescriptor]:
+        """Exactly the entries [begin, stop), from the manifest that was read last.
+
+        Raises:
+            DataLoss: The first of them left the queue.
+        """
+        manifest = self._queue.last_seen or Manifest.empty()
+        if begin < manifest.first_sequence:
+            raise DataLoss(self._queue.key, begin, manifest.first_sequence, self._cause)
+        return [BatchDescriptor.of(entry) for entry in manifest.entries(begin, stop - begin)]
+
+    def ack_through(self, sequence: int) -> None:
+        """Forget the entries up to and including ``sequence``. Makes no request."""
+        assert self._frontier is not None, "nothing was handed out"
+        self._frontier = self._frontier.ack_through(sequence)
+
+    @property
+    def last_acked_sequence(self) -> int | None:
+        """The last sequence that :meth:`ack_through` was told; the queue does not learn of it."""
+        return None if self._frontier is None else self._frontier.last_acked
+
+    @property
+    def last_handed_out_sequence(self) -> int | None:
+        """The last sequence handed out; None before the queue's first batch."""
+        return None if self._frontier is None else self._frontier.last_handed_out
+
+    @property
+    def next_sequence(self) -> int:
+        """What the next appended batch will get, by the manifest that was read last."""
+        return self._next_sequence
+
+    def close(self) -> None:
+        """Does nothing: this reader holds nothing."""
+
+    @property
+    def _cause(self) -> str:
+        cause = "The queue's consumer was faster than this reader, which claims nothing."
+        return f"{cause} {self._advice}" if self._advice else cause
+
+    def _behind_gap(self, frontier: Frontier, manifest: Manifest) -> Frontier:
+        return behind_gap(
+            frontier,
+            manifest,
+            self._queue.key,
+            allowed=self._allow_data_loss,
+            cause=self._cause,
+        )
+
+
+def no_such_queue(store: Store, config: QueueConfig) -> InvalidInput:
+    """The error of a command or reader that found no manifest: what is there instead.
+
+    Raises:
+        TransientStorageError, PermanentStorageError: The store did not answer.
+    """
+    prefix = config.data_path_prefix
+    if exists(store, TOPIC_KEY):
+        lists = f"'opendata-buffer topic describe {store.url}' lists them"
+        if PARTITION_NAME.fullmatch(prefix) is None:
+            return InvalidInput(
+                f"there is a topic at {store.url}, and one queue is needed: name a partition with "
+                f"--partition; {lists}"
+            )
+        return InvalidInput(
+            f"partition {prefix!r} of the topic at {store.url} was never written; {lists}"
+        )
+    if lost := missing_topic_hint(store):
+        return InvalidInput(lost)
+    return InvalidInput(
+        f"there is no queue: no manifest {config.manifest_path!r} in {store.url}. Produce into it "
+        "first, or name the right queue with data_path_prefix or manifest_path."
+    )

@@ -1,0 +1,499 @@
+"""Records as rows with columns: JSON objects and lines of CSV, read by Arrow's own readers.
+
+A record is read by the standard of its format into the types of a schema. A record that does not
+fit is malformed as a whole: its columns are null, and the column for corrupt records has its text.
+
+Arrow reads a text and not an array, so records are joined. Arrow's readers pass over an empty
+record, make two rows of ``{"a":1}{"b":2}``, and go on in the next record where an object or a quote
+was left open. Each text therefore has marks that prove that every record is exactly one row, see
+:class:`_JsonReader` and :class:`_CsvReader`. A text that Arrow refuses, or that has its marks
+elsewhere, is read again in parts, down to single records.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import re
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.json
+
+from opendata_buffer.errors import InvalidInput
+
+__all__ = [
+    "CSV", "DROPMALFORMED", "FAILFAST", "JSON", "PERMISSIVE", "Columns", "Decoder", "ValueOptions",
+    "infer",
+]  # fmt: skip
+
+JSON, CSV = "json", "csv"
+PERMISSIVE, DROPMALFORMED, FAILFAST = "PERMISSIVE", "DROPMALFORMED", "FAILFAST"
+
+_TEXT_BYTES = 4 << 20
+"""Of records in a text, unless a single one has more: all that is read again because of one."""
+
+_INFERRED_AT_ONCE = 256
+"""Records in a text. Objects with ids for names take memory by the square of this."""
+
+_MOST_LEVELS = 50
+"""Of nested objects and arrays in types. Arrow sends Spark no more than 64, and overflows the stack
+of the process where it infers the type of a record with a hundred thousand."""
+
+_TYPES = {
+    pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(),
+    pa.string(), pa.date32(), pa.timestamp("us"), pa.timestamp("us", "UTC"),
+}  # fmt: skip
+_NO_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[^\[\]{}]+', re.DOTALL)
+_EMPTY_OBJECT = re.compile(rb"\{[ \t\r\n]*\}")
+_PLACE_IN_TEXT = re.compile(
+    r"(?:^JSON parse error: )|(?:^CSV parse error: )|(?:Row #\d+: )|(?: in row \d+$)"
+)
+_ROW = re.compile(r"(?:in row |Row #)(\d+)")
+
+_Found = TypeVar("_Found")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueOptions:
+    """How records are read into columns.
+
+    Attributes:
+        format: ``json`` or ``csv``.
+        mode: What becomes of a malformed record: ``PERMISSIVE`` keeps a row of nulls with its text
+            in ``corrupt_column``, ``DROPMALFORMED`` leaves it out, ``FAILFAST`` raises.
+        corrupt_column: The column for the text of malformed records, if the schema names it.
+        sep: Of CSV: what separates fields; one ASCII character, as ``quote`` and ``escape``.
+        quote: Of CSV: what encloses a field, and is doubled inside of one; empty: nothing does.
+        escape: Of CSV: what makes the next character a part of the field; empty: nothing does.
+        null_value: Of CSV: the text of a field that is null, unless it is quoted.
+        header: Of CSV: whether records that repeat the names of the columns are left out.
+    """
+
+    format: str = JSON
+    mode: str = PERMISSIVE
+    corrupt_column: str = "_corrupt_record"
+    sep: str = ","
+    quote: str = '"'
+    escape: str = ""
+    null_value: str = ""
+    header: bool = False
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What became of some records, in their order.
+
+    Attributes:
+        arrays: A column for each field of the schema, one value for each record.
+        malformed: By index of a record that is malformed, why.
+        headers: Indexes of records that repeat the names of the columns.
+    """
+
+    arrays: list[pa.Array]
+    malformed: dict[int, str]
+    headers: list[int]
+
+
+class Decoder:
+    """Reads records into the columns of one schema; made once, used for many arrays of records.
+
+    Args:
+        schema: The columns, in their order. The column for corrupt records is filled if the schema
+            has it, and is of type string.
+        options: How to read.
+
+    Raises:
+        InvalidInput: A column of a type that such records are not read into, two of one name, no
+            column to fill, or one for corrupt records that is no string.
+    """
+
+    def __init__(self, schema: pa.Schema, options: ValueOptions) -> None:
+        self.schema = schema
+        self._corrupt = options.corrupt_column
+        self._fields = [each for each in schema if each.name != self._corrupt]
+        names = [each.name for each in schema]
+        for each in schema:
+            if names.count(each.name) > 1:
+                raise InvalidInput(f"schema has the column {each.name!r} twice")
+            if each.name == self._corrupt and not pa.types.is_string(each.type):
+                raise InvalidInput(
+                    f"column {each.name!r} is for the text of records and of type {each.type}: "
+                    "make it STRING"
+                )
+            _check_type(each.name, each.type, options.format)
+        if not self._fields:
+            raise InvalidInput("schema has no column that is filled from records: name some")
+        names = [each.name for each in self._fields]
+        types = [_read_type(each.type) for each in self._fields]
+        self._reader: _CsvReader | _JsonReader
+        self._header: bytes | None = None
+        if options.format == JSON:
+            self._reader = _JsonReader(dict(zip(names, types, strict=True)))
+        else:
+            self._reader = _CsvReader(len(names), types, options)
+            if options.header:
+                self._header = options.sep.join(names).encode()
+
+    def decode(self, values: pa.BinaryArray) -> Columns:
+        """The columns of records of type ``pa.binary()`` without nulls, whatever they are."""
+        texts, malformed = _readable(values, self._reader)
+        parts = [[pa.nulls(0, each.type) for each in self._fields]]
+        for at, part in _halved(texts, self._read, 0, len(texts)) if len(texts) else ():
+            if isinstance(part, str):
+                malformed[at] = part
+                part = [pa.nulls(1, each.type) for each in self._fields]
+            parts.append(part)
+        columns = [pa.concat_arrays(column) for column in zip(*parts, strict=True)]
+        headers: list[int] = []
+        if self._header is not None:
+            headers = pc.indices_nonzero(pc.equal(values, self._header)).to_pylist()
+        for row in headers:
+            malformed.pop(row, None)
+        if self._corrupt in self.schema.names:
+            corrupt: list[str | None] = [None] * len(values)
+            for row in malformed:
+                corrupt[row] = values[row].as_py().decode("utf-8", "replace")
+            columns.insert(self.schema.names.index(self._corrupt), pa.array(corrupt, pa.string()))
+        return Columns(columns, malformed, headers)
+
+    def _read(self, texts: pa.BinaryArray) -> list[pa.Array]:
+        columns = [column.chunk(0) for column in self._reader.read(texts).columns]
+        types = [each.type for each in self._fields]
+        return [_converted(column, dtype) for column, dtype in zip(columns, types, strict=True)]
+
+
+class _JsonReader:
+    """Objects whose opening brace is replaced by ``{"<mark>":true,`` with a random name.
+
+    A row has the mark if its object begins where a record begins. A text with as many rows as
+    records, all with the mark, has one row of each record: a record that swallows the next one
+    takes its mark away, and what comes behind an object in the same record has none. No record
+    knows the name. The text never begins with ``null``, which Arrow's reader crashes of when it is
+    the first value; within a text it is a row without a mark.
+
+    Args:
+        types: Of the columns, by name. None: they are inferred.
+    """
+
+    def __init__(self, types: dict[str, pa.DataType] | None) -> None:
+        self._mark = f"mark-{secrets.token_hex(8)}"
+        self._opening = f'{{"{self._mark}":true,'.encode()
+        self.placeholder = b'{"":null}'
+        self._options = pa.json.ParseOptions(
+            explicit_schema=pa.schema([*(types or {}).items(), (self._mark, pa.bool_())]),
+            unexpected_field_behavior="infer" if types is None else "ignore",
+        )
+
+    def unusual(self, values: pa.BinaryArray) -> pa.BooleanArray:
+        """Which records :meth:`trimmed` has to look at before they are read with others."""
+        # Before the comma behind the mark's value there is a name, unless the object is empty.
+        return pc.invert(pc.starts_with(values, '{"'))
+
+    def trimmed(self, record: bytes) -> bytes:
+        """The record as it is read with others; raises ValueError if it is malformed."""
+        text = record.strip(b" \t\r\n")
+        if text[:1] != b"{":
+            raise ValueError("it is no JSON object")
+        return self.placeholder if _EMPTY_OBJECT.fullmatch(text) else text
+
+    def read(self, texts: pa.BinaryArray) -> pa.Table:
+        """One row for each record; raises ValueError if a record is not surely one row."""
+        marked = pc.binary_replace_slice(texts, 0, 1, self._opening)
+        # Within strings JSON has no line ends, so no string goes on in the next record.
+        text = pc.binary_join_element_wise(marked, b"", b"\n").buffers()[2]
+        # One block, or the reader would cut the text at a line end, which objects may have.
+        block = pa.json.ReadOptions(use_threads=False, block_size=text.size)
+        table = pa.json.read_json(pa.BufferReader(text), block, self._options)
+        if table.num_rows != len(texts) or table.column(self._mark).null_count:
+            raise ValueError("it is more than one JSON object")
+        return table.drop_columns([self._mark])
+
+
+class _CsvReader:
+    """Lines, and a last one whose fields are all null.
+
+    Records without line ends are as many rows as lines, unless a quote or an escape takes a line
+    end into a field: then there are fewer rows. A record that has a line end is read alone; then
+    the last row has values if the record's quotes reached it.
+
+    Args:
+        count: How many columns there are.
+        types: Of the columns, in their order. None: they are inferred.
+        options: How to read.
+    """
+
+    def __init__(self, count: int, types: list[pa.DataType] | None, options: ValueOptions) -> None:
+        null = f"null-{secrets.token_hex(8)}"
+        self.placeholder = options.sep.join([null] * count).encode()
+        # Columns by their places: two of a header may have one name.
+        names = [str(place) for place in range(count)]
+        self._names = names
+        self._parsing = pa.csv.ParseOptions(
+            delimiter=options.sep,
+            quote_char=options.quote or False,
+            double_quote=bool(options.quote),
+            escape_char=options.escape or False,
+            newlines_in_values=True,
+            ignore_empty_lines=False,
+        )
+        self._conversion = pa.csv.ConvertOptions(
+            check_utf8=False,
+            column_types=dict(zip(names, types, strict=True)) if types else None,
+            null_values=[options.null_value, null],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+        )
+
+    def unusual(self, values: pa.BinaryArray) -> pa.BooleanArray:
+        """Which records :meth:`trimmed` has to look at before they are read with others."""
+        return pc.or_(pc.ends_with(values, "\n"), pc.ends_with(values, "\r"))
+
+    def trimmed(self, record: bytes) -> bytes:
+        """The record as it is read with others: without its line end."""
+        return record.removesuffix(b"\n").removesuffix(b"\r")
+
+    def read(self, texts: pa.BinaryArray) -> pa.Table:
+        """One row for each record; raises ValueError if a record is not surely one row."""
+        lines = pc.binary_join_element_wise(texts, b"", b"\n").buffers()[2].to_pybytes()
+        if len(texts) > 1 and (lines.count(b"\n") != len(texts) or b"\r" in lines):
+            raise ValueError("a record has a line end")
+        # The reader drops one byte order mark at the beginning: this one, and none of a record.
+        text = b"\xef\xbb\xbf" + lines + self.placeholder + b"\n"
+        block = pa.csv.ReadOptions(
+            use_threads=False, block_size=len(text), column_names=self._names
+        )
+        table = pa.csv.read_csv(pa.BufferReader(text), block, self._parsing, self._conversion)
+        last = table.slice(len(texts))
+        if len(last) != 1 or any(column.null_count != 1 for column in last.columns):
+            raise ValueError("it is not one line, or a quote is not closed")
+        return table.slice(0, len(texts))
+
+
+def _readable(
+    values: pa.BinaryArray, reader: _CsvReader | _JsonReader
+) -> tuple[pa.BinaryArray, dict[int, str]]:
+    """The records as they are joined, with placeholders for malformed ones; why they are."""
+    unusual = reader.unusual(values)
+    try:
+        values.cast(pa.string())
+    except pa.ArrowInvalid:
+        unusual = pa.repeat(True, len(values))
+    malformed: dict[int, str] = {}
+    texts: list[bytes] = []
+    for at in pc.indices_nonzero(unusual).to_pylist():
+        record = values[at].as_py()
+        try:
+            record.decode()
+            texts.append(reader.trimmed(record))
+        except ValueError as error:
+            malformed[at] = "it is not UTF-8" if isinstance(error, UnicodeError) else str(error)
+            texts.append(reader.placeholder)
+    if texts:
+        values = pc.replace_with_mask(values, unusual, pa.array(texts, pa.binary()))
+    return values, malformed
+
+
+def _halved(
+    texts: pa.BinaryArray, read: Callable[[pa.BinaryArray], _Found], begin: int, end: int
+) -> Iterator[tuple[int, _Found | str]]:
+    """What records [begin, end) are read as: all at once or, where that fails, in parts.
+
+    Yields the index of a record, and what it and some behind it were read as; of a malformed record
+    why it is.
+    """
+    part = texts.slice(begin, end - begin)
+    cuts = {(begin + end) // 2}
+    if len(part) == 1 or part.nbytes <= _TEXT_BYTES:
+        try:
+            found = read(part)
+        except ValueError as error:
+            if len(part) == 1:
+                yield begin, _PLACE_IN_TEXT.sub("", str(error).partition("\n")[0])
+                return
+            if row := _ROW.search(str(error)):  # Most often the malformed record.
+                at = begin + min(int(row[1]), len(part) - 1)
+                cuts = {(begin + at) // 2, at, at + 1, (at + 1 + end) // 2}
+        else:
+            yield begin, found
+            return
+    for first, behind in pairwise(sorted(cuts | {begin, end})):
+        yield from _halved(texts, read, first, behind)
+
+
+def _check_type(name: str, dtype: pa.DataType, value_format: str, level: int = 1) -> None:
+    """Refuse a type that records are not read into; raises InvalidInput."""
+    types = pa.types
+    if value_format == JSON and level < _MOST_LEVELS:
+        if types.is_struct(dtype):
+            for each in dtype:
+                _check_type(f"{name}.{each.name}", each.type, value_format, level + 1)
+            if dtype.num_fields:
+                return
+        if types.is_list(dtype):
+            _check_type(f"{name}[]", dtype.value_type, value_format, level + 1)
+            return
+    binary = value_format == JSON and types.is_binary(dtype)
+    if dtype in _TYPES or types.is_decimal128(dtype) or binary:
+        return
+    also = ", BINARY, ARRAY, STRUCT" if value_format == JSON else ""
+    raise InvalidInput(
+        f"column {name!r} is of type {dtype}, which {value_format} records are not read into. "
+        "Types: BOOLEAN, BYTE, SHORT, INT, LONG, FLOAT, DOUBLE, DECIMAL, STRING, DATE, TIMESTAMP, "
+        f"TIMESTAMP_NTZ{also}. Read the records as BINARY without valueFormat, and use "
+        f"from_{value_format} on value"
+    )
+
+
+def _read_type(dtype: pa.DataType) -> pa.DataType:
+    """What Arrow's readers read a column as, before it is converted."""
+    types = pa.types
+    if types.is_struct(dtype):
+        return pa.struct([pa.field(each.name, _read_type(each.type)) for each in dtype])
+    if types.is_list(dtype):
+        return pa.list_(dtype.value_field.with_type(_read_type(dtype.value_type)))
+    # The readers do not tell times with a zone from those without, dates they read as numbers.
+    if types.is_date(dtype) or types.is_timestamp(dtype) or types.is_binary(dtype):
+        return pa.string()
+    return dtype
+
+
+def _converted(found: pa.Array, dtype: pa.DataType) -> pa.Array:
+    """A column of :func:`_read_type` as the type asked for; raises ValueError for others."""
+    types = pa.types
+    if types.is_struct(dtype):
+        inner = [
+            _converted(each, part.type) for each, part in zip(found.flatten(), dtype, strict=True)
+        ]
+        return pa.StructArray.from_arrays(inner, fields=list(dtype), mask=found.is_null())
+    if types.is_list(dtype):
+        # All elements, also of lists behind others that are null: the offsets count those.
+        values = _converted(found.values, dtype.value_type)
+        lists = pa.ListArray.from_arrays(found.offsets, values, mask=found.is_null())
+        return lists.cast(dtype)
+    if types.is_timestamp(dtype):  # With an offset if the type has a zone, else without.
+        try:
+            return found.cast(dtype)
+        except pa.ArrowInvalid:
+            # RFC 3339 has any number of digits of a second, Spark's timestamps have six.
+            return pc.replace_substring_regex(found, r"(\.\d{6})\d+", r"\1").cast(dtype)
+    if types.is_date(dtype):
+        return found.cast(dtype)
+    if types.is_binary(dtype):
+        texts = found.to_pylist()  # Null and the empty text stay what they are.
+        return pa.array([each and base64.b64decode(each, validate=True) for each in texts], dtype)
+    if types.is_decimal(dtype):
+        found.validate(full=True)  # The readers check the scale, and not the precision.
+    if types.is_floating(dtype) and pc.all(pc.is_finite(found)).as_py() is False:
+        raise ValueError(f"a number is beyond {dtype}, or none")
+    return found
+
+
+def infer(records: pa.BinaryArray, options: ValueOptions) -> pa.Schema:
+    """The columns that these records have, by Arrow's inference.
+
+    Texts of JSON stay texts. A field that is null in all records is a text, and a field without a
+    name is left out. Of two types that do not go together JSON has the first one, and CSV a text.
+
+    Returns:
+        The columns in the order in which they were found, and behind them the column for corrupt
+        records, if the mode is ``PERMISSIVE``. Empty if no record shows a column.
+    """
+    reader: _CsvReader | _JsonReader
+    names: list[str] | None = None
+    if options.format == CSV:
+        names, records = _csv_names(records, options)
+        reader = _CsvReader(len(names), None, options)
+    else:
+        reader = _JsonReader(None)
+        shallow = (each if _levels(each) <= _MOST_LEVELS else b"" for each in records.to_pylist())
+        records = pa.array(shallow, pa.binary())
+    texts, malformed = _readable(records, reader)
+    texts = texts.filter(pa.array([at not in malformed for at in range(len(texts))], pa.bool_()))
+    merged: pa.DataType = pa.struct([])
+    for begin in range(0, len(texts), _INFERRED_AT_ONCE):
+        end = min(begin + _INFERRED_AT_ONCE, len(texts))
+        for _, part in _halved(texts, reader.read, begin, end):
+            if not isinstance(part, str):
+                table = part.rename_columns(names or part.column_names)
+                merged = _merged(merged, pa.struct(list(table.schema)), options.format)
+    settled = _settled(merged, options.format) or pa.struct([])
+    # A record may have a field of that name; the column is for the text of records.
+    fields = [each for each in settled if each.name != options.corrupt_column]
+    if fields and options.mode == PERMISSIVE:
+        fields.append(pa.field(options.corrupt_column, pa.string()))
+    return pa.schema(fields)
+
+
+def _csv_names(records: pa.BinaryArray, options: ValueOptions) -> tuple[list[str], pa.BinaryArray]:
+    """The names of the fields, and the records without those that only have the names."""
+    first = records[0].as_py().decode("utf-8", "replace").rstrip("\r\n") if len(records) else ""
+    parser = csv.reader(
+        [first],
+        delimiter=options.sep,
+        quotechar=options.quote or None,
+        quoting=csv.QUOTE_MINIMAL if options.quote else csv.QUOTE_NONE,
+        escapechar=options.escape or None,
+    )
+    try:
+        fields = next(parser, [])
+    except csv.Error:
+        fields = []
+    names = [f"_c{place}" for place in range(max(1, len(fields)))]
+    if options.header and fields:
+        records = records.filter(pc.not_equal(records, records[0]))
+        for place, name in enumerate(fields):
+            if name not in ("", options.corrupt_column, *names[:place]):
+                names[place] = name
+    return names, records
+
+
+def _levels(record: bytes) -> int:
+    """How deep objects and arrays are nested in a record, if it is JSON."""
+    if record.count(b"{") + record.count(b"[") <= _MOST_LEVELS:
+        return 0
+    brackets = _NO_BRACKETS.sub(b"", record)
+    return max(accumulate(1 if each in b"{[" else -1 for each in brackets), default=0)
+
+
+def _merged(one: pa.DataType, other: pa.DataType, value_format: str) -> pa.DataType:
+    """The type of a field that was found as both."""
+    types = pa.types
+    if one == other or types.is_null(other):
+        return one
+    if types.is_null(one):
+        return other
+    if types.is_struct(one) and types.is_struct(other):
+        members = {each.name: each.type for each in one}
+        for each in other:
+            known = members.get(each.name, pa.null())
+            members[each.name] = _merged(known, each.type, value_format)
+        return pa.struct(list(members.items()))
+    if types.is_list(one) and types.is_list(other):
+        return pa.list_(_merged(one.value_type, other.value_type, value_format))
+    if {one, other} == {pa.int64(), pa.float64()}:
+        return pa.float64()
+    return one if value_format == JSON else pa.string()
+
+
+def _settled(dtype: pa.DataType, value_format: str) -> pa.DataType | None:
+    """The type as a column has it; None for objects that are always empty."""
+    types = pa.types
+    if types.is_struct(dtype):
+        members = [(each.name, _settled(each.type, value_format)) for each in dtype if each.name]
+        kept = [pa.field(name, inner) for name, inner in members if inner is not None]
+        return pa.struct(kept) if kept else None
+    if types.is_list(dtype):
+        inner = _settled(dtype.value_type, value_format)
+        return None if inner is None else pa.list_(inner)
+    if types.is_timestamp(dtype) and value_format == CSV:
+        return pa.timestamp("us", "UTC" if dtype.tz else None)
+    if dtype in (pa.bool_(), pa.int64(), pa.float64(), pa.date32()):
+        return dtype
+    return pa.string()

@@ -1,0 +1,536 @@
+"""Skip, restore, seek and collect."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+
+from opendata_buffer import outcomes
+from opendata_buffer.admin.fsck import check_queue
+from opendata_buffer.admin.trim import (
+    GROUP,
+    Start,
+    collect,
+    plan_seek,
+    restore_batch,
+    seek,
+    skip_batch,
+)
+from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
+from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.errors import (
+    CommitStateUnknown,
+    Fenced,
+    InvalidInput,
+    PermanentStorageError,
+    TransientStorageError,
+)
+from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.entries import Metadata, NewEntry
+from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
+from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, build_uuid
+from opendata_buffer.quarantine import list_quarantine, quarantine, read_copy
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores.base import (
+    Absent,
+    Blob,
+    IfVersion,
+    PutOutcome,
+)
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.topic.topic import Topic
+
+# ---- skip and restore
+
+
+RUNTIME = SystemRuntime()
+CONFIG = ConsumerConfig(store="memory://skip", gc=GarbageCollectorConfig(enabled=False))
+METADATA = (Metadata(0, 17, b"payload"),)
+
+
+def queue_of(
+    *batches: bytes | None, txn: Transaction | None = None, message: UUID | None = None
+) -> MemoryStore:
+    store = MemoryStore()
+    entries = []
+    for data in batches:
+        location = batch_key("ingest", RUNTIME.ulid(), txn, message)
+        if data is not None:
+            store.put(location, data)
+        entries.append(NewEntry(location, METADATA))
+    store.put("ingest/manifest", Manifest.empty().append(entries).raw)
+    return store
+
+
+def manifest_of(store: MemoryStore) -> Manifest:
+    got = store.get("ingest/manifest")
+    assert isinstance(got, Blob)
+    return Manifest.parse(got.data)
+
+
+def records(store: MemoryStore) -> list[bytes]:
+    found: list[bytes] = []
+    with Consumer(CONFIG, store=store) as consumer:
+        while (batch := consumer.next_batch()) is not None:
+            found += batch.entries
+    return found
+
+
+GOOD = [encode_batch([b"%d" % n]) for n in range(4)]
+
+
+@pytest.mark.parametrize("bad", [b"garbage", None], ids=["corrupt", "missing"])
+@pytest.mark.parametrize("at", range(4))
+def test_a_bad_batch_anywhere_is_skipped_and_no_other(at: int, bad: bytes | None) -> None:
+    store = queue_of(*GOOD[:at], bad, *GOOD[at + 1 :])
+    skipped = skip_batch(store, CONFIG, at, RUNTIME)
+    assert [each.sequence for each in manifest_of(store).entries()] == [0, 1, 2, 3]
+    assert records(store) == [b"%d" % n for n in range(4) if n != at]
+    assert list_quarantine(store, "ingest") == [skipped.report]
+    if bad is not None:
+        assert read_copy(store, "ingest", skipped.report) == bad
+
+
+def test_a_batch_outside_the_prefix_is_skipped_and_its_object_left_alone() -> None:
+    store = queue_of(GOOD[0])
+    store.put("elsewhere/x.batch", GOOD[1])
+    before = manifest_of(store).append([NewEntry("elsewhere/x.batch")])
+    store.put("ingest/manifest", before.raw)
+    skipped = skip_batch(store, CONFIG, 1, RUNTIME)
+    assert skipped.report.copied_bytes is None
+    assert records(store) == [b"0"]
+    got = store.get("elsewhere/x.batch")
+    assert isinstance(got, Blob)
+    assert got.data == GOOD[1]
+
+
+def test_the_rest_of_its_transaction_is_still_one_transaction() -> None:
+    txn = Transaction("app", 7)
+    store = queue_of(GOOD[0], b"garbage", GOOD[2], txn=txn)
+    skip_batch(store, CONFIG, 1, RUNTIME)
+    named = [parse_location(each, "ingest") for each in manifest_of(store).locations()]
+    assert [each.txn for each in named if each] == [txn] * 3
+
+
+def test_a_consumer_that_still_runs_is_fenced() -> None:
+    store = queue_of(GOOD[0], b"garbage")
+    with Consumer(CONFIG, store=store) as consumer:
+        assert consumer.next_batch() is not None
+        assert skip_batch(store, CONFIG, 1, RUNTIME).epoch == consumer.epoch + 1
+        with pytest.raises(Fenced):
+            consumer.next_batch()
+
+
+def test_a_good_batch_is_skipped_only_by_force() -> None:
+    store = queue_of(*GOOD[:2])
+    before = store.list("").objects
+    with pytest.raises(InvalidInput, match="can be read"):
+        skip_batch(store, CONFIG, 0, RUNTIME)
+    assert store.list("").objects == before
+    skip_batch(store, CONFIG, 0, RUNTIME, force=True)
+    assert records(store) == [b"1"]
+
+
+@pytest.mark.parametrize("sequence", [2, 99])
+def test_a_sequence_that_is_not_queued_is_refused_with_those_that_are(sequence: int) -> None:
+    store = queue_of(*GOOD[:2])
+    with pytest.raises(InvalidInput, match="it holds 0 to 1"):
+        skip_batch(store, CONFIG, sequence, RUNTIME)
+
+
+def test_a_store_that_is_down_makes_no_batch_bad() -> None:
+    class Down(MemoryStore):
+        def get(self, key: str, **options: object) -> Blob:  # type: ignore[override]
+            if key.endswith(".batch"):
+                raise TransientStorageError("down")
+            got = super().get(key)
+            assert isinstance(got, Blob)
+            return got
+
+    store = Down()
+    for info in (whole := queue_of(GOOD[0])).list("").objects:
+        got = whole.get(info.key)
+        assert isinstance(got, Blob)
+        store.put(info.key, got.data)
+    with pytest.raises(TransientStorageError):
+        skip_batch(store, CONFIG, 0, RUNTIME)
+    assert list_quarantine(store, "ingest") == []
+
+
+def test_f1_a_skip_whose_answer_was_lost_changes_one_entry_once() -> None:
+    class Lossy(MemoryStore):
+        lost = 0
+
+        def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+            outcome = super().put_if(key, data, condition)
+            if key == "ingest/manifest" and not self.lost:
+                self.lost += 1
+                return outcomes.Unknown("lost")
+            return outcome
+
+    store = Lossy()
+    for info in (whole := queue_of(GOOD[0], b"garbage", GOOD[2])).list("").objects:
+        got = whole.get(info.key)
+        assert isinstance(got, Blob)
+        store.put(info.key, got.data)
+    assert skip_batch(store, CONFIG, 1, RUNTIME).epoch == 1
+    assert store.lost == 1
+    assert records(store) == [b"0", b"2"]
+
+
+# ---- restore
+
+
+def quarantined(data: bytes | None) -> tuple[MemoryStore, str]:
+    store = queue_of(data, GOOD[1])
+    return store, skip_batch(store, CONFIG, 0, RUNTIME, force=True).report.id
+
+
+def test_a_restored_batch_comes_behind_what_is_queued_with_its_metadata() -> None:
+    store, name = quarantined(GOOD[0])
+    report = restore_batch(store, CONFIG, name, RUNTIME)
+    assert report.restored_sequence == 2
+    assert manifest_of(store).entries()[2].metadata == METADATA
+    assert records(store) == [b"1", b"0"]
+
+
+def test_what_still_waits_because_its_skip_was_killed_is_not_restored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = queue_of(GOOD[0], GOOD[1])
+    with monkeypatch.context() as patch:
+        patch.setattr(Queue, "replace", lambda *args: (_ for _ in ()).throw(Killed))
+        with pytest.raises(Killed):
+            skip_batch(store, CONFIG, 0, RUNTIME, force=True)
+    (report,) = list_quarantine(store, "ingest")
+    with pytest.raises(InvalidInput, match="is still queued as sequence 0, and is delivered"):
+        restore_batch(store, CONFIG, report.id, RUNTIME)
+    assert manifest_of(store).entry_count == 2
+    skip_batch(store, CONFIG, 0, RUNTIME, force=True)
+    restore_batch(store, CONFIG, report.id, RUNTIME)
+    assert records(store) == [b"1", b"0"]
+
+
+def test_what_a_query_has_passed_by_is_restored_although_it_waits_to_leave() -> None:
+    store = queue_of(GOOD[0], GOOD[1])
+    entry = manifest_of(store).entries()[0]
+    report = quarantine(store, "ingest", entry, "torn", runtime=RUNTIME, query="q")
+    assert restore_batch(store, CONFIG, report.id, RUNTIME).restored_sequence == 2
+
+
+def test_restoring_twice_produces_once() -> None:
+    store, name = quarantined(GOOD[0])
+    first = restore_batch(store, CONFIG, name, RUNTIME)
+    assert restore_batch(store, CONFIG, name, RUNTIME) == first
+    assert records(store) == [b"1", b"0"]
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def killed_before_it_is_noted(monkeypatch: pytest.MonkeyPatch, store: MemoryStore) -> None:
+    put = store.put
+
+    def dying(key: str, data: bytes | memoryview) -> None:
+        if key.endswith(".json") and b'"restored_sequence": 2' in bytes(data):
+            raise Killed
+        put(key, data)
+
+    monkeypatch.setattr(store, "put", dying)
+
+
+def test_a_restore_that_was_killed_after_its_append_produces_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, name = quarantined(GOOD[0])
+    with monkeypatch.context() as patch:
+        killed_before_it_is_noted(patch, store)
+        with pytest.raises(Killed):
+            restore_batch(store, CONFIG, name, RUNTIME)
+    assert restore_batch(store, CONFIG, name, RUNTIME).restored_sequence == 2
+    assert records(store) == [b"1", b"0"]
+
+
+def test_a_restore_that_was_killed_and_may_have_been_read_is_not_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, name = quarantined(GOOD[0])
+    with monkeypatch.context() as patch:
+        killed_before_it_is_noted(patch, store)
+        with pytest.raises(Killed):
+            restore_batch(store, CONFIG, name, RUNTIME)
+    with Consumer(CONFIG, store=store) as consumer:
+        while (batch := consumer.next_batch()) is not None:
+            consumer.ack(batch.sequence)
+    with pytest.raises(CommitStateUnknown, match="an earlier restore was interrupted"):
+        restore_batch(store, CONFIG, name, RUNTIME)
+
+
+def test_a_copy_that_cannot_be_read_is_restored_after_it_was_repaired() -> None:
+    store, name = quarantined(b"garbage")
+    with pytest.raises(InvalidInput, match=rf"_quarantine/{name}\.object"):
+        restore_batch(store, CONFIG, name, RUNTIME)
+    store.put(f"ingest/_quarantine/{name}.object", GOOD[0])
+    restore_batch(store, CONFIG, name, RUNTIME)
+    assert records(store) == [b"1", b"0"]
+
+
+def test_what_has_no_copy_cannot_be_restored() -> None:
+    store, name = quarantined(None)
+    with pytest.raises(InvalidInput, match="has no copy"):
+        restore_batch(store, CONFIG, name, RUNTIME)
+
+
+def test_an_unknown_id_is_refused() -> None:
+    store = queue_of(GOOD[0])
+    with pytest.raises(InvalidInput, match="no batch '9-x'"):
+        restore_batch(store, CONFIG, "9-x", RUNTIME)
+
+
+@pytest.mark.parametrize("txn", [None, Transaction("app", 3)])
+def test_a_skipped_message_keeps_its_identity(txn: Transaction | None) -> None:
+    message = build_uuid(b"\1AAAAA", 9, ACK_TXN)
+    store = queue_of(None, txn=txn, message=message)
+    skip_batch(store, CONFIG, 0, RUNTIME)
+    (location,) = manifest_of(store).locations()
+    parsed = parse_location(location, "ingest")
+    assert parsed is not None
+    assert (parsed.txn, parsed.message) == (txn, message)
+    assert records(store) == []
+    assert check_queue(store, CONFIG, RUNTIME).ok
+
+
+# ---- where a queue begins
+
+
+MINUTE = 60_000
+NOON = 1_767_268_800_000  # 2026-01-01T12:00:00Z
+
+
+def dated_manifest(*times: tuple[int, ...] | None, dropped: int = 0) -> Manifest:
+    """A batch for each tuple, with these ingestion times in minutes after noon; None for none."""
+    entries = [
+        NewEntry(
+            f"ingest/{n}", tuple(Metadata(i, NOON + t * MINUTE) for i, t in enumerate(each or ()))
+        )
+        for n, each in enumerate(times)
+    ]
+    manifest = Manifest.empty().append(entries)
+    return manifest.drop_through(dropped - 1) if dropped else manifest
+
+
+@pytest.mark.parametrize(
+    ("text", "sequence"),
+    [
+        ("earliest", 1),
+        ("latest", 4),
+        ("1", 1),
+        ("3", 3),
+        ("4", 4),
+        ("2026-01-01T12:00:00Z", 1),
+        ("2026-01-01", 1),
+        # The second batch has a record of this minute, its first one is older.
+        ("2026-01-01T12:05:00Z", 2),
+        ("2026-01-01T12:05:00", 2),
+        ("2026-01-01T13:05:00+01:00", 2),
+        ("2026-01-01T12:05:00.001Z", 3),
+        ("2026-01-02", 4),
+    ],
+)
+def test_a_place_is_found(text: str, sequence: int) -> None:
+    manifest = dated_manifest((0,), (1,), (2, 5), (6,), dropped=1)
+    assert Start.parse(text).sequence_in(manifest, "m") == sequence
+
+
+def test_a_batch_without_any_time_rather_comes_too_often() -> None:
+    assert Start.parse("2026-01-02").sequence_in(dated_manifest((0,), None, (1,)), "m") == 1
+
+
+@pytest.mark.parametrize("text", ["", "Earliest", "-1", "1.5", "²", "9" * 21, "tomorrow"])
+def test_what_is_no_place_is_refused_with_examples(text: str) -> None:
+    with pytest.raises(InvalidInput, match="use earliest, latest, a sequence such as 42, or a"):
+        Start.parse(text)
+
+
+def test_a_sequence_that_is_not_there_says_what_is() -> None:
+    manifest = dated_manifest((0,), (1,), dropped=1)
+    with pytest.raises(InvalidInput, match=r"0 has left the queue with manifest 'm': it holds 1"):
+        Start.parse("0").sequence_in(manifest, "m")
+    with pytest.raises(InvalidInput, match=r"beyond the end .* and the next batch gets 2"):
+        Start.parse("3").sequence_in(manifest, "m")
+    with pytest.raises(InvalidInput, match="it is empty, and the next batch gets 0"):
+        Start.parse("1").sequence_in(Manifest.empty(), "m")
+
+
+# ---- seek
+
+
+PRODUCER = bytes(6)
+
+
+def numbered_queue(batches: int) -> MemoryStore:
+    store = MemoryStore()
+    entries = []
+    for n in range(batches):
+        entries.append(NewEntry(batch_key("ingest", RUNTIME.ulid())))
+        store.put(entries[-1].location, encode_batch([b"%d" % n]))
+    store.put("ingest/manifest", Manifest.empty().append(entries).raw)
+    return store
+
+
+def test_everything_that_is_dropped_has_its_copy() -> None:
+    store = numbered_queue(GROUP + 2)
+    told: list[tuple[int, int]] = []
+    plan = plan_seek(store, CONFIG, Start.parse(str(GROUP + 1)), RUNTIME)
+    done = seek(store, CONFIG, plan, RUNTIME, advance=lambda *each: told.append(each))
+    assert told == [(GROUP, GROUP + 1), (GROUP + 1, GROUP + 1)]
+    reports = list_quarantine(store, "ingest")
+    assert [each.id for each in reports] == list(done.copies)
+    assert read_copy(store, "ingest", reports[7]) == encode_batch([b"7"])
+    assert manifest_of(store).entry_count == 1
+
+
+def test_a_store_that_takes_no_copy_keeps_the_queue_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = numbered_queue(3)
+    plan = plan_seek(store, CONFIG, Start.parse("latest"), RUNTIME)
+
+    def full(key: str, data: bytes | memoryview) -> None:
+        raise PermanentStorageError("no space")
+
+    monkeypatch.setattr(store, "put", full)
+    with pytest.raises(PermanentStorageError, match="no space"):
+        seek(store, CONFIG, plan, RUNTIME)
+    assert (manifest_of(store).entry_count, manifest_of(store).epoch) == (3, 0)
+
+
+def test_what_is_appended_or_read_since_the_plan_is_left_as_it_is() -> None:
+    store = numbered_queue(4)
+    plan = plan_seek(store, CONFIG, Start.parse("2"), RUNTIME)
+    with Consumer(CONFIG, store=store) as consumer:
+        consumer.next_descriptors(3)
+        consumer.ack_through(2)
+    done = seek(store, CONFIG, plan, RUNTIME)
+    assert done.first == manifest_of(store).first_sequence == 3
+
+
+def test_a_seek_that_was_killed_before_it_dropped_is_done_by_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    store = numbered_queue(3)
+    plan = plan_seek(store, CONFIG, Start.parse("2"), RUNTIME)
+    with monkeypatch.context() as patch:
+        patch.setattr(Queue, "claim_epoch", lambda *args, **named: (_ for _ in ()).throw(Killed))
+        with pytest.raises(Killed):
+            seek(store, CONFIG, plan, RUNTIME)
+    left = list_quarantine(store, "ingest")
+    assert manifest_of(store).entry_count == 3
+    with pytest.raises(InvalidInput, match="still queued as sequence 0"):
+        restore_batch(store, CONFIG, left[0].id, RUNTIME)
+    plan = plan_seek(store, CONFIG, Start.parse("latest"), RUNTIME)
+    done = seek(store, CONFIG, plan, RUNTIME)
+    assert manifest_of(store).entry_count == 0
+    copied = list_quarantine(store, "ingest")
+    assert [each.id for each in copied] == list(done.copies)
+    assert copied[:2] == left
+    assert restore_batch(store, CONFIG, left[0].id, RUNTIME).restored_sequence == 3
+
+
+def test_a_transaction_that_is_not_decided_is_not_torn_apart() -> None:
+    store = numbered_queue(1)
+
+    def message(clock: int, flags: int) -> NewEntry:
+        location = batch_key("ingest", RUNTIME.ulid(), message=build_uuid(PRODUCER, clock, flags))
+        store.put(location, encode_batch([]))
+        return NewEntry(location)
+
+    open_ = manifest_of(store).append([message(2, CONTINUE_TXN), message(3, CONTINUE_TXN)])
+    store.put("ingest/manifest", open_.raw)
+    with pytest.raises(InvalidInput, match=r"begins at sequence 1 .* or seek to 1 at the most"):
+        plan_seek(store, CONFIG, Start.parse("2"), RUNTIME)
+    assert plan_seek(store, CONFIG, Start.parse("1"), RUNTIME).target == 1
+    store.put("ingest/manifest", open_.append([message(4, ACK_TXN)]).raw)
+    plans = [plan_seek(store, CONFIG, Start.parse(str(n)), RUNTIME) for n in range(5)]
+    assert [(plan.target, plan.cut) for plan in plans] == [(0, 0), (1, 0), (2, 1), (3, 1), (4, 0)]
+
+
+def test_a_transaction_of_one_piece_is_counted_where_the_place_is_inside() -> None:
+    store = numbered_queue(0)
+    entries = [
+        NewEntry(batch_key("ingest", RUNTIME.ulid(), Transaction("app", n))) for n in (1, 1, 2)
+    ]
+    store.put("ingest/manifest", Manifest.empty().append(entries).raw)
+    plans = [plan_seek(store, CONFIG, Start.parse(str(n)), RUNTIME) for n in range(4)]
+    assert [plan.cut for plan in plans] == [0, 1, 0, 0]
+
+
+# ---- collect
+
+
+COLLECTED = ConsumerConfig(store="memory://x", gc=GarbageCollectorConfig(grace_period_ms=0))
+
+
+def consumed(store: MemoryStore, config: ConsumerConfig) -> str:
+    """One batch that was read and acknowledged; where it is."""
+    queue = Queue(store, config, runtime=RUNTIME, role="test")
+    location = batch_key(config.data_path_prefix, RUNTIME.ulid())
+    store.put(location, encode_batch([b"x"]))
+    queue.append([NewEntry(location)])
+    queue.dequeue(0, queue.claim_epoch(None).epoch)
+    # In the millisecond in which it was written it is too young, whatever the grace period.
+    written_ms = RUNTIME.now_ms()
+    while RUNTIME.now_ms() <= written_ms:
+        pass
+    return location
+
+
+def batches(store: MemoryStore) -> set[str]:
+    return {each.key for each in store.list("").objects if each.key.endswith(".batch")}
+
+
+def test_a_queue_is_collected() -> None:
+    store = MemoryStore()
+    location = consumed(store, COLLECTED)
+    assert [each.key for each in collect(store, COLLECTED, None, RUNTIME).plan.delete] == [location]
+    assert batches(store) == set()
+
+
+def test_a_queue_that_is_not_there_is_not_made() -> None:
+    store = MemoryStore()
+    with pytest.raises(InvalidInput, match="there is no queue"):
+        collect(store, COLLECTED, None, RUNTIME)
+    assert not store.list("").objects
+
+
+def test_partitions_and_those_that_have_left_are_collected_and_the_latter_forgotten() -> None:
+    store = MemoryStore()
+    topic = Topic.create(COLLECTED, 3, store=store)
+    for name in topic.description.names[:2]:
+        consumed(store, topic.config_of(name, COLLECTED))
+    topic.drain("0")
+    (left,) = topic.remove_drained(after_s=0)
+    assert collect(store, COLLECTED, topic, RUNTIME, dry_run=True).deleted == 0
+    assert topic.read().left == (left,)
+    assert collect(store, COLLECTED, topic, RUNTIME).deleted == 2
+    assert batches(store) == set()
+    assert topic.read().left == ()
+    assert not store.list("p-00002").objects, "nobody has written to it, and neither did this"
+
+
+def test_one_that_has_left_is_remembered_as_long_as_something_of_it_is_too_young() -> None:
+    store = MemoryStore()
+    topic = Topic.create(COLLECTED, 2, store=store)
+    consumed(store, topic.config_of(topic.description.names[0], COLLECTED))
+    topic.drain("0")
+    left = topic.remove_drained(after_s=0)
+    patient = ConsumerConfig(store="memory://x")
+    assert collect(store, patient, topic, RUNTIME).plan.waiting == 1
+    assert list(topic.read().left) == left

@@ -1,0 +1,236 @@
+"""The command line as a whole: help, usage, exit codes and errors."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from opendata_buffer.cli.errors import Failure, FailureGroup, one_line
+from opendata_buffer.cli.main import COMMANDS, cli
+from opendata_buffer.cli.signals import print_summary
+from opendata_buffer.errors import InvalidInput
+from tests.unit.cli.shell import commands, fails, ok, run
+
+QUEUE_COMMANDS = [
+    ("manifest", "dump"),
+    ("batch", "dump"),
+    ("produce",),
+    ("consume",),
+    ("status",),
+    ("gc",),
+    ("fsck",),
+    ("skip",),
+    ("quarantine", "list"),
+    ("quarantine", "restore"),
+    ("manifest", "rebuild"),
+]
+
+
+@pytest.mark.parametrize("command", QUEUE_COMMANDS, ids=" ".join)
+def test_every_command_has_help_and_the_store_options(command: tuple[str, ...]) -> None:
+    out = ok(*command, "--help").stdout
+    options = ["--endpoint-url", "--region", "--profile"]
+    if command[-1] != "dump":
+        options += ["--data-path-prefix", "--manifest-path"]
+    assert [option for option in options if option not in out] == []
+
+
+def test_every_command_and_every_option_has_a_help_text() -> None:
+    for words, command in commands():
+        assert command.help, words
+        for each in command.params:
+            if isinstance(each, click.Option):
+                assert each.help, f"{words} {each.opts[0]}"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_summary_of_a_command_begins_its_help(name: str) -> None:
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    assert command.get_short_help_str(200).startswith(COMMANDS[name][1].removesuffix("."))
+
+
+def test_help_loads_no_command() -> None:
+    code = (
+        "import sys\nfrom opendata_buffer.cli.main import COMMANDS, cli\n"
+        "cli(['--help'], standalone_mode=False)\n"
+        "assert not [each for each in sys.modules if each in ('pyarrow', 'rich')], sys.modules\n"
+        "assert 'opendata_buffer.cli.consume' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("status",),
+        ("status", "a", "b"),
+        ("nonsense",),
+        ("produce", "memory://x", "--compression", "lz4"),
+        ("produce", "memory://x", "--flush-interval-ms", "0"),
+        ("consume", "memory://x", "--max-batches", "-1"),
+        ("consume", "memory://x", "--last-acked-sequence", "x"),
+        ("batch", "dump", "x", "--limit", "-1"),
+    ],
+)
+def test_usage_errors_exit_2(arguments: tuple[str, ...]) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert "Usage:" in result.stderr
+
+
+def test_version() -> None:
+    assert "opendata-buffer" in ok("--version").stdout
+
+
+@pytest.mark.parametrize("command", ["produce", "consume", "status", "gc", "fsck"])
+@pytest.mark.parametrize(
+    ("store_url", "says"),
+    [
+        ("", "store is ''"),
+        ("s4://bucket", "unknown scheme"),
+        ("s3://key:secret@bucket", "carries credentials"),
+        ("s3://", "names no bucket"),
+    ],
+)
+def test_a_wrong_store_is_one_line(command: str, store_url: str, says: str) -> None:
+    line = fails(command, store_url)
+    assert says in line
+    assert "secret" not in line
+
+
+@pytest.mark.parametrize("prefix", ["", "/a", "a/../b"])
+def test_a_wrong_prefix_is_one_line(url: str, prefix: str) -> None:
+    assert "error: --data-path-prefix is " in fails("status", url, "--data-path-prefix", prefix)
+
+
+# ---- errors
+
+
+class Boom(Exception):
+    """Raised by the command under test."""
+
+
+def run_app(error: BaseException | None, *arguments: str) -> Result:
+    @click.group(cls=FailureGroup)
+    @click.option("-v", "--verbose", count=True)
+    def app(verbose: int) -> None:
+        pass
+
+    @app.command()
+    def work() -> None:
+        logging.getLogger("opendata_buffer.any").warning("a\nwarning")
+        logging.getLogger("opendata_buffer.any").info("information")
+        if error is not None:
+            raise error
+        click.echo("done")
+
+    return CliRunner().invoke(app, [*arguments, "work"])
+
+
+@pytest.fixture(autouse=True)
+def _quiet_root() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), logging.getLogger("opendata_buffer").level
+    yield
+    root.handlers[:] = handlers
+    logging.getLogger("opendata_buffer").setLevel(level)
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (InvalidInput("store is '': fix it"), "error: store is '': fix it"),
+        (Failure("said by a command"), "error: said by a command"),
+        (OSError(28, "No space left"), "error: standard input or output: No space left"),
+        (OSError(28, "No space left", "/d/f"), "error: /d/f: No space left"),
+        (MemoryError(), "error: out of memory: lower --max-batch-bytes"),
+        (InvalidInput("two\nlines\r\n and \u2028 more"), "error: two lines and more"),
+    ],
+)
+def test_an_error_is_one_line_and_exit_1(error: Exception, line: str) -> None:
+    result = run_app(error)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.splitlines() == ["warning: a warning", line]
+
+
+def test_a_bug_is_one_line_too_and_says_what_to_do() -> None:
+    result = run_app(Boom("unforeseen"))
+    assert result.exit_code == 1
+    assert "Traceback" not in result.output
+    line = result.stderr.splitlines()[-1]
+    assert line.startswith("error: internal error, Boom: unforeseen. This is a bug")
+
+
+def test_twice_verbose_shows_the_traceback_that_a_bug_report_needs() -> None:
+    result = run_app(Boom("unforeseen"), "-vv")
+    assert "Traceback (most recent call last)" in result.stderr
+    assert result.stderr.splitlines()[-1].startswith("error: internal error")
+
+
+@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (BrokenPipeError(), 141)])
+def test_an_interrupt_or_a_gone_reader_is_silent(error: BaseException, code: int) -> None:
+    result = run_app(error)
+    assert result.exit_code == code
+    assert result.stderr == "warning: a warning\n"
+
+
+def test_ctrl_c_at_a_question_is_an_interrupt_and_its_answer_no_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert run_app(click.Abort()).exit_code == 1
+    monkeypatch.setattr("opendata_buffer.cli.errors.signalled", lambda: 130)
+    assert run_app(click.Abort()).exit_code == 130
+
+
+def test_a_logged_exception_is_one_line_without_traceback() -> None:
+    @click.group(cls=FailureGroup)
+    def app() -> None:
+        pass
+
+    @app.command()
+    def work() -> None:
+        try:
+            raise Boom("inner\ncause")
+        except Boom:
+            logging.getLogger("opendata_buffer.any").exception("closing failed")
+
+    result = CliRunner().invoke(app, ["work"])
+    assert result.stderr == "error: closing failed: inner cause\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("cannot reach http://key:secret@host:9000/b", "cannot reach http://***@host:9000/b"),
+        ("'https://host/b?token=secret&x=1': down", "'https://host/b?***': down"),
+        ("s3://bucket/what?.batch is no URL with a query", None),
+    ],
+)
+def test_secrets_of_urls_are_not_shown(text: str, line: str | None) -> None:
+    assert one_line(text) == (text if line is None else line)
+
+
+def test_secrets_of_urls_are_not_shown_in_a_traceback_either() -> None:
+    result = run_app(Boom("http://key:secret@host/"), "-vv")
+    assert "Boom: http://***@host/" in result.stderr
+    assert "secret" not in result.stderr
+
+
+# ---- signals; those of processes are in tests/process
+
+
+@pytest.mark.parametrize("signal", [KeyboardInterrupt(), SystemExit(143)])
+def test_a_command_that_is_ended_says_its_print_summary_once(
+    signal: BaseException, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(type(signal)), print_summary(lambda: "3 lines are durable"):
+        raise signal
+    assert capfd.readouterr().err == "3 lines are durable\n"

@@ -1,0 +1,99 @@
+"""What a person sees: numbers, tables, progress and questions."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from opendata_buffer.cli import output
+from opendata_buffer.cli.errors import Failure
+from opendata_buffer.cli.output import confirm, format_age, format_bytes, plural
+from opendata_buffer.cli.terminal import count_progress, name_value_table, track
+
+
+@pytest.mark.parametrize(
+    ("count", "noun", "said"),
+    [
+        (1, "batch", "1 batch"),
+        (0, "batch", "0 batches"),
+        (2_000, "batch", "2,000 batches"),
+        (2, "copy", "2 copies"),
+        (2, "day", "2 days"),
+        (3, "record", "3 records"),
+    ],
+)
+def test_a_noun_has_the_form_of_its_number(count: int, noun: str, said: str) -> None:
+    assert plural(count, noun) == said
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1536, "1.5 KiB"),
+        (64 * 1024 * 1024, "64.0 MiB"),
+        (5 * 1024**4, "5.0 TiB"),
+        (5 * 1024**5, "5120.0 TiB"),
+    ],
+)
+def test_bytes(size: int, text: str) -> None:
+    assert format_bytes(size) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "-"),
+        (-3.0, "0.0 s"),
+        (0.04, "0.0 s"),
+        (9.94, "9.9 s"),
+        (59.9, "59 s"),
+        (93.2, "1 min 33 s"),
+        (3_600, "1 h 0 min"),
+        (90_000, "1 d 1 h"),
+    ],
+)
+def test_age(seconds: float | None, text: str) -> None:
+    assert format_age(seconds) == text
+
+
+def test_a_table_shows_values_as_they_are_and_not_as_markup() -> None:
+    out = io.StringIO()
+    Console(file=out, width=60).print(
+        name_value_table("[b]queue[/b]", [("prefix", "tenant[red]#1")])
+    )
+    assert "tenant[red]#1" in out.getvalue()
+    assert "[b]queue[/b]" in out.getvalue()
+
+
+# ---- progress
+
+
+def test_progress_shows_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with count_progress("reading") as counter:
+        counter(1024, 1000)
+        counter(1024, 234)
+    with track("checking") as bar:
+        bar(1, 2)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "reading" in err
+    assert "1,234 records" in err
+    assert "checking" in err
+    assert "1/2" in err
+
+
+# ---- questions
+
+
+def test_where_nobody_can_answer_it_takes_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "is_interactive", lambda: False)
+    with pytest.raises(Failure, match=r"It is done. .* no terminal to ask on: give --yes"):
+        confirm("It is done", False)

@@ -1,0 +1,369 @@
+"""``fsck``, ``skip``, ``quarantine``, ``manifest rebuild``, ``seek`` and ``gc``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from opendata_buffer.cli.main import cli
+from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.errors import Fenced
+from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.entries import NewEntry
+from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.queue.ownership import owner_key
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores.base import Blob
+from opendata_buffer.stores.memory import MemoryStore
+from tests.unit.cli.shell import fails, fill, manifest_of, ok, records_of, run, topic_of
+
+
+def test_fsck_of_a_sound_queue(url: str) -> None:
+    fill(url, [b"a"], [b"b"])
+    assert (
+        ok("fsck", url).stdout
+        == "2 batches, 2 records checked, 2 B of records in 24 B of objects\n"
+    )
+    assert json.loads(ok("fsck", url, "--json").stdout) == {
+        "ok": True, "batches": 2, "records": 2, "bytes": 2, "stored_bytes": 24,
+        "problems": [], "notes": [],
+    }  # fmt: skip
+
+
+def test_fsck_lists_the_problems_and_exits_1(url: str, store: MemoryStore) -> None:
+    fill(url, [b"a"], [b"b"], [b"c"])
+    first, second, _ = manifest_of(store).entries()
+    store.delete_many([first.location])
+    store.put(second.location, b"garbage")
+    result = run("fsck", url)
+    assert result.exit_code == 1
+    problems = [line for line in result.stdout.splitlines() if line.startswith("problem: ")]
+    assert [first.location in problems[0], second.location in problems[1]] == [True, True]
+    assert result.stderr.startswith("error: 2 problems in the queue")
+    result = run("fsck", url, "--json")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert (found["ok"], [each["sequence"] for each in found["problems"]]) == (False, [0, 1])
+
+
+def damage(url: str, store: MemoryStore) -> None:
+    """Five batches: sound, gone, garbage, sound, and the sound ones' neighbour queued again."""
+    fill(url, [b"a"], [b"b"], [b"c"], [b"d"])
+    entries = manifest_of(store).entries()
+    store.delete_many([entries[1].location])
+    store.put(entries[2].location, b"garbage")
+    again = manifest_of(store).append([NewEntry(entries[0].location)])
+    store.put("ingest/manifest", again.raw)
+
+
+def test_repair_passes_by_what_cannot_be_delivered_and_keeps_a_copy(
+    url: str, store: MemoryStore
+) -> None:
+    damage(url, store)
+    out = ok("fsck", url, "--repair", "--yes").stdout
+    assert "problem: sequence 1" in out
+    assert "repair: sequence 2" in out
+    assert "copied to the quarantine and passed by" in out
+    assert out.splitlines()[-1].startswith("5 batches, 2 records checked")
+    ok("fsck", url)
+    assert records_of(store) == [b"a", b"d"]
+    reports = [
+        json.loads(line)
+        for line in ok("quarantine", "list", url, "--json").stdout.split("\n")
+        if line
+    ]
+    assert [(each["sequence"], each["copied_bytes"]) for each in reports][:2] == [(1, None), (2, 7)]
+    assert ok("consume", url).stdout == "a\nd\n"
+
+
+def test_repair_in_json_is_one_line_for_scripts(url: str, store: MemoryStore) -> None:
+    damage(url, store)
+    result = ok("fsck", url, "--repair", "--yes", "--json")
+    (line,) = result.stdout.splitlines()
+    found = json.loads(line)
+    assert found["ok"] is True
+    assert [(each["sequence"], each["kind"]) for each in found["repaired"]] == [
+        (1, "missing"), (2, "unreadable"), (4, "repeated"),
+    ]  # fmt: skip
+    assert "repair: sequence 1" in result.stderr
+    assert "repaired" not in json.loads(ok("fsck", url, "--json").stdout)
+
+
+def test_repair_changes_nothing_before_it_is_told_to(url: str, store: MemoryStore) -> None:
+    damage(url, store)
+    before = store.list("").objects
+    result = run("fsck", url, "--repair", "--dry-run")
+    assert result.exit_code == 1
+    assert "repair: sequence 1" in result.stdout
+    result = run("fsck", url, "--repair")
+    assert result.exit_code == 1
+    assert (
+        "3 problems of 'ingest' will be repaired. Standard input is no terminal to ask on: give"
+        in (result.stderr)
+    )
+    assert run("fsck", url, "--yes").exit_code == 2
+    assert store.list("").objects == before
+
+
+def test_fsck_of_a_topic_checks_all_partitions(url: str, store: MemoryStore) -> None:
+    first, _, third = topic_of(url, 3)
+    fill(url, [b"a"], data_path_prefix=first)
+    fill(url, [b"b"], data_path_prefix=third)
+    out = ok("fsck", url).stdout.splitlines()
+    assert [line.split(":")[0] for line in out] == [first, third]
+    store.delete_many([f"{third}/manifest"])
+    result = run("fsck", url)
+    assert result.exit_code == 1
+    assert f"{third}: problem: manifest '{third}/manifest'" in result.stdout
+    assert f"1 problem in the queue with manifest '{third}/manifest'" in result.stderr
+    ok("fsck", url, "--repair", "--yes")
+    assert records_of(store, f"{third}/manifest") == [b"b"]
+
+
+def test_fsck_of_no_queue_says_where_it_looked(url: str, tmp_path: Path) -> None:
+    assert "'ingest/manifest'" in fails("fsck", url, "--repair", "--yes")
+    fails("fsck", str(tmp_path / "typo"), "--repair", "--yes")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("answer", "code", "left"), [("y\n", 0, 0), ("n\n", 1, 1)])
+def test_who_sits_at_a_terminal_is_asked(
+    url: str,
+    store: MemoryStore,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: str,
+    code: int,
+    left: int,
+) -> None:
+    fill(url, [b"a"])
+    store.delete_many([manifest_of(store).entries()[0].location])
+    monkeypatch.setattr("opendata_buffer.cli.output.is_interactive", lambda: True)
+    result = CliRunner().invoke(cli, ["fsck", url, "--repair"], input=answer)
+    assert result.exit_code == code
+    assert "1 problem of 'ingest' will be repaired. Go on?" in result.stderr
+    assert run("fsck", url).exit_code == left
+    assert store.get(owner_key("ingest"))
+
+
+# ---- skip, quarantine and rebuild
+
+
+def stuck(url: str, store: MemoryStore) -> str:
+    """A queue of three batches of which the second cannot be read; returns its location."""
+    fill(url, [b"a"], [b"b"], [b"c"])
+    location = manifest_of(store).entries()[1].location
+    store.put(location, b"garbage")
+    return location
+
+
+def test_a_queue_that_is_stuck_is_freed_as_its_error_says(url: str, store: MemoryStore) -> None:
+    stuck(url, store)
+    result = run("consume", url)
+    assert (result.exit_code, result.stdout) == (1, "a\n")
+    assert f"opendata-buffer skip {url} 1" in result.stderr
+    assert "skipped batch 1" in ok("skip", url, "1").stdout
+    assert ok("consume", url).stdout == "c\n"
+    assert ok("fsck", url).exit_code == 0
+
+
+def test_skip_tells_what_it_did_as_json(url: str, store: MemoryStore) -> None:
+    location = stuck(url, store)
+    found = json.loads(ok("skip", url, "1", "--json").stdout)
+    assert (found["sequence"], found["location"], found["copied_bytes"]) == (1, location, 7)
+    assert found["epoch"] == 1
+
+
+def test_skip_in_a_queue_that_is_not_there_makes_none(url: str, store: MemoryStore) -> None:
+    assert "there is no queue" in fails("skip", url, "0")
+    assert "there is no queue" in fails("quarantine", "list", url)
+    assert "there is no queue" in fails("quarantine", "restore", url, "x")
+    assert store.list("").objects == ()
+
+
+def test_what_was_skipped_is_listed_and_restored(url: str, store: MemoryStore) -> None:
+    stuck(url, store)
+    assert ok("quarantine", "list", url).stdout == ""
+    ok("skip", url, "1")
+    ok("skip", url, "0", "--force")
+    lines = ok("quarantine", "list", url).stdout.splitlines()
+    assert [line.split("-")[0] for line in lines] == ["0", "1"]
+    lines = ok("quarantine", "list", url, "--json").stdout.splitlines()
+    reports = [json.loads(line) for line in lines]
+    assert [report["sequence"] for report in reports] == [0, 1]
+    good, bad = (report["id"] for report in reports)
+    assert "cannot be read" in fails("quarantine", "restore", url, bad)
+    assert "as sequence 3" in ok("quarantine", "restore", url, good).stdout
+    assert "restored as 3" in ok("quarantine", "list", url).stdout
+    assert ok("consume", url).stdout == "c\na\n"
+
+
+def test_a_report_that_cannot_be_read_is_told_behind_the_others(
+    url: str, store: MemoryStore
+) -> None:
+    stuck(url, store)
+    ok("skip", url, "1")
+    store.put("ingest/_quarantine/x.json", b"foreign")
+    result = run("quarantine", "list", url)
+    assert result.exit_code == 1
+    assert result.stdout.startswith("1-")
+    assert "error: 'ingest/_quarantine/x.json': the report of a batch" in result.stderr
+
+
+def lost(url: str, store: MemoryStore) -> None:
+    fill(url, [b"a"], [b"b"], [b"c"])
+    ok("consume", url, "--max-batches", "1")
+    store.delete_many(["ingest/manifest"])
+
+
+def test_f4_a_lost_manifest_is_told_by_every_command_and_rebuilt(
+    url: str, store: MemoryStore
+) -> None:
+    lost(url, store)
+    for command in ("produce", "consume"):
+        assert run(command, url, stdin=b"x\n").exit_code == 1
+    assert "manifest rebuild" in run("fsck", url).stdout
+    assert run("fsck", url).stdout.count("note: unread batch 'ingest/") == 3
+    dry = ok("manifest", "rebuild", url, "--dry-run").stdout
+    assert dry.count("would enqueue ingest/") == 3
+    assert run("fsck", url).exit_code == 1
+    assert ok("manifest", "rebuild", url).stdout.count("enqueued ingest/") == 3
+    # All were written within a millisecond or so: names do not tell their order.
+    assert sorted(ok("consume", url).stdout.split()) == ["a", "b", "c"]
+    assert ok("manifest", "rebuild", url).stdout.startswith("nothing to do")
+
+
+def test_rebuild_tells_what_it_did_as_json(url: str, store: MemoryStore) -> None:
+    fill(url, [b"a"], [b"b"])
+    store.put("ingest/manifest", b"garbage")
+    found = json.loads(ok("manifest", "rebuild", url, "--json").stdout)
+    assert (len(found["found"]), found["kept"], found["missing"]) == (2, 0, [])
+    got = store.get(found["saved"])
+    assert isinstance(got, Blob)
+    assert got.data == b"garbage"
+    assert manifest_of(store).first_sequence == found["first_sequence"]
+
+
+@pytest.mark.parametrize("command", ["produce", "consume"])
+def test_f4_a_queue_starts_over_only_when_it_is_told_to(
+    url: str, store: MemoryStore, command: str
+) -> None:
+    lost(url, store)
+    assert run(command, url, stdin=b"x\n").exit_code == 1
+    ok(command, url, "--recreate", stdin=b"x\n")
+    assert manifest_of(store).first_sequence == 0
+
+
+# ---- seek
+
+
+def test_what_lies_before_the_place_leaves_the_queue_and_is_in_the_quarantine(
+    url: str, store: MemoryStore
+) -> None:
+    fill(url, [b"a"], [b"b"], [b"c"])
+    out = ok("seek", url, "--to", "2", "--yes").stdout.splitlines()
+    assert out[0] == "ingest: dropped 2 batches; the queue begins at sequence 2"
+    assert "failOnDataLoss=false" in out[-1]
+    assert records_of(store) == [b"c"]
+    lines = ok("quarantine", "list", url, "--json").stdout.splitlines()
+    reports = [json.loads(line) for line in lines]
+    assert [each["sequence"] for each in reports] == [0, 1]
+    assert f"quarantine restore {url} {reports[0]['id']}'" in out[1]
+    ok("quarantine", "restore", url, reports[0]["id"])
+    assert ok("consume", url).stdout == "c\na\n"
+
+
+def test_seek_changes_nothing_before_it_is_told_to(url: str, store: MemoryStore) -> None:
+    fill(url, [b"a"], [b"b"])
+    before = store.list("").objects
+    out = ok("seek", url, "--to", "latest", "--dry-run").stdout
+    assert out == "ingest: would drop 2 batches; the queue begins at sequence 2\n"
+    line = fails("seek", url, "--to", "1")
+    assert "1 batch of " in line
+    assert "will be dropped, copied to the quarantine first. Standard input is no terminal" in line
+    assert "NOT copied" in fails("seek", url, "--to", "1", "--no-copy")
+    assert store.list("").objects == before
+
+
+def test_a_seek_that_is_interrupted_says_how_to_go_on(
+    url: str, store: MemoryStore, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*args: object, **named: object) -> None:
+        raise KeyboardInterrupt
+
+    fill(url, [b"a"])
+    monkeypatch.setattr("opendata_buffer.admin.trim.quarantine", interrupted)
+    assert run("seek", url, "--to", "latest", "--yes").exit_code == 130
+    assert f"'opendata-buffer status {url}' shows what still waits" in capfd.readouterr().err
+    assert manifest_of(store).entry_count == 1
+
+
+def test_seek_fences_the_consumer(url: str) -> None:
+    fill(url, [b"a"], [b"b"])
+    with Consumer(ConsumerConfig(store=url)) as consumer:
+        assert consumer.next_batch() is not None
+        found = json.loads(ok("seek", url, "--to", "1", "--yes", "--json").stdout)
+        assert (found["dropped"], found["first_sequence"], found["epoch"]) == (1, 1, 2)
+        assert len(found["copies"]) == 1
+        with pytest.raises(Fenced):
+            consumer.ack_through(0)
+
+
+def test_a_topic_is_moved_by_time_or_to_the_latest(url: str, store: MemoryStore) -> None:
+    first, _, third = topic_of(url, 3)
+    fill(url, [b"a"], data_path_prefix=first)
+    fill(url, [b"b"], [b"c"], data_path_prefix=third)
+    result = run("seek", url, "--to", "1", "--yes")
+    assert result.exit_code == 2
+    assert "name one with --partition" in result.stderr
+    ok("seek", url, "--to", "1", "--partition", third, "--yes")
+    assert records_of(store, f"{third}/manifest") == [b"c"]
+    out = ok("seek", url, "--to", "latest", "--yes").stdout
+    assert f"{third}: dropped 1 batch; the queue begins at sequence 2" in out
+    assert f"quarantine restore {url} --partition {third} " in out
+    assert records_of(store, f"{first}/manifest") == []
+
+
+# ---- gc
+
+
+def test_gc(url: str, store: MemoryStore) -> None:
+    # Collection needs objects older than the next batch and than the clock, in milliseconds.
+    for record in (b"a", b"b"):
+        fill(url, [record])
+        SystemRuntime().sleep(0.005)
+    gone = manifest_of(store).entries()[0].location
+    ok("consume", url, "--max-batches", "1")
+    dry = ["gc", url, "--grace-period-ms", "0", "--dry-run"]
+    before = store.list("").objects
+    assert f"would delete {gone}\n" in ok(*dry).stdout
+    found = json.loads(ok(*dry, "--json").stdout)
+    assert found["delete"] == [{"key": gone, "size": 12}]
+    assert (found["dry_run"], found["deleted"], found["referenced"]) == (True, 0, 1)
+    assert store.list("").objects == before
+    assert json.loads(ok("gc", url, "--json").stdout)["deleted"] == 0  # too young
+    found = json.loads(ok("gc", url, "--grace-period-ms", "0", "--json").stdout)
+    assert (found["deleted"], found["failed"], found["dry_run"]) == (1, [], False)
+    assert ok("fsck", url).exit_code == 0
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_f4_gc_without_a_manifest_deletes_nothing_and_claims_nothing(
+    url: str, store: MemoryStore, more: tuple[str, ...]
+) -> None:
+    location = "ingest/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch"
+    store.put(location, encode_batch([b"a"]))
+    line = fails("gc", url, "--manifest-path", "typo", "--grace-period-ms", "0", *more)
+    assert "'typo'" in line
+    assert [each.key for each in store.list("").objects] == [location]
+
+
+def test_f7_gc_refuses_the_prefix_of_another_queue(url: str, store: MemoryStore) -> None:
+    fill(url, [b"a"])
+    store.put("other/manifest", Manifest.empty().raw)
+    line = fails("gc", url, "--manifest-path", "other/manifest", "--grace-period-ms", "0")
+    assert "belongs to the queue with manifest 'ingest/manifest'" in line
+    assert records_of(store) == [b"a"]

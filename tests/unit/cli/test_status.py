@@ -1,0 +1,219 @@
+"""``status`` and ``owner``."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from opendata_buffer.broker.lease import DiscoveryRecord, Lease
+from opendata_buffer.broker.worker import Worker
+from opendata_buffer.cli.main import cli
+from opendata_buffer.config import ConsumerConfig, QueueConfig, WorkerConfig
+from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.queue.consumer_info import add_query_id
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores.memory import MemoryStore
+from tests.unit.broker.local import RUNTIME, eventually, host
+from tests.unit.cli.shell import Ticks, fails, fill, manifest_of, ok, run, topic_of
+
+
+def test_status_json(url: str) -> None:
+    fill(url, [b"a"], [b"b"])
+    found = json.loads(ok("status", url, "--json").stdout)
+    assert found["queue_length"] == 2
+    assert (found["oldest_sequence"], found["newest_sequence"], found["next_sequence"]) == (0, 1, 2)
+    assert (found["epoch"], found["orphans"], found["missing"]) == (0, 0, 0)
+    assert found["bytes_queued"] == 2 * 12
+    assert 0 <= found["newest_age_seconds"] <= found["oldest_age_seconds"] < 600
+
+
+def test_status_for_a_person(url: str, store: MemoryStore) -> None:
+    fill(url, [b"a"], [b"b"])
+    ok("consume", url, "--max-batches", "1")
+    out = ok("status", url).stdout
+    for part in (url, "queue length", "1 batch, 12 B stored", "orphans", "1 object, 12 B"):
+        assert part in out
+    assert "missing" not in out
+    store.delete_many([manifest_of(store).entries()[0].location])
+    assert "run fsck" in ok("status", url).stdout
+
+
+def test_f15_status_of_a_corrupt_manifest(url: str, store: MemoryStore) -> None:
+    store.put("ingest/manifest", b"\xff" * 30)
+    assert fails("status", url)
+
+
+def test_status_watch_json_prints_a_line_per_look_until_interrupted(url: str) -> None:
+    fill(url, [b"a"])
+    result = CliRunner().invoke(
+        cli, ["status", url, "--watch", "--json", "--interval-ms", "250"], obj=Ticks(2)
+    )
+    assert result.exit_code == 130
+    assert [json.loads(line)["queue_length"] for line in result.stdout.splitlines()] == [1, 1, 1]
+
+
+def test_status_watch_shows_the_table_until_interrupted(url: str) -> None:
+    fill(url, [b"a"])
+    result = CliRunner().invoke(
+        cli, ["status", url, "--watch", "--interval-ms", "250"], obj=Ticks(2)
+    )
+    assert result.exit_code == 130
+    # No terminal: nothing to draw over, so each look is printed.
+    assert result.stdout.count("queue length") == 3
+
+
+def flat(url: str) -> str:
+    """What status shows a person, however it is wrapped."""
+    return " ".join(ok("status", url).stdout.split())
+
+
+def test_status_tells_a_broker_that_lives_from_a_dead_one(url: str, store: MemoryStore) -> None:
+    fill(url, [b"a"])
+    config = QueueConfig(store=url)
+    lease = Lease(store, config, RUNTIME)
+    assert lease.take(DiscoveryRecord(0, "dead", "127.0.0.1:9", b"d" * 32), None)
+    assert "127.0.0.1:9, DEAD or not reached: nobody listens" in flat(url)
+    found = json.loads(ok("status", url, "--json").stdout)["broker"]
+    assert (found["term"], found["id"], found["alive"]) == (1, "dead", False)
+    serving = host(store)
+    try:
+        eventually(lambda: serving.serving)
+        assert serving.serving is not None
+        address = serving.serving.address
+        fill(url, [b"b"])
+        text = flat(url)
+        found = json.loads(ok("status", url, "--json").stdout)["broker"]
+    finally:
+        serving.stop(10)
+    assert f"{address}, alive broker term 2, id 0" in text
+    assert "1.0 entries each, 0 conflicts" in text
+    assert (found["alive"], found["commits"], found["appended"]) == (True, 1, 1)
+    assert found["group_size"] == 1.0
+    assert "none, the last one has stopped broker term 2" in flat(url)
+
+
+def test_status_shows_what_workers_hold(url: str, store: MemoryStore) -> None:
+    fill(url, *([b"%d" % number] for number in range(5)))
+    with Worker(WorkerConfig(store=url, name="alice"), store=store) as worker:
+        batches = worker.claim(3)
+        batches[1].done()
+        text = flat(url)
+        claims = json.loads(ok("status", url, "--json").stdout)["claims"]
+    shown = "2 held, 1 done beyond 0; the oldest held is 0, by alice, delivery 1"
+    assert shown in text
+    assert (claims["frontier"], claims["held"], claims["done"]) == (0, 2, 1)
+
+
+def test_status_goes_on_past_hints_that_nobody_can_read(url: str, store: MemoryStore) -> None:
+    fill(url, [b"a"])
+    store.put("ingest/_broker.json", b"garbage")
+    store.put("ingest/_claims.json", b"garbage")
+    found = json.loads(ok("status", url, "--json").stdout)
+    assert (found["queue_length"], found["broker"], found["claims"]) == (1, None, None)
+    assert len(found["notes"]) == 2
+    assert "every batch in the queue is handed out again" in flat(url)
+
+
+# ---- probes and topics
+
+
+def test_a_probe_says_whether_too_much_waits_by_its_exit_code(url: str) -> None:
+    fill(url, [b"a"], [b"b"])
+    assert ok("status", url, "--max-backlog", "2").stdout.startswith("ok: 2 batches wait, the old")
+    result = run("status", url, "--max-backlog", "1")
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert "2 wait, more than 1" in result.stderr
+    assert f"'opendata-buffer owner {url}'" in result.stderr
+    result = run("status", url, "--max-lag", "0", "--max-backlog", "0", "--json")
+    assert result.exit_code == 3
+    found = json.loads(result.stdout)
+    assert (found["ok"], found["batches"]) == (False, 2)
+    assert found["lag_seconds"] > 0
+    assert "the oldest waits" in result.stderr
+    ok("consume", url)
+    found = json.loads(ok("status", url, "--max-lag", "0", "--max-backlog", "0", "--json").stdout)
+    assert found == {"ok": True, "batches": 0, "lag_seconds": 0.0}
+
+
+def test_a_probe_that_cannot_tell_has_another_exit_code(url: str) -> None:
+    assert "there is no queue" in fails("status", url, "--max-lag", "5")
+    assert run("status", url, "--max-lag", "5", "--watch").exit_code == 2
+
+
+def test_a_probe_reads_the_manifest_and_lists_nothing(
+    url: str, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(url, [b"a"])
+
+    def refused(*args: object, **options: object) -> object:
+        raise AssertionError("a probe must be cheap")
+
+    monkeypatch.setattr(store, "list", refused)
+    ok("status", url, "--max-lag", "60")
+
+
+def test_status_and_probes_of_a_topic_are_about_all_its_partitions(url: str) -> None:
+    first, _, third = topic_of(url, 3)
+    fill(url, [b"a"], [b"b"], data_path_prefix=first)
+    fill(url, [b"c"], data_path_prefix=third)
+    found = json.loads(ok("status", url, "--json").stdout)
+    assert [each["queue_length"] for each in found["partitions"]] == [2, 0, 1]
+    assert "3 partitions, 3 batches wait" in ok("status", url).stdout
+    assert "3 wait, more than 2" in run("status", url, "--max-backlog", "2").stderr
+    assert run("status", url, "--max-backlog", "3").exit_code == 0
+    assert run("status", url, "--partition", "2", "--max-backlog", "1").exit_code == 0
+
+
+def test_status_loads_neither_arrow_nor_the_network() -> None:
+    code = (
+        "import sys, opendata_buffer.cli.status\n"
+        "assert not {'pyarrow', 'numpy', 'websockets', 'boto3'} & set(sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# ---- owner
+
+
+def test_owner_names_host_process_program_query_and_time(url: str, store: MemoryStore) -> None:
+    fill(url, [b"a"])
+    assert ok("owner", url).stdout == "ingest: no consumer has read it yet\n"
+    with Consumer(ConsumerConfig(store=url), program="Spark") as consumer:
+        add_query_id(store, ConsumerConfig(store=url), SystemRuntime(), consumer.epoch, "q-1")
+    said = ok("owner", url).stdout
+    assert said.startswith(
+        f"ingest: epoch 1, Spark, query q-1, process {os.getpid()} on {os.uname().nodename}, since "
+    )
+    assert said.endswith(" s ago)\n")
+    found = json.loads(ok("owner", url, "--json").stdout)
+    assert (found["known"], found["query"], found["host"]) == (True, "q-1", os.uname().nodename)
+    ok("consume", url)
+    assert "epoch 2, opendata-buffer consume, process" in ok("owner", url).stdout
+
+
+def test_a_consumer_that_left_no_note_is_not_taken_for_the_one_before(
+    url: str, store: MemoryStore
+) -> None:
+    fill(url, [b"a"])
+    ok("consume", url)
+    store.put("ingest/manifest", manifest_of(store).with_epoch(7).raw)
+    said = ok("owner", url).stdout
+    assert "epoch 7, of a consumer without a record" in said
+    assert "epoch 1 before it was opendata-buffer consume" in said
+    assert json.loads(ok("owner", url, "--json").stdout)["known"] is False
+    store.delete_many(["ingest/_consumer.json"])
+    assert "epoch 7, of a consumer without a record" in ok("owner", url).stdout
+    assert json.loads(ok("owner", url, "--json").stdout)["host"] is None
+
+
+def test_owner_of_a_topic_is_a_line_for_each_partition_in_use(url: str) -> None:
+    _, second, _ = topic_of(url, 3)
+    fill(url, [b"a"], data_path_prefix=second)
+    ok("consume", url, "--partition", second)
+    (line,) = ok("owner", url).stdout.splitlines()
+    assert line.startswith(f"{second}: epoch 1, opendata-buffer consume")

@@ -1,0 +1,144 @@
+"""From options to a store, its settings and its queues."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from opendata_buffer.cli.options import (
+    queue_options,
+    queue_words,
+)
+from opendata_buffer.cli.target import one_queue, target_of
+from opendata_buffer.config import ConsumerConfig, QueueConfig, StoreOptions
+from opendata_buffer.errors import PermanentStorageError
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.topic.topic import Topic
+from tests.unit.cli.shell import commands, fails, run
+
+
+def config_of(*arguments: str, env: dict[str, str] | None = None) -> QueueConfig:
+    made: list[QueueConfig] = []
+
+    @click.command()
+    @queue_options
+    def command(**queue: Any) -> None:
+        made.append(one_queue(queue).config)
+
+    CliRunner().invoke(command, arguments, env=env, catch_exceptions=False, standalone_mode=False)
+    return made[0]
+
+
+@pytest.mark.parametrize("timeout_ms", [1, 5_000, 30_000, 120_000, 600_000])
+def test_the_attempts_of_a_request_share_the_timeout(timeout_ms: int) -> None:
+    config = config_of("memory://x", "--timeout-ms", str(timeout_ms))
+    assert config.cas_deadline_ms == timeout_ms
+    options = config.store_options
+    assert options.max_attempts >= 2
+    for each in (options.connect_timeout_ms, options.read_timeout_ms):
+        assert 1 <= each * options.max_attempts <= max(timeout_ms, options.max_attempts)
+
+
+def test_every_option_has_its_field() -> None:
+    assert config_of(
+        "s3://bucket", "--data-path-prefix", "a", "--manifest-path", "b", "--endpoint-url",
+        "http://host", "--region", "r", "--profile", "p", "--timeout-ms", "3000",
+    ) == QueueConfig(
+        store="s3://bucket",
+        data_path_prefix="a",
+        manifest_path="b",
+        cas_deadline_ms=3_000,
+        store_options=StoreOptions(
+            endpoint_url="http://host", region="r", profile="p", connect_timeout_ms=1_500,
+            read_timeout_ms=1_500, max_attempts=2,
+        ),
+    )  # fmt: skip
+
+
+ARN = "arn:aws:iam::123456789012:role/buffer"
+
+
+def test_a_role_comes_from_options_or_from_the_environment() -> None:
+    named = ("--role-arn", ARN, "--external-id", "x", "--session-name", "me")
+    options = config_of("s3://bucket", *named).store_options
+    assert (options.role_arn, options.external_id, options.session_name) == (ARN, "x", "me")
+    environment = {"OPENDATA_BUFFER_ROLE_ARN": ARN, "OPENDATA_BUFFER_EXTERNAL_ID": "x"}
+    found = config_of("s3://bucket", "--session-name", "me", env=environment).store_options
+    assert found == options
+
+
+def test_no_option_takes_a_key() -> None:
+    # Whoever may list processes sees command lines.
+    parameters = {each.name or "" for _, command in commands() for each in command.params}
+    assert "role_arn" in parameters
+    secrets = [field.name for field in fields(StoreOptions) if not field.repr]
+    assert "secret_access_key" in secrets
+    for name in (*secrets, "service_credential"):
+        assert not [each for each in parameters if each.endswith(name)]
+    assert "AWS_SECRET_ACCESS_KEY" in run("--help").stdout
+
+
+def test_errors_about_credentials_name_the_options_and_hints_repeat_them() -> None:
+    line = fails("status", "s3://bucket", "--external-id", "x")
+    assert "--external-id is 'x' and there is no --role-arn" in line
+    line = fails("status", "s3://bucket", "--role-arn", ARN, "--anonymous")
+    assert f"--role-arn is '{ARN}' and anonymous is true" in line
+
+
+def test_a_hint_reaches_the_same_queue() -> None:
+    words: list[str] = []
+
+    @click.command()
+    @queue_options
+    def command(**queue: Any) -> None:
+        one_queue(queue)
+        words.append(queue_words())
+
+    arguments = ["s3://b", "--anonymous", "--region", "r", "--data-path-prefix", "a b"]
+    CliRunner().invoke(command, arguments, catch_exceptions=False)
+    environment = {"OPENDATA_BUFFER_ROLE_ARN": ARN}
+    CliRunner().invoke(command, ["s3://b"], env=environment, catch_exceptions=False)
+    assert words == ["s3://b --data-path-prefix 'a b' --region r --anonymous", "s3://b"]
+
+
+# ---- a queue or a topic
+
+
+OPTIONS: dict[str, Any] = {
+    "data_path_prefix": None, "manifest_path": None, "partition": None, "endpoint_url": None,
+    "region": None, "profile": None, "timeout_ms": 1000,
+}  # fmt: skip
+
+
+def prefixes(url: str, **named: str) -> list[str]:
+    with click.Context(click.Command("test")):
+        target = target_of(SystemRuntime(), {**OPTIONS, "store": url, **named}, ConsumerConfig)
+        return [each.data_path_prefix for each in target.configs()]
+
+
+def test_a_store_without_a_topic_is_one_queue(url: str) -> None:
+    assert prefixes(url) == ["ingest"]
+    assert prefixes(url, data_path_prefix="a") == ["a"]
+
+
+def test_a_topic_is_all_its_partitions_or_the_one_that_is_named(url: str) -> None:
+    topic = Topic.create(url, 2)
+    names = topic.description.names
+    topic.drain(names[0])
+    assert prefixes(url) == names
+    assert prefixes(url, partition=names[1]) == names[1:]
+
+
+def test_who_may_not_look_for_a_topic_has_a_queue(
+    url: str, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(key: str, **options: object) -> object:
+        raise PermanentStorageError(f"{key!r}: access denied")
+
+    monkeypatch.setattr(store, "get", refused)
+    assert prefixes(url) == ["ingest"]

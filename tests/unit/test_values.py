@@ -1,0 +1,315 @@
+"""Records as rows: what each becomes, and that none changes what its neighbours become."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opendata_buffer.errors import InvalidInput
+from opendata_buffer.values import Decoder, ValueOptions, infer
+from tests.values import corpus
+
+AS_CSV = ValueOptions(format="csv")
+
+
+def records(*given: bytes) -> pa.BinaryArray:
+    return pa.array(given, pa.binary())
+
+
+def rows(schema: pa.Schema, values: pa.BinaryArray, **options: Any) -> list[dict[str, Any]]:
+    arrays = Decoder(schema, ValueOptions(**options)).decode(values).arrays
+    for each in arrays:
+        each.validate(full=True)
+    found: list[dict[str, Any]] = pa.table(arrays, schema=schema).to_pylist()
+    return found
+
+
+# ---- The corpus ----------------------------------------------------------------------------------
+
+CORPORA = [
+    pytest.param(corpus.JSON, corpus.JSON_SCHEMA, "json", id="json"),
+    pytest.param(corpus.CSV, corpus.CSV_SCHEMA, "csv", id="csv"),
+]
+
+
+@pytest.mark.parametrize(("cases", "schema", "value_format"), CORPORA)
+def test_a_record_alone_becomes_its_row(
+    cases: list[corpus.Case], schema: pa.Schema, value_format: str
+) -> None:
+    for (record, _), row in zip(cases, corpus.table(cases, schema), strict=True):
+        assert rows(schema, records(record), format=value_format) == [row], record
+
+
+@pytest.mark.parametrize(("cases", "schema", "value_format"), CORPORA)
+def test_a_record_among_others_becomes_the_same_row(
+    cases: list[corpus.Case], schema: pa.Schema, value_format: str
+) -> None:
+    values = records(*(record for record, _ in cases))
+    wanted = corpus.table(cases, schema)
+    assert rows(schema, values, format=value_format) == wanted
+    assert rows(schema, values.slice(3, 20), format=value_format) == wanted[3:23]
+    assert rows(schema, values.slice(0, 0), format=value_format) == []
+
+
+# ---- No record changes another one's row ---------------------------------------------------------
+
+GOOD = b'{"i":%d,"s":"x","os":[{"n":1.5}]}'
+SCHEMA = pa.schema(
+    [("i", pa.int32()), ("s", pa.string()), ("os", pa.list_(pa.struct([("n", pa.float64())])))]
+)
+PIECES = [
+    b"{", b"}", b"[", b"]", b",", b":", b'"', b"\\", b"\n", b"\r", b" ", b"\x00", b"\xff", b"null",
+    b"1", b'"i"', b'"s"', b'"os"', b'{"i":1}', b'{"i":1,', b'"s":"x"}', b"{}", b"\xef\xbb\xbf",
+    b'{"s":"', b'"}', b'{"os":[', b"]}", b"NaN", b"1,x", b"1,x\n2,y", b'1,"x', b'y"', b'1,"',
+]  # fmt: skip
+_joined = st.lists(st.sampled_from(PIECES), max_size=6).map(b"".join)
+_cut = st.integers(0, len(GOOD)).map(lambda end: (GOOD % 1)[:end])
+_other = st.one_of(_joined, _cut, _joined.map(lambda text: GOOD % 1 + text), st.binary(max_size=4))
+
+
+@given(st.lists(st.none() | _other, max_size=30))
+def test_every_good_record_of_json_has_its_row_in_its_place(mixed: list[bytes | None]) -> None:
+    values = [GOOD % at if each is None else each for at, each in enumerate(mixed)]
+    decoder = Decoder(SCHEMA, ValueOptions())
+    found = decoder.decode(records(*values))
+    table = pa.table(found.arrays, schema=SCHEMA).to_pylist()
+    for at, each in enumerate(mixed):
+        if each is None:
+            assert table[at] == {"i": at, "s": "x", "os": [{"n": 1.5}]}
+            assert at not in found.malformed
+        else:
+            alone = decoder.decode(records(each))
+            assert pa.table(alone.arrays, schema=SCHEMA).to_pylist() == [table[at]]
+            assert (at in found.malformed) == (0 in alone.malformed)
+
+
+@given(st.lists(st.none() | _other, max_size=30), st.sampled_from(["", "\\"]))
+def test_every_good_record_of_csv_has_its_row_in_its_place(
+    mixed: list[bytes | None], escape: str
+) -> None:
+    schema = pa.schema([("i", pa.int32()), ("s", pa.string())])
+    values = [b'%d,"x ""y"""' % at if each is None else each for at, each in enumerate(mixed)]
+    decoder = Decoder(schema, ValueOptions(format="csv", escape=escape))
+    found = decoder.decode(records(*values))
+    table = pa.table(found.arrays, schema=schema).to_pylist()
+    for at, each in enumerate(mixed):
+        if each is None:
+            assert table[at] == {"i": at, "s": 'x "y"'}
+        else:
+            alone = decoder.decode(records(each))
+            assert pa.table(alone.arrays, schema=schema).to_pylist() == [table[at]]
+            assert (at in found.malformed) == (0 in alone.malformed)
+
+
+@pytest.mark.parametrize(
+    "mixed",
+    [
+        (b'{"i":1}{"i":2}', b""),
+        (b'{"i":1}{"i":2}', b'{"os":[', b"]}"),
+        (b'{"s":"', b'"}', b'{"i":1}\n{"i":2}'),
+        (b'{"i":1}null', b"", b"null"),
+        (b'{"i":1}\n', b"\n", b'{"i":1}\n{"i":2}'),
+    ],
+)
+def test_two_rows_of_one_record_do_not_make_up_for_none_of_another(mixed: tuple[bytes]) -> None:
+    good = GOOD % 7
+    found = rows(SCHEMA, records(good, *mixed, good))
+    assert [found[0]["i"], found[-1]["i"]] == [7, 7]
+    assert len(found) == len(mixed) + 2
+
+
+def test_the_record_null_does_not_end_the_process() -> None:
+    # Arrow's reader crashes where the first value of a text is null.
+    code = """
+import pyarrow as pa
+from opendata_buffer.values import Decoder, ValueOptions, infer
+for first in (b"null", b" null", b"null null", b"\\nnull {}"):
+    values = pa.array([first, b"{}"], pa.binary())
+    found = Decoder(pa.schema([("i", pa.int32())]), ValueOptions()).decode(values)
+    print(sorted(found.malformed), infer(values, ValueOptions()).names)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "[0] []\n" * 4)
+
+
+def test_many_malformed_records_take_time_by_their_number() -> None:
+    def seconds(count: int) -> float:
+        values = records(*(b'{"i":"%d","s":"%s"}' % (at, b"x" * 200) for at in range(count)))
+        began = time.process_time()
+        assert len(Decoder(SCHEMA, ValueOptions()).decode(values).malformed) == count
+        return time.process_time() - began
+
+    seconds(100)
+    assert seconds(4000) < 8 * 4 * max(seconds(500), 0.02)
+
+
+def test_records_of_more_bytes_than_arrow_reads_at_once() -> None:
+    text = b"x" * (1 << 20)
+    values = records(*(b'{"i":%d,"s":"%s"}' % (at, text) for at in range(9)), b"no")
+    found = rows(SCHEMA, values)
+    assert [each["i"] for each in found] == [*range(9), None]
+    assert all(len(each["s"]) == len(text) for each in found[:9])
+
+
+# ---- Options and schemas -------------------------------------------------------------------------
+
+
+def test_a_malformed_record_has_its_reason() -> None:
+    found = Decoder(SCHEMA, ValueOptions()).decode(
+        records(b"", b'{"i":"x"}', b"\xff", b'{"i":1}{}')
+    )
+    assert found.malformed == {
+        0: "it is no JSON object",
+        1: "Column(/i) changed from number to string",
+        2: "it is not UTF-8",
+        3: "it is more than one JSON object",
+    }
+
+
+def test_options_of_csv() -> None:
+    schema = pa.schema([("a", pa.int32()), ("b", pa.string())])
+    options = {"format": "csv", "sep": ";", "quote": "'", "null_value": "-"}
+    values = records(b"1;'x;y'", b"-;-", b"1;'-'", b'1;"', b"1;")
+    assert rows(schema, values, **options) == [
+        {"a": 1, "b": "x;y"}, {"a": None, "b": None}, {"a": 1, "b": "-"}, {"a": 1, "b": '"'},
+        {"a": 1, "b": ""},
+    ]  # fmt: skip
+    values = records(b'1,x\\,"y', b"1,x\\", b"2,z")
+    assert rows(schema, values, format="csv", quote="", escape="\\") == [
+        {"a": 1, "b": 'x,"y'}, {"a": None, "b": None}, {"a": 2, "b": "z"},
+    ]  # fmt: skip
+
+
+def test_records_that_repeat_the_names_are_headers_wherever_they_are() -> None:
+    schema = pa.schema([("a", pa.int32()), ("b", pa.string()), ("_corrupt_record", pa.string())])
+    values = records(b"a,b", b"1,x", b"a,b", b"a,c")
+    found = Decoder(schema, ValueOptions(format="csv", header=True)).decode(values)
+    assert (found.headers, sorted(found.malformed)) == ([0, 2], [3])
+    assert found.arrays[2].to_pylist() == [None, None, None, "a,c"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "value_format", "message"),
+    [
+        ([("a", pa.int8()), ("a", pa.int8())], "json", "schema has the column 'a' twice"),
+        ([("_corrupt_record", pa.int8()), ("a", pa.int8())], "json", "make it STRING"),
+        ([("_corrupt_record", pa.string())], "json", "no column that is filled from records"),
+        ([("a", pa.map_(pa.string(), pa.int8()))], "json", "'a' is of type map<"),
+        ([("a", pa.list_(pa.struct([("x", pa.uint8())])))], "json", "'a[].x' is of type uint8"),
+        ([("a", pa.struct([]))], "json", "'a' is of type struct<>"),
+        ([("a", pa.timestamp("ns"))], "json", "'a' is of type timestamp[ns], which json records"),
+        ([("a", pa.binary())], "csv", "'a' is of type binary, which csv records are not read"),
+        ([("a", pa.list_(pa.int8()))], "csv", "use from_csv on value"),
+    ],
+)
+def test_what_records_are_not_read_into_is_refused(
+    schema: list[tuple[str, pa.DataType]], value_format: str, message: str
+) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        Decoder(pa.schema(schema), ValueOptions(format=value_format))
+    assert message in str(caught.value)
+
+
+def test_types_are_refused_beyond_fifty_levels() -> None:
+    dtype = pa.int8()
+    for _ in range(49):
+        dtype = pa.list_(dtype)
+    deepest = rows(pa.schema([("a", dtype)]), records(b'{"a":%s}' % (b"[" * 49 + b"]" * 49)))
+    assert str(deepest[0]["a"]) == "[" * 49 + "]" * 49
+    with pytest.raises(InvalidInput, match="is of type list"):
+        Decoder(pa.schema([("a", pa.list_(dtype))]), ValueOptions())
+
+
+# ---- Inferred schemas ----------------------------------------------------------------------------
+
+LIST = pa.list_(pa.string())
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([b'{"b":1,"a":"x"}'], {"b": pa.int64(), "a": pa.string()}),
+        ([b'{"a":1}', b'{"a":1.5}'], {"a": pa.float64()}),
+        ([b'{"a":1}', b'{"a":"x"}'], {"a": pa.int64()}),
+        ([b'{"a":true}', b'{"a":null}', b"{}"], {"a": pa.bool_()}),
+        ([b'{"a":null}'], {"a": pa.string()}),
+        ([b'{"a":"2024-01-01T00:00:00Z"}'], {"a": pa.string()}),
+        ([b'{"a":[1,null]}', b'{"a":[2.5]}'], {"a": pa.list_(pa.float64())}),
+        ([b'{"a":[]}'], {"a": LIST}),
+        ([b'{"a":{"x":1}}', b'{"a":{"y":""}}'],
+         {"a": pa.struct([("x", pa.int64()), ("y", pa.string())])}),
+        ([b'{"a":{"x":{}},"b":1,"":2}', b"{}"], {"b": pa.int64()}),
+        ([b'{"a":1}', b"no", b"", b"{}{}"], {"a": pa.int64()}),
+        ([b'{"a":1,"_corrupt_record":2}'], {"a": pa.int64()}),
+        ([b'{"a":%s}' % (b"[" * 100_000 + b"]" * 100_000), b'{"b":1}'], {"b": pa.int64()}),
+    ],
+)  # fmt: skip
+def test_columns_are_what_records_have(
+    given: list[bytes], expected: dict[str, pa.DataType]
+) -> None:
+    fields = [*expected.items(), ("_corrupt_record", pa.string())]
+    assert infer(records(*given), ValueOptions()) == pa.schema(fields)
+    kept = infer(records(*given), ValueOptions(mode="FAILFAST"))
+    assert kept == pa.schema(list(expected.items()))
+
+
+def test_records_that_show_no_column_give_an_empty_schema() -> None:
+    for found in ((), (b"no", b"", b"{}", b"null"), (b'{"_corrupt_record":1}',)):
+        assert infer(records(*found), ValueOptions()).names == []
+
+
+def test_a_type_found_in_a_later_text_widens_the_first() -> None:
+    given = [b'{"a":1,"l":[],"o":{"x":1}}'] * 300 + [b'{"a":1.5,"l":[1],"o":{"y":[true]}}'] * 300
+    assert infer(records(*given), ValueOptions(mode="FAILFAST")) == pa.schema(
+        [
+            ("a", pa.float64()),
+            ("l", pa.list_(pa.int64())),
+            ("o", pa.struct([("x", pa.int64()), ("y", pa.list_(pa.bool_()))])),
+        ]
+    )
+
+
+def test_objects_with_ids_for_names_take_time_by_their_number() -> None:
+    given = [
+        b'{"counts":{%s}}' % b",".join(b'"user%d_%d":1' % (number, at) for at in range(10))
+        for number in range(4000)
+    ]
+    began = time.process_time()
+    counts = infer(records(*given), ValueOptions()).field("counts").type
+    assert time.process_time() - began < 10
+    assert counts.num_fields == 40_000
+
+
+def test_lines_of_csv_have_numbered_columns_or_those_of_their_header() -> None:
+    lines = [b"1,x,1.5,2024-01-01,true,,2024-01-01T00:00:00Z", b"3,y,2,2024-01-01,false,,", b"bad"]
+    types = [
+        pa.int64(), pa.string(), pa.float64(), pa.date32(), pa.bool_(), pa.string(),
+        pa.timestamp("us", "UTC"),
+    ]  # fmt: skip
+    assert infer(records(*lines), ValueOptions(format="csv", mode="FAILFAST")) == pa.schema(
+        [(f"_c{place}", each) for place, each in enumerate(types)]
+    )
+    header = ValueOptions(format="csv", header=True)
+    found = infer(records(b'a,,"b c",a,_corrupt_record', b"1,2,3,4,5"), header)
+    assert found.names == ["a", "_c1", "b c", "_c3", "_c4", "_corrupt_record"]
+    mixed = infer(records(*[b"1"] * 300, b"x", b"bad,"), AS_CSV)
+    assert mixed.field("_c0").type == pa.string()
+    assert infer(records(b"a\rb,c\n", b"1,2"), AS_CSV).names == []
+
+
+@given(st.lists(_other, max_size=10), st.sampled_from(["json", "csv"]))
+def test_any_records_are_read_with_the_schema_that_was_inferred(
+    given: list[bytes], value_format: str
+) -> None:
+    options = ValueOptions(format=value_format)
+    schema = infer(records(*given), options)
+    if schema.names:
+        arrays = Decoder(schema, options).decode(records(*given)).arrays
+        assert [len(each) for each in arrays] == [len(given)] * len(schema)
