@@ -54,8 +54,8 @@ class StoreOptions:
             ``STORAGE_EMULATOR_HOST``, or what ``AZURE_STORAGE_CONNECTION_STRING`` names.
         region: S3 only. Default: the chain's.
         profile: S3 only: a profile of the shared configuration files. Default: the chain's.
-        role_arn: S3 only: a role that the credentials assume; what it gives is renewed before it
-            ends. AWS STS is asked, or what ``AWS_ENDPOINT_URL_STS`` names.
+        role_arn: S3 only: a role that the credentials assume; its credentials are renewed before
+            they end. AWS STS is asked, or what ``AWS_ENDPOINT_URL_STS`` names.
         external_id: Of that role, where its owner asks for one.
         session_name: How the role's log names these requests. Default ``opendata-buffer``.
         service_credential: The name of a Databricks service credential, for any cloud.
@@ -293,7 +293,7 @@ class GarbageCollectorConfig:
         enabled: Whether a consumer runs the collector. Default true.
         interval_ms: Time between cycles. Default 300,000.
         grace_period_ms: Least age of a deleted object; not below the ``gc_grace_period_ms`` of
-            any producer, or what it uploads right now is deleted. Default 600,000.
+            any producer, or its uploads in flight are deleted. Default 600,000.
     """
 
     enabled: bool = True

@@ -481,7 +481,7 @@ class Framing:
         """The bytes of a batch's records.
 
         Raises:
-            InvalidInput: A record would not be read again as what it is: no JSON value on one
+            InvalidInput: A record would not be read back as it is: no JSON value on one
                 line, no row, or nothing at all. None of the batch must be written then.
         """
         data = self.join(records)

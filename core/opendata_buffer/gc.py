@@ -86,9 +86,9 @@ _STOP_TIMEOUT_S = 60.0
 
 
 class GcCursor:
-    """The key after which the collectors of one queue go on, at ``<prefix>/_gc.json``.
+    """The key after which the collectors of one queue resume, at ``<prefix>/_gc.json``.
 
-    A job that runs for a minute an hour cannot list a large prefix in one go. It goes on where
+    A job that runs for a minute an hour cannot list a large prefix in one go. It resumes where
     the run before it stopped, and after the last object begins again at the first. The cursor is
     a hint: a lost or a wrong one makes some objects wait for one more round, and nothing else.
 
@@ -107,7 +107,7 @@ class GcCursor:
         self._known = ""
 
     def load(self) -> str:
-        """Key after which to go on; empty for the beginning."""
+        """The key after which to list; empty for the beginning."""
         try:
             found = self._object.read()
         except CorruptData as error:
@@ -334,7 +334,7 @@ class GcReport:
     """What one cycle did.
 
     Attributes:
-        plan: What it set out to do.
+        plan: The objects that were to be deleted.
         deleted: Objects deleted.
         failed: Objects that could not be deleted; the next cycle tries again.
         abandoned: Objects left because a page took too long or the collector was stopped.
@@ -512,8 +512,8 @@ class GarbageCollector:
             words = queue_hint(self._store.url, self._config)
             return (
                 f"the object of the oldest queued batch {oldest.sequence} at {oldest.location!r} "
-                "is gone, and its name does not tell what is older. Restore the object, or pass "
-                f"the batch by with 'opendata-buffer skip {words} {oldest.sequence}'."
+                "is gone, and its name has no time to compare others with. Restore the object, or "
+                f"pass the batch by with 'opendata-buffer skip {words} {oldest.sequence}'."
             )
         return None
 

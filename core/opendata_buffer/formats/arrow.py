@@ -114,7 +114,7 @@ def head(block_size: int, count: int) -> bytes:
 def tail(block_size: int, count: int) -> bytes:
     """The file's end: the metadata that points at the page header.
 
-    What is between the block and this is part of nothing and not looked at.
+    Bytes between the block and this are not read.
     """
     header_size = len(_page_header(block_size, count))
     chunk_size = header_size + block_size
@@ -198,7 +198,7 @@ def encode_arrow_block(array: pa.Array | pa.ChunkedArray) -> tuple[bytes | memor
 
 
 def encode_bytes(records: Sequence[bytes]) -> bytes | memoryview:
-    """:func:`.encode_block` of what is known to be ``bytes``.
+    """:func:`.encode_block` of records that are all ``bytes``.
 
     Raises:
         InvalidInput: A record exceeds 2^32 - 1 bytes.

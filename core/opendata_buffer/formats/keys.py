@@ -68,7 +68,7 @@ class Transaction:
     """The identity a writer gives to a group of batches, so that a reader can drop repeats.
 
     Attributes:
-        app: Who writes, e.g. a query id: 1 to 200 of ``A-Z a-z 0-9 . _ -``.
+        app: The writer's name, e.g. a query id: 1 to 200 of ``A-Z a-z 0-9 . _ -``.
         batch: The writer's own number of the group, 0 to 2^63 - 1.
     """
 
@@ -99,7 +99,7 @@ class BatchLocation:
         txn: The transaction in the directory part, if any.
         message: The version 1 UUID in the directory part, if any: producer, clock and flags, as
             :func:`.parse_uuid` reads them. Where there is one, it alone
-            says when the batch counts; ``txn`` then only tells whose it is.
+            says when the batch counts; ``txn`` then only names its writer.
     """
 
     ulid: str

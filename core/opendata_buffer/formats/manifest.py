@@ -324,7 +324,7 @@ class Manifest:
         Raises:
             InvalidInput: The epoch is lower than the present one, or not below 2^63.
             CorruptManifest: The present epoch leaves no higher one. Honest consumers never get
-                there, so somebody forged it (failure F10).
+                there, so it was forged (failure F10).
         """
         if epoch == self.epoch:
             return self
@@ -378,7 +378,7 @@ class Manifest:
             start: The first entry from this sequence on. Default: the oldest.
 
         Returns:
-            Seconds; None when there is no such entry, or it does not say.
+            Seconds; None when there is no such entry, or it has no time.
         """
         first = next(iter(self.entries(start, 1)), None)
         written_ms = None if first is None else first.time_ms
@@ -394,7 +394,7 @@ class Manifest:
         """
         starts = self._walk(self.entry_count)
         found = whole_locations(self.raw, starts, self._body)
-        if len(found) < len(starts):  # decoding it strictly says what is wrong with it
+        if len(found) < len(starts):  # decoding it strictly raises the error
             at = len(found)
             try:
                 decode_entry(self.raw, starts[at], self.first_sequence + at, self._body)

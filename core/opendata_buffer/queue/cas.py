@@ -169,8 +169,8 @@ class CasObject(Generic[T]):
         runtime: Clock and jitter.
         settings: Deadline of one change, and its backoff.
         max_bytes: A larger object is not read.
-        unreadable: From what is wrong with an object that was not read to the error; None to
-            raise the store's.
+        unreadable: From the fault of an object that was not read to the error; None to raise the
+            store's.
         check_read: Called with the value known so far and the one read now, when they differ;
             raises when the second cannot follow the first.
         check_write: Called with the value that is about to be replaced, or None, and its
@@ -259,7 +259,7 @@ class CasObject(Generic[T]):
                 write. It must be pure: it is called once per attempt.
             proof: How to recognise a change that must not be applied twice.
             from_memory: Begin with the value as last seen, without reading it. Saves a request
-                where nobody else writes and costs a lost race where somebody does. Nothing is
+                when this process alone writes, and costs a lost race otherwise. Nothing is
                 refused or left unwritten on the ground of a remembered value.
         """
         with deadline(self._runtime, self._deadline_s + LAST_LOOK_S):
@@ -330,7 +330,7 @@ class CasObject(Generic[T]):
             raise TransientStorageError(f"no time was left to write {self._key!r}")
         version = self._version
         condition = ABSENT if version is None else IfVersion(version)
-        # Until the outcome says otherwise, what is remembered of the object is out of date; this
+        # Until the outcome is known, the remembered value is taken to be out of date; this
         # also holds when put_if raises.
         self._fresh = False
         self.attempts += 1

@@ -19,7 +19,7 @@ collector of another manifest is refused before it writes a batch or deletes one
   the collector would delete them (failure F4). Markers without a watermark are read as well.
 
 A queue inside another queue's data prefix would be deleted by the collector of a v1 client, which
-deletes everything under its prefix that its manifest does not name. So whoever creates a queue
+deletes everything under its prefix that its manifest does not name. So a new queue's creator
 looks for markers above the new prefix, and among the first objects below it (failure F7). Below a
 topic's root lie its partitions and nothing else: readers of the topic would not see a queue beside
 them, which was most likely created by a producer that took the topic for a queue.

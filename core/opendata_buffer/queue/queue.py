@@ -248,7 +248,7 @@ class Queue:
             QueueFull: The manifest would outgrow ``max_manifest_bytes``; nothing was appended.
             Conflict: Every attempt lost its race until the deadline; nothing was appended.
             CommitStateUnknown: The group may have landed and was dequeued since, or storage
-                stopped answering before that could be told.
+                stopped answering before that could be known.
             Drained: The queue was sealed; nothing was appended.
             QueueReset, CorruptManifest, PermanentStorageError: Nothing was appended.
         """
@@ -279,7 +279,7 @@ class Queue:
         Raises:
             QueueReset: ``last_acked_sequence`` was given and the queue is not there or ends
                 before it (failures F4, F27).
-            DataLoss: Entries after ``last_acked_sequence`` were dequeued by somebody else, and
+            DataLoss: Entries after ``last_acked_sequence`` were dequeued by another consumer, and
                 ``allow_data_loss`` is false.
             Drained: The queue was sealed.
         """
@@ -327,9 +327,9 @@ class Queue:
         fenced, and cannot acknowledge past a batch that it knows nothing of.
 
         Args:
-            sequence: Which one; the new entry has the same.
+            sequence: Of the entry to replace; the new entry has the same.
             location: Of the entry to replace, so that no other is hit.
-            entry: What to put there; its location tells a repeated call from a first one.
+            entry: The new entry; a repeated call is recognised by its location.
 
         Raises:
             InvalidInput: ``sequence`` is not queued, or names another batch by now.
