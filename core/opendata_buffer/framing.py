@@ -36,20 +36,7 @@ import pyarrow.compute as pc
 
 from opendata_buffer.errors import InvalidInput
 
-__all__ = [
-    "FRAMINGS",
-    "CsvSplitter",
-    "FixedSplitter",
-    "Framing",
-    "LengthSplitter",
-    "LineSplitter",
-    "NdjsonSplitter",
-    "Splitter",
-    "join_fixed",
-    "join_length",
-    "join_lines",
-    "unpack_fixed",
-]
+__all__ = ["FRAMINGS", "Framing", "Splitter", "unpack_fixed"]
 
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 

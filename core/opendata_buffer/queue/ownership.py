@@ -61,13 +61,11 @@ __all__ = [
     "PrefixOwner",
     "QueueClaim",
     "check_owner",
-    "check_prefix_is_free",
     "claim_for_writing",
     "claim_queue",
     "exists",
     "missing_topic_hint",
     "owner_key",
-    "read_owner",
 ]
 
 log = logging.getLogger(__name__)
@@ -261,7 +259,7 @@ def claim_for_writing(
         store.check_conditional_writes(config.manifest_path)
         claim = check_owner(store, config, runtime=runtime)
         if claim is None:
-            check_prefix_is_free(store, config.data_path_prefix)
+            _check_prefix_is_free(store, config.data_path_prefix)
             claim = claim_queue(store, config, runtime=runtime)
         if claim.watermark is None:
             return claim
@@ -315,22 +313,11 @@ def check_owner(
         TransientStorageError, PermanentStorageError: The store did not answer.
     """
     runtime = runtime if runtime is not None else SystemRuntime()
-    owner = read_owner(store, config, runtime)
-    if owner is None:
+    owner = _owner_object(store, config, runtime).read()
+    if not isinstance(owner, PrefixOwner):
         return None
     _check_manifest_path(owner, config)
     return QueueClaim(store, config, runtime, owner)
-
-
-def read_owner(store: CasStore, config: QueueConfig, runtime: Runtime) -> PrefixOwner | None:
-    """The marker of a data prefix, whatever manifest it names; None when there is none.
-
-    Raises:
-        CorruptData: It cannot be read.
-        TransientStorageError, PermanentStorageError: The store did not answer.
-    """
-    found = _owner_object(store, config, runtime).read()
-    return found if isinstance(found, PrefixOwner) else None
 
 
 def _start_over(
@@ -397,7 +384,7 @@ def _check_manifest_path(owner: PrefixOwner, config: QueueConfig) -> None:
         raise PrefixConflict(config.data_path_prefix, config.manifest_path, owner.manifest_path)
 
 
-def check_prefix_is_free(store: SmallObjects, data_path_prefix: str) -> None:
+def _check_prefix_is_free(store: SmallObjects, data_path_prefix: str) -> None:
     """Check a data prefix that is about to get its first queue (failure F7).
 
     Raises:

@@ -22,31 +22,23 @@ __all__ = [
     "check_resume",
     "ends_before",
     "parse_manifest",
-    "queue_arguments",
     "queue_hint",
     "vanished",
 ]
 
 
-def queue_arguments(url: str, data_path_prefix: str, manifest_path: str | None) -> list[str]:
-    """Store and options that name a queue on the command line, without those at their default.
-
-    Args:
-        url: The store's.
-        data_path_prefix: The queue's.
-        manifest_path: The queue's; None if it is where it is by default.
-    """
-    found = [url]
-    if data_path_prefix != DEFAULT_DATA_PATH_PREFIX:
-        found += ["--data-path-prefix", data_path_prefix]
-    if manifest_path not in (None, f"{data_path_prefix}/manifest"):
-        found += ["--manifest-path", str(manifest_path)]
-    return found
-
-
 def queue_hint(url: str, config: QueueConfig) -> str:
-    """The same as text, quoted where a shell needs it."""
-    return shlex.join(queue_arguments(url, config.data_path_prefix, config.manifest_path))
+    """A queue as the command line takes it: store, and the options that are not at their default.
+
+    Quoted where a shell needs it.
+    """
+    prefix, manifest = config.data_path_prefix, config.manifest_path
+    found = [url]
+    if prefix != DEFAULT_DATA_PATH_PREFIX:
+        found += ["--data-path-prefix", prefix]
+    if manifest != f"{prefix}/manifest":
+        found += ["--manifest-path", manifest]
+    return shlex.join(found)
 
 
 def parse_manifest(data: bytes, url: str, config: QueueConfig) -> Manifest:
