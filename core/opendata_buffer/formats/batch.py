@@ -184,9 +184,8 @@ def split_records(block: bytes | memoryview, record_count: int) -> list[bytes]:
         CorruptBatch: A record runs past the end, or bytes are left over.
     """
     records: list[bytes] = []
-    data = block if type(block) is bytes else bytes(block)
     append, unpack = records.append, _LENGTH.unpack_from
-    position, end = 0, len(data)
+    position, end = 0, len(block)
     for index in range(record_count):
         start = position + 4
         if start > end:
@@ -194,13 +193,13 @@ def split_records(block: bytes | memoryview, record_count: int) -> list[bytes]:
                 f"record {index} of {record_count} starts at byte {position} of {end}: the block "
                 "is truncated"
             )
-        position = start + unpack(data, position)[0]
+        position = start + unpack(block, position)[0]
         if position > end:
             raise CorruptBatch(
                 f"record {index} of {record_count} ends at byte {position} of {end}: the block "
                 "is truncated"
             )
-        append(data[start:position])
+        append(bytes(block[start:position]))  # no copy of a whole view: it may be large
     if position != end:
         # failure F20: a patched count would hide records; the reference decoder ignores the rest.
         raise CorruptBatch(
