@@ -22,7 +22,7 @@ from opendata_buffer.errors import InvalidInput, OpenDataBufferError
 from opendata_buffer.producer.group_commit import Committer
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.open import open_store
-from opendata_buffer.topic.topic import CurrentTopic, Topic
+from opendata_buffer.topic.topic import CachedTopic, Topic
 
 __all__ = ["host"]
 
@@ -65,10 +65,10 @@ class _Hosting:
             **{each.name: getattr(queue, each.name) for each in fields(QueueConfig)},
             gc_grace_period_ms=options.gc_grace_period_ms,
         )
-        self._topic: CurrentTopic | None = None
+        self._topic: CachedTopic | None = None
         if not options.one_queue and find_topic(self._store) is not None:
             topic = Topic.open(self._config, store=self._store, runtime=_RUNTIME)
-            self._topic = CurrentTopic(topic, _RUNTIME, REFRESH_S)
+            self._topic = CachedTopic(topic, _RUNTIME, REFRESH_S)
         self._open: dict[str, Committer] = {}
 
     def serve(self) -> None:

@@ -64,7 +64,7 @@ class TopicCommitter:
         self._lifetimes = Lifetimes(
             store, options.gc_grace_period_ms, options.max_write_duration_ms, runtime
         )
-        self._ledger = TransactionCoordinator(
+        self._coordinator = TransactionCoordinator(
             store, options.queue, self._queue_of, runtime, ahead_ms=options.gc_grace_period_ms
         )
         self._queues: dict[str, YieldingQueue] = {}
@@ -92,7 +92,7 @@ class TopicCommitter:
         topic, txn = group.topic, group.topic.transaction(group.transaction)
         if not group.uploads:
             if group.transaction is not None:
-                self._ledger.recover(txn.app, group.query, topic.names)
+                self._coordinator.recover(txn.app, group.query, topic.names)
             return False
         try:
             return self._append(group, topic, txn)
@@ -109,7 +109,7 @@ class TopicCommitter:
             queue.disconnect()
 
     def _append(self, group: Group, topic: TopicWrite, txn: Transaction) -> bool:
-        if not self._ledger.begin(txn, group.query, topic.names):
+        if not self._coordinator.begin(txn, group.query, topic.names):
             self._drop_repeat(group, txn)
             return False
         uploads: defaultdict[str, list[UploadedBatch]] = defaultdict(list)
@@ -123,7 +123,7 @@ class TopicCommitter:
             group.query,
         )
         since = self._append_pending(group, attempt, uploads)
-        if not self._ledger.decide(attempt):
+        if not self._coordinator.decide(attempt):
             self._drop_repeat(group, txn)
             return False
         self._settle(attempt, since, group)
@@ -132,7 +132,7 @@ class TopicCommitter:
             txn, group.records, len(group.uploads), len(uploads),
         )  # fmt: skip
         if group.transaction is None:
-            self._ledger.forget(txn.app)  # nobody repeats this write
+            self._coordinator.forget(txn.app)  # nobody repeats this write
         return True
 
     def _append_pending(
@@ -145,7 +145,7 @@ class TopicCommitter:
             since[name] = self._append_part(name, replace(group, uploads=tuple(uploads[name])))
 
         def prepare(name: str) -> None:
-            self._ledger.prepare(attempt, name)
+            self._coordinator.prepare(attempt, name)
 
         steps = [partial(step, name) for step in (append, prepare) for name in uploads]
         try:
@@ -153,7 +153,7 @@ class TopicCommitter:
             return since
         except OpenDataBufferError as error:
             # No record names the attempt, and none will.
-            self._ledger.abandon(attempt)
+            self._coordinator.abandon(attempt)
             if isinstance(error, CommitStateUnknown):
                 raise TransientStorageError(
                     f"{attempt.txn} was not committed: it could not be written to all partitions "
@@ -191,7 +191,7 @@ class TopicCommitter:
 
     def _settle(self, attempt: Attempt, since: dict[str, int], group: Group) -> None:
         try:
-            self._ledger.settle(attempt, since)
+            self._coordinator.complete(attempt, since)
         except OpenDataBufferError as error:
             again = (
                 "Start the query again"

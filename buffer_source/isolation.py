@@ -32,10 +32,10 @@ def rule_behind(start: Position | None, options: SourceOptions) -> ReadCommitted
     if start is None or not start.transactions:
         return ReadCommitted(prefix, isolation)
     rule = ReadCommitted.from_dict(start.transactions, prefix, isolation)
-    if isolation != READ_COMMITTED and rule.floor(start.next) < start.next:
+    if isolation != READ_COMMITTED and rule.stable_end(start.next) < start.next:
         raise InvalidInput(
             f"option isolationLevel is {isolation!r}, and the checkpoint holds back transactions "
-            f"that were undecided at sequence {rule.floor(start.next)} of {prefix!r}: their "
+            f"that were undecided at sequence {rule.stable_end(start.next)} of {prefix!r}: their "
             "batches would never be read. Go on with read_committed until they are decided "
             "('opendata-buffer transactions list'), or give the query a new checkpointLocation"
         )
@@ -44,7 +44,7 @@ def rule_behind(start: Position | None, options: SourceOptions) -> ReadCommitted
 
 def floor_of(position: Position, options: SourceOptions) -> int:
     """The first sequence that must stay in the queue for whoever goes on at the position."""
-    return rule_behind(position, options).floor(position.next)
+    return rule_behind(position, options).stable_end(position.next)
 
 
 def check_remembered(rule: ReadCommitted, end: Position, options: SourceOptions) -> None:
@@ -58,7 +58,7 @@ def check_remembered(rule: ReadCommitted, end: Position, options: SourceOptions)
     Raises:
         InvalidInput: The micro-batch was planned without holding transactions back.
     """
-    if rule.floor(end.next) < floor_of(end, options):
+    if rule.stable_end(end.next) < floor_of(end, options):
         raise InvalidInput(
             f"option isolationLevel is {options.isolation!r}, and the micro-batch that is repeated "
             f"was planned with read_uncommitted, up to sequence {end.next - 1} of "

@@ -293,14 +293,16 @@ class PartitionStream:
         cursor = self._cursor
         assert cursor is not None
         walk = self._walk(look.start)
-        at_first = walk.rule.floor(look.begin)
+        at_first = walk.rule.stable_end(look.begin)
         next_sequence, missing = look.begin, list[int]()
         for number, batch, gone in self._taken(cursor, look, count):
             walk.step(batch, gone=gone)
             next_sequence = batch.sequence + 1
             if gone:
                 missing.append(batch.sequence)
-            settled = bool(walk.delivered or missing) or walk.rule.floor(next_sequence) > at_first
+            settled = (
+                bool(walk.delivered or missing) or walk.rule.stable_end(next_sequence) > at_first
+            )
             if settled and number >= count:
                 break
         else:
@@ -314,7 +316,7 @@ class PartitionStream:
         # Apps are forgotten here and not in plan(), which must give the same answer for the same
         # offsets whenever it is asked.
         walk.rule.prune(self._runtime.now_ms())
-        state, floor = walk.rule.to_dict(), walk.rule.floor(next_sequence)
+        state, floor = walk.rule.to_dict(), walk.rule.stable_end(next_sequence)
         # What an open transaction will be read again from is known to be gone there, too.
         before = () if look.start is None else look.start.missing
         known = (*(each for each in before if each >= floor), *missing)

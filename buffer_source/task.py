@@ -117,7 +117,7 @@ def _readable(
         concurrency=options.fetch_concurrency,
         max_in_flight_bytes=options.max_in_flight_bytes,
         runtime=runtime,
-        pace=_pace(options),
+        adaptive=_pace(options),
     )
     with closing(stored):
         for fetched in stored:
@@ -184,4 +184,4 @@ def _handle(options: SourceOptions) -> FetchHandle:
 @lru_cache(maxsize=32)
 def _pace(options: SourceOptions) -> AdaptiveConcurrency:
     """What the tasks of a worker process have learnt about the store."""
-    return _handle(options).pace()
+    return _handle(options).adaptive_concurrency()

@@ -86,9 +86,9 @@ if TYPE_CHECKING:
     from opendata_buffer.topic.producer import TopicHandle as TopicHandle
     from opendata_buffer.topic.producer import TopicProducer as TopicProducer
     from opendata_buffer.topic.producer import TopicWatcher as TopicWatcher
+    from opendata_buffer.topic.publisher import AckIntents as AckIntents
     from opendata_buffer.topic.publisher import Publisher as Publisher
     from opendata_buffer.topic.topic import Topic as Topic
-    from opendata_buffer.topic.transaction import AckIntents as AckIntents
     from opendata_buffer.values import ValueOptions as ValueOptions
 
 _NAMES = {
@@ -146,9 +146,8 @@ _NAMES = {
     "topic.description": ["Partition", "TopicDescription"],
     "topic.partition_consumer": ["PartitionPosition"],
     "topic.producer": ["TopicHandle", "TopicProducer", "TopicWatcher"],
-    "topic.publisher": ["Publisher"],
+    "topic.publisher": ["AckIntents", "Publisher"],
     "topic.topic": ["Topic"],
-    "topic.transaction": ["AckIntents"],
     "values": ["ValueOptions"],
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}

@@ -127,7 +127,7 @@ def test_any_interleaving_with_any_restarts_gives_each_committed_message_once(
         if log[sequence][1] is None:
             assert now == ([sequence] if passes else [])
         delivered += now
-        acknowledged = rule.floor(sequence + 1)
+        acknowledged = rule.stable_end(sequence + 1)
         open_now = undecided(entries[: sequence + 1], "ingest")
         assert acknowledged == min(
             [sequence + 1, *(each.first_sequence for each in open_now.values())]

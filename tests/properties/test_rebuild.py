@@ -84,7 +84,7 @@ class History:
             for each in self.rule.offer(self.next, self.written[self.next], again):
                 self.delivered.add(self.written[each])
             self.next += 1
-        floor = self.rule.floor(self.next)
+        floor = self.rule.stable_end(self.next)
         if floor > self.manifest.first_sequence and self.random.random() < 0.8:
             self.manifest = self.manifest.drop_through(floor - 1)
             if self.random.random() < 0.5:
@@ -142,6 +142,6 @@ def test_a_rebuild_loses_nothing_delivers_nothing_wrong_and_leaves_nobody_waitin
         assert set(waiting) <= set(history.open), seed
         first = min((each.first_sequence for each in waiting.values()), default=None)
         following = plan.manifest.next_sequence
-        assert rule.floor(following) == (following if first is None else first), seed
+        assert rule.stable_end(following) == (following if first is None else first), seed
         rebuilt += bool(waited)
     assert rebuilt > SEEDS // 4

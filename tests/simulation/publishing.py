@@ -1,8 +1,8 @@
 """A simulated topic with publishers that are killed or frozen, readers that restart, and operators.
 
-Each transaction is known by a number, which its records carry. What its publisher was told about
-it is noted at once, so at the end every transaction can be counted: what was committed is there
-whole and once, what was rolled back is not there, and of what nobody knows it is one of both.
+Each transaction has a number, which is part of its records. The outcome that its publisher returned
+is noted at once, so at the end every transaction is checked: a committed one is there whole and
+once, one that was rolled back is not there, and an unknown one is one of both.
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.faults import FaultPlan, FaultyStore
-from opendata_buffer.topic.publisher import Publisher
+from opendata_buffer.topic.publisher import AckIntents, Publisher
 from opendata_buffer.topic.topic import Topic
-from opendata_buffer.topic.transaction import AckIntents
 from tests.support.simulation import SimRuntime, Simulation
 
 T = TypeVar("T")
@@ -92,7 +91,7 @@ class Written:
 
     Attributes:
         records: By partition, in order.
-        fate: What its publisher was told; None while it was told nothing.
+        fate: The outcome that its publisher returned; None before.
     """
 
     records: dict[str, list[bytes]] = field(default_factory=lambda: defaultdict(list))
@@ -105,7 +104,7 @@ class Single:
 
     Attributes:
         records: In order, each a message of its own.
-        durable: Those that were told to be.
+        durable: Those whose handles were durable.
     """
 
     records: list[bytes] = field(default_factory=list)
@@ -122,7 +121,7 @@ class PublishingWorld:
         self.director = self.simulation.process("director")
         self.transactions: list[Written] = []
         self.saved: dict[str, list[str]] = defaultdict(list)
-        """Intents that nameless publishers have saved, by who they are."""
+        """Intents that publishers without a name have saved, by writer."""
         self.delivered: dict[str, list[bytes]] = defaultdict(list)
         self.on_access: Callable[[SimRuntime, str], None] = lambda process, operation: None
         self.singles: dict[tuple[str, str], Single] = defaultdict(Single)
@@ -203,7 +202,7 @@ class PublishingWorld:
         self,
         publisher: Publisher,
         process: SimRuntime,
-        who: str,
+        writer: str,
         *,
         roll_back: bool,
         parts: Sequence[str] = (),
@@ -232,13 +231,13 @@ class PublishingWorld:
             return
         intents = publisher.build_ack_intents()
         if intents.txn is None:
-            self.saved[who].append(intents.to_json())
+            self.saved[writer].append(intents.to_json())
             written.fate = "committed"  # the caller has them, and applies them until it is done
         publisher.apply(intents)
         written.fate = "committed"
 
     def publish_single(self, publisher: Publisher, process: SimRuntime, name: str) -> None:
-        """One message beside the transaction; half of the time nobody waits for it."""
+        """One message beside the transaction; half of the time without waiting for it."""
         single = self.singles[process.name, name]
         record = b"%s/%s:%d" % (process.name.encode(), name.encode(), len(single.records))
         single.records.append(record)
@@ -256,23 +255,23 @@ class PublishingWorld:
         active = publisher._producer.description.active
         return [active[self.draw(len(active))] for _ in range(1 + self.draw(6))]
 
-    def run_publisher(self, process: SimRuntime, store: Any, name: str | None, who: str) -> None:
+    def run_publisher(self, process: SimRuntime, store: Any, name: str | None, writer: str) -> None:
         """The life of one publisher process; it ends by a kill, by being fenced, or well."""
         try:
-            self._live_as_publisher(process, store, name, who)
+            self._live_as_publisher(process, store, name, writer)
         except (Superseded, Closed) as error:
             self.deeds[type(error).__name__] += 1
 
     def _live_as_publisher(
-        self, process: SimRuntime, store: Any, name: str | None, who: str
+        self, process: SimRuntime, store: Any, name: str | None, writer: str
     ) -> None:
         publisher = self.open_publisher(process, store, name)
-        for text in self.saved[who]:
+        for text in self.saved[writer]:
             intents = AckIntents.from_json(text)
             self.patiently(process, lambda intents=intents: publisher.apply(intents))  # type: ignore[misc]
         for _ in range(3):
             try:
-                self.publish(publisher, process, who, roll_back=self.chance(0.2))
+                self.publish(publisher, process, writer, roll_back=self.chance(0.2))
             except TROUBLE as error:
                 self.simulation.log(f"{process.name}: {error}")
                 return  # as a service that starts anew
@@ -305,7 +304,7 @@ class PublishingWorld:
                 # From here on it is as committed by Spark.
                 begin, state = manifest.next_sequence, rule.to_dict()
                 self.delivered[name] += found
-                floor = rule.floor(begin)
+                floor = rule.stable_end(begin)
                 if floor > manifest.first_sequence:
                     queue.dequeue(floor - 1, epoch)
             except (*TROUBLE, Fenced) as error:
@@ -337,7 +336,7 @@ class PublishingWorld:
 
     # The operator.
 
-    def place(self, process: SimRuntime, store: Any) -> TransactionScope:
+    def scope(self, process: SimRuntime, store: Any) -> TransactionScope:
         config = QueueConfig(store=URL)
         return TransactionScope(
             config, store, process, Topic.open(config, store=store, runtime=process)
@@ -350,12 +349,12 @@ class PublishingWorld:
         }
 
         def look() -> None:
-            place = self.place(process, store)
-            for each in list_open(place):
+            scope = self.scope(process, store)
+            for each in list_open(scope):
                 if each.producer in saved or (each.app is None and not everything):
                     continue
                 with suppress(InvalidInput, Superseded):  # it has ended meanwhile
-                    abort(place, each.producer, force=True)
+                    abort(scope, each.producer, force=True)
                     self.deeds["aborted"] += 1
 
         self.patiently(process, look)
@@ -384,13 +383,13 @@ class PublishingWorld:
             if wanted is not None and sorted(set(there)) != wanted:
                 self.simulation.fail(f"transaction {number} was {written.fate}: {there}")
 
-        for (who, name), single in self.singles.items():
-            own = f"{who}/{name}:".encode()
+        for (writer, name), single in self.singles.items():
+            own = f"{writer}/{name}:".encode()
             found = [each for each in self.delivered[name] if each.startswith(own)]
             if found != [each for each in single.records if each in found]:
-                self.simulation.fail(f"{who} has in {name}: {found}, of {single.records}")
+                self.simulation.fail(f"{writer} has in {name}: {found}, of {single.records}")
             if lost := single.durable.difference(found):
-                self.simulation.fail(f"{who} has not in {name}, and it was durable: {lost}")
+                self.simulation.fail(f"{writer} has not in {name}, and it was durable: {lost}")
 
     def shares(self) -> dict[str, int]:
         """How many transactions ended how."""

@@ -34,10 +34,10 @@ def live(world: PublishingWorld) -> None:
     read_all()
     dead = []
     for _ in range(14):
-        name, who = PUBLISHERS[world.draw(3)]
-        process, store = world.node(who)
+        name, writer = PUBLISHERS[world.draw(3)]
+        process, store = world.node(writer)
         task = process.spawn(
-            lambda p=process, s=store, n=name, w=who: world.run_publisher(p, s, n, w),  # type: ignore[misc]
+            lambda p=process, s=store, n=name, w=writer: world.run_publisher(p, s, n, w),  # type: ignore[misc]
             "main",
         )
         # With a name there may be an older one still: it is fenced, whatever it is at.
@@ -61,12 +61,12 @@ def live(world: PublishingWorld) -> None:
         world.change(topic)
         read_all()
     world.plan = FaultPlan()
-    # Whoever still lives comes to an end, or is overtaken by the last instance of its name.
+    # Publishers that still run end, or are fenced by the last instance of their name.
     world.director.sleep(400)
-    for name, who in PUBLISHERS:
-        process, store = world.node(who)
+    for name, writer in PUBLISHERS:
+        process, store = world.node(writer)
         process.spawn(
-            lambda p=process, s=store, n=name, w=who: world.run_publisher(p, s, n, w),  # type: ignore[misc]
+            lambda p=process, s=store, n=name, w=writer: world.run_publisher(p, s, n, w),  # type: ignore[misc]
             "main",
         ).join()
     operator, way = world.node("operator")
@@ -119,9 +119,9 @@ def one_transaction(world: PublishingWorld, kill_at: int | None) -> int:
     world.create()
     process, store = world.node("billing")
 
-    def at_access(who: SimRuntime, operation: str) -> None:
+    def at_access(writer: SimRuntime, operation: str) -> None:
         nonlocal points
-        if who is process and operation in ("put", "put_if"):
+        if writer is process and operation in ("put", "put_if"):
             points += 1
             if points - 1 == kill_at:
                 world.simulation.kill(process)

@@ -152,7 +152,7 @@ class Deployment:
             if manifest is not None and not manifest.sealed:
                 self.take(partition, manifest)
                 reader = self.reader(partition)
-                through = reader.floor(partition.next) - 1
+                through = reader.stable_end(partition.next) - 1
                 if through >= manifest.first_sequence and self.draw(2):
                     queue.dequeue(through, queue.claim_epoch(None).epoch)
 
@@ -193,7 +193,7 @@ class Deployment:
     # The end.
 
     def finish(self) -> None:
-        """End what nobody will, read everything, and look that each row came once."""
+        """End abandoned transactions, read everything, and check that each row came once."""
         clean = FaultyStore(self.memory, self.director, FaultPlan(), seed=0)
         for app in APPS:
             committer = TopicCommitter(clean, SinkOptions(queue=self.config()), self.director)
@@ -212,7 +212,7 @@ class Deployment:
             missing = sorted(set(wanted) - set(self.delivered))
             self.simulation.fail(f"never delivered: {missing}")
         for partition in self.partitions.values():
-            if self.reader(partition).floor(partition.next) != partition.next:
+            if self.reader(partition).stable_end(partition.next) != partition.next:
                 self.simulation.fail(f"{partition.name} has an undecided transaction")
 
 

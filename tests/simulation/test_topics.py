@@ -80,7 +80,7 @@ class TopicWorld:
         self.target = Target()
         self.durable: list[bytes] = []
         self.transactions: list[tuple[list[bytes], bool | None]] = []
-        """Records, and whether it was committed; None where its publisher was not told."""
+        """Records, and whether it was committed; None where that is unknown."""
         self.refused = 0
         """Records that came too late for a partition that had left."""
         self.changes: Counter[str] = Counter()
@@ -154,8 +154,8 @@ class TopicWorld:
             for _ in range(1 + self.draw(12)):
                 key = self.draw(KEYS)
                 keys.append(b"key %d" % key)
-                who = b"%s/%d/%d" % (process.name.encode(), caller, key)
-                records.append(b"%s:%d" % (who, number))
+                writer = b"%s/%d/%d" % (process.name.encode(), caller, key)
+                records.append(b"%s:%d" % (writer, number))
                 number += 1
             try:
                 handle = producer.produce(records, keys=keys, partitioner=slowly)
@@ -265,7 +265,7 @@ class TopicWorld:
                 position = str(consumer.position_of(batch))
                 process.sleep(self.uniform(0, 0.2))
                 if not self.target.write(name, seen.get(name), position, batch.entries):
-                    self.simulation.log(f"{process.name}: somebody else has written {name}")
+                    self.simulation.log(f"{process.name}: another process has written {name}")
                     return False
                 seen[name] = position
                 consumer.ack(batch)
@@ -332,13 +332,13 @@ class TopicWorld:
         for records, fate in self.transactions:
             there = {record in counts for record in records}
             if len(there) > 1 or (fate is not None and there != {fate}):
-                fail(f"a transaction was told as {fate}, and of {records} is there: {there}")
+                fail(f"a transaction was {fate}, and of {records} is there: {there}")
         last: dict[tuple[str, bytes], int] = defaultdict(lambda: -1)
         for partition, record in self.target.records:
-            who, _, number = record.rpartition(b":")
-            if int(number) <= last[partition, who]:
-                fail(f"{record!r} came behind {last[partition, who]} in {partition}")
-            last[partition, who] = int(number)
+            writer, _, number = record.rpartition(b":")
+            if int(number) <= last[partition, writer]:
+                fail(f"{record!r} came behind {last[partition, writer]} in {partition}")
+            last[partition, writer] = int(number)
         listed = Topic.open(URL, store=self.memory, runtime=self.simulation.process("check"))
         for each in self.memory.list("p-").objects:
             name, _, file = each.key.partition("/")

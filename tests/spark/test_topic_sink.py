@@ -46,7 +46,7 @@ def delivered(topic: Topic) -> dict[str, list[list[str]]]:
             for each in reader.offer(sequence, location, lambda *_: ()):
                 blob: Any = store.get(where[each])
                 found[name].append([record.decode() for record in decode_batch(blob.data)])
-        assert reader.floor(manifest.next_sequence) == manifest.next_sequence, "undecided"
+        assert reader.stable_end(manifest.next_sequence) == manifest.next_sequence, "undecided"
     return found
 
 

@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
-__all__ = ["MotoServer", "FairLock"]
+__all__ = ["MotoServer", "CallLock"]
 
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
-class FairLock:
+class CallLock:
     """A WSGI application that answers a request before it looks at the next one."""
 
     def __init__(self, application: Application) -> None:
@@ -56,7 +56,7 @@ class MotoServer:
         self._server = make_server(
             host,
             0,
-            FairLock(DomainDispatcherApplication(create_backend_app)),
+            CallLock(DomainDispatcherApplication(create_backend_app)),
             threaded=True,
             request_handler=MotoRequestHandler,
         )

@@ -205,7 +205,11 @@ def test_links_of_the_site_lead_to_pages_of_the_site() -> None:
     assert found == "[failures](failures.md#lanes), `x`, [b](costs.md)"
     decision = "[0001](0001-one-place-writes-the-manifest.md)"
     text = f"{decision}, [options](../../docs/reference/options.md)"
-    found = hook.relinked(text, "core/decisions/0008-a-commit.md", "explanation/decisions/0008.md")
+    found = hook.relinked(
+        text,
+        "core/decisions/README.md",
+        "explanation/decisions/index.md",
+    )
     assert found == f"{decision}, [options](../../reference/options.md)"
 
 

@@ -39,9 +39,8 @@ DOCUMENTED: dict[str, list[str] | None] = {
     "topic.description": ["Partition", "TopicDescription"],
     "topic.partition_consumer": ["PartitionPosition"],
     "topic.producer": ["TopicHandle", "TopicProducer", "TopicWatcher"],
-    "topic.publisher": ["Publisher"],
+    "topic.publisher": ["AckIntents", "Publisher"],
     "topic.topic": ["Topic"],
-    "topic.transaction": ["AckIntents"],
     "values": ["ValueOptions"],
 }
 

@@ -34,7 +34,7 @@ from opendata_buffer.transactions.commit_record import (
     record_key,
 )
 from opendata_buffer.transactions.coordinator import TransactionCoordinator
-from opendata_buffer.transactions.markers import ROLL_BACK, TransactionMarker, settle
+from opendata_buffer.transactions.markers import ROLL_BACK, MarkerWriter, TransactionMarker
 
 __all__ = [
     "STALE_AFTER_S",
@@ -269,10 +269,10 @@ def abort(
             )
         _end(scope, chosen)
         return _by_outcome(chosen)
-    ledger = TransactionCoordinator(
+    coordinator = TransactionCoordinator(
         scope.store, scope.config, scope.queue, scope.runtime, ahead_ms=GRACE_MS
     )
-    ledger.recover(app, None, scope.names())
+    coordinator.recover(app, None, scope.names())
     # recover() claimed the record, so it does not change any more.
     records = {app: _record(scope.store, app)}
     return _by_outcome([_judged(each, records) for each in listed if each.app == app])
@@ -319,21 +319,15 @@ def _committed_in(manifest: Manifest, data_path_prefix: str) -> set[str]:
 
 
 def _end(scope: TransactionScope, chosen: list[OpenTransaction]) -> None:
-    def end(each: OpenTransaction) -> int:
+    markers = {}
+    for each in chosen:
         txn = None
         if each.app is not None and each.batch is not None:
             txn = Transaction(each.app, each.batch)
         clock = each.last_clock + 1 if each.committed else ROLL_BACK
-        return settle(
-            scope.queue(each.partition),
-            each.partition,
-            (TransactionMarker(bytes.fromhex(each.producer), clock, txn),),
-            store=scope.store,
-            runtime=scope.runtime,
-            ahead_ms=GRACE_MS,
-        )
-
-    together(scope.runtime, end, chosen)
+        markers[each.partition] = [TransactionMarker(bytes.fromhex(each.producer), clock, txn)]
+    parts = (scope.store, scope.config, scope.queue, scope.runtime)
+    MarkerWriter(*parts, ahead_ms=GRACE_MS).write(markers)
 
 
 def _record(store: Get, app: str) -> CommitRecord | None:

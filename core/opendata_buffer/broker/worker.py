@@ -298,7 +298,7 @@ class Worker:
             network = WebSocketNetwork(self._runtime, listen_for(self._store))
         self._network = network
         self._fetch = FetchHandle.of(config, store=self._store, runtime=self._runtime)
-        self._pace = self._fetch.pace()
+        self._pace = self._fetch.adaptive_concurrency()
         finder = Discovery(self._store, config, self._runtime, network.connect)
         patience_s = config.cas_deadline_ms / 1000
         self._line = Line(finder, self._runtime, patience_s, self._store.url)
@@ -425,7 +425,7 @@ class Worker:
             [descriptor for _, descriptor in made],
             self._decode_or_why_not,
             runtime=self._runtime,
-            pace=self._pace,
+            adaptive=self._pace,
         )
         fetched = []
         try:

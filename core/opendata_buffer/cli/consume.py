@@ -50,8 +50,8 @@ from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.framing import FRAMINGS
 from opendata_buffer.queue.ownership import check_owner
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.topic.consumer import REFRESH_S, TopicArrowBatch, TopicConsumer, in_turn
-from opendata_buffer.topic.topic import CurrentTopic
+from opendata_buffer.topic.consumer import REFRESH_S, TopicArrowBatch, TopicConsumer, round_robin
+from opendata_buffer.topic.topic import CachedTopic
 
 __all__ = [
     "BatchSource",
@@ -495,7 +495,7 @@ class ReadOnlyPartition:
     def __init__(self, reader: ReadOnlyReader, handle: FetchHandle, start: Start) -> None:
         self.name = reader.config.data_path_prefix
         self.ready: deque[BatchDescriptor] = deque()
-        self.pace = handle.pace()
+        self.pace = handle.adaptive_concurrency()
         self._reader = reader
         self._handle = handle
         self._start = start
@@ -575,7 +575,7 @@ class ReadOnlyTopic:
                 break
         else:
             return []
-        group = in_turn(ready, self._last, limit)
+        group = round_robin(ready, self._last, limit)
         owners = {id(descriptor): partitions[name] for name, descriptor in group}
         for name, _ in group:
             partitions[name].ready.popleft()
@@ -586,7 +586,7 @@ class ReadOnlyTopic:
             max_in_flight_bytes=READ_AHEAD_BYTES,
             runtime=self._runtime,
             size_of=lambda batch: batch.values.nbytes,
-            pace=partitions[group[0][0]].pace,  # All partitions are in one store.
+            adaptive=partitions[group[0][0]].pace,  # All partitions are in one store.
         )
 
     def acknowledge(self, written: Sequence[Written]) -> None:
@@ -598,7 +598,7 @@ def _read_only_topic(
 ) -> ReadOnlyTopic:
     topic = target.topic
     assert topic is not None
-    current = CurrentTopic(topic, runtime, REFRESH_S)
+    current = CachedTopic(topic, runtime, REFRESH_S)
 
     def opened(name: str, added: bool) -> ReadOnlyPartition:
         config = topic.config_of(name, target.config)

@@ -1,8 +1,8 @@
 """Hands out queued batches in order and acknowledges them (OpenData RFC 0001 and 0003).
 
 A queue has one consumer at a time. Starting one raises the manifest's epoch, which fences the
-one before: its next look at the manifest raises :class:`~.errors.Fenced`. Between two looks a
-fenced consumer may still deliver what it fetched (failure F8). So write
+previous one: its next read of the manifest raises :class:`~.errors.Fenced`. Between two reads a
+fenced consumer may still deliver batches that it fetched (failure F8). So write
 ``str(consumer.position_of(batch.sequence))`` with each batch's records, in one transaction of the
 target system, and pass the last one written as ``last_acked_sequence`` at the next start; or guard
 the target's commit by :attr:`Consumer.epoch` and :meth:`Consumer.check_fence`.
@@ -14,17 +14,24 @@ import logging
 import weakref
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import cached_property
 
 from opendata_buffer import metrics
+from opendata_buffer.broker.network import Network
 from opendata_buffer.broker.yielding_queue import YieldingQueue
 from opendata_buffer.concurrency import ClosedAtEnd
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.cursors import Frontier, Position, behind_gap, report_loss
-from opendata_buffer.consumer.fetch import BatchDescriptor
+from opendata_buffer.consumer.cursors import (
+    BatchDescriptor,
+    Cursors,
+    Position,
+    check_data_loss,
+    warn_data_loss,
+)
+from opendata_buffer.consumer.fetch import ConsumedBatch, FetchHandle
 from opendata_buffer.errors import Closed, InvalidInput, OpenDataBufferError, QueueReset
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.late import late_imports
+from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.queue.cas import LAST_LOOK_S
 from opendata_buffer.queue.consumer_info import write_consumer_info
 from opendata_buffer.queue.ownership import claim_for_writing, owner_key
@@ -32,11 +39,6 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
-
-if TYPE_CHECKING:
-    from opendata_buffer.broker.network import Network
-    from opendata_buffer.consumer.fetch import ConsumedBatch, FetchHandle
-    from opendata_buffer.gc import GarbageCollector
 
 __all__ = ["Consumer"]
 
@@ -61,20 +63,25 @@ class Consumer(ClosedAtEnd):
     Creating one takes the queue over and, given a position, drops what is acknowledged. A new
     queue is created when there is none and no position was given.
 
-    It knows nothing of transactions: of a partition of a topic it delivers the batches of
-    undecided and of rolled back ones as any others, and their acknowledgements as empty batches.
-    A :class:`.TopicConsumer` delivers what is committed.
+    It ignores transactions: of a partition of a topic it delivers the batches of undecided and of
+    rolled back ones as any others, and their acknowledgements as empty batches. A
+    :class:`.TopicConsumer` delivers what is committed.
+
+    After any error of a method nothing is changed, and the call can be repeated. Besides the
+    errors they name, methods raise ``Closed`` after :meth:`close`, and those that read or write
+    the manifest ``Fenced`` when another consumer owns the queue, ``CorruptManifest``,
+    ``QueueReset``, or ``StorageError`` when the store did not answer.
 
     Args:
         config: Where the queue is, and how to read it.
         last_acked_sequence: The last batch that is surely processed; reading starts behind it.
-            A :class:`Position` or its string, or a bare sequence, which cannot tell this queue
-            from one that was deleted and made again. None: at the oldest queued batch.
+            A :class:`Position` or its string, or a bare sequence, which does not show whether the
+            queue was deleted and made again. None: at the oldest queued batch.
         store: Instead of the one ``config.store`` names.
         runtime: Clock and threads.
-        allow_data_loss: Go on behind a gap, with a warning, instead of raising ``DataLoss``.
+        allow_data_loss: Go on behind lost entries, with a warning, instead of raising ``DataLoss``.
         queue: Use this one, which the same process also appends to, instead of one of its own.
-        program: What reads the queue, for the person who asks ``opendata-buffer owner``.
+        program: Name of the reading program, shown by ``opendata-buffer owner``.
         network: How brokers are reached; WebSockets by default.
 
     Raises:
@@ -83,7 +90,7 @@ class Consumer(ClosedAtEnd):
         QueueReset: A position was given and is another queue's, or the manifest is missing or
             ends before it (failures F4, F27); or the manifest was lost or restored from an old
             copy, and ``config.recreate`` is off.
-        DataLoss: A position was given, and later batches were dequeued by somebody else.
+        DataLoss: A position was given, and later batches were dequeued by another program.
         CorruptManifest, StorageError, Conflict: The queue could not be taken over.
     """
 
@@ -106,7 +113,6 @@ class Consumer(ClosedAtEnd):
         # its directory.
         self._fetched_from = config if store is not None else replace(config, store=opened.url)
         self._given_store = store
-        self._made_handle: FetchHandle | None = None
         self._allow_data_loss = allow_data_loss
         self._lock = self._runtime.condition()
         self._closed = False
@@ -134,10 +140,10 @@ class Consumer(ClosedAtEnd):
         self._epoch = manifest.epoch
         self._next_sequence = manifest.next_sequence
         # An empty queue, too, knows its next sequence: whatever is missing between here and the
-        # first batch handed out is a gap (failure F28).
-        self._frontier = Frontier.at(manifest.first_sequence)
+        # first batch handed out was lost (failure F28).
+        self._cursors = Cursors.at(manifest.first_sequence)
         if last_acked is not None and manifest.first_sequence > last_acked + 1:
-            report_loss(config.manifest_path, last_acked + 1, manifest.first_sequence)
+            warn_data_loss(config.manifest_path, last_acked + 1, manifest.first_sequence)
         first = manifest.first_sequence
         log.info("epoch %d owns %s, reads from %d", self._epoch, config.manifest_path, first)
 
@@ -147,12 +153,10 @@ class Consumer(ClosedAtEnd):
 
         self._gc: GarbageCollector | None = None
         if config.gc.enabled:
-            from opendata_buffer.gc import GarbageCollector
-
             self._gc = GarbageCollector(opened, config, runtime=self._runtime, epoch=self._epoch)
             self._gc.start()
-            # failure F9: a consumer that is dropped without close() must not leave a collector
-            # behind.
+            # A consumer that is dropped without close() must not leave its collector running
+            # (failure F9).
             weakref.finalize(self, self._gc.abandon)
 
     @property
@@ -163,7 +167,7 @@ class Consumer(ClosedAtEnd):
     @property
     def position(self) -> Position | None:
         """What to start the next consumer with; None before the queue's first batch."""
-        last_acked = self._frontier.last_acked
+        last_acked = self._cursors.last_acked
         return None if last_acked is None else self.position_of(last_acked)
 
     def position_of(self, sequence: int) -> Position:
@@ -173,21 +177,21 @@ class Consumer(ClosedAtEnd):
     @property
     def last_acked_sequence(self) -> int | None:
         """The sequence of :attr:`position`."""
-        return self._frontier.last_acked
+        return self._cursors.last_acked
 
     @property
     def last_handed_out_sequence(self) -> int | None:
         """The read cursor: the last sequence handed out; None before the queue's first batch."""
-        return self._frontier.last_handed_out
+        return self._cursors.last_handed_out
 
     @property
     def first_sequence(self) -> int:
         """The first that is not acknowledged: where reading starts, until something is."""
-        return self._frontier.next_ack
+        return self._cursors.next_ack
 
     @property
     def next_sequence(self) -> int:
-        """What the next appended batch will get, as of the last look at the manifest."""
+        """What the next appended batch will get, as of the last read of the manifest."""
         return self._next_sequence
 
     def next_batch(self) -> ConsumedBatch | None:
@@ -198,17 +202,14 @@ class Consumer(ClosedAtEnd):
 
         Raises:
             PoisonBatch: The batch is missing, unreadable or foreign. :meth:`skip` passes it by.
-            Fenced: Another consumer owns the queue.
-            DataLoss, QueueReset, CorruptManifest: The queue does not continue at the cursor.
-            TransientStorageError, PermanentStorageError: The store did not answer.
-            Closed: The consumer was closed. Nothing is changed by any of these.
+            DataLoss: The queue does not continue at the cursor.
         """
         with self._lock:
             self._check_open()
             found = self._peek(1)
             if not found:
                 return None
-            batch = self._handle().fetch(found[0])
+            batch = self._fetch_handle.fetch(found[0])
             self._hand_out(found)
             return batch
 
@@ -219,14 +220,11 @@ class Consumer(ClosedAtEnd):
 
         Raises:
             InvalidInput: Not the next in order, or not handed out (failure F26).
-            Fenced: Another consumer owns the queue.
-            Conflict, QueueReset, CorruptManifest, StorageError: The manifest was due to be
-                written and was not.
-            Closed: The consumer was closed. Nothing is changed by any of these; repeat the call.
+            Conflict: The manifest was due to be written, and other writers won each time.
         """
         with self._lock:
             self._check_open()
-            moved = self._frontier.ack(sequence)
+            moved = self._cursors.ack(sequence)
             self._acknowledge(moved, moved.undequeued >= self._config.ack_interval)
 
     def ack_through(self, sequence: int) -> None:
@@ -237,41 +235,34 @@ class Consumer(ClosedAtEnd):
 
         Raises:
             InvalidInput: Not handed out (failure F27), or acknowledged already.
-            Fenced: Another consumer owns the queue.
-            Conflict, QueueReset, CorruptManifest, StorageError: The manifest was not written.
-            Closed: The consumer was closed. Nothing is changed by any of these; repeat the call.
+            Conflict: The manifest was not written: other writers won each time.
         """
         with self._lock:
             self._check_open()
-            self._acknowledge(self._frontier.ack_through(sequence), write=True)
+            self._acknowledge(self._cursors.ack_through(sequence), write=True)
 
     def flush(self) -> None:
         """Take everything acknowledged out of the manifest; no write when there is nothing.
 
         Raises:
-            Fenced: Another consumer owns the queue.
-            Conflict, QueueReset, CorruptManifest, StorageError: The manifest was not written.
-            Closed: The consumer was closed. Nothing is changed by any of these; repeat the call.
+            Conflict: The manifest was not written: other writers won each time.
         """
         with self._lock:
             self._check_open()
-            self._acknowledge(self._frontier, self._frontier.undequeued > 0)
+            self._acknowledge(self._cursors, self._cursors.undequeued > 0)
 
     def next_descriptors(self, max: int) -> list[BatchDescriptor]:  # noqa: A002
-        """Up to so many next entries, from one look at the manifest; nothing is fetched.
+        """Up to so many next entries, from one read of the manifest; nothing is fetched.
 
         The read cursor advances past them at once. A descriptor that is lost is delivered again
         only by a new consumer.
 
         Args:
-            max: Most descriptors returned; 0 looks at nothing.
+            max: Most descriptors returned; 0 reads nothing.
 
         Raises:
             InvalidInput: ``max`` is negative.
-            Fenced: Another consumer owns the queue.
-            DataLoss, QueueReset, CorruptManifest: The queue does not continue at the cursor.
-            TransientStorageError, PermanentStorageError: The store did not answer.
-            Closed: The consumer was closed. Nothing is changed by any of these.
+            DataLoss: The queue does not continue at the cursor.
         """
         if max < 0:
             raise InvalidInput(f"max is {max!r}: a number of descriptors is not negative")
@@ -287,7 +278,7 @@ class Consumer(ClosedAtEnd):
     def queued(self, begin: int, end: int) -> list[BatchDescriptor]:
         """Entries from one sequence up to, not including, another, that are still queued.
 
-        As of the last look at the manifest; moves no cursor, reads nothing. For what was handed
+        As of the last read of the manifest; moves no cursor, reads nothing. For what was handed
         out and is needed again before it is acknowledged.
         """
         manifest = self._queue.last_seen
@@ -300,27 +291,18 @@ class Consumer(ClosedAtEnd):
 
         Raises:
             PoisonBatch: The batch is missing, unreadable or foreign.
-            TransientStorageError, PermanentStorageError: The store did not answer.
-            Closed: The consumer was closed. Nothing is changed by any of these.
         """
         self._check_open()
-        return self._handle().fetch(descriptor)
+        return self._fetch_handle.fetch(descriptor)
 
     def fetch_handle(self) -> FetchHandle:
-        """What other threads and processes fetch with. It outlives the consumer, and a fence."""
-        return self._handle().clone()
+        """For fetching in other threads and processes. It outlives the consumer, and a fence."""
+        return self._fetch_handle.clone()
 
-    def _handle(self) -> FetchHandle:
-        """Made when something is fetched: the driver of a query never fetches, and its start waits
-        for each module that is loaded."""
-        if self._made_handle is None:
-            with late_imports():
-                from opendata_buffer.consumer.fetch import FetchHandle
-
-            self._made_handle = FetchHandle.of(
-                self._fetched_from, store=self._given_store, runtime=self._runtime
-            )
-        return self._made_handle
+    @cached_property
+    def _fetch_handle(self) -> FetchHandle:
+        """Made by the first fetch: it opens the store once more, which a planner does not need."""
+        return FetchHandle.of(self._fetched_from, store=self._given_store, runtime=self._runtime)
 
     def skip(self, sequence: int) -> BatchDescriptor:
         """Give up one batch for ever: the next one, or one handed out and not acknowledged.
@@ -333,15 +315,12 @@ class Consumer(ClosedAtEnd):
 
         Raises:
             InvalidInput: Another sequence, or one that is not queued.
-            Fenced: Another consumer owns the queue.
-            DataLoss, QueueReset, CorruptManifest: The queue does not continue at the cursor.
-            TransientStorageError, PermanentStorageError: The store did not answer.
-            Closed: The consumer was closed. Nothing is changed by any of these.
+            DataLoss: The queue does not continue at the cursor.
         """
         with self._lock:
             self._check_open()
             entries = self._read().entries(start=sequence, limit=1)
-            moved = self._frontier.skip(sequence)
+            moved = self._cursors.skip(sequence)
             if not entries or entries[0].sequence != sequence:
                 raise InvalidInput(f"cannot skip sequence {sequence}: it is not queued")
             log.warning(
@@ -351,26 +330,24 @@ class Consumer(ClosedAtEnd):
                 self._queue.key,
                 self._epoch,
             )
-            self._frontier = moved
+            self._cursors = moved
             return BatchDescriptor.of(entries[0])
 
     def check_fence(self) -> None:
-        """Make sure that this consumer still owns the queue, by one look at the manifest.
+        """Make sure that this consumer still owns the queue, by one read of the manifest.
 
-        Before committing to a system that cannot compare epochs itself; it narrows the window
-        of failure F8 and cannot close it.
+        Call it before committing to a system that cannot compare epochs itself; it narrows the
+        window of failure F8 and cannot close it.
 
         Raises:
             Fenced: Another consumer owns the queue.
-            QueueReset, CorruptManifest, StorageError: The manifest could not be read.
-            Closed: The consumer was closed. Nothing is changed by any of these.
         """
         with self._lock:
             self._check_open()
             self._read()
 
     def __len__(self) -> int:
-        """Batches queued and not acknowledged, by one look at the manifest; raises as a read."""
+        """Batches queued and not acknowledged, by one read of the manifest; raises as a read."""
         with self._lock:
             self._check_open()
             return self._queued(self._read())
@@ -397,10 +374,10 @@ class Consumer(ClosedAtEnd):
         metrics.consumer_lag_seconds.unwatch(self)
         metrics.oldest_unacked_seconds.unwatch(self)
         try:
-            # Acknowledgements before the collector: it may be in a long request, and whoever ends
-            # this process may kill it before that returns.
+            # Acknowledgements before the collector: it may be in a long request, and this process
+            # may be killed before that returns.
             with self._lock, self._deadline():
-                self._acknowledge(self._frontier, self._frontier.undequeued > 0)
+                self._acknowledge(self._cursors, self._cursors.undequeued > 0)
                 self._queue.close()
         finally:
             if self._gc is not None:
@@ -422,15 +399,15 @@ class Consumer(ClosedAtEnd):
             )
         return position.sequence
 
-    def _acknowledge(self, moved: Frontier, write: bool) -> None:
+    def _acknowledge(self, moved: Cursors, write: bool) -> None:
         manifest = None
         if write:
             # The manifest first: until it is written nothing here has changed, and the call can
             # be repeated (OpenData RFC 0003, ack_through).
             manifest = self._queue.dequeue(moved.next_ack - 1, self._epoch)
             moved = moved.dequeued()
-        metrics.acks.add(moved.next_ack - self._frontier.next_ack)
-        self._frontier = moved
+        metrics.acks.add(moved.next_ack - self._cursors.next_ack)
+        self._cursors = moved
         if manifest is not None:
             # A consumer that ends with an empty queue reads no more, and would leave the length
             # before its last acknowledgement behind.
@@ -439,11 +416,11 @@ class Consumer(ClosedAtEnd):
     def _peek(self, limit: int) -> list[BatchDescriptor]:
         """The next entries; moves the cursor only over a loss that was allowed."""
         manifest = self._read()
-        start = self._frontier.next_hand_out
+        start = self._cursors.next_hand_out
         return [BatchDescriptor.of(entry) for entry in manifest.entries(start, limit)]
 
     def _hand_out(self, found: list[BatchDescriptor]) -> None:
-        self._frontier = self._frontier.hand_out(found[-1].sequence)
+        self._cursors = self._cursors.hand_out(found[-1].sequence)
         metrics.descriptors_handed_out.add(len(found))
 
     def _read(self) -> Manifest:
@@ -452,8 +429,8 @@ class Consumer(ClosedAtEnd):
         manifest = self._queue.read()
         assert manifest is not None
         self._queue.check_epoch(manifest, self._epoch)
-        self._frontier = behind_gap(
-            self._frontier,
+        self._cursors = check_data_loss(
+            self._cursors,
             manifest,
             self._queue.key,
             allowed=self._allow_data_loss,
@@ -463,7 +440,7 @@ class Consumer(ClosedAtEnd):
         return manifest
 
     def _queued(self, manifest: Manifest) -> int:
-        return manifest.next_sequence - max(manifest.first_sequence, self._frontier.next_ack)
+        return manifest.next_sequence - max(manifest.first_sequence, self._cursors.next_ack)
 
     def _observe(self, manifest: Manifest) -> None:
         self._next_sequence = manifest.next_sequence
@@ -474,12 +451,12 @@ class Consumer(ClosedAtEnd):
 
     def _lag_s(self) -> float:
         """Age of the oldest batch that is not acknowledged."""
-        return self._age_s(self._frontier.next_ack)
+        return self._age_s(self._cursors.next_ack)
 
     def _unacked_s(self) -> float:
         """The same, of those that were handed out."""
-        frontier = self._frontier
-        return self._age_s(frontier.next_ack) if frontier.next_ack < frontier.next_hand_out else 0.0
+        cursors = self._cursors
+        return self._age_s(cursors.next_ack) if cursors.next_ack < cursors.next_hand_out else 0.0
 
     def _age_s(self, sequence: int) -> float:
         manifest = self._queue.last_seen

@@ -1,4 +1,4 @@
-"""How far a consumer has read and acknowledged: a pure value, no IO.
+"""How far a consumer has read and acknowledged: pure values, no IO.
 
 Three cursors, each the sequence that comes next, move over the queue in this order::
 
@@ -7,6 +7,8 @@ Three cursors, each the sequence that comes next, move over the queue in this or
 
 Every move returns a new value or raises, so a consumer that fails halfway through a manifest
 write still has the value from before it (OpenData RFC 0003, ack_through).
+
+Nothing here needs Arrow, so a program that fetches no batch does not load it.
 """
 
 from __future__ import annotations
@@ -19,11 +21,10 @@ from opendata_buffer.errors import DataLoss, InvalidInput
 from opendata_buffer.formats.entries import Metadata, QueueEntry
 from opendata_buffer.formats.manifest import Manifest
 
-__all__ = ["BatchDescriptor", "Frontier", "Position", "behind_gap", "report_loss"]
+__all__ = ["BatchDescriptor", "Cursors", "Position", "check_data_loss", "warn_data_loss"]
 
 
-# ---- Where a reader is in a queue, as a value to be saved beside what it wrote. ----
-
+log = logging.getLogger(__name__)
 
 _FORM = re.compile(r"(?:([^\s:]+):)?([0-9]{1,20})", re.ASCII)
 
@@ -84,7 +85,29 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class Frontier:
+class BatchDescriptor:
+    """One queued batch that was handed out and is to be fetched. Small, hashable, picklable.
+
+    Attributes:
+        sequence: Position in the queue.
+        location: Key of the batch object, relative to the store.
+        metadata: Ranges of records with their ingestion time and payload.
+        size: Bytes of the object, where a listing told them.
+    """
+
+    sequence: int
+    location: str
+    metadata: tuple[Metadata, ...] = ()
+    size: int | None = None
+
+    @classmethod
+    def of(cls, entry: QueueEntry, size: int | None = None) -> BatchDescriptor:
+        """The descriptor of a manifest entry."""
+        return cls(entry.sequence, entry.location, entry.metadata, size)
+
+
+@dataclass(frozen=True, slots=True)
+class Cursors:
     """The cursors of one consumer.
 
     Attributes:
@@ -100,7 +123,7 @@ class Frontier:
     skipped: frozenset[int] = frozenset()
 
     @classmethod
-    def at(cls, next_sequence: int) -> Frontier:
+    def at(cls, next_sequence: int) -> Cursors:
         """A consumer that starts reading at ``next_sequence``."""
         return cls(next_sequence, next_sequence, next_sequence)
 
@@ -119,11 +142,11 @@ class Frontier:
         """Acknowledged entries that the manifest still lists."""
         return self.next_ack - self.next_dequeue
 
-    def hand_out(self, through: int) -> Frontier:
+    def hand_out(self, through: int) -> Cursors:
         """Sequences up to and including ``through`` were handed out; earlier ones may be again."""
         return replace(self, next_hand_out=max(self.next_hand_out, through + 1))
 
-    def skip(self, sequence: int) -> Frontier:
+    def skip(self, sequence: int) -> Cursors:
         """Give up one sequence: the next to be handed out, or one that was and is not acked.
 
         Raises:
@@ -140,7 +163,7 @@ class Frontier:
             skipped=self.skipped | {sequence},
         )
 
-    def ack(self, sequence: int) -> Frontier:
+    def ack(self, sequence: int) -> Cursors:
         """Acknowledge the next sequence; skipped ones before it need no acknowledgement.
 
         Raises:
@@ -158,7 +181,7 @@ class Frontier:
             )
         return self._acked(sequence)
 
-    def ack_through(self, sequence: int) -> Frontier:
+    def ack_through(self, sequence: int) -> Cursors:
         """Acknowledge everything up to and including ``sequence``.
 
         Raises:
@@ -168,20 +191,20 @@ class Frontier:
         self._check(sequence)
         return self._acked(sequence)
 
-    def dequeued(self) -> Frontier:
+    def dequeued(self) -> Cursors:
         """All that is acknowledged has left the manifest."""
         return replace(self, next_dequeue=self.next_ack)
 
-    def jump(self, next_sequence: int) -> Frontier:
+    def jump(self, next_sequence: int) -> Cursors:
         """Go on at a later sequence because those before it are lost."""
-        return Frontier(
+        return Cursors(
             max(self.next_dequeue, next_sequence),
             max(self.next_ack, next_sequence),
             max(self.next_hand_out, next_sequence),
             frozenset(each for each in self.skipped if each >= next_sequence),
         )
 
-    def _acked(self, sequence: int) -> Frontier:
+    def _acked(self, sequence: int) -> Cursors:
         skipped = self.skipped and frozenset(each for each in self.skipped if each > sequence)
         return replace(self, next_ack=sequence + 1, skipped=skipped)
 
@@ -205,41 +228,33 @@ class Frontier:
         return f"sequences {self.next_ack} to {last}"
 
 
-# ---- Entries that left a queue before this reader got them ----
-#
-# An error, or a loss that was allowed.
+def check_data_loss(
+    cursors: Cursors, manifest: Manifest, key: str, *, allowed: bool, cause: str
+) -> Cursors:
+    """The cursors to go on with: moved to where the queue begins, if a loss is allowed.
 
-
-log = logging.getLogger(__name__)
-
-
-def behind_gap(
-    frontier: Frontier, manifest: Manifest, key: str, *, allowed: bool, cause: str
-) -> Frontier:
-    """Where a reader goes on: where it is, or where the queue begins by now (failure F28).
-
-    Entries that left the queue behind the reader's cursor are no loss: they were handed out.
+    Entries that left the queue behind the hand-out cursor are no loss: they were handed out.
 
     Args:
-        frontier: Of the reader.
+        cursors: Of the reader.
         manifest: As it is now.
         key: The manifest's.
-        allowed: Go on behind a gap, with a warning.
+        allowed: Go on behind lost entries, with a warning.
         cause: How entries can have gone, in a sentence.
 
     Raises:
-        DataLoss: There is a gap, and none is allowed.
+        DataLoss: Entries are gone that were not handed out, and no loss is allowed (failure F28).
     """
-    needed, oldest = frontier.next_hand_out, manifest.first_sequence
+    needed, oldest = cursors.next_hand_out, manifest.first_sequence
     if oldest <= needed:
-        return frontier
+        return cursors
     if not allowed:
         raise DataLoss(key, needed, oldest, cause)
-    report_loss(key, needed, oldest)
-    return frontier.jump(oldest)
+    warn_data_loss(key, needed, oldest)
+    return cursors.jump(oldest)
 
 
-def report_loss(key: str, needed: int, oldest: int) -> None:
+def warn_data_loss(key: str, needed: int, oldest: int) -> None:
     """Warn that entries from ``needed`` up to ``oldest`` are passed by."""
     log.warning(
         "data loss allowed: %s starts at %d, sequences %d to %d are gone unread",
@@ -248,28 +263,3 @@ def report_loss(key: str, needed: int, oldest: int) -> None:
         needed,
         oldest - 1,
     )
-
-
-# ---- What a reader hands out. Here, because a reader that fetches nothing needs no Arrow. ----
-
-
-@dataclass(frozen=True, slots=True)
-class BatchDescriptor:
-    """One queued batch that was handed out and is to be fetched. Small, hashable, picklable.
-
-    Attributes:
-        sequence: Position in the queue.
-        location: Key of the batch object, relative to the store.
-        metadata: Ranges of records with their ingestion time and payload.
-        size: Bytes of the object, if a listing told it.
-    """
-
-    sequence: int
-    location: str
-    metadata: tuple[Metadata, ...] = ()
-    size: int | None = None
-
-    @classmethod
-    def of(cls, entry: QueueEntry, size: int | None = None) -> BatchDescriptor:
-        """The descriptor of a manifest entry."""
-        return cls(entry.sequence, entry.location, entry.metadata, size)

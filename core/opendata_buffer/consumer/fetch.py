@@ -7,11 +7,11 @@ threads and processes may use it while one owner keeps the :class:`~.consumer.Co
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,6 @@ from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.errors import (
     BatchMissing,
     BatchUnreadable,
-    CorruptBatch,
     CorruptData,
     ForeignLocation,
     InvalidInput,
@@ -39,17 +38,14 @@ from opendata_buffer.stores.open import open_store
 from opendata_buffer.values import DROPMALFORMED, FAILFAST, Decoder, ValueOptions, infer
 
 __all__ = [
+    "AdaptiveConcurrency",
     "ArrowBatch",
     "BatchDescriptor",
     "ConsumedBatch",
     "FetchHandle",
-    "LEAST_THREADS",
-    "MOST_THREADS",
-    "AdaptiveConcurrency",
     "PooledBatch",
     "RawBatch",
     "Records",
-    "records_to_table",
 ]
 
 
@@ -60,30 +56,25 @@ FAR, STRIKES = 4, 2
 """Hysteresis: only so many times that wait, so often in a row, is not just a busy machine."""
 
 
-# ---- How long fetches wait for their store ----
-#
-# Whether threads have anything to hide, and how many.
-
-
 LEAST_THREADS, MOST_THREADS = 16, 128
-"""At once, where the caller does not say how many; the latter is what a store keeps connections
-for."""
+"""At once, where the caller gives no number; a store keeps connections for the latter."""
 
 FORGETTING = 1.01
+"""How much the shortest wait known grows with each fetch."""
 
 
 class AdaptiveConcurrency:
-    """Whether fetches hardly wait for their store; may be kept from one read to the next.
+    """Whether fetches wait for their store, and how many at once hide the wait.
 
-    A store that says itself that it is near stays so. Of the others it is measured, and there
-    nothing tells a slow answer from a machine with too much to do but how long it takes: a busy
-    one passes for a store that is far, and is then read ahead of for nothing.
+    May be kept from one read to the next. A store that declares that it is near stays so. Of the
+    others the waits are measured. A busy machine makes them long, too, so a near store may be read
+    ahead of for nothing.
 
     Args:
-        declared: The store says that it is near.
+        declared: The store declares that it is near.
 
     Attributes:
-        near: They do not wait; None while nothing is known.
+        near: Fetches hardly wait; None while nothing is known.
         largest: Bytes of the largest result so far; None while nothing is known.
     """
 
@@ -98,7 +89,7 @@ class AdaptiveConcurrency:
 
     @classmethod
     def of(cls, store: object) -> AdaptiveConcurrency:
-        """That of a store: what it says of itself, if it says anything."""
+        """For a new read of this store."""
         return cls(declared=isinstance(store, Near) and store.is_near)
 
     @property
@@ -106,7 +97,7 @@ class AdaptiveConcurrency:
         """How many fetches at once keep one processor busy, as far as known; 16 to 128.
 
         While one waits, the others work: that takes as many as its wait is longer than its work.
-        The shortest wait counts. Longer ones are also waits for a processor, or for the store's
+        The shortest wait counts: longer ones are also waits for a processor, or for the store's
         bandwidth, and grow with the number of threads.
         """
         if self._shortest is None:
@@ -116,11 +107,8 @@ class AdaptiveConcurrency:
             return MOST_THREADS
         return max(LEAST_THREADS, 1 + ceil(self._shortest / worked))
 
-    def saw(self, size: int, waited: float, worked: float = 0.0) -> None:
-        """A fetch of so many bytes waited and used the processor for so many seconds.
-
-        A busy machine lets a fetch wait about as long as it works, however near its store is.
-        """
+    def fetched(self, size: int, waited: float, worked: float = 0.0) -> None:
+        """Note a fetch of so many bytes that waited and used the processor for so many seconds."""
         self.largest = max(self.largest or 0, size)
         if self._declared:
             return
@@ -128,6 +116,7 @@ class AdaptiveConcurrency:
         shortest = waited if self._shortest is None else self._shortest * FORGETTING
         self._shortest = min(waited, shortest)
         self._worked = _average(self._worked, worked)
+        # A busy machine lets a fetch wait about as long as it works, however near its store is.
         limit = max(NEAR_S + size / NEAR_BYTES_PER_S, worked)
         if waited > FAR * limit:
             self._strikes += 1
@@ -138,17 +127,14 @@ class AdaptiveConcurrency:
         if waited <= limit:
             self.near = True
 
-    def saw_decoding(self, worked: float) -> None:
-        """What was fetched took so many seconds of the processor more until it was handed out."""
+    def decoded(self, worked: float) -> None:
+        """Note how many seconds of the processor the decoding of a fetched batch took."""
         self._decoded = _average(self._decoded, worked)
 
 
 def _average(so_far: float, value: float) -> float:
     """Of about the last ten."""
     return so_far + (value - so_far) / (10 if so_far else 1)
-
-
-# ---- The records of one batch as a table with columns. ----
 
 
 SAMPLE = 1000
@@ -162,21 +148,14 @@ _OWN: dict[str, tuple[pa.DataType, ...]] = {
 }
 
 
-def records_to_table(
-    values: pa.BinaryArray,
-    sequence: int,
-    location: str,
-    metadata: tuple[Metadata, ...],
-    schema: pa.Schema | None,
-    options: ValueOptions,
-) -> pa.Table:
-    """See :meth:`opendata_buffer.consumer.fetch.ArrowBatch.to_table`."""
+def _to_table(batch: ArrowBatch, schema: pa.Schema | None, options: ValueOptions) -> pa.Table:
+    values = batch.values
     if schema is None:
         schema = infer(values[:SAMPLE], options)
         if not schema.names:
             raise InvalidInput(
-                f"batch {sequence} has no record that shows which columns there are: name them, "
-                "to_table(pa.schema([('id', pa.int64())]))"
+                f"batch {batch.sequence} has no record that shows which columns there are: name "
+                "them, to_table(pa.schema([('id', pa.int64())]))"
             )
     for each in schema:
         if each.name in _OWN and each.type not in _OWN[each.name]:
@@ -187,11 +166,11 @@ def records_to_table(
     if decoded.malformed and options.mode == FAILFAST:
         row = min(decoded.malformed)
         head = values[row].as_py()[:_HEAD]
-        raise MalformedRecord(sequence, row, location, decoded.malformed[row], head)
+        raise MalformedRecord(batch.sequence, row, batch.location, decoded.malformed[row], head)
     columns = {each.name: array for each, array in zip(fields, decoded.arrays, strict=True)}
     for each in schema:
         if each.name in _OWN:
-            columns[each.name] = _own(each, len(values), sequence, location, metadata)
+            columns[each.name] = _own(each, batch)
     table = pa.table([columns[each.name] for each in schema], schema=schema)
     dropped = list(decoded.headers)
     if options.mode == DROPMALFORMED:
@@ -203,20 +182,19 @@ def records_to_table(
     return table.filter(pa.array(kept))
 
 
-def _own(
-    field: pa.Field, count: int, sequence: int, location: str, metadata: tuple[Metadata, ...]
-) -> pa.Array:
-    if field.name == "_sequence":
-        return pa.repeat(pa.scalar(sequence, field.type), count)
-    if field.name == "_location":
-        return pa.repeat(pa.scalar(location, field.type), count)
+def _own(field: pa.Field, batch: ArrowBatch) -> pa.Array:
+    """One of the columns that come from the batch and not from its records."""
+    count = len(batch.values)
+    if field.name in ("_sequence", "_location"):
+        value: Any = batch.sequence if field.name == "_sequence" else batch.location
+        return pa.repeat(pa.scalar(value, field.type), count)
     if field.name == "_index":
         return pa.array(np.arange(count), field.type)
     found: list[Any] = [None] * count
-    for each in metadata:  # Each covers what is behind its start, until the next one does.
+    for each in batch.metadata:  # Each covers the records from its start to that of the next.
         begin = min(each.start_index, count)
         if field.name == "_metadata":
-            value: Any = each.payload
+            value = each.payload
             if pa.types.is_string(field.type):
                 value = each.payload.decode("utf-8", "replace")
         else:
@@ -225,7 +203,7 @@ def _own(
     return pa.array(found, field.type)
 
 
-# ---- What fetching a queue entry returns: a batch as stored, opened, or decoded. ----
+Decoded = TypeVar("Decoded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,16 +268,7 @@ class ArrowBatch:
             InvalidInput: A type that records are not read into, or nothing to infer a schema from.
             MalformedRecord: A record does not fit the schema, and the mode is FAILFAST.
         """
-        from opendata_buffer.values import ValueOptions
-
-        return records_to_table(
-            self.values,
-            self.sequence,
-            self.location,
-            self.metadata,
-            schema,
-            options or ValueOptions(),
-        )
+        return _to_table(self, schema, options or ValueOptions())
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,6 +327,32 @@ class Records:
     metadata: tuple[Metadata, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Fetch(Generic[Decoded]):
+    """A function that fetches a batch, with its two steps: :func:`.fetch_many` runs only the first
+    one ahead.
+
+    Attributes:
+        handle: Its :meth:`~FetchHandle.fetch_pooled` reads the batch as it is stored.
+        decode: Makes the result of that.
+    """
+
+    handle: FetchHandle
+    decode: Callable[[PooledBatch], Decoded]
+
+    def __call__(self, descriptor: BatchDescriptor) -> Decoded:
+        """Fetch and decode one batch.
+
+        Raises:
+            BatchMissing: The object is gone.
+            BatchUnreadable: It does not decode, or is larger than ``max_batch_bytes``.
+            ForeignLocation: The location is outside the data prefix.
+            TransientStorageError, PermanentStorageError: The store did not answer; nothing is
+                said about the batch.
+        """
+        return self.decode(self.handle.fetch_pooled(descriptor))
+
+
 class FetchHandle:
     """Fetches and decodes batches. Thread-safe, stateless, cheap to copy.
 
@@ -369,7 +364,7 @@ class FetchHandle:
         options: How to reach a cloud; with a URL only.
         data_path_prefix: Locations must be below it (failure F23).
         max_batch_bytes: Largest record block decoded (failure F21).
-        allow_foreign_locations: Fetch whatever a manifest names, if it is in the store.
+        allow_foreign_locations: Fetch every object that a manifest names, if it is in the store.
         runtime: Clock of the duration metric.
     """
 
@@ -434,72 +429,67 @@ class FetchHandle:
         other._prefix = data_path_prefix
         return other
 
-    def pace(self) -> AdaptiveConcurrency:
+    def adaptive_concurrency(self) -> AdaptiveConcurrency:
         """What reading ahead of this store begins with; keep it where there are several reads."""
         return AdaptiveConcurrency.of(self._store)
 
-    def fetch(self, descriptor: BatchDescriptor) -> ConsumedBatch:
-        """Fetch and decode one batch.
+    @property
+    def fetch(self) -> Fetch[ConsumedBatch]:
+        """``fetch(descriptor)`` fetches and decodes one batch: see :meth:`Fetch.__call__`."""
+        return Fetch(self, self.decode)
 
-        Raises:
-            BatchMissing: The object is gone.
-            BatchUnreadable: It does not decode, or is larger than ``max_batch_bytes``.
-            ForeignLocation: The location is outside the data prefix.
-            TransientStorageError, PermanentStorageError: The store did not answer; nothing is
-                said about the batch.
-        """
-        started = self._runtime.monotonic()
-        batch = self.decode(self._get_pooled(descriptor))
-        metrics.fetch_duration_seconds.record(self._runtime.monotonic() - started)
-        return batch
-
-    def fetch_arrow(self, descriptor: BatchDescriptor) -> ArrowBatch:
-        """As :meth:`fetch`, to an Arrow array without a Python object per record."""
-        started = self._runtime.monotonic()
-        batch = self.decode_arrow(self._get_pooled(descriptor))
-        metrics.fetch_duration_seconds.record(self._runtime.monotonic() - started)
-        return batch
+    @property
+    def fetch_arrow(self) -> Fetch[ArrowBatch]:
+        """As :attr:`fetch`, to an Arrow array without a Python object per record."""
+        return Fetch(self, self.decode_arrow)
 
     def fetch_raw(self, descriptor: BatchDescriptor) -> RawBatch:
-        """As :meth:`fetch`, without decoding: see :meth:`decode`, :meth:`decode_arrow`."""
+        """As :attr:`fetch`, without decoding: see :meth:`decode`, :meth:`decode_arrow`."""
         started = self._runtime.monotonic()
-        raw = self._get(descriptor)
-        metrics.fetch_duration_seconds.record(self._runtime.monotonic() - started)
-        return raw
+        with self._reading(descriptor) as (location, limit):
+            got = self._store.get(location, max_bytes=limit)
+        assert isinstance(got, Blob)
+        self._count_read(started, len(got.data))
+        return RawBatch(got.data, descriptor.sequence, location, descriptor.metadata)
 
     def fetch_pooled(self, descriptor: BatchDescriptor) -> PooledBatch:
         """As :meth:`fetch_raw`, into memory that :meth:`records` decodes without copying it."""
+        if not isinstance(self._store, GetInto):
+            raw = self.fetch_raw(descriptor)
+            return PooledBatch(raw.data, raw.sequence, raw.location, raw.metadata)
         started = self._runtime.monotonic()
-        batch = self._get_pooled(descriptor)
+        data = ReadBuffer()
+        with self._reading(descriptor) as (location, limit):
+            self._store.get_into(location, data.allocate, max_bytes=limit)
+        self._count_read(started, len(data))
+        return PooledBatch(data, descriptor.sequence, location, descriptor.metadata)
+
+    def _count_read(self, started: float, size: int) -> None:
         metrics.fetch_duration_seconds.record(self._runtime.monotonic() - started)
-        return batch
+        metrics.bytes_collected.add(size)
 
     def decode(self, raw: RawBatch | PooledBatch) -> ConsumedBatch:
-        """Decode what :meth:`fetch_raw` or :meth:`fetch_pooled` returned.
+        """Decode the result of :meth:`fetch_raw` or :meth:`fetch_pooled`.
 
         Raises:
             BatchUnreadable: It does not decode, or is larger than ``max_batch_bytes``.
         """
-        try:
+        with _unreadable(raw):
             entries = decode_records(raw.data, self._max_batch_bytes)
-        except CorruptBatch as error:
-            raise BatchUnreadable(raw.sequence, raw.location, _plain(error)) from error
         _count(len(entries))
         return ConsumedBatch(entries, raw.sequence, raw.location, raw.metadata)
 
     def decode_arrow(self, raw: RawBatch | PooledBatch) -> ArrowBatch:
         """As :meth:`decode`, to an Arrow array."""
-        try:
+        with _unreadable(raw):
             values = decode_arrow(raw.data, self._max_batch_bytes)
-        except CorruptBatch as error:
-            raise BatchUnreadable(raw.sequence, raw.location, _plain(error)) from error
         _count(len(values))
         return ArrowBatch(values, raw.sequence, raw.location, raw.metadata)
 
     def records(
         self, pooled: PooledBatch, array_bytes: int, *, check_first: bool = False
     ) -> Records:
-        """Open what :meth:`fetch_pooled` returned, to decode it array by array.
+        """Open the result of :meth:`fetch_pooled`, to decode it array by array.
 
         Args:
             pooled: A batch.
@@ -511,49 +501,26 @@ class FetchHandle:
             BatchUnreadable: As :meth:`decode`. Without ``check_first`` also by the arrays,
                 maybe after good ones.
         """
-        sequence, location = pooled.sequence, pooled.location
-        try:
+        with _unreadable(pooled):
             block = open_arrow(pooled.data, self._max_batch_bytes)
             if check_first:
                 for _ in block.pieces(array_bytes):
                     pass
-        except CorruptBatch as error:
-            raise BatchUnreadable(sequence, location, _plain(error)) from error
         count = block.footer.record_count
 
         def arrays() -> Iterator[pa.BinaryArray]:
-            try:
+            with _unreadable(pooled):
                 yield from block.pieces(array_bytes)
-            except CorruptBatch as error:
-                raise BatchUnreadable(sequence, location, _plain(error)) from error
             _count(count)
 
-        return Records(count, arrays(), sequence, location, pooled.metadata)
-
-    def _get(self, descriptor: BatchDescriptor) -> RawBatch:
-        with self._reading(descriptor) as (location, limit):
-            got = self._store.get(location, max_bytes=limit)
-        assert isinstance(got, Blob)
-        metrics.bytes_collected.add(len(got.data))
-        return RawBatch(got.data, descriptor.sequence, location, descriptor.metadata)
-
-    def _get_pooled(self, descriptor: BatchDescriptor) -> PooledBatch:
-        data: bytes | ReadBuffer
-        if isinstance(self._store, GetInto):
-            data = ReadBuffer()
-            with self._reading(descriptor) as (location, limit):
-                self._store.get_into(location, data.allocate, max_bytes=limit)
-            metrics.bytes_collected.add(len(data))
-        else:
-            data = self._get(descriptor).data
-        return PooledBatch(data, descriptor.sequence, descriptor.location, descriptor.metadata)
+        return Records(count, arrays(), pooled.sequence, pooled.location, pooled.metadata)
 
     @contextmanager
     def _reading(self, descriptor: BatchDescriptor) -> Iterator[tuple[str, int]]:
         """Key and largest size of the batch's object; errors of reading it name the batch."""
         sequence, location = descriptor.sequence, descriptor.location
-        # failure F23: whoever can write the manifest could otherwise have the consumer read, with
-        # its rights, any object of the bucket.
+        # Otherwise a manifest that someone else wrote could make the consumer read, with its own
+        # rights, any object of the bucket (failure F23).
         if not self._allow_foreign and not is_confined(location, self._prefix):
             raise ForeignLocation(
                 sequence,
@@ -562,13 +529,21 @@ class FetchHandle:
                 "allow_foreign_locations to read it",
             )
         try:
-            yield location, largest_object(self._max_batch_bytes)
+            with _unreadable(descriptor):
+                yield location, largest_object(self._max_batch_bytes)
         except ObjectNotFound as error:
             raise BatchMissing(sequence, location, "its object does not exist") from error
         except InvalidInput as error:
             raise ForeignLocation(sequence, location, _plain(error)) from error
-        except CorruptData as error:
-            raise BatchUnreadable(sequence, location, _plain(error)) from error
+
+
+@contextmanager
+def _unreadable(batch: BatchDescriptor | RawBatch | PooledBatch) -> Iterator[None]:
+    """Errors of its bytes name the batch."""
+    try:
+        yield
+    except CorruptData as error:
+        raise BatchUnreadable(batch.sequence, batch.location, _plain(error)) from error
 
 
 def _plain(error: Exception) -> str:

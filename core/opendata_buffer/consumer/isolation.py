@@ -1,6 +1,6 @@
 """Which queued batches count, each once: the one rule for everything that reads. Pure.
 
-Two kinds of identity lie in the names of batches, and each has its part of the rule:
+The names of batches have two kinds of identity, and each has its part of the rule:
 
 - ``app=<id>/batch=<n>/`` alone: written in one append, and repeated by a writer that could not
   tell whether it landed. :class:`~.isolation.TransactionFilter` drops the repeat.
@@ -12,27 +12,26 @@ Batches with neither are delivered at once. No producer waits for another: an un
 transaction holds up what its own producer wrote, and nothing else.
 
 Because batches of a transaction are delivered late, a reader acknowledges only what lies before
-:meth:`ReadCommitted.floor`. So the entries of open transactions are still in the manifest when
-they are decided, after any number of restarts, and are read from there once more (failure
-F38).
+:meth:`ReadCommitted.stable_end`. So the entries of open transactions are still in the
+manifest when they are decided, after any number of restarts, and are read from there once more
+(failure F38).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Hashable, Iterable
-from typing import TYPE_CHECKING, Any, Final
+from itertools import chain
+from typing import Any, Final
+from uuid import UUID
 
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import BatchLocation, Transaction, parse_location
-from opendata_buffer.late import late_imports
-
-if TYPE_CHECKING:
-    from uuid import UUID
-
-    from opendata_buffer.messages.sequencer import Message, ProducerState, Sequencer
+from opendata_buffer.messages.message_ids import ACK_TXN, CLOCK_MAX, FINAL, parse_uuid
+from opendata_buffer.messages.sequencer import Message, ProducerState, Sequencer
 
 __all__ = [
+    "HORIZON_DAYS",
     "ISOLATION_LEVELS",
     "READ_COMMITTED",
     "READ_UNCOMMITTED",
@@ -42,47 +41,43 @@ __all__ = [
     "is_acknowledgement",
 ]
 
-
-# ---- Exactly-once across writers that retry: pass each transaction once. ----
-#
-# A transactional writer (the Spark sink) names its batches
-# ``<prefix>/app=<id>/batch=<n>/<ULID>.batch`` and appends all batches of a transaction in one
-# compare-and-swap, with batch numbers that only grow. When it cannot tell whether that landed,
-# it appends them again. The reader sees both and keeps the first.
-#
-# One compare-and-swap means that a transaction is *contiguous* in sequence. So an entry repeats
-# what was passed before when its batch number is
-#
-# * lower than the highest one passed of its app, or
-# * equal to it, and the entry is not adjacent to the last entry passed of that transaction.
-#
-# The rule cannot tell a repeat that is adjacent to the original: two appends of one transaction
-# with nothing between them look like one larger transaction. A writer that may be repeating
-# itself must therefore not append directly behind itself; an empty batch without a transaction
-# in front of the repeated group is enough. It can happen only where the writer does not see the
-# original, that is when it finds the queue empty.
-#
-# A transaction that could not be delivered is the exception: when its batch is skipped
-# (:meth:`TransactionFilter.skip`) it was not passed, whatever later ones were, and its repeat is.
-#
-# What is remembered of an app is forgotten when the app has written nothing for
-# :data:`HORIZON_DAYS` days (:meth:`TransactionFilter.prune`), or the state would grow with every
-# app that ever wrote. A writer may therefore be stopped between an append and its repeat for that
-# long; a repeat that comes later is read as new.
-
-
 HORIZON_DAYS = 30
 """Days without a batch after which an app is forgotten."""
 
-_VERSION = 1
+READ_COMMITTED: Final = "read_committed"
+READ_UNCOMMITTED: Final = "read_uncommitted"
+ISOLATION_LEVELS = (READ_COMMITTED, READ_UNCOMMITTED)
+
+Replay = Callable[[int, int], Iterable[tuple[int, str]]]
+"""Sequence and location of all entries from the first sequence up to, not including, the second."""
+
 _DAY_MS = 24 * 60 * 60 * 1000
+_PRODUCER_HEX = 12
 
 
 class TransactionFilter:
-    """Remembers per app the last transaction passed, and which entry ended it.
+    """Passes each transaction once: remembers per app the last one passed, and its last entry.
 
-    Not thread-safe. The state grows with the number of apps that write, and with nothing else;
-    a queue without transactions keeps it constant, and :meth:`prune` forgets old apps.
+    A transactional writer (the Spark sink) names its batches
+    ``<prefix>/app=<id>/batch=<n>/<ULID>.batch`` and appends all batches of a transaction in one
+    compare-and-swap, with batch numbers that only grow. When it cannot tell whether that landed,
+    it appends them again. The reader sees both and keeps the first.
+
+    One compare-and-swap means that a transaction is *contiguous* in sequence. So an entry repeats
+    an earlier one when its batch number is lower than the highest one passed of its app, or equal
+    to it and the entry is not adjacent to the last entry passed of that transaction.
+
+    A repeat that is adjacent to the original cannot be told from it: the two look like one larger
+    transaction. A writer that may be repeating itself must therefore put an empty batch without a
+    transaction in front of the repeated ones. It needs that only where it does not see the
+    original, which is when it finds the queue empty.
+
+    A transaction whose batch was skipped (:meth:`skip`) was not passed, whatever later ones were:
+    its repeat is passed.
+
+    Not thread-safe. The state grows with the number of apps that write. :meth:`prune` forgets apps
+    that wrote nothing for :data:`HORIZON_DAYS` days. A writer may therefore be stopped between an
+    append and its repeat for that long; a repeat that comes later is read as new.
 
     Args:
         data_path_prefix: The queue's data prefix; batches elsewhere have no transaction.
@@ -140,7 +135,7 @@ class TransactionFilter:
             self._saw(named, txn)
 
     def lost(self, through: int) -> None:
-        """Sequences up to and including ``through`` are gone, and nobody knows what they were.
+        """Sequences up to and including ``through`` are gone, and their names are unknown.
 
         What follows is passed even when it belongs to the transaction before the gap: it is
         more likely the rest of that transaction than a repeat whose separator is gone.
@@ -205,7 +200,7 @@ class TransactionFilter:
         highest. After skips there is also ``"missing": {app: [batch, ...]}``; and, once an app
         was seen, ``"seen": {app: day of its newest batch, since the Unix epoch}``.
         """
-        state: dict[str, Any] = {"v": _VERSION, "apps": dict(sorted(self._high.items()))}
+        state: dict[str, Any] = {"v": 1, "apps": dict(sorted(self._high.items()))}
         state["tail"] = None
         if self._tail is not None:
             app, batch, sequence = self._tail
@@ -226,7 +221,7 @@ class TransactionFilter:
         try:
             state = json.loads(text)
         except (TypeError, ValueError):
-            raise _unreadable_transaction(text) from None
+            raise _unreadable(text) from None
         return cls.from_dict(state, data_path_prefix)
 
     @classmethod
@@ -238,10 +233,10 @@ class TransactionFilter:
         """
         made = cls(data_path_prefix)
         match state:
-            case {"v": 1, "apps": dict(apps), "tail": tail} if all(map(_is_batch, apps.values())):
-                made._high = dict(apps)
+            case {"v": 1, "apps": dict(apps), "tail": tail, **more}:
+                missing, seen = more.get("missing", {}), more.get("seen", {})
             case _:
-                raise _unreadable_transaction(state)
+                raise _unreadable(state)
         match tail:
             case None:
                 pass
@@ -250,41 +245,28 @@ class TransactionFilter:
             case [str() as app, int() as sequence, int() as batch] if app in apps:
                 made._tail = (app, batch, sequence)
             case _:
-                raise _unreadable_transaction(state)
-        match state.get("missing", {}):
-            case dict(missing) if all(
-                isinstance(batches, list) and all(map(_is_batch, batches))
-                for batches in missing.values()
-            ):
-                made._missing = {app: set(batches) for app, batches in missing.items()}
-            case _:
-                raise _unreadable_transaction(state)
-        match state.get("seen", {}):
-            case dict(seen) if all(map(_is_batch, seen.values())):
-                made._seen = dict(seen)
-            case _:
-                raise _unreadable_transaction(state)
+                raise _unreadable(state)
+        if not (
+            isinstance(missing, dict)
+            and isinstance(seen, dict)
+            and all(isinstance(batches, list) for batches in missing.values())
+            and all(map(_is_number, (*apps.values(), *seen.values(), *chain(*missing.values()))))
+        ):
+            raise _unreadable(state)
+        made._high, made._seen = dict(apps), dict(seen)
+        made._missing = {app: set(batches) for app, batches in missing.items()}
         return made
 
 
-def _is_batch(value: object) -> bool:
+def _is_number(value: object) -> bool:
     return type(value) is int and value >= 0
 
 
-def _unreadable_transaction(state: object) -> InvalidInput:
+def _unreadable(state: object) -> InvalidInput:
     return InvalidInput(
-        f"transaction state {state!r:.200} is not version {_VERSION} of this library: resume with "
-        "the version that wrote it, or start without state and accept repeats"
+        f"transaction state {state!r:.200} is not version 1 of this library: resume with the "
+        "version that wrote it, or start without state and accept repeats"
     )
-
-
-READ_COMMITTED: Final = "read_committed"
-READ_UNCOMMITTED: Final = "read_uncommitted"
-ISOLATION_LEVELS = (READ_COMMITTED, READ_UNCOMMITTED)
-
-Replay = Callable[[int, int], Iterable[tuple[int, str]]]
-"""Sequence and location of all entries from the first sequence up to, not including, the second."""
-_PRODUCER_HEX = 12
 
 
 def is_acknowledgement(location: str, data_path_prefix: str) -> bool:
@@ -292,9 +274,6 @@ def is_acknowledgement(location: str, data_path_prefix: str) -> bool:
     parsed = parse_location(location, data_path_prefix)
     if parsed is None or parsed.message is None:
         return False
-    with late_imports():
-        from opendata_buffer.messages.message_ids import ACK_TXN, FINAL, parse_uuid
-
     return parse_uuid(parsed.message).flags & ~FINAL == ACK_TXN
 
 
@@ -324,12 +303,10 @@ class ReadCommitted:
         self._prefix = data_path_prefix
         self._isolation = isolation
         self._transactions = TransactionFilter(data_path_prefix)
-        # None until there is a message: most queues have none, and each query's start would wait
-        # for all that messages need.
-        self._sequencer: Sequencer | None = None
+        self._sequencer = Sequencer((), buffer)
         self._buffer = buffer
         self._seen: dict[Hashable, int] = {}  # producer: day since the epoch of its newest batch
-        self._judged: int | None = None
+        self._queued: int | None = None  # sequence whose offer failed in the replay
 
     def offer(self, sequence: int, location: str, replay: Replay) -> list[int]:
         """The sequences that are to be delivered now that this entry was seen, in order.
@@ -341,7 +318,7 @@ class ReadCommitted:
             sequence: The entry's.
             location: The entry's.
             replay: Gives earlier entries again, all in a range; called at most once, and only by
-                an acknowledgement. Never asked for what lies before :meth:`floor`.
+                an acknowledgement. Never asked for what lies before :meth:`stable_end`.
 
         Raises:
             Exception: What ``replay`` raised. Make the same call again to go on.
@@ -349,33 +326,31 @@ class ReadCommitted:
         if self._isolation == READ_UNCOMMITTED:
             return [] if is_acknowledgement(location, self._prefix) else [sequence]
         passes = self._transactions.offer(sequence, location)
-        # Most queues have no messages, and names are not read twice for nothing.
+        # Most queues have no messages: their names are not parsed twice.
         parsed = parse_location(location, self._prefix) if "/message=" in location else None
         if parsed is None or parsed.message is None:
             return [sequence] if passes else []
         message, final = _message(sequence, parsed.message)
-        sequencer = self._sequencer = self._sequencer or _sequencer((), self._buffer)
         if message.clock:
             day = parsed.timestamp_ms // _DAY_MS
             self._seen[message.producer] = max(self._seen.get(message.producer, 0), day)
-        if self._judged != sequence:
-            sequencer.queue_uncommitted(message)
-            self._judged = sequence
-        delivered = self._committed(sequencer, replay)
-        self._judged = None
+        if self._queued != sequence:
+            self._sequencer.queue_uncommitted(message)
+            self._queued = sequence
+        delivered = self._committed(replay)
+        self._queued = None
         if final and message.clock:
             self._forget(message.producer)
         return delivered
 
-    def _committed(self, sequencer: Sequencer, replay: Replay) -> list[int]:
-        from opendata_buffer.messages.message_ids import ACK_TXN
-
+    def _committed(self, replay: Replay) -> list[int]:
+        sequencer = self._sequencer
         if not sequencer.has_committed():
             return []
         begin, end = sequencer.replay_range()
         if begin != end:
-            # All of it before the first is taken: an error here leaves the state as it was. What
-            # has no clock was delivered when it was read.
+            # All of it before the first is taken: an error here leaves the state as it was. A
+            # message without a clock was delivered when it was read.
             again = []
             for sequence, location in replay(begin, end):
                 parsed = parse_location(location, self._prefix)
@@ -388,13 +363,13 @@ class ReadCommitted:
             message.begin for message in sequencer.dequeue_committed() if message.flags != ACK_TXN
         ]
 
-    def floor(self, next_sequence: int) -> int:
-        """The first sequence that must not be acknowledged yet.
+    def stable_end(self, next_sequence: int) -> int:
+        """The first sequence that must not be acknowledged yet (Kafka's last stable offset).
 
         Args:
-            next_sequence: Behind the last entry offered; the answer where nothing is undecided.
+            next_sequence: Behind the last entry offered; returned where nothing is undecided.
         """
-        pending = None if self._sequencer is None else self._sequencer.pending_from()
+        pending = self._sequencer.pending_from()
         return next_sequence if pending is None else min(pending, next_sequence)
 
     def skip(self, sequence: int, location: str) -> None:
@@ -416,7 +391,7 @@ class ReadCommitted:
         self._transactions.skip(sequence, location)
 
     def lost(self, through: int) -> None:
-        """Sequences up to and including ``through`` are gone, and nobody knows what they were.
+        """Sequences up to and including ``through`` are gone, and their names are unknown.
 
         Transactions that were open are given up: their batches are gone with them, and the
         acknowledgement may be, too. Of one that goes on behind the gap the rest is delivered
@@ -425,8 +400,7 @@ class ReadCommitted:
         if self._isolation == READ_UNCOMMITTED:
             return
         self._transactions.lost(through)
-        if self._sequencer is not None:
-            self._sequencer.drop_before(through + 1)
+        self._sequencer.drop_before(through + 1)
 
     def prune(self, now_ms: int, horizon_days: int = HORIZON_DAYS) -> None:
         """Forget apps and producers whose newest batch is older than the horizon.
@@ -439,7 +413,7 @@ class ReadCommitted:
             horizon_days: Age in days.
         """
         self._transactions.prune(now_ms, horizon_days)
-        if self._sequencer is None or not self._seen:
+        if not self._seen:
             return
         # Whichever is earlier: neither one name nor one clock that is far ahead makes all old.
         today = min(now_ms // _DAY_MS, max(self._seen.values()))
@@ -452,7 +426,7 @@ class ReadCommitted:
         """An independent one in the same state, to try a plan out."""
         other = ReadCommitted(self._prefix, self._isolation, buffer=self._buffer)
         other._transactions = self._transactions.copy()
-        other._sequencer = None if self._sequencer is None else self._sequencer.copy()
+        other._sequencer = self._sequencer.copy()
         other._seen = dict(self._seen)
         return other
 
@@ -464,8 +438,6 @@ class ReadCommitted:
         begins at or -1, day of its newest batch since the Unix epoch]}``.
         """
         state = self._transactions.to_dict()
-        if self._sequencer is None:
-            return state
         producers = {
             _id(each).hex(): [each.last_ack, each.begin, self._seen[_id(each)]]
             for each in self._sequencer.checkpoint()
@@ -491,16 +463,9 @@ class ReadCommitted:
         made = cls(data_path_prefix, isolation, buffer=buffer)
         made._transactions = TransactionFilter.from_dict(state, data_path_prefix)
         states = []
-        match state.get("producers", {}):
-            case dict(producers):
-                pass
-            case _:
-                raise _unreadable(state)
-        if not producers:
-            return made
-        with late_imports():
-            from opendata_buffer.messages.message_ids import CLOCK_MAX
-            from opendata_buffer.messages.sequencer import ProducerState
+        producers = state.get("producers", {})
+        if not isinstance(producers, dict):
+            raise _unreadable(state)
         for name, value in producers.items():
             match value:
                 case [int() as last_ack, int() as begin, int() as day] if (
@@ -513,28 +478,16 @@ class ReadCommitted:
                     made._seen[producer] = day
                 case _:
                     raise _unreadable(state)
-        made._sequencer = _sequencer(states, buffer)
+        made._sequencer = Sequencer(states, buffer)
         return made
 
     def _forget(self, producer: Hashable) -> None:
-        if self._sequencer is not None:
-            self._sequencer.forget(producer)
+        self._sequencer.forget(producer)
         self._seen.pop(producer, None)
-
-
-def _sequencer(states: Iterable[ProducerState], buffer: int) -> Sequencer:
-    with late_imports():
-        from opendata_buffer.messages.sequencer import Sequencer
-
-    return Sequencer(states, buffer)
 
 
 def _message(sequence: int, identity: UUID) -> tuple[Message, bool]:
     """For the sequencer; and whether it is the last one of its producer."""
-    with late_imports():
-        from opendata_buffer.messages.message_ids import ACK_TXN, FINAL, parse_uuid
-        from opendata_buffer.messages.sequencer import Message
-
     read = parse_uuid(identity)
     flags = read.flags & ~FINAL
     final = flags == ACK_TXN and read.flags != flags
@@ -554,10 +507,3 @@ def _producer(name: object) -> bytes | None:
         return bytes.fromhex(name)
     except ValueError:
         return None
-
-
-def _unreadable(state: object) -> InvalidInput:
-    return InvalidInput(
-        f"transaction state {state!r:.200} is not version 1 of this library: resume with the "
-        "version that wrote it, or start without state and accept repeats"
-    )

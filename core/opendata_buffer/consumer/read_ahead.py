@@ -1,13 +1,13 @@
-"""Many fetches at once, within a budget, with their results in order.
+"""Many fetches at once, within a limit of bytes, with their results in order.
 
-Threads hide the time a fetch waits for its store. Where there is none to hide (a directory whose
-files are in the page cache) they only cost: switches, a lock that one holds at a time, and memory
-for all that is fetched and not yet taken. There the caller's thread fetches, one after the other.
-How many hide it depends on how long that is: see :attr:`AdaptiveConcurrency.threads`.
+Threads hide the time a fetch waits for its store. Where it does not wait (a directory whose files
+are in the page cache), threads only cost switches, contention and memory: there the caller's
+thread fetches, one batch after the other. How many threads hide the wait depends on how long it
+is: see :attr:`AdaptiveConcurrency.threads`.
 
-What runs ahead is reading, and not decoding. A batch as it is stored has a size that costs nothing
-to ask for. Its records as objects take several times as much, and sixteen threads that decode at
-once would hold that sixteen times, outside of any budget, to wait for the interpreter's one lock.
+Only reading runs ahead, not decoding. The size of a stored batch is known without decoding it. Its
+records as objects take several times as much, and sixteen threads that decode at once would hold
+sixteen batches of them outside of any limit, and wait for the interpreter's one lock.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-from opendata_buffer.consumer.fetch import AdaptiveConcurrency, FetchHandle, PooledBatch
+from opendata_buffer.consumer.fetch import AdaptiveConcurrency, Fetch
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.runtime import Runtime, SystemRuntime, Task
 
@@ -51,78 +51,54 @@ def fetch_many(
     max_in_flight_bytes: int = DEFAULT_MAX_IN_FLIGHT_BYTES,
     runtime: Runtime | None = None,
     size_of: Callable[[T], int] | None = None,
-    pace: AdaptiveConcurrency | None = None,
+    adaptive: AdaptiveConcurrency | None = None,
 ) -> Generator[T, None, None]:
     """Fetch ahead, in parallel, and yield the results in the order of the descriptors.
 
-    The bytes in flight are those of fetches under way and of results nobody took yet. A fetch
-    begins while they are below the limit, and always when there are none: its own size is the
-    descriptor's, or where that is unknown the largest result so far. Until a first result, of
-    this read or an earlier one of the same ``pace``, says how large results are, a descriptor
+    The bytes in flight are those of fetches under way and of results that were not taken yet. A
+    fetch begins while they are below the limit, and always when there are none: its own size is the
+    descriptor's, or where that is unknown the largest result so far. Until a first result, of this
+    read or an earlier one with the same ``adaptive``, shows how large results are, a descriptor
     without a size is fetched alone. Where fetches do not wait for the store, nothing is in flight:
     see above.
 
-    Of :meth:`FetchHandle.fetch` and :meth:`FetchHandle.fetch_arrow` only the reading runs ahead.
-    What is in flight is batches as they are stored, and each is decoded by the caller's thread
-    when it is taken. Beside the limit there is the memory of one batch that is decoded.
+    Of :attr:`.FetchHandle.fetch` and :attr:`.FetchHandle.fetch_arrow` only the reading runs ahead.
+    Batches are in flight as they are stored, and each is decoded by the caller's thread when it is
+    taken. Beside the limit there is the memory of one batch that is decoded.
 
     An error is raised at its place in the order, after everything before it; no fetch begins
     after it. Closing the iterator, or dropping it, ends the threads.
 
     Args:
-        fetch: One fetch, such as :meth:`FetchHandle.fetch`. Called from several threads.
+        fetch: One fetch, such as :attr:`.FetchHandle.fetch`. Called from several threads.
         descriptors: What to fetch.
         concurrency: Threads, at most; started as there is work for them. Default: 16 to 128, by
-            how long a fetch waits beside what it works.
+            how long a fetch waits beside its work.
         max_in_flight_bytes: Default 256 MiB.
         runtime: Threads and clock.
         size_of: Bytes of a result. Default: its ``nbytes``, else the descriptor's size.
-        pace: What an earlier call learnt about the store. Default: what the store of a
-            :class:`FetchHandle` says of itself; of another ``fetch`` nothing is known yet.
+        adaptive: What an earlier call learnt about the store. Default: of a
+            :class:`.FetchHandle`, what its store declares; otherwise nothing is known yet.
 
     Raises:
         InvalidInput: ``concurrency`` or ``max_in_flight_bytes`` is not positive.
     """
-    read, decode, declared = _steps(fetch, whole=size_of is not None)
+    read: Callable[[Any], Any] = fetch
+    decode: Callable[[Any], Any] | None = None
+    if isinstance(fetch, Fetch):
+        adaptive = adaptive or fetch.handle.adaptive_concurrency()
+        if size_of is None:  # It would be of decoded batches.
+            read, decode = fetch.handle.fetch_pooled, fetch.decode
     return read_ahead(
         read,
         descriptors,
-        decode,
+        lambda _, result: result if decode is None else decode(result),
         concurrency=concurrency,
         max_in_flight_bytes=max_in_flight_bytes,
         runtime=runtime,
         size_of=size_of,
-        pace=pace if pace is not None else declared,
+        adaptive=adaptive,
     )
-
-
-def _steps(
-    fetch: Callable[[Wanted], T], *, whole: bool
-) -> tuple[Callable[[Wanted], Any], Callable[[Wanted, Any], T], AdaptiveConcurrency]:
-    """Reading and decoding of a fetch apart, where that is known, and its store's pace.
-
-    Args:
-        fetch: One fetch.
-        whole: Whether it is to be one step in any case: for a caller's ``size_of``, which knows
-            decoded batches.
-    """
-    handle, function = (getattr(fetch, name, None) for name in ("__self__", "__func__"))
-    if not isinstance(handle, FetchHandle):
-        return fetch, _as_it_is, AdaptiveConcurrency()
-    # By the function itself: what a subclass makes of it is one step as any other.
-    decoders: dict[Any, Callable[[Any], Any]] = {
-        FetchHandle.fetch: handle.decode,
-        FetchHandle.fetch_arrow: handle.decode_arrow,
-    }
-    step = None if whole else decoders.get(function)
-    if step is None:
-        return fetch, _as_it_is, handle.pace()
-
-    def decode(_: Wanted, stored: PooledBatch) -> Any:
-        return step(stored)
-
-    read: Callable[[Any], PooledBatch] = handle.fetch_pooled
-    return read, decode, handle.pace()
 
 
 def read_ahead(
@@ -134,20 +110,20 @@ def read_ahead(
     max_in_flight_bytes: int = DEFAULT_MAX_IN_FLIGHT_BYTES,
     runtime: Runtime | None = None,
     size_of: Callable[[R], int] | None = None,
-    pace: AdaptiveConcurrency | None = None,
+    adaptive: AdaptiveConcurrency | None = None,
 ) -> Generator[T, None, None]:
     """As :func:`fetch_many`, with reading and decoding given apart.
 
     Args:
         read: Run ahead, from several threads.
         items: What to read.
-        decode: Called by the caller's thread when a result is taken, with its item and what was
-            read.
+        decode: Called by the caller's thread when a result is taken, with its item and the result
+            of ``read``.
         concurrency: As :func:`fetch_many`.
-        max_in_flight_bytes: The same; of what was read and not decoded.
+        max_in_flight_bytes: The same; of results that are not decoded.
         runtime: The same.
-        size_of: Bytes of what was read. Default: its ``nbytes``, else the item's size.
-        pace: The same. Default: nothing is known yet.
+        size_of: Bytes of a result of ``read``. Default: its ``nbytes``, else the item's size.
+        adaptive: The same. Default: nothing is known yet.
 
     Raises:
         InvalidInput: As :func:`fetch_many`.
@@ -167,14 +143,9 @@ def read_ahead(
         max_in_flight_bytes,
         runtime if runtime is not None else SystemRuntime(),
         size_of,
-        pace if pace is not None else AdaptiveConcurrency(),
+        adaptive if adaptive is not None else AdaptiveConcurrency(),
     )
     return ahead.results()
-
-
-def _as_it_is(item: Any, result: Any) -> Any:
-    del item
-    return result
 
 
 @dataclass(slots=True)
@@ -201,7 +172,7 @@ class _ReadAhead(Generic[Wanted, R, T]):
         limit: int,
         runtime: Runtime,
         size_of: Callable[[R], int] | None,
-        pace: AdaptiveConcurrency,
+        adaptive: AdaptiveConcurrency,
     ) -> None:
         self._read = read
         self._items = items
@@ -211,17 +182,17 @@ class _ReadAhead(Generic[Wanted, R, T]):
         self._runtime = runtime
         self._size_of = size_of
         self._changed = runtime.condition()
-        self._next = 0  # first item nobody fetches yet
+        self._next = 0  # first item whose fetch has not begun
         self._open = 0  # items fetched or being fetched, and not taken
         self._bytes = 0  # of those items
         self._done: dict[int, _Done[R]] = {}
         self._threads: list[Task] = []
         self._working = 0  # threads that have not ended
         self._idle = 0  # those of them that wait for room
-        self._pace = pace
+        self._adaptive = adaptive
         # Known from earlier calls: a task of a topic has few batches of each partition, too few to
-        # list for their sizes, and would fetch the first of each alone.
-        self._largest = self._pace.largest
+        # list for their sizes, and would otherwise fetch the first of each alone.
+        self._largest = self._adaptive.largest
         self._stopped = False
 
     def results(self) -> Generator[T, None, None]:
@@ -231,17 +202,17 @@ class _ReadAhead(Generic[Wanted, R, T]):
                 if done.error is not None:
                     raise done.error
                 worked = self._runtime.cpu_time()
-                # One expression: what was read is free before the caller has what it became.
+                # One expression: the stored batch is freed before the caller has the decoded one.
                 result = self._decode(self._items[index], done.taken())
-                self._pace.saw_decoding(self._runtime.cpu_time() - worked)
+                self._adaptive.decoded(self._runtime.cpu_time() - worked)
                 yield result
                 del result  # or it stays in memory while the caller waits for the next
         finally:
             with self._changed:
                 self._stopped = True
                 self._changed.notify_all()
-            # Dropped results may be collected as garbage by one of these threads, anywhere in its
-            # work. With the lock held it would wait for others that wait for the lock.
+            # A dropped generator may be collected as garbage by one of these threads, anywhere in
+            # its work. With the lock held it would wait for others that wait for the lock.
             if not self._changed.held():
                 for thread in self._threads:
                     with suppress(RuntimeError):  # it is this thread
@@ -251,10 +222,10 @@ class _ReadAhead(Generic[Wanted, R, T]):
         cost = None
         with self._changed:
             while index not in self._done:
-                if index == self._next and (self._is_near()):
+                if index == self._next and self._is_near():
                     _, cost = self._begin()
                     break
-                self._staff()
+                self._start_threads()
                 self._changed.wait()
         if cost is not None:
             self._finish(index, cost)
@@ -263,12 +234,12 @@ class _ReadAhead(Generic[Wanted, R, T]):
             self._open -= 1
             self._bytes -= done.cost
             self._changed.notify_all()
-            self._staff()
+            self._start_threads()
             return done
 
-    def _staff(self) -> None:
+    def _start_threads(self) -> None:
         """Start threads while there is work that no idle thread takes."""
-        most = self._pace.threads if self._concurrency is None else self._concurrency
+        most = self._adaptive.threads if self._concurrency is None else self._concurrency
         while not self._idle and self._working < most and self._may_begin():
             self._working += 1
             work = partial(self._work, *self._begin())
@@ -319,18 +290,18 @@ class _ReadAhead(Generic[Wanted, R, T]):
                 size = self._size_of(result)
             else:
                 size = getattr(result, "nbytes", item.size or 0)
-            # In here: of a size that is no number, too, the caller has to be told.
-            self._pace.saw(size, waited, worked)
+            # In the try block, because a size that is no number has to reach the caller, too.
+            self._adaptive.fetched(size, waited, worked)
         except BaseException as error:
             return _Done(cost, error=error)
         return _Done(size, result)
 
     def _is_near(self) -> bool:
         """Whether the caller's thread fetches the next item, and no other begins one."""
-        if self._pace.near is None:
+        if self._adaptive.near is None:
             # Without a size it would be fetched alone anyway.
             return self._open == 0 and self._items[self._next].size is None
-        return self._pace.near
+        return self._adaptive.near
 
     def _may_begin(self) -> bool:
         """Whether a thread may begin the next item."""

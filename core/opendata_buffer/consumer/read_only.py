@@ -9,7 +9,7 @@ which reports that as ``DataLoss`` (failure F28).
 from __future__ import annotations
 
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.consumer.cursors import BatchDescriptor, Frontier, behind_gap
+from opendata_buffer.consumer.cursors import BatchDescriptor, Cursors, check_data_loss
 from opendata_buffer.errors import DataLoss, InvalidInput, QueueReset
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.ownership import (
@@ -61,10 +61,10 @@ class ReadOnlyReader:
         self._allow_data_loss = allow_data_loss
         self._advice = advice
         self._marker_checked = False
-        self._frontier: Frontier | None = None
+        self._cursors: Cursors | None = None
         self._next_sequence = 0
 
-    # ---- the manifest
+    # The manifest.
 
     def find(self) -> Manifest | None:
         """The manifest as it is now; None where the queue was never created.
@@ -98,7 +98,7 @@ class ReadOnlyReader:
             raise no_such_queue(self.store, self.config)
         return manifest
 
-    # ---- a position
+    # A position.
 
     def seek(self, sequence: int | None) -> None:
         """Hand out entries from ``sequence`` on; None begins at the oldest queued entry.
@@ -113,7 +113,7 @@ class ReadOnlyReader:
         if begin > manifest.next_sequence:
             url, end = self.store.url, manifest.next_sequence
             raise QueueReset(ends_before(begin - 1, end, self._queue.key, url))
-        self._frontier = self._behind_gap(Frontier.at(begin), manifest)
+        self._cursors = self._check_data_loss(Cursors.at(begin), manifest)
         self._next_sequence = manifest.next_sequence
 
     def next_descriptors(self, max: int) -> list[BatchDescriptor]:  # noqa: A002
@@ -124,11 +124,11 @@ class ReadOnlyReader:
             QueueReset, CorruptManifest, StorageError: As :meth:`find`.
         """
         manifest = self.find() or Manifest.empty()
-        before = self._frontier or Frontier.at(manifest.first_sequence)
-        frontier = self._behind_gap(before, manifest)
+        before = self._cursors or Cursors.at(manifest.first_sequence)
+        cursors = self._check_data_loss(before, manifest)
         self._next_sequence = manifest.next_sequence
-        found = manifest.entries(frontier.next_hand_out, max)
-        self._frontier = frontier.hand_out(found[-1].sequence) if found else frontier
+        found = manifest.entries(cursors.next_hand_out, max)
+        self._cursors = cursors.hand_out(found[-1].sequence) if found else cursors
         return [BatchDescriptor.of(entry) for entry in found]
 
     def entries(self, begin: int, stop: int) -> list[BatchDescriptor]:
@@ -144,18 +144,18 @@ class ReadOnlyReader:
 
     def ack_through(self, sequence: int) -> None:
         """Forget the entries up to and including ``sequence``. Makes no request."""
-        assert self._frontier is not None, "nothing was handed out"
-        self._frontier = self._frontier.ack_through(sequence)
+        assert self._cursors is not None, "nothing was handed out"
+        self._cursors = self._cursors.ack_through(sequence)
 
     @property
     def last_acked_sequence(self) -> int | None:
         """The last sequence that :meth:`ack_through` was told; the queue does not learn of it."""
-        return None if self._frontier is None else self._frontier.last_acked
+        return None if self._cursors is None else self._cursors.last_acked
 
     @property
     def last_handed_out_sequence(self) -> int | None:
         """The last sequence handed out; None before the queue's first batch."""
-        return None if self._frontier is None else self._frontier.last_handed_out
+        return None if self._cursors is None else self._cursors.last_handed_out
 
     @property
     def next_sequence(self) -> int:
@@ -170,9 +170,9 @@ class ReadOnlyReader:
         cause = "The queue's consumer was faster than this reader, which claims nothing."
         return f"{cause} {self._advice}" if self._advice else cause
 
-    def _behind_gap(self, frontier: Frontier, manifest: Manifest) -> Frontier:
-        return behind_gap(
-            frontier,
+    def _check_data_loss(self, cursors: Cursors, manifest: Manifest) -> Cursors:
+        return check_data_loss(
+            cursors,
             manifest,
             self._queue.key,
             allowed=self._allow_data_loss,

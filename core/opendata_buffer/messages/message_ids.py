@@ -8,13 +8,12 @@
     node, 48 bits                                         the producer
 
 The clock, time stamp and counter together, is a 64-bit number that rises with each message of a
-producer. So a message that is read twice is told by its clock alone, and no reader has to
+producer. So a reader recognises a repeated message by its clock alone, and does not have to
 remember single messages.
 """
 
 from __future__ import annotations
 
-import threading
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,31 +22,32 @@ from opendata_buffer.errors import InvalidInput
 
 __all__ = [
     "ACK_TXN",
+    "CLOCK_MAX",
     "CONTINUE_TXN",
     "Clock",
     "FINAL",
     "MessageId",
     "OUTSIDE_TXN",
+    "PRODUCER_BYTES",
     "build_uuid",
     "new_producer_id",
     "parse_uuid",
 ]
 
-
 OUTSIDE_TXN = 0
-"""The message is no part of a transaction: it counts as soon as it is read."""
+"""The message is no part of a transaction: it is committed when it is written."""
 
 CONTINUE_TXN = 1
-"""The message begins or continues a transaction: it counts once an ACK_TXN is read."""
+"""The message begins or continues a transaction: it is committed once an ACK_TXN follows."""
 
 ACK_TXN = 2
-"""All CONTINUE_TXN messages of the producer up to this clock count; later ones never will."""
+"""Commits all CONTINUE_TXN messages of the producer up to this clock, and drops later ones."""
 
 FINAL = 4
 """Added to the flags of an acknowledgement: the producer writes nothing after it.
 
-A reader then forgets the producer, so that what it remembers does not grow with every producer
-there ever was. Readers take it off before they judge a message by its flags.
+A reader then forgets the producer, so that its state does not grow for ever. Readers remove the
+flag before they compare the others.
 """
 
 FLAGS_MASK = 0x3FF
@@ -58,12 +58,12 @@ _UNIX_EPOCH_100NS = 122_192_928_000_000_000
 """From 1582-10-15, where v1 time stamps begin, to 1970-01-01."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class MessageId:
     """What a message's UUID says.
 
     Attributes:
-        producer: 6 bytes, drawn by chance once in a producer's life.
+        producer: 6 bytes, drawn at random once in a producer's life.
         clock: 64 bits: 100 ns since 1582-10-15 in the upper 60, a counter in the lower 4.
         flags: 10 bits.
     """
@@ -116,7 +116,7 @@ def parse_uuid(value: uuid.UUID) -> MessageId:
 
 
 def new_producer_id(entropy: Callable[[int], bytes]) -> bytes:
-    """A producer id: 47 bits by chance, and the bit that says it is no network card's address.
+    """A random producer id, with the bit set that no network card's address has.
 
     Args:
         entropy: Gives that many random bytes; :func:`secrets.token_bytes` in production.
@@ -126,29 +126,21 @@ def new_producer_id(entropy: Callable[[int], bytes]) -> bytes:
 
 
 class Clock:
-    """A producer's clock: follows the wall clock, never goes back. Thread-safe.
+    """A producer's clock: follows the wall clock, never goes back. Not thread-safe.
 
-    Args:
-        value: Where to begin; a later process of the same producer begins at the last one's.
+    Attributes:
+        value: The clock of the last message.
     """
 
-    def __init__(self, value: int = 0) -> None:
-        self._lock = threading.Lock()
-        self._value = value
-
-    @property
-    def value(self) -> int:
-        """The clock of the last message."""
-        return self._value
+    def __init__(self) -> None:
+        self.value = 0
 
     def update(self, now_ms: int) -> None:
-        """Take note of the wall clock, milliseconds since the Unix epoch; ignored if earlier."""
+        """Advance to the wall clock, milliseconds since the Unix epoch; ignored if earlier."""
         stamp = now_ms * 10_000 + _UNIX_EPOCH_100NS
-        with self._lock:
-            self._value = max(self._value, stamp << 4)
+        self.value = max(self.value, stamp << 4)
 
     def tick(self) -> int:
         """The clock of the next message: one more than the last."""
-        with self._lock:
-            self._value += 1
-            return self._value
+        self.value += 1
+        return self.value

@@ -1,9 +1,8 @@
-"""Turns messages as they were written into messages as they were committed. Pure.
+"""Which messages of a log are committed, each once. Pure.
 
-What a producer writes may come twice (it repeats what it is not sure of), may be part of a
-transaction that is decided later, or of one that is rolled back. The sequencer sees every
-message once, in the order of the log, with its producer, clock and flags, and gives back those
-that count, each once:
+A producer may write a message twice (it repeats what it is not sure of), as part of a transaction
+that is decided later, or of one that is rolled back. The :class:`Sequencer` takes every message in
+the order of the log, and gives back the committed ones:
 
 - a message whose clock is not beyond what its producer has committed is a **duplicate**;
 - CONTINUE_TXN messages wait in the producer's **span** until an ACK_TXN decides them: those up
@@ -11,13 +10,16 @@ that count, each once:
 - an ACK_TXN at or before the last committed clock **rolls back**: the span is dropped, and the
   producer goes on from that clock.
 
-Producers do not wait for each other: a span that is never decided holds up nobody else's.
+Producers do not wait for each other: an undecided span delays no other producer's messages.
 
-Undecided messages are kept in a buffer of fixed size. Where the beginning of a span fell out of
-it, or was read before a restart, the outcome is ``ackCommitReplay``: the caller reads the range
-that :meth:`Sequencer.replay_range` names once more and hands it to
+Undecided messages are kept in a buffer of fixed size. Where the beginning of a span was evicted
+from it, or was read before a restart, the outcome is ``ackCommitReplay``: the caller reads the
+range that :meth:`Sequencer.replay_range` names once more and hands it to
 :meth:`Sequencer.start_replay`. Outcomes, replay ranges and checkpoints agree with Gazette's
 sequencer, step by step.
+
+:func:`undecided` lists the transactions that a manifest leaves undecided. No reader acknowledges
+entries at or behind the first batch of an undecided transaction, so the manifest alone shows them.
 """
 
 from __future__ import annotations
@@ -25,7 +27,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from enum import Enum
 from typing import Any
 
@@ -36,26 +37,17 @@ from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, FINAL, p
 __all__ = ["Message", "Outcome", "ProducerState", "Sequencer", "Undecided", "undecided"]
 
 
-# ---- Transactions that a manifest's entries leave undecided. Pure. ----
-#
-# A transaction's batches lie in the queue as CONTINUE_TXN messages until an acknowledgement of
-# their producer decides them: it commits those up to its clock and drops the others. Until then no
-# reader delivers them, and none acknowledges what lies behind the first of them. So the entries of
-# an undecided transaction never leave the manifest, and the manifest alone shows what there is to
-# decide.
-
-
 @dataclass(frozen=True, slots=True)
 class Undecided:
     """What one producer wrote in one queue and has neither committed nor rolled back.
 
     Attributes:
-        first_sequence: Of the first batch; nothing from here on can be acknowledged.
+        first_sequence: Of the first batch; no entry from here on can be acknowledged.
         first_clock: The producer's clock at the first batch. An acknowledgement with a clock
             below it rolls the transaction back.
         last_clock: The producer's clock at the last batch. One with a clock beyond it commits.
-        batches: How many, duplicates left out.
-        txn: Whose it is, from the first batch's name, if that says so.
+        batches: How many, without duplicates.
+        txn: App and batch number, where the first batch's name has them.
     """
 
     first_sequence: int
@@ -66,7 +58,7 @@ class Undecided:
 
 
 def undecided(entries: Iterable[tuple[int, str]], data_path_prefix: str) -> dict[bytes, Undecided]:
-    """The undecided transactions of a queue, by producer id, in the order of their beginnings.
+    """The undecided transactions of a queue, by producer id, in the order of their first batches.
 
     Args:
         entries: Sequence and location of each entry of a manifest, in order.
@@ -83,11 +75,11 @@ def undecided(entries: Iterable[tuple[int, str]], data_path_prefix: str) -> dict
         final = message.flags != flags
         span = found.get(producer)
         if clock == 0:
-            continue  # It opts out of sequencing, as a message without identity.
+            continue  # not sequenced, like a message without identity
         if flags == ACK_TXN:
             found.pop(producer, None)
-            # Readers forget a producer at its last word: what follows all the same is new to them,
-            # and held back.
+            # Readers forget a producer at its final message: a message that follows is new to
+            # them, and held back.
             acked[producer] = 0 if final else clock
         elif flags != CONTINUE_TXN:
             # A producer that mixes both kinds gives up its open transaction.
@@ -108,15 +100,15 @@ NONE = -1
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message as it lies in the log.
+    """One message of the log.
 
     Attributes:
-        producer: Who wrote it; bytes of a producer id, or anything hashable.
-        clock: The producer's clock; 0 opts out of sequencing: the message always counts.
+        producer: Bytes of a producer id, or anything hashable.
+        clock: The producer's clock; a message with 0 is not sequenced: it is always committed.
         flags: OUTSIDE_TXN, CONTINUE_TXN or ACK_TXN. Other flags are read as OUTSIDE_TXN.
         begin: Its position in the log.
         end: The position after it.
-        value: Whatever the caller wants to get back with it.
+        value: Not looked at; the caller gets it back.
     """
 
     producer: Hashable
@@ -152,14 +144,13 @@ class Outcome(Enum):
     """The span is committed, and its beginning must be read again."""
 
 
-_COMMITS = frozenset(
-    {
-        Outcome.OUTSIDE_COMMIT,
-        Outcome.ACK_EMPTY,
-        Outcome.ACK_COMMIT_RING,
-        Outcome.ACK_COMMIT_REPLAY,
-    }
-)
+_DUPLICATES = {
+    Outcome.OUTSIDE_ALREADY_ACKED,
+    Outcome.CONTINUE_ALREADY_ACKED,
+    Outcome.CONTINUE_CLOCK_LARGER,
+}
+_CONTINUES = {Outcome.CONTINUE_BEGIN_SPAN, Outcome.CONTINUE_EXTEND_SPAN}
+_BEGINS = {Outcome.CONTINUE_BEGIN_SPAN, Outcome.OUTSIDE_COMMIT, Outcome.ACK_EMPTY}
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +158,7 @@ class ProducerState:
     """One producer in a checkpoint.
 
     Attributes:
-        producer: Who.
+        producer: As :attr:`Message.producer`.
         last_ack: Clock of its last committed message.
         begin: Position of the first message of its open span; -1 where there is none.
     """
@@ -179,10 +170,10 @@ class ProducerState:
 
 @dataclass(slots=True)
 class _Span:
-    """What a producer wrote since its last commit.
+    """The messages of a producer since its last commit.
 
     Attributes:
-        low: Clock of its last committed message; what is not beyond it is a duplicate.
+        low: Clock of its last committed message; a message not beyond it is a duplicate.
         high: Largest clock seen in the span; ``low`` where there is no span.
         begin: Position of its first message, also where that is not buffered; -1 for none.
         buffered: Its messages that are still in the buffer, oldest first.
@@ -202,10 +193,13 @@ class _Span:
 class Sequencer:
     """Queue uncommitted messages, dequeue committed ones. Not thread-safe.
 
+    After an outcome of :meth:`queue_uncommitted` that commits, all messages of
+    :meth:`dequeue_committed` have to be taken before anything else is called. A call in another
+    order, and a replay of another range, raise ``InvalidInput``.
+
     Args:
-        states: A checkpoint to go on from; the next message queued is the first one that was
-            not queued before the checkpoint.
-        buffer: Messages that are kept for transactions that are not decided yet.
+        states: A checkpoint to go on from, with the first message behind the checkpoint.
+        buffer: Messages that are kept for undecided transactions.
 
     Raises:
         InvalidInput: ``buffer`` is not positive.
@@ -222,41 +216,27 @@ class Sequencer:
         self._emitting: _Span | None = None
         self._producer: Hashable = None
         self._replay: Iterator[Message] | None = None
-        self._end: int | None = None
-        self._checkpointed: int | None = None
 
     def queue_uncommitted(self, message: Message) -> Outcome:
-        """Take the next message of the log.
-
-        After an outcome that commits, call :meth:`dequeue_committed` and take all it gives.
-
-        Raises:
-            InvalidInput: Committed messages are still to be dequeued.
-        """
+        """Take the next message of the log."""
         self._check_taken()
         if len(self._buffer) == self._size:
             self._evict()
-        if self._checkpointed is None:
-            self._checkpointed = message.begin
-        self._end = message.end
         span, outcome = self._judge(message)
         if outcome is Outcome.ACK_ROLLBACK:
             span.reset(message.clock)
-        elif outcome in (Outcome.CONTINUE_BEGIN_SPAN, Outcome.CONTINUE_EXTEND_SPAN):
-            if outcome is Outcome.CONTINUE_BEGIN_SPAN:
-                span.begin = message.begin
-            self._keep(message, span)
-            span.high = message.clock
-        elif outcome in _COMMITS:
+        elif outcome not in _DUPLICATES:
             if outcome is Outcome.OUTSIDE_COMMIT:
                 # A producer that mixes both kinds gives up its open transaction.
                 span.buffered.clear()
-            if outcome in (Outcome.OUTSIDE_COMMIT, Outcome.ACK_EMPTY):
+            if outcome in _BEGINS:
                 span.begin = message.begin
-            self._keep(message, span)
-            # It may be before messages of the span: those are not committed, and dropped.
+            self._buffer.append(message)
+            span.buffered.append(message)
+            # Messages of the span behind the clock of an acknowledgement are not committed.
             span.high = message.clock
-            self._emitting, self._producer = span, message.producer
+            if outcome not in _CONTINUES:
+                self._emitting, self._producer = span, message.producer
         return outcome
 
     def has_committed(self) -> bool:
@@ -264,31 +244,20 @@ class Sequencer:
         return self._emitting is not None
 
     def replay_range(self) -> tuple[int, int]:
-        """Positions from, and up to, which the log must be read again.
-
-        Raises:
-            InvalidInput: No committed messages wait.
-        """
+        """Positions from, and up to, which the log must be read again."""
         span = self._committing("replay_range()")
         return span.begin, span.buffered[0].begin
 
     def start_replay(self, messages: Iterable[Message]) -> None:
-        """Hand over the messages of :meth:`replay_range`, of all producers, in order.
-
-        Raises:
-            InvalidInput: No committed messages wait.
-        """
+        """Hand over the messages of :meth:`replay_range`, of all producers, in order."""
         self._committing("start_replay()")
         self._replay = iter(messages)
 
     def dequeue_committed(self) -> Iterator[Message]:
         """The committed messages, in order, each once; none where none wait.
 
-        What was taken from the iterator counts as processed when the next one is asked for: a
-        checkpoint taken in between names the rest as still to be read.
-
-        Raises:
-            InvalidInput: A replay is needed and was not started, or is of another range.
+        A message is processed when the next one is asked for: a checkpoint in between names the
+        others as still to be read.
         """
         span = self._emitting
         if span is None:
@@ -308,52 +277,27 @@ class Sequencer:
         span.reset(span.low)
         self._emitting = None
 
-    def has_pending(self) -> bool:
-        """Whether a transaction was begun since the last checkpoint and is not decided yet."""
-        since = self._checkpointed if self._checkpointed is not None else 0
-        return any(span.begin >= since for span in self._spans.values())
-
-    def checkpoint(self, prune_horizon: timedelta | None = None) -> list[ProducerState]:
-        """What a new sequencer needs to go on behind the last message queued.
-
-        Args:
-            prune_horizon: Forget producers whose clock is further than this behind the latest
-                one. A producer that comes back after that is taken for a new one, and what it
-                repeats of old messages counts again. None forgets nobody.
-        """
-        oldest = 0
-        if prune_horizon is not None and self._spans:
-            ticks = prune_horizon // timedelta(microseconds=1) * 10
-            oldest = max(span.low for span in self._spans.values()) - (ticks << 4)
-        self._spans = {who: span for who, span in self._spans.items() if span.high >= oldest}
-        if self._end is not None:
-            self._checkpointed = self._end
+    def checkpoint(self) -> list[ProducerState]:
+        """What a new sequencer needs to go on behind the last message queued."""
         return [ProducerState(who, span.low, span.begin) for who, span in self._spans.items()]
 
     def pending_from(self) -> int | None:
         """Position of the first message of the oldest open transaction; None where none is open."""
-        return min(
-            (span.begin for span in self._spans.values() if span.begin != NONE), default=None
-        )
+        begins = (span.begin for span in self._spans.values() if span.begin != NONE)
+        return min(begins, default=None)
 
     def forget(self, producer: Hashable) -> None:
-        """A producer writes nothing more, or never again something that it wrote before.
+        """Forget a producer that writes no message again that it wrote before.
 
-        What it has open is dropped; where it comes back it is taken for a new one.
-
-        Raises:
-            InvalidInput: Committed messages are still to be dequeued.
+        Its open span is dropped; its next message is that of a new producer.
         """
         self._check_taken()
         self._spans.pop(producer, None)
 
     def drop_before(self, position: int) -> None:
-        """Transactions that were begun before a position are dropped, as by a roll-back.
+        """Drop the transactions that began before a position, as by a roll-back.
 
-        For messages that can never be read again, and neither can what would decide them.
-
-        Raises:
-            InvalidInput: Committed messages are still to be dequeued.
+        For messages that can never be read again.
         """
         self._check_taken()
         for span in self._spans.values():
@@ -361,18 +305,13 @@ class Sequencer:
                 span.reset(span.low)
 
     def copy(self) -> Sequencer:
-        """An independent sequencer in the same state.
-
-        Raises:
-            InvalidInput: Committed messages are still to be dequeued.
-        """
+        """An independent sequencer in the same state."""
         self._check_taken()
         other = Sequencer(buffer=self._size)
         other._buffer = deque(self._buffer)
         other._spans = {
             who: replace(span, buffered=deque(span.buffered)) for who, span in self._spans.items()
         }
-        other._end, other._checkpointed = self._end, self._checkpointed
         return other
 
     def _check_taken(self) -> None:
@@ -382,7 +321,7 @@ class Sequencer:
     def _judge(self, message: Message) -> tuple[_Span, Outcome]:
         clock = message.clock
         if clock == 0:
-            # Without a clock there is nothing to tell a repeat by, so nothing is remembered.
+            # A repeat could not be recognised, so nothing is remembered.
             return _Span(0, 0), Outcome.OUTSIDE_COMMIT
         span = self._spans.get(message.producer)
         if span is None:
@@ -404,14 +343,10 @@ class Sequencer:
         duplicate = clock <= span.low
         return span, Outcome.OUTSIDE_ALREADY_ACKED if duplicate else Outcome.OUTSIDE_COMMIT
 
-    def _keep(self, message: Message, span: _Span) -> None:
-        self._buffer.append(message)
-        span.buffered.append(message)
-
     def _evict(self) -> None:
         oldest = self._buffer.popleft()
         span = self._spans.get(oldest.producer)
-        # Committed and dropped messages stay in the buffer and are in no span any more.
+        # Committed and dropped messages stay in the buffer, and in no span.
         if span is not None and span.buffered and span.buffered[0] is oldest:
             span.buffered.popleft()
 

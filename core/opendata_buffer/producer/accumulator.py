@@ -1,9 +1,9 @@
-"""Everything that was accepted and not yet told: the producer's state, under one lock.
+"""Accepted calls until their outcome is known: the producer's state, under one lock.
 
-The calling thread accepts calls and asks: it may be interrupted anywhere, so it changes the state
-in single steps. The threads of the :class:`~.sender.Sender` take work from here and bring the
-results back. The backlog calls no store, no callback and no other object with a lock. What is due
-when is told by the monotonic clock alone (failure F31).
+The calling thread may be interrupted anywhere, so it changes the state in single steps. The threads
+of the :class:`~.sender.Sender` take work from here and bring the results back. The accumulator
+calls no store, no callback and no other object with a lock. Only the monotonic clock says what is
+due (failure F31).
 """
 
 from __future__ import annotations
@@ -11,252 +11,49 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from opendata_buffer.concurrency import locked
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, FlushFailed, OpenDataBufferError, QueueFull
-from opendata_buffer.producer.append_buffer import Call, Current, Item, Run, held_at_opening
-from opendata_buffer.producer.batching import Batch, Batcher
-from opendata_buffer.producer.handle import Completion, WriteHandle
-from opendata_buffer.producer.ordered_uploads import LateUpload, OrderedUploads, Stage, Upload
+from opendata_buffer.producer.append_buffer import (
+    AppendBuffer,
+    CurrentBuffer,
+    Item,
+    ProduceRequest,
+    held_at_opening,
+)
+from opendata_buffer.producer.batching import Batch, Batcher, Stage
+from opendata_buffer.producer.handle import DurabilityWatcher, WriteHandle
+from opendata_buffer.producer.ordered_uploads import LateUpload, OrderedUploads
 from opendata_buffer.runtime import Moment, Runtime
 
-__all__ = ["Backlog", "Budget", "Crew", "Failures", "UploadLine", "Work"]
-
-
-# ---- How much a producer may hold at a time, and how much it holds. Pure. ----
-
-
-class Waiting(Protocol):
-    """What is not uploaded yet: a :class:`~.batching.Batcher`."""
-
-    @property
-    def held(self) -> int: ...
-    @property
-    def calls(self) -> int: ...
-
-
-class Budget:
-    """The buffer of a producer, in bytes and in calls (failure F33).
-
-    Args:
-        waiting: Knows what its batches hold; the rest is counted here.
-        most_bytes: Most bytes at a time.
-        most_calls: Most calls at a time; None: any number.
-    """
-
-    def __init__(self, waiting: Waiting, most_bytes: int, most_calls: int | None) -> None:
-        self._waiting = waiting
-        self._most_bytes = most_bytes
-        self._most_calls = most_calls
-        self._held = 0
-        self._calls = 0
-
-    @property
-    def held(self) -> int:
-        """Bytes in use."""
-        return self._held + self._waiting.held
-
-    @property
-    def calls(self) -> int:
-        """Calls that are not settled."""
-        return self._calls + self._waiting.calls
-
-    @property
-    def room_for_run(self) -> int:
-        """Bytes that a run may take without asking; where calls are counted each has to ask."""
-        return 0 if self._most_calls is not None else self._most_bytes - self.held
-
-    def has_room(self, size: int) -> bool:
-        """Whether one more call with so many bytes may come in."""
-        held = self.held
-        # A call larger than the whole budget is let in alone, or it would wait for ever.
-        if held and held + size > self._most_bytes:
-            return False
-        return self._most_calls is None or self.calls < self._most_calls
-
-    def take(self, upload: Upload) -> None:
-        """A batch is waiting no more, and goes on as this upload."""
-        self._held += upload.held
-        self._calls += upload.calls
-
-    def give_back(self, upload: Upload) -> None:
-        """Its callers were told."""
-        self._held -= upload.held
-        self._calls -= upload.calls
-
-
-# ---- What a producer's workers do next, and the line of what is to be uploaded. Pure. ----
+__all__ = ["Accumulator", "Work"]
 
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """What a worker does next: upload, or tell what was settled.
+    """What a worker does next: upload, or complete the watchers of batches.
 
     Attributes:
-        upload: To be stored; None when there is something to tell.
-        batch: What the upload is encoded from; None when it has its bytes from before.
-        settled: Uploads whose callers are to be told.
-        hire: Whether to start one more worker first: no other one is idle.
+        batch: To be stored; None when there are completed ones.
+        completed: Batches whose watchers are to be completed.
+        add_worker: Whether to start one more worker first: no other one is idle.
     """
 
-    upload: Upload | None = None
     batch: Batch | None = None
-    settled: Sequence[Upload] = ()
-    hire: bool = False
+    completed: Sequence[Batch] = ()
+    add_worker: bool = False
 
 
-class UploadLine:
-    """Uploads that no worker has taken yet, in the order they are to be stored."""
+class Accumulator:
+    """Batches that wait, the buffer limit, and what each thread is doing. Thread-safe.
 
-    def __init__(self) -> None:
-        self._line: deque[tuple[Upload, Batch | None]] = deque()
-
-    def __len__(self) -> int:
-        """How many."""
-        return len(self._line)
-
-    def enter(self, upload: Upload, batch: Batch) -> None:
-        """One that was not stored yet, behind all others."""
-        self._line.append((upload, batch))
-
-    def enter_again(self, uploads: Sequence[Upload]) -> None:
-        """Those that grew too old, in order and before all others.
-
-        At the end of a long line they would grow too old again (failure F5).
-        """
-        self._line.extendleft((upload, None) for upload in reversed(uploads))
-
-    def drop_settled(self) -> None:
-        """What was given up must not wait here, out of the budget, for an upload to end."""
-        self._line = deque(each for each in self._line if each[0].stage is not Stage.SETTLED)
-
-    def take(self) -> Work:
-        """The first one; there must be one."""
-        return Work(*self._line.popleft())
-
-
-# ---- What a producer has given up ----
-#
-# It is told with every flush, and keeps transactions out. Pure.
-
-
-class Failures:
-    """Uploads that were not appended, or not surely; none is forgotten."""
-
-    def __init__(self) -> None:
-        self._first: BaseException | None = None
-        self._calls = 0
-        self._of_transaction = False
-
-    def record(self, failed: Sequence[Upload]) -> None:
-        """Remember them; before their callers are told, so that no later transaction gets in."""
-        for upload in failed:
-            assert isinstance(upload.outcome, BaseException)
-            self._calls += upload.calls
-            self._first = self._first or upload.outcome
-            self._of_transaction |= upload.ordered
-
-    def check(self) -> None:
-        """Raise ``FlushFailed`` when there is any."""
-        if self._first is not None:
-            raise FlushFailed(self._calls, str(self._first)) from self._first
-
-    def check_transaction(self) -> None:
-        """Raise ``FlushFailed`` when one was of a transaction: a later one would pass it.
-
-        The reader would then take the failed one for a repeat when it is produced again.
-        """
-        if self._of_transaction:
-            raise FlushFailed(self._calls, f"an earlier batch failed: {self._first}")
-
-
-# ---- Which threads a producer has, and what each of them is at. Pure. ----
-#
-# A worker uploads, tells callers what became of their records, or is idle: one idle worker keeps
-# the
-# time, so there is one more than upload at once. Another thread appends.
-
-
-class Crew:
-    """Counts the threads. Not thread-safe: it belongs to the backlog, under its lock.
-
-    Args:
-        uploads_at_once: Most uploads at a time.
-
-    Attributes:
-        threads: How many have not ended.
-    """
-
-    def __init__(self, uploads_at_once: int) -> None:
-        self._uploads_at_once = uploads_at_once
-        self.threads = 0
-        self._workers = 0
-        self._idle = 0
-        self._uploading = 0
-        self._appending = 0
-
-    @property
-    def in_store(self) -> int:
-        """Threads that wait for the store, which may never answer."""
-        return self._uploading + self._appending
-
-    @property
-    def may_upload(self) -> bool:
-        """Whether one more upload may begin."""
-        return self._uploading < self._uploads_at_once
-
-    def begin(self) -> None:
-        """One more thread, which is no worker."""
-        self.threads += 1
-
-    def end(self) -> None:
-        """A thread ends."""
-        self.threads -= 1
-
-    def hire(self, count: int) -> None:
-        """Workers begin, all idle; a negative count takes back one that did not start."""
-        self.threads += count
-        self._workers += count
-        self._idle += count
-
-    def send_off(self) -> bool:
-        """An idle worker leaves with work. Whether one more was hired, because no other is idle."""
-        self._idle -= 1
-        if self._idle or self._workers > self._uploads_at_once:
-            return False
-        self.hire(1)
-        return True
-
-    def take_back(self) -> None:
-        """A worker is idle again."""
-        self._idle += 1
-
-    def begin_upload(self) -> None:
-        """The work that a worker leaves with is an upload."""
-        self._uploading += 1
-
-    def end_upload(self) -> None:
-        """It has ended, and its worker is idle again."""
-        self._uploading -= 1
-        self.take_back()
-
-    def begin_append(self) -> None:
-        """The appender goes to the store."""
-        self._appending += 1
-
-    def end_append(self) -> None:
-        """It is back."""
-        self._appending -= 1
-
-
-class Backlog:
-    """What waits, in which order, and how much of it. Thread-safe.
+    A worker uploads, completes watchers, or is idle: one idle worker keeps the time, so there is
+    one more worker than there are uploads at once. One more thread, the appender, appends.
 
     Args:
         config: Settings.
-        append_limit: Seconds after which an append without an answer is settled as unknown.
+        append_limit: Seconds after which an append without an answer is completed as unknown.
         runtime: Clock and lock.
     """
 
@@ -268,106 +65,118 @@ class Backlog:
             flush_interval=config.flush_interval_ms / 1000,
             flush_size=config.flush_size_bytes,
             max_size=config.max_batch_bytes,
-            completion=lambda: Completion(runtime),
+            watcher=lambda: DurabilityWatcher(runtime),
         )
-        self._lane = OrderedUploads(
+        self._ordered = OrderedUploads(
             manifest_path=config.manifest_path,
             max_age=config.gc_grace_period_ms / 2000,
             append_limit=append_limit,
         )
-        self._budget = Budget(self._batcher, config.max_buffered_bytes, config.max_buffered_inputs)
-        self._crew = Crew(config.upload_concurrency)
-        self._failures = Failures()
-        self._to_upload = UploadLine()
-        self._most: int | None = None  # uploads in the next append; None: all that are ready
-        self._untold: dict[Completion, None] = {}  # of what has left the batcher
+        self._to_upload: deque[Batch] = deque()
+        # Batches that have left the batcher and whose callers do not know the outcome.
+        self._in_flight: dict[DurabilityWatcher, Batch] = {}
+        self._in_flight_held = 0
+        self._in_flight_calls = 0
+        self._most: int | None = None  # batches in the next append; None: all that are ready
         self._apps: set[str] = set()
+        self._first_failure: BaseException | None = None
+        self._failed_calls = 0
+        self._ordered_failed = False
         self._closing = False
         self._abandoned: BaseException | None = None
+        self._threads = 0
+        self._workers = 0
+        self._idle = 0
+        self._uploading = 0
+        self._appending = False
         self._appender_waits = False
         self._callers_wait = 0
         self._when_room: list[Callable[[], None]] = []
         self._looks_at: float | None = None  # when an idle worker wakes by itself
 
     @property
-    def current(self) -> Current:
+    def current(self) -> CurrentBuffer:
         """Where callers put what needs no lock: see :mod:`.append_buffer`."""
         return self._batcher.current
 
     @property
     def threads(self) -> int:
-        """How many threads of the pipeline have not ended."""
-        return self._crew.threads
+        """How many threads of the producer have not ended."""
+        return self._threads
 
-    # What the calling thread does.
+    # Called by the calling thread.
 
     @locked
-    def accept(self, call: Call) -> Completion:
-        """Take a call in, waiting for room in the buffer; stamps its ingestion time.
+    def accept(self, request: ProduceRequest) -> DurabilityWatcher:
+        """Take a request in, waiting for room in the buffer; stamps its ingestion time.
 
         Raises:
             Closed: The producer is being closed.
-            FlushFailed: The call has a transaction and an earlier one failed.
+            FlushFailed: The request has a transaction and an earlier one failed.
         """
-        self._wait_for_room(call.held)
-        return self._accept(call)
+        self._wait_for_room(request.held)
+        return self._accept(request)
 
     @locked
-    def accept_now(self, call: Call, when_room: Callable[[], None]) -> Completion | None:
+    def accept_now(
+        self, request: ProduceRequest, when_room: Callable[[], None]
+    ) -> DurabilityWatcher | None:
         """As :meth:`accept`, without waiting: None while there is no room.
 
         Args:
-            call: What to take in.
+            request: What to take in.
             when_room: Called once when it is worth to try again, if there was no room.
         """
         self._check_closing()
-        if self._budget.has_room(call.held):
-            return self._accept(call)
+        if self._has_room(request.held):
+            return self._accept(request)
         self._let_look()
         self._when_room.append(when_room)
         return None
 
     @locked
-    def put(self, item: Item) -> WriteHandle:
-        """Take in a call without metadata, waiting for room; it opens a run for the next ones.
+    def add_item(self, item: Item, late_for: AppendBuffer | None = None) -> WriteHandle:
+        """Take in a call without metadata, waiting for room; it opens the next buffer.
+
+        Args:
+            item: Records of the call.
+            late_for: The buffer it was appended to around the time of its closing, if any.
 
         Raises:
             Closed: The producer is being closed.
         """
+        if late_for is not None and late_for.was_included(item):
+            assert late_for.handle is not None
+            return late_for.handle
         self._wait_for_room(held_at_opening(item))
-        return self._put(item)
-
-    @locked
-    def put_late(self, run: Run, item: Item) -> WriteHandle:
-        """As :meth:`put`, of an item that was appended to a run around the time of its closing."""
-        if run.took_in(item):
-            assert run.handle is not None
-            return run.handle
-        self._wait_for_room(held_at_opening(item))
-        return self._put(item)
-
-    def _put(self, item: Item) -> WriteHandle:
+        # Where calls are counted, each has to take the lock: its buffer has no room for more.
+        counted = self._config.max_buffered_inputs is not None
+        room = 0 if counted else self._config.max_buffered_bytes - self._held()
         now = self._runtime.monotonic()
-        handle = self._batcher.put(item, self._runtime.now_ms(), now, self._budget.room_for_run)
+        handle = self._batcher.add_item(item, self._runtime.now_ms(), now, room)
         self._let_look()
         return handle
 
-    def _accept(self, call: Call) -> Completion:
-        if call.transaction is not None and call.message is None:
-            self._failures.check_transaction()
-            if call.transaction.app not in self._apps:
+    def _accept(self, request: ProduceRequest) -> DurabilityWatcher:
+        if request.transaction is not None and request.message is None:
+            if self._ordered_failed:
+                # The reader would take the failed transaction for a repeat of a later one when it
+                # is produced again.
+                reason = f"an earlier batch failed: {self._first_failure}"
+                raise FlushFailed(self._failed_calls, reason)
+            if request.transaction.app not in self._apps:
                 # It may repeat one of an earlier process. Appended directly behind that one, the
-                # reader would take both for one transaction, which is told by being contiguous.
-                self._batcher.separate(self._runtime.monotonic())
-                self._apps.add(call.transaction.app)
-        call.ingestion_time_ms = self._runtime.now_ms()
-        completion = self._batcher.add(call, self._runtime.monotonic())
+                # reader would take both for one transaction: those are contiguous.
+                self._batcher.add_separator(self._runtime.monotonic())
+                self._apps.add(request.transaction.app)
+        request.ingestion_time_ms = self._runtime.now_ms()
+        watcher = self._batcher.add(request, self._runtime.monotonic())
         self._let_look()
-        return completion
+        return watcher
 
     @locked
     def flush(self, timeout: float | None) -> None:
-        """Wait until everything accepted so far is settled.
+        """Wait until the outcome of everything accepted so far is known.
 
         Raises:
             TimeoutError: It is not, after ``timeout`` seconds.
@@ -378,9 +187,9 @@ class Backlog:
         self._batcher.seal(self._runtime.monotonic())
         self._condition.notify_all()
         # Not those sealed from now on: under a steady load there is always one.
-        waiting = [*self._untold, *(batch.completion for batch in self._batcher.batches)]
+        waiting = [*self._in_flight, *(batch.watcher for batch in self._batcher.batches)]
         while True:
-            while waiting and waiting[-1].is_set and waiting[-1] not in self._untold:
+            while waiting and waiting[-1].is_set and waiting[-1] not in self._in_flight:
                 waiting.pop()
             if not waiting:
                 break
@@ -391,14 +200,14 @@ class Backlog:
                     "trying: flush again"
                 )
             self._wait_as_caller(left)
-        self._failures.check()
+        self._check_failures()
 
     @locked
     def begin_closing(self) -> list[Callable[[], None]]:
-        """Accept nothing more; what is there is settled, and the threads end.
+        """Accept nothing more; what is there is completed, and the threads end.
 
         Returns:
-            What to call for those who wait for room: see :meth:`accept_now`.
+            Callbacks of those who wait for room: see :meth:`accept_now`.
         """
         self._closing = True
         self._batcher.seal(self._runtime.monotonic())
@@ -407,15 +216,19 @@ class Backlog:
 
     @locked
     def abandon(self, error: BaseException) -> None:
-        """Settle at once what is not settled; what is being appended is unknown."""
+        """Fail at once what has no outcome; what is being appended is unknown."""
         self._abandoned = error
         self._condition.notify_all()
 
     @locked
     def await_end(self, seconds: float | None) -> bool:
-        """Wait until all is told and no thread is left but in the store; whether it is so."""
+        """Wait until every outcome is known and the threads left are waiting for the store.
+
+        Returns:
+            Whether it is so; False after so many seconds.
+        """
         until = None if seconds is None else self._runtime.monotonic() + seconds
-        while self._crew.threads > (self._crew.in_store if self._is_done() else 0):
+        while self._threads > (self._uploading + self._appending if self._is_done() else 0):
             left = None if until is None else until - self._runtime.monotonic()
             if left is not None and left <= 0:
                 return False
@@ -425,19 +238,19 @@ class Backlog:
     @locked
     def check(self) -> None:
         """Raise ``FlushFailed`` when something was given up."""
-        self._failures.check()
+        self._check_failures()
 
     @locked
     def held_bytes(self) -> int:
-        """Bytes of the budget in use."""
-        return self._budget.held
+        """Bytes of ``max_buffered_bytes`` in use."""
+        return self._held()
 
     @locked
     def waiting_calls(self) -> int:
-        """Accepted calls that are not settled."""
-        return self._budget.calls
+        """Accepted calls whose outcome is not known."""
+        return self._in_flight_calls + self._batcher.calls
 
-    # What a worker does.
+    # Called by workers.
 
     @locked
     def next_work(self) -> Work | None:
@@ -446,78 +259,80 @@ class Backlog:
             now = self._runtime.monotonic()
             self._collect(now)
             self._let_append()
-            settled = self._lane.take_settled()
-            work = Work(settled=settled) if settled else self._next_upload()
-            if work is not None:
-                work.hire = self._crew.send_off()
-                return work
+            completed = self._ordered.take_completed()
+            if completed:
+                return Work(completed=completed, add_worker=self._checkout())
+            if self._to_upload and self._uploading < self._config.upload_concurrency:
+                self._uploading += 1
+                return Work(self._to_upload.popleft(), add_worker=self._checkout())
             if self._is_done():
                 return None
-            limits = [self._batcher.due_at, self._lane.next_deadline()]
+            limits = [self._batcher.due_at, self._ordered.next_deadline()]
             self._looks_at = min((each for each in limits if each is not None), default=None)
             self._condition.wait(None if self._looks_at is None else max(0.0, self._looks_at - now))
 
     @locked
-    def uploaded(self, upload: Upload, error: BaseException | None) -> None:
-        """The worker's upload is stored, or failed for good."""
+    def uploaded(self, batch: Batch, error: BaseException | None) -> None:
+        """The worker's batch is stored, or failed for good; the worker is idle again."""
         if error is None:
-            self._lane.stored(upload)
+            self._ordered.stored(batch)
         else:
-            self._lane.settle(upload, error)
-        self._crew.end_upload()
-        # What else there is to do, this worker finds by itself.
+            self._ordered.fail(batch, error)
+        self._uploading -= 1
+        self._idle += 1
+        # This worker finds by itself what else there is to do.
         self._let_append()
 
     @locked
-    def back(self) -> None:
-        """The worker has told what was settled."""
-        self._crew.take_back()
+    def checkin(self) -> None:
+        """The worker has completed the watchers, and is idle again."""
+        self._idle += 1
 
     @locked
-    def hired(self, count: int = 1) -> None:
-        """Workers begin, all idle; a negative count takes back one that did not start."""
-        self._crew.hire(count)
+    def add_workers(self, count: int = 1) -> None:
+        """Workers begin, all idle; a negative count removes one that did not start."""
+        self._add_workers(count)
 
-    # What the appender does.
+    # Called by the appender.
 
     @locked
-    def next_group(self, pause: Callable[[], float]) -> list[Upload] | None:
-        """Wait for uploads to append; None when there will be none.
+    def next_group(self, pause: Callable[[], float]) -> list[Batch] | None:
+        """Wait for batches to append; None when there will be none.
 
         Args:
             pause: Seconds to leave to other processes before the group is put together.
         """
         while not self._is_done() and self._abandoned is None:
-            if (wait := self._patience(pause())) > 0:
+            if (wait := self._pause(pause())) > 0:
                 self._condition.wait(wait)
                 continue
-            group, again = self._lane.take(Moment.now(self._runtime), self._most)
-            self._to_upload.enter_again(again)
-            if again or self._lane.has_settled:
+            group, again = self._ordered.take(Moment.now(self._runtime), self._most)
+            # Before all others: behind a long queue they would grow too old again (failure F5).
+            self._to_upload.extendleft(reversed(again))
+            if again or self._ordered.has_completed:
                 self._condition.notify_all()
             if group:
-                self._crew.begin_append()
+                self._appending = True
                 return group
             self._appender_waits = True
             self._condition.wait()
             self._appender_waits = False
         return None
 
-    @locked
-    def begin_by(self, group: Sequence[Upload]) -> float:
+    def begin_by(self, group: Sequence[Batch]) -> float:
         """See :meth:`.OrderedUploads.begin_by`."""
-        return self._lane.begin_by(group)
+        return self._ordered.begin_by(group)
 
     @locked
     def landed(self, first: int) -> list[LateUpload]:
         """The group was appended; see :meth:`.OrderedUploads.landed`."""
         self._most = None
-        return self._lane.landed(first, Moment.now(self._runtime))
+        return self._ordered.landed(first, Moment.now(self._runtime))
 
     @locked
-    def refused(self, group: Sequence[Upload], error: OpenDataBufferError) -> bool:
+    def refused(self, group: Sequence[Batch], error: OpenDataBufferError) -> bool:
         """Surely nothing was appended. Returns whether to wait before the next append."""
-        self._lane.refused(error, Moment.now(self._runtime))
+        self._ordered.refused(error, Moment.now(self._runtime))
         if isinstance(error, QueueFull) and len(group) > 1:
             # Half of them may fit; all together never would, also into an empty queue.
             self._most = len(group) // 2
@@ -528,57 +343,77 @@ class Backlog:
     @locked
     def failed(self, error: BaseException) -> None:
         """The group failed for good."""
-        self._lane.failed(error)
+        self._ordered.failed(error)
 
     @locked
-    def settle(self, upload: Upload, outcome: BaseException) -> None:
-        """See :meth:`.OrderedUploads.settle`."""
-        self._lane.settle(upload, outcome)
+    def fail(self, batch: Batch, error: BaseException) -> None:
+        """See :meth:`.OrderedUploads.fail`."""
+        self._ordered.fail(batch, error)
 
     @locked
-    def answered(self) -> list[Upload]:
-        """The append has ended; what was settled, to be told."""
-        self._crew.end_append()
-        return self._lane.take_settled()
+    def appended(self) -> list[Batch]:
+        """The append has ended; returns what was completed."""
+        self._appending = False
+        return self._ordered.take_completed()
 
-    # What every thread of the pipeline does.
-
-    @locked
-    def record(self, failed: Sequence[Upload]) -> None:
-        """See :meth:`.Failures.record`."""
-        self._failures.record(failed)
+    # Called by workers and the appender.
 
     @locked
-    def told(self, settled: Sequence[Upload]) -> list[Callable[[], None]]:
-        """After their callers were told: flush() returns when every handle has its outcome.
+    def record_failures(self, batches: Sequence[Batch]) -> None:
+        """Remember the failed ones for ever: each flush raises, and transactions are refused.
+
+        Before their watchers are completed, so that no later transaction gets in.
+        """
+        for batch in batches:
+            if isinstance(batch.outcome, BaseException):
+                self._failed_calls += batch.calls
+                self._first_failure = self._first_failure or batch.outcome
+                self._ordered_failed |= batch.ordered
+
+    @locked
+    def release(self, batches: Sequence[Batch]) -> list[Callable[[], None]]:
+        """Free the room of batches whose watchers are completed, and let flush() return.
 
         Returns:
             What to call now that there is room: see :meth:`accept_now`.
         """
-        for upload in settled:
-            self._budget.give_back(upload)
-            del self._untold[upload.completion]
+        for batch in batches:
+            self._in_flight_held -= batch.held
+            self._in_flight_calls -= batch.calls
+            del self._in_flight[batch.watcher]
         if self._callers_wait or self._closing:
             self._condition.notify_all()
         return self._take_waiting()
 
     @locked
     def begin_thread(self) -> None:
-        """One more thread, which is no worker, is about to start."""
-        self._crew.begin()
+        """The appender is about to start."""
+        self._threads += 1
 
     @locked
     def end_thread(self) -> None:
         """A thread ends."""
-        self._crew.end()
+        self._threads -= 1
         self._condition.notify_all()
 
     # With the lock held.
 
+    def _held(self) -> int:
+        return self._in_flight_held + self._batcher.held
+
+    def _has_room(self, size: int) -> bool:
+        """Whether one more call with so many bytes may come in (failure F33)."""
+        held = self._held()
+        # A call larger than the whole buffer is let in alone, or it would wait for ever.
+        if held and held + size > self._config.max_buffered_bytes:
+            return False
+        most = self._config.max_buffered_inputs
+        return most is None or self._in_flight_calls + self._batcher.calls < most
+
     def _wait_for_room(self, size: int) -> None:
         self._check_closing()
-        while not self._budget.has_room(size):
-            # An interrupted call may have left a batch that nobody was told of.
+        while not self._has_room(size):
+            # An interrupted call may have left a batch without waking a worker.
             self._let_look()
             self._wait_as_caller(None)
             self._check_closing()
@@ -586,6 +421,11 @@ class Backlog:
     def _check_closing(self) -> None:
         if self._closing:
             raise Closed("the producer was closed: produce() needs an open one")
+
+    def _check_failures(self) -> None:
+        if self._first_failure is not None:
+            reason = str(self._first_failure)
+            raise FlushFailed(self._failed_calls, reason) from self._first_failure
 
     def _take_waiting(self) -> list[Callable[[], None]]:
         waiting, self._when_room = self._when_room, []
@@ -605,41 +445,50 @@ class Backlog:
 
     def _let_append(self) -> None:
         """Wake the appender when it waits and need not."""
-        if self._appender_waits and self._lane.is_ready:
+        if self._appender_waits and self._ordered.is_ready:
             self._condition.notify_all()
 
-    def _patience(self, pause: float) -> float:
-        due = self._lane.next_deadline()
+    def _add_workers(self, count: int) -> None:
+        self._threads += count
+        self._workers += count
+        self._idle += count
+
+    def _checkout(self) -> bool:
+        """An idle worker leaves with work. Whether one more is added, because no other is idle."""
+        self._idle -= 1
+        if self._idle or self._workers > self._config.upload_concurrency:
+            return False
+        self._add_workers(1)
+        return True
+
+    def _pause(self, seconds: float) -> float:
+        due = self._ordered.next_deadline()
         if due is None:
             return 0.0
-        # No batch waits for others for more than half of its time.
+        # No batch waits for other processes for more than half of its time.
         spare = self._config.delivery_timeout_ms / 2000
-        return min(pause, due - self._runtime.monotonic() - spare)
+        return min(seconds, due - self._runtime.monotonic() - spare)
 
     def _is_done(self) -> bool:
-        """Whether every accepted call was told its outcome and no more can come."""
-        return self._closing and not self._batcher.batches and not self._untold
+        """Whether the outcome of every accepted call is known and no more can come."""
+        return self._closing and not self._batcher.batches and not self._in_flight
 
     def _collect(self, now: float) -> None:
-        """Move what is sealed into the lane, and settle what is past its deadline."""
+        """Let sealed batches be uploaded, and complete what is past its deadline."""
         if self._abandoned is not None:
             self._batcher.seal(now)
         while (batch := self._batcher.take(now)) is not None:
             assert batch.sealed_at is not None
-            upload = batch.upload(batch.sealed_at + self._config.delivery_timeout_ms / 1000)
-            self._untold[upload.completion] = None
-            self._budget.take(upload)
-            self._lane.enter(upload)
-            self._to_upload.enter(upload, batch)
+            batch.deadline = batch.sealed_at + self._config.delivery_timeout_ms / 1000
+            self._in_flight[batch.watcher] = batch
+            self._in_flight_held += batch.held
+            self._in_flight_calls += batch.calls
+            self._ordered.enter(batch)
+            self._to_upload.append(batch)
         if self._abandoned is not None:
-            self._lane.abandon(self._abandoned)
+            self._ordered.abandon(self._abandoned)
         else:
-            self._lane.expire(now)
-        if self._lane.has_settled:
-            self._to_upload.drop_settled()
-
-    def _next_upload(self) -> Work | None:
-        if not self._to_upload or not self._crew.may_upload:
-            return None
-        self._crew.begin_upload()
-        return self._to_upload.take()
+            self._ordered.expire(now)
+        if self._ordered.has_completed:
+            # Their bytes count no more, so they must not wait here for an upload to end.
+            self._to_upload = deque(x for x in self._to_upload if x.stage is not Stage.COMPLETED)

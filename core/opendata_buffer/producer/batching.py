@@ -1,9 +1,9 @@
-"""Which entries go into which batch: a pure accumulator (OpenData RFC 0001, Producer).
+"""Which entries go into which batch, and what a batch is (OpenData RFC 0001, Producer). Pure.
 
-Knows no thread and no store; times are passed in, as seconds of a monotonic clock.
+Times are passed in, as seconds of the monotonic clock.
 
 The thread that calls ``produce()`` may be interrupted between any two steps (Ctrl-C), so every
-change here is one step that leaves all else valid: a call is accepted by one ``append``, a batch
+change here is one step that leaves all else valid: a request is accepted by one ``append``, a batch
 is sealed by setting one attribute.
 """
 
@@ -12,70 +12,89 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from uuid import UUID
 
+from opendata_buffer.errors import OpenDataBufferError
 from opendata_buffer.formats.batch import Compression, seal_pieces
 from opendata_buffer.formats.keys import Transaction
-from opendata_buffer.formats.manifest import Metadata
+from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.producer.append_buffer import (
+    BUFFER_S,
     CLOSED,
-    RUN_S,
-    BlockBuilder,
-    Call,
-    Current,
+    AppendBuffer,
+    CurrentBuffer,
     Item,
-    Run,
+    ProduceRequest,
+    RecordEncoder,
     block_bytes,
     held_at_opening,
     records_in,
 )
-from opendata_buffer.producer.handle import Completion, DurabilityWatcher, WriteHandle
-from opendata_buffer.producer.ordered_uploads import Upload
+from opendata_buffer.producer.handle import DurabilityWatcher, Durable, WriteHandle
+from opendata_buffer.runtime import Moment
 
-__all__ = ["Batch", "Batcher", "EncodedBatch", "RANGE_BYTES"]
-
-
-# ---- The calls that go into one object ----
-#
-# Counted as they come, encoded when they are uploaded. Pure.
-#
-# The thread that brings a call may be interrupted between counting it and putting it in, so the
-# counts may be too high, never too low: what is uploaded is counted anew. What comes through an
-# open
-# :class:`~.append_buffer.Run` is counted when that is closed.
-
+__all__ = ["Batch", "Batcher", "Stage"]
 
 RANGE_BYTES = 16
 """What a metadata range takes in the manifest beside its payload."""
 
+MAX_RECORDS = 2**32 - 1
+"""What a footer can count (failure F34)."""
 
-def _continues(part: Call | Run, before: Call | Run) -> bool:
-    """Whether one metadata range can stand for both."""
-    return part.ingestion_time_ms == before.ingestion_time_ms and part.metadata == before.metadata
+METADATA_FLUSH_BYTES = 4 * 1024 * 1024
+"""Metadata beyond which a batch is full: it is one entry of the manifest (failure F35)."""
+
+
+class Stage(Enum):
+    """Where a batch stands: see :mod:`.ordered_uploads`. An open batch is UPLOADING."""
+
+    UPLOADING = auto()
+    UPLOADED = auto()
+    APPENDING = auto()
+    COMPLETED = auto()
 
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """The calls that go into one object.
+    """The calls that go into one object, from the first one until their outcome is known.
+
+    Calls are counted as they come. The thread that brings one may be interrupted between counting
+    it and adding it, so the counts may be too high, never too low; :meth:`encode` counts anew. The
+    items of an open :class:`~.append_buffer.AppendBuffer` are counted when that is closed.
 
     Attributes:
-        completion: Shared by the handles of its calls.
+        watcher: Shared by the handles of its calls.
         due_at: When it is sealed at the latest, monotonic seconds.
-        parts: In produce order; none in a separator.
-        run: The last part, while it is not counted.
-        size: Bytes of the record block, at most.
+        ordered: Whether its failure stops the ordered batches behind it: it is a transaction, or
+            the separator in front of the first one.
+        transaction: Identity of the call that has this batch to itself.
+        message: Identity as a message of the call that has this batch to itself.
+        parts: In produce order, until it is encoded; none in a separator.
+        buffer: The last part, while it is open.
+        size: Bytes of the record block; at most, until it is encoded.
         metadata_size: Bytes that the ranges take in the manifest, at most.
-        count: Records, at most.
+        count: Records; at most, until it is encoded.
         calls: Calls, at most.
-        held: Bytes of the producer's budget, at most.
-        held_before: Bytes that the batches took which were ahead of it when it was opened.
+        held: Bytes of ``max_buffered_bytes``, at most.
+        held_before: Bytes of the batches that waited ahead of it when it was opened.
         sealed_at: When it was sealed, monotonic seconds; None while it is open.
+        deadline: When to give up, monotonic seconds.
+        metadata: The ranges of its queue entry; set with ``data``.
+        data: The object's bytes, or its pieces, until the outcome is known; None before encoding.
+        location: The object's key.
+        named: When the location's ULID was made; None before the first upload.
+        trouble: The error of its last attempt.
+        outcome: Set when it is completed.
     """
 
-    completion: Completion
-    due_at: float
-    parts: list[Call | Run] = field(default_factory=list)
-    run: Run | None = None
+    watcher: DurabilityWatcher
+    due_at: float = 0.0
+    ordered: bool = False
+    transaction: Transaction | None = None
+    message: UUID | None = None
+    parts: list[ProduceRequest | AppendBuffer] = field(default_factory=list)
+    buffer: AppendBuffer | None = None
     size: int = 0
     metadata_size: int = 0
     count: int = 0
@@ -83,112 +102,82 @@ class Batch:
     held: int = 0
     held_before: int = 0
     sealed_at: float | None = None
+    deadline: float = float("inf")
+    stage: Stage = Stage.UPLOADING
+    metadata: tuple[Metadata, ...] = ()
+    data: bytes | list[bytes | memoryview] | None = None
+    location: str = ""
+    named: Moment | None = None
+    trouble: OpenDataBufferError | None = None
+    outcome: Durable | BaseException | None = None
 
     @property
-    def alone(self) -> Call | None:
-        """The call that has this batch to itself because of its identity."""
-        first = self.parts[0] if self.parts else None
-        return first if isinstance(first, Call) and first.alone else None
+    def entry(self) -> NewEntry:
+        """The queue entry to append."""
+        return NewEntry(self.location, self.metadata)
 
-    @property
-    def transaction(self) -> Transaction | None:
-        """Identity of the call that has this batch to itself."""
-        return self.alone.transaction if self.alone else None
+    def age(self, now: Moment) -> float:
+        """Seconds since its name was made, by the clock that says more (failure F5)."""
+        return 0.0 if self.named is None else self.named.age_ms(now) / 1000
 
-    @property
-    def message(self) -> UUID | None:
-        """Identity as a message of the call that has this batch to itself."""
-        return self.alone.message if self.alone else None
+    def add(self, request: ProduceRequest) -> None:
+        """Accept a request."""
+        self._count(request, 1)
+        self._count_range(request)
+        if request.alone:
+            self.transaction, self.message = request.transaction, request.message
+            # A message is identified by its clock: a failed one does not hide later ones.
+            self.ordered = request.message is None
+        self.parts.append(request)
 
-    def add(self, call: Call) -> None:
-        """Accept a call."""
-        self._count(call, 1)
-        self._make_range(call)
-        self.parts.append(call)
+    def add_buffer(self, buffer: AppendBuffer) -> None:
+        """Accept a buffer, which goes on to take calls; :meth:`close_buffer` counts them."""
+        self._count_range(buffer)
+        self.buffer = buffer
+        self.parts.append(buffer)
 
-    def open(self, run: Run) -> None:
-        """Accept a run, which goes on to take calls; it is counted by :meth:`fold`."""
-        self._make_range(run)
-        self.run = run
-        self.parts.append(run)
+    def close_buffer(self) -> None:
+        """Close the buffer, if there is one, and count the items in it."""
+        buffer = self.buffer
+        if buffer is not None:
+            buffer.close()
+            self._count(buffer, buffer.calls)
+            self.buffer = None
 
-    def fold(self) -> None:
-        """Close the run, if there is one, and count what is in it."""
-        run = self.run
-        if run is not None:
-            run.close()
-            self._count(run, run.calls)
-            self.run = None
+    def encode(self, compression: Compression, level: int) -> list[bytes | memoryview]:
+        """The object's bytes, in pieces; sets ``metadata``, ``count`` and ``size``."""
+        ranges: list[Metadata] = []
+        encoder = RecordEncoder()
+        before: ProduceRequest | AppendBuffer | None = None
+        for part in self.parts:
+            if before is None or not _shares_range(part, before):
+                ranges.append(Metadata(encoder.count, part.ingestion_time_ms, part.metadata))
+            before = part
+            if isinstance(part, AppendBuffer):
+                encoder.add_buffer(part)
+            else:
+                encoder.add(part.block, part.count)
+        pieces = encoder.pieces()
+        self.metadata, self.count = tuple(ranges), encoder.count
+        self.size = sum(map(len, pieces))
+        return seal_pieces(pieces, encoder.count, compression, level)
 
-    def _count(self, part: Call | Run, calls: int) -> None:
+    def _count(self, part: ProduceRequest | AppendBuffer, calls: int) -> None:
         self.size += part.size
         self.count += part.count
         self.held += part.held
         self.calls += calls
 
-    def _make_range(self, part: Call | Run) -> None:
-        if not self.parts or not _continues(part, self.parts[-1]):
+    def _count_range(self, part: ProduceRequest | AppendBuffer) -> None:
+        if not self.parts or not _shares_range(part, self.parts[-1]):
             self.metadata_size += RANGE_BYTES + len(part.metadata)
 
-    def upload(self, deadline: float) -> Upload:
-        """The upload of this batch, to be given up at ``deadline`` (monotonic seconds)."""
-        return Upload(
-            completion=self.completion,
-            transaction=self.transaction,
-            message=self.message,
-            # A batch without calls is the separator in front of a first transaction. Messages
-            # are told by their clocks: of one that failed a later one says nothing.
-            ordered=not self.parts or (self.transaction is not None and self.message is None),
-            calls=self.calls,
-            held=self.held,
-            deadline=deadline,
-        )
 
-    def encode(self, compression: Compression, level: int) -> EncodedBatch:
-        """What is stored and queued; counted anew, part by part. Its run is closed."""
-        ranges: list[Metadata] = []
-        block = BlockBuilder()
-        before: Call | Run | None = None
-        for part in self.parts:
-            if before is None or not _continues(part, before):
-                ranges.append(Metadata(block.count, part.ingestion_time_ms, part.metadata))
-            before = part
-            if isinstance(part, Run):
-                block.add_run(part)
-            else:
-                block.add(part.block, part.count)
-        pieces = block.pieces()
-        sealed = seal_pieces(pieces, block.count, compression, level)
-        return EncodedBatch(sealed, tuple(ranges), block.count, sum(map(len, pieces)))
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedBatch:
-    """A batch as it is stored and queued.
-
-    Attributes:
-        pieces: The object's bytes, one piece behind the other.
-        metadata: The ranges of its queue entry.
-        count: Records in it.
-        size: Bytes of its record block, before compression.
-    """
-
-    pieces: list[bytes | memoryview]
-    metadata: tuple[Metadata, ...]
-    count: int
-    size: int
-
-    @property
-    def data(self) -> bytes:
-        """The object's bytes, joined."""
-        return b"".join(self.pieces)
-
-
-MAX_RECORDS = 2**32 - 1
-"""What a footer can count (failure F34)."""
-
-METADATA_FLUSH_BYTES = 4 * 1024 * 1024
-"""Metadata beyond which a batch is full: it is one entry of the manifest (failure F35)."""
+def _shares_range(
+    part: ProduceRequest | AppendBuffer, before: ProduceRequest | AppendBuffer
+) -> bool:
+    """Whether one metadata range can stand for both."""
+    return part.ingestion_time_ms == before.ingestion_time_ms and part.metadata == before.metadata
 
 
 class Batcher:
@@ -198,7 +187,7 @@ class Batcher:
         flush_interval: Seconds in which the open batch becomes due, at the latest.
         flush_size: Bytes beyond which it is full; a loose limit.
         max_size: Bytes no batch exceeds.
-        completion: Makes the completion of a new batch.
+        watcher: Makes the watcher of a new batch.
     """
 
     def __init__(
@@ -207,15 +196,15 @@ class Batcher:
         flush_interval: float,
         flush_size: int,
         max_size: int,
-        completion: Callable[[], Completion],
+        watcher: Callable[[], DurabilityWatcher],
     ) -> None:
         self._flush_interval = flush_interval
         self._flush_size = flush_size
         self._max_size = max_size
-        self._completion = completion
+        self._watcher = watcher
         self._batches: deque[Batch] = deque()  # sealed ones; the last may be open
         self._last_due_at: float | None = None
-        self.current = Current()
+        self.current = CurrentBuffer()
 
     @property
     def due_at(self) -> float | None:
@@ -227,91 +216,86 @@ class Batcher:
 
     @property
     def held(self) -> int:
-        """Bytes of the producer's budget that wait here."""
+        """Bytes of ``max_buffered_bytes`` that wait here."""
         if not self._batches:
             return 0
         first, last = self._batches[0], self._batches[-1]
-        in_run = 0 if last.run is None else last.run.held
-        return last.held_before + last.held + in_run - first.held_before
+        in_buffer = 0 if last.buffer is None else last.buffer.held
+        return last.held_before + last.held + in_buffer - first.held_before
 
     @property
     def calls(self) -> int:
         """Calls that wait here."""
-        run = self._batches[-1].run if self._batches else None
-        return sum(batch.calls for batch in self._batches) + (0 if run is None else run.calls)
+        buffer = self._batches[-1].buffer if self._batches else None
+        counted = sum(batch.calls for batch in self._batches)
+        return counted if buffer is None else counted + buffer.calls
 
     @property
     def batches(self) -> list[Batch]:
         """All that wait here, in produce order."""
         return list(self._batches)
 
-    def add(self, call: Call, now: float) -> Completion:
-        """Put a call into the open batch, or into a new one.
-
-        Returns:
-            The completion of the batch the call went into.
-        """
-        self._close_run()
-        batch = self._fitting(call.size, call.count, call.alone, now)
+    def add(self, request: ProduceRequest, now: float) -> DurabilityWatcher:
+        """Put a request into the open batch, or into a new one; returns the batch's watcher."""
+        self._close_buffer()
+        batch = self._fitting(request.size, request.count, request.alone, now)
         if batch is None:
             batch = self._new(now)
-            batch.add(call)
-            if call.alone:
+            batch.add(request)
+            if request.alone:
                 batch.sealed_at = now
             self._last_due_at = batch.due_at
             self._batches.append(batch)
         else:
-            batch.add(call)
+            batch.add(request)
         self._seal_full(batch, now)
-        return batch.completion
+        return batch.watcher
 
-    def put(self, item: Item, time_ms: int, now: float, room: int) -> WriteHandle:
-        """Put a call without metadata into a new run, which becomes the open one.
+    def add_item(self, item: Item, time_ms: int, now: float, room: int) -> WriteHandle:
+        """Put a call without metadata into a new buffer, which becomes the current one.
 
         Args:
             item: Its records.
-            time_ms: Ingestion time of the run, milliseconds since the Unix epoch.
+            time_ms: Ingestion time of the buffer, milliseconds since the Unix epoch.
             now: Monotonic seconds.
-            room: Bytes of the producer's budget that are free.
+            room: Bytes of ``max_buffered_bytes`` that are free.
         """
-        self._close_run()
-        batch = self._fitting(block_bytes(item), records_in(item), False, now)
-        new = batch is None
-        if batch is None:
-            batch = self._new(now)
-        # Every byte held counts as one of the block, which is smaller: so neither budget nor
-        # block is exceeded, and how much there really is shows when the run is closed. Each
-        # record holds more than four bytes, so their number stays below its limit, too.
-        budget = min(
+        self._close_buffer()
+        fitting = self._fitting(block_bytes(item), records_in(item), False, now)
+        batch = self._new(now) if fitting is None else fitting
+        # Every byte held counts as one of the block, which is smaller: so no limit is exceeded,
+        # and the true size is counted when the buffer is closed. Each record holds more than four
+        # bytes, so their number stays below its limit, too.
+        limit = min(
             room,
             self._flush_size - batch.size,
             self._max_size - batch.size,
             4 * (MAX_RECORDS - batch.count),
         )
-        handle = WriteHandle(DurabilityWatcher(batch.completion), time_ms)
-        least = held_at_opening(item)
-        until = min(now + RUN_S, batch.due_at)
-        run = Run(item, time_ms, handle, max(budget, least), until)
-        batch.open(run)
-        if new:
+        handle = WriteHandle(batch.watcher, time_ms)
+        until = min(now + BUFFER_S, batch.due_at)
+        buffer = AppendBuffer(item, time_ms, handle, max(limit, held_at_opening(item)), until)
+        batch.add_buffer(buffer)
+        if fitting is None:
             self._last_due_at = batch.due_at
             self._batches.append(batch)
         if self._seal_full(batch, now):
-            batch.fold()
+            batch.close_buffer()
         else:
-            self.current.run = run
+            self.current.buffer = buffer
         return handle
 
-    def separate(self, now: float) -> None:
+    def add_separator(self, now: float) -> None:
         """Put an empty batch behind everything accepted so far."""
         self.seal(now)
         separator = self._new(now)
+        separator.ordered = True
         separator.sealed_at = now
         self._batches.append(separator)
 
     def seal(self, now: float) -> None:
         """Let nothing more into the open batch, however small it is."""
-        self._close_run()
+        self._close_buffer()
         batch = self._open()
         if batch is not None:
             batch.sealed_at = now
@@ -324,16 +308,16 @@ class Batcher:
         if first.sealed_at is None:
             if now < first.due_at:
                 return None
-            self._close_run()
+            self._close_buffer()
             first.sealed_at = now
-        first.fold()  # an interrupted caller may not have come to it
+        first.close_buffer()  # an interrupted caller may have left it open
         return self._batches.popleft()
 
-    def _close_run(self) -> None:
-        """Let callers come to the lock; what they have put into the run counts."""
-        self.current.run = CLOSED
+    def _close_buffer(self) -> None:
+        """Let callers take the lock, and count what they have put into the buffer."""
+        self.current.buffer = CLOSED
         if self._batches:
-            self._batches[-1].fold()
+            self._batches[-1].close_buffer()
 
     def _fitting(self, size: int, count: int, alone: bool, now: float) -> Batch | None:
         """The open batch, if so much more fits; otherwise it is sealed."""
@@ -347,7 +331,7 @@ class Batcher:
 
     def _seal_full(self, batch: Batch, now: float) -> bool:
         """Seal the batch if it is full or due; whether it is sealed."""
-        size = batch.size if batch.run is None else batch.size + batch.run.size
+        size = batch.size if batch.buffer is None else batch.size + batch.buffer.size
         if batch.sealed_at is None and (
             size > self._flush_size
             or batch.metadata_size > METADATA_FLUSH_BYTES
@@ -363,7 +347,7 @@ class Batcher:
         return last if last is not None and last.sealed_at is None else None
 
     def _new(self, now: float) -> Batch:
-        batch = Batch(self._completion(), self._next_due_at(now))
+        batch = Batch(self._watcher(), self._next_due_at(now))
         if self._batches:
             last = self._batches[-1]
             batch.held_before = last.held_before + last.held

@@ -1,8 +1,8 @@
 """The producer (OpenData RFC 0001, Producer).
 
-What callers see: checks and encoding in the calling thread, then the
-:class:`~.sender.Sender`, which batches, uploads and appends in threads of its own. Batches
-enter the queue in produce order, whatever order their uploads finish in.
+Calls are checked and encoded in the calling thread. The :class:`~.sender.Sender` uploads and
+appends their batches in threads of its own. Batches enter the queue in produce order, whatever
+order their uploads finish in.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from opendata_buffer.producer.append_buffer import (
     CLOSED,
     PIECE_HELD,
     RECORD_HELD,
-    Call,
-    Current,
+    CurrentBuffer,
     Item,
+    ProduceRequest,
+    block_bytes,
     encode_entries,
     encode_list,
 )
-from opendata_buffer.producer.handle import DurabilityWatcher, WriteHandle, wakeable
+from opendata_buffer.producer.handle import WriteHandle, wakeable
 from opendata_buffer.producer.sender import Sender
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Store
@@ -79,15 +80,16 @@ class Producer(ClosedAtEnd):
         self._closed = False
         runtime = runtime or SystemRuntime()
         store = store or open_store(config.store, config.store_options)
-        self._pipeline = Sender(config, store, runtime, network)
-        # What send() uses on every call.
-        self._current = self._pipeline.backlog.current
+        self._sender = Sender(config, store, runtime, network)
+        # Used by every call, so looked up once.
+        self._accumulator = self._sender.accumulator
+        self._current = self._accumulator.current
         self._monotonic = runtime.monotonic
         where = {"queue": metrics.queue_label(store.url, config.manifest_path)}
         metrics.producer_buffered_bytes.watch(self, lambda each: each.buffered_bytes, where)
         if isinstance(runtime, SystemRuntime):
-            _open_pipelines.add(self._pipeline)
-            _open_runs.add(self._current)
+            _open_senders.add(self._sender)
+            _open_buffers.add(self._current)
 
     def send(self, record: bytes | bytearray | memoryview) -> WriteHandle:
         """Accept one record without metadata, at the least cost: half a microsecond.
@@ -108,51 +110,41 @@ class Producer(ClosedAtEnd):
         Raises:
             InvalidInput, Closed, KeyboardInterrupt: As :meth:`produce`.
         """
-        # How this comes without a lock: see producer/append_buffer.py. There is no call between
-        # reading
-        # what is left and writing it, so no other thread subtracts in between. Functions that
-        # are attributes go into variables first: the interpreter looks for `run.append(...)`
-        # as for a method, which takes 30 ns longer.
         if type(record) is bytes:
-            size = len(record)
-            monotonic = self._monotonic
-            now = monotonic()
-            current = self._current
-            run = current.run
-            left = run.left - size - RECORD_HELD
-            if left >= 0 and now < run.until:
-                run.left = left
-                append = run.append
-                append(record)
-                if current.run is run:
-                    return run.handle  # type: ignore[return-value]
-                return self._pipeline.backlog.put_late(run, record)
-            if self._may_run(size + 4):
-                return self._pipeline.backlog.put(record)
+            handle = self._add(record)
+            if handle is not None:
+                return handle
         return self.accept(self.prepare([record]))
 
-    def _send_several(self, item: Item, size: int, count: int) -> WriteHandle | None:
-        """:meth:`send` of a piece of so many bytes and records; None when it is too large."""
+    def _add(self, item: Item) -> WriteHandle | None:
+        """Add a record or a piece to the open buffer without a lock: see :mod:`.append_buffer`.
+
+        Returns:
+            Its handle; None when the item is too large for a batch.
+        """
+        held = len(item[0]) + PIECE_HELD if type(item) is tuple else len(item) + RECORD_HELD
+        # No call lies between reading what is left and writing it, so no other thread subtracts in
+        # between. Functions that are attributes go into variables first: the interpreter looks for
+        # `buffer.append(...)` as for a method, which takes 30 ns longer.
         monotonic = self._monotonic
         now = monotonic()
         current = self._current
-        run = current.run
-        left = run.left - size - PIECE_HELD
-        if left >= 0 and now < run.until:
-            run.left = left
-            run.more += count - 1
-            run.pieces += 1
-            append = run.append
+        buffer = current.buffer
+        left = buffer.left - held
+        if left >= 0 and now < buffer.until:
+            buffer.left = left
+            if type(item) is tuple:
+                buffer.more += item[1] - 1
+                buffer.pieces += 1
+            append = buffer.append
             append(item)
-            if current.run is run:
-                return run.handle
-            return self._pipeline.backlog.put_late(run, item)
-        return self._pipeline.backlog.put(item) if self._may_run(size) else None
-
-    def _may_run(self, size: int) -> bool:
-        """Whether a batch has room for so many bytes of a record block."""
+            if current.buffer is buffer:
+                return buffer.handle
+            return self._accumulator.add_item(item, buffer)
         self._check_process()
-        return size <= self._config.max_batch_bytes
+        if block_bytes(item) > self._config.max_batch_bytes:
+            return None
+        return self._accumulator.add_item(item)
 
     def produce(
         self,
@@ -196,26 +188,10 @@ class Producer(ClosedAtEnd):
             kind = type(entries)
             if kind is list or kind is tuple:
                 if len(entries) == 1:
-                    # As send() goes on; calling it would take a tenth of all that a record takes.
-                    record = entries[0]
-                    if type(record) is bytes:
-                        size = len(record)
-                        monotonic = self._monotonic
-                        now = monotonic()
-                        current = self._current
-                        run = current.run
-                        left = run.left - size - RECORD_HELD
-                        if left >= 0 and now < run.until:
-                            run.left = left
-                            append = run.append
-                            append(record)
-                            if current.run is run:
-                                return run.handle  # type: ignore[return-value]
-                            return self._pipeline.backlog.put_late(run, record)
-                    return self.send(record)
+                    return self.send(entries[0])
                 item = encode_list(entries)
                 if item is not None:
-                    handle = self._send_several(item, len(item[0]), item[1])
+                    handle = self._add(item)
                     if handle is not None:
                         return handle
         return self.accept(
@@ -247,7 +223,7 @@ class Producer(ClosedAtEnd):
             self.prepare(entries, metadata, transaction=transaction, message=message)
         )
 
-    async def accept_async(self, call: Call) -> WriteHandle:
+    async def accept_async(self, request: ProduceRequest) -> WriteHandle:
         """As :meth:`accept`; while the buffer is full it waits without blocking the event loop.
 
         Raises:
@@ -255,9 +231,9 @@ class Producer(ClosedAtEnd):
         """
         while True:
             room, wake = wakeable()
-            completion = self._pipeline.backlog.accept_now(call, wake)
-            if completion is not None:
-                return WriteHandle(DurabilityWatcher(completion), call.ingestion_time_ms)
+            watcher = self._accumulator.accept_now(request, wake)
+            if watcher is not None:
+                return WriteHandle(watcher, request.ingestion_time_ms)
             await room
 
     def prepare(
@@ -267,7 +243,7 @@ class Producer(ClosedAtEnd):
         *,
         transaction: Transaction | None = None,
         message: UUID | None = None,
-    ) -> Call:
+    ) -> ProduceRequest:
         """The first half of :meth:`produce`: check and encode a call. Nothing is accepted yet.
 
         Raises:
@@ -291,16 +267,16 @@ class Producer(ClosedAtEnd):
             )
         if message is not None:
             parse_uuid(message)
-        return Call(block, count, metadata, 0, transaction, message)
+        return ProduceRequest(block, count, metadata, 0, transaction, message)
 
-    def accept(self, call: Call) -> WriteHandle:
-        """The second half: take a prepared call in. Blocks while the buffer is full.
+    def accept(self, request: ProduceRequest) -> WriteHandle:
+        """The second half: take a prepared request in. Blocks while the buffer is full.
 
         Raises:
             Closed, FlushFailed: As :meth:`produce`.
         """
-        completion = self._pipeline.backlog.accept(call)
-        return WriteHandle(DurabilityWatcher(completion), call.ingestion_time_ms)
+        watcher = self._accumulator.accept(request)
+        return WriteHandle(watcher, request.ingestion_time_ms)
 
     def flush(self, timeout: float | None = None) -> None:
         """Make everything produced so far durable.
@@ -317,13 +293,13 @@ class Producer(ClosedAtEnd):
             Closed: The producer was made before this process was forked.
         """
         self._check_process()
-        self._pipeline.backlog.flush(timeout)
+        self._accumulator.flush(timeout)
 
     def close(self, timeout: float | None = None) -> None:
         """Flush, then end the threads. A second call does nothing; nor does one in a fork.
 
-        Interrupted (Ctrl-C), it leaves the threads at work, which settle what was accepted and
-        end: call it again to wait for them.
+        Interrupted (Ctrl-C), it leaves the threads at work; they upload and append what was
+        accepted, and end. Call it again to wait for them.
 
         Args:
             timeout: Seconds until what is not durable is given up; its handles raise ``Closed``,
@@ -336,7 +312,7 @@ class Producer(ClosedAtEnd):
         if self._pid != os.getpid() or self._closed:
             return
         try:
-            self._pipeline.close(timeout)
+            self._sender.close(timeout)
         except FlushFailed:
             self._end()
             raise
@@ -345,23 +321,23 @@ class Producer(ClosedAtEnd):
     def _end(self) -> None:
         self._closed = True
         metrics.producer_buffered_bytes.unwatch(self)
-        _open_pipelines.discard(self._pipeline)
-        _open_runs.discard(self._current)
+        _open_senders.discard(self._sender)
+        _open_buffers.discard(self._current)
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of ``max_buffered_bytes`` that are taken by what is not yet settled."""
-        return self._pipeline.backlog.held_bytes()
+        """Bytes of ``max_buffered_bytes`` that are taken by batches without an outcome."""
+        return self._accumulator.held_bytes()
 
     @property
     def commit_attempts(self) -> int:
         """Manifest writes tried by this process's committer for this queue."""
-        return self._pipeline.committer.attempts
+        return self._sender.committer.attempts
 
     @property
     def commit_conflicts(self) -> int:
         """How many of them lost against another process."""
-        return self._pipeline.committer.conflicts
+        return self._sender.committer.conflicts
 
     def _check_process(self) -> None:
         if self._pid != os.getpid():
@@ -371,31 +347,31 @@ class Producer(ClosedAtEnd):
             )
 
 
-_open_pipelines: weakref.WeakSet[Sender] = weakref.WeakSet()
-_open_runs: weakref.WeakSet[Current] = weakref.WeakSet()
+_open_senders: weakref.WeakSet[Sender] = weakref.WeakSet()
+_open_buffers: weakref.WeakSet[CurrentBuffer] = weakref.WeakSet()
 
 
-def _close_runs() -> None:
+def _close_buffers() -> None:
     """In a forked child: send() must come to the check that this is another process."""
-    for current in list(_open_runs):
-        current.run = CLOSED
+    for current in list(_open_buffers):
+        current.buffer = CLOSED
 
 
 if hasattr(os, "register_at_fork"):  # where there is a fork
-    os.register_at_fork(after_in_child=_close_runs)
+    os.register_at_fork(after_in_child=_close_buffers)
 
 
 @atexit.register
 def _close_forgotten() -> None:
     """A service that exits without close() still has its entries in memory (failure F30)."""
-    for pipeline in list(_open_pipelines):
-        if pipeline.process != os.getpid():
+    for sender in list(_open_senders):
+        if sender.process != os.getpid():
             continue  # the parent's, in a forked child
         log.warning("a producer was not closed before exit; closing it now")
         try:
-            pipeline.close(None)
+            sender.close(None)
         except KeyboardInterrupt:
-            calls = pipeline.backlog.waiting_calls()
+            calls = sender.accumulator.waiting_calls()
             log.error("interrupted: %d produce() calls are not durable", calls)
             return
         except Exception:

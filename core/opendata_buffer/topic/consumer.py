@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import islice
+from functools import partial
+from itertools import islice, repeat, zip_longest
 from typing import Protocol, TypeVar
 
 from opendata_buffer.broker.network import Network
@@ -16,7 +17,6 @@ from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.fetch import (
     AdaptiveConcurrency,
     ArrowBatch,
-    BatchDescriptor,
     ConsumedBatch,
 )
 from opendata_buffer.consumer.isolation import READ_COMMITTED
@@ -27,48 +27,47 @@ from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.description import TopicDescription
 from opendata_buffer.topic.partition_consumer import PartitionPosition, PartitionReader
-from opendata_buffer.topic.topic import CurrentTopic, Topic
+from opendata_buffer.topic.topic import CachedTopic, Topic
 
-__all__ = ["Delivered", "Group", "TopicArrowBatch", "TopicBatch", "TopicConsumer", "in_turn"]
+__all__ = ["Delivered", "TopicArrowBatch", "TopicBatch", "TopicConsumer", "round_robin"]
 
+log = logging.getLogger(__name__)
 
-# ---- Whose turn it is: one of each, round after round, so that no backlog holds others up. ----
+REFRESH_S = 2.0
+"""Age of the list of partitions at which it is read again."""
 
+MAX_PREFETCH = 64
+"""Most batches that are prefetched between two polls."""
+
+PRUNE_S = 3_600.0
 
 T = TypeVar("T")
 
 
-def in_turn(
+def round_robin(
     waiting: Mapping[str, Sequence[T]], after: str | None, limit: int
 ) -> list[tuple[str, T]]:
     """The first of each partition, then the second of each, and so on, with their partitions.
 
     Args:
-        waiting: What waits, by partition, in order.
-        after: The partition that had the last turn: the one behind it begins.
-        limit: Most that are given out.
+        waiting: Items in order, by partition.
+        after: Begin with the partition behind this one.
+        limit: Most that are returned.
     """
     names = list(waiting)
     begin = names.index(after) + 1 if after is not None and after in waiting else 0
-    return list(islice(_rounds({n: waiting[n] for n in names[begin:] + names[:begin]}), limit))
-
-
-def _rounds(waiting: Mapping[str, Sequence[T]]) -> Iterator[tuple[str, T]]:
-    for turn in range(max(map(len, waiting.values()), default=0)):
-        for name, items in waiting.items():
-            if turn < len(items):
-                yield name, items[turn]
-
-
-# ---- What a topic's consumer hands out: a batch, and the partition that it is of. ----
+    rows = zip_longest(
+        *(zip(repeat(name), waiting[name]) for name in names[begin:] + names[:begin])
+    )
+    return list(islice((each for row in rows for each in row if each is not None), limit))
 
 
 class Delivered(Protocol):
-    """A batch that was handed out, or what is kept of it: its records need not be."""
+    """The part of a delivered batch that an acknowledgement needs."""
 
     @property
     def partition(self) -> str:
-        """Which one."""
+        """Its partition."""
         ...
 
     @property
@@ -82,7 +81,7 @@ class TopicBatch:
     """A decoded batch of one partition.
 
     Attributes:
-        partition: Which one.
+        partition: Its partition.
         entries: The records, in ingestion order.
         sequence: Position in the partition's queue.
         location: Key of the batch object.
@@ -101,81 +100,10 @@ class TopicArrowBatch(ArrowBatch):
     """A decoded batch of one partition whose records are one ``pa.binary()`` array.
 
     Attributes:
-        partition: Which one. All else is as in :class:`.ArrowBatch`, also ``to_table()``.
+        partition: Its partition. All else is as in :class:`.ArrowBatch`, also ``to_table()``.
     """
 
     partition: str
-
-
-# ---- Batches of several partitions that are ready: fetched ahead, and delivered in turn. ----
-
-
-class Group:
-    """What is fetched between two looks at the partitions. Not thread-safe.
-
-    Args:
-        batches: At least one, each with the name of its partition, in the order of delivery;
-            those of a partition are the first that wait in its reader.
-        readers: By partition.
-        arrow: Decode to Arrow arrays.
-        runtime: Threads.
-        pace: How long fetches of this store wait.
-    """
-
-    def __init__(
-        self,
-        batches: Sequence[tuple[str, BatchDescriptor]],
-        readers: Mapping[str, PartitionReader],
-        *,
-        arrow: bool,
-        runtime: Runtime,
-        pace: AdaptiveConcurrency,
-    ) -> None:
-        self._left = deque((name, readers[name]) for name, _ in batches)
-        owners = {id(descriptor): readers[name] for name, descriptor in batches}
-        self._fetched = read_ahead(
-            lambda descriptor: owners[id(descriptor)].read(descriptor),
-            [descriptor for _, descriptor in batches],
-            lambda descriptor, stored: owners[id(descriptor)].decode(stored, arrow=arrow),
-            runtime=runtime,
-            pace=pace,
-        )
-
-    @property
-    def is_over(self) -> bool:
-        """Whether all are taken."""
-        return not self._left
-
-    @property
-    def partition(self) -> str:
-        """Of the batch that comes next."""
-        return self._left[0][0]
-
-    def take(self) -> ConsumedBatch | ArrowBatch:
-        """The next batch, which waits in its reader no more. After an error nothing more comes.
-
-        Raises:
-            OpenDataBufferError: It could not be fetched or decoded, and waits in its reader.
-        """
-        found = next(self._fetched)
-        _, reader = self._left.popleft()
-        reader.ready.popleft()
-        return found
-
-    def close(self) -> None:
-        """End the fetching; what was not taken still waits in its reader."""
-        self._fetched.close()
-
-
-log = logging.getLogger(__name__)
-
-REFRESH_S = 2.0
-"""Age of the list of partitions at which it is read again."""
-
-GROUP = 64
-"""Batches fetched between two looks, at most: so long a new one in another partition waits."""
-
-PRUNE_S = 3_600.0
 
 
 class TopicConsumer(ClosedAtEnd):
@@ -190,22 +118,23 @@ class TopicConsumer(ClosedAtEnd):
                     save(batch.partition, str(consumer.position_of(batch)))
                 consumer.ack(batch)
 
-    Batches of a partition come in order, partitions take turns. Transactions are delivered when
-    they are committed, each batch once. Without ``partitions`` it reads all, takes up those that
-    are added, and lets drained ones go. Not thread-safe: one thread reads and acknowledges.
+    Batches of a partition are delivered in order, and partitions round robin. Transactions are
+    delivered when they are committed, each batch once. Without ``partitions`` it reads all,
+    follows added partitions, and removes drained ones from the topic. Not thread-safe: one thread
+    reads and acknowledges.
 
     Args:
         config: Settings of each partition's consumer.
-        positions: By partition, what :meth:`position_of` gave for the last batch that is surely
-            processed, or its text. Partitions without one are read from the oldest queued batch.
+        positions: By partition, the :meth:`position_of` the last batch that is processed, or its
+            text. Partitions without one are read from the oldest queued batch.
         partitions: Read these and no others, so that several processes share a topic: names or
             numbers.
         isolation: ``read_uncommitted`` delivers undecided and repeated batches, too.
-        store: Instead of the one ``config.store`` names.
-        runtime: Clock and threads.
+        store: Use this store instead of opening ``config.store``.
+        runtime: Clock and threads; the system's by default.
         allow_data_loss: Go on behind a gap, with a warning, instead of raising ``DataLoss``.
         refresh_s: Seconds after which the list of partitions is read again, in the background.
-        program: What reads the topic, for the person who asks ``opendata-buffer owner``.
+        program: Name of the program, shown by ``opendata-buffer owner``.
         network: How brokers are reached; WebSockets by default.
 
     Raises:
@@ -229,26 +158,34 @@ class TopicConsumer(ClosedAtEnd):
         network: Network | None = None,
     ) -> None:
         self._config = config
-        self._program = program
-        self._network = network
-        self._isolation = isolation
-        self._allow_data_loss = allow_data_loss
         self._runtime = runtime or SystemRuntime()
         self._closed = False
-        self._unsure = False
+        self._interrupted = False
         topic = Topic.open(config, store=store, runtime=self._runtime)
-        self._store = topic.store
+        self._open_reader = partial(
+            PartitionReader,
+            isolation=isolation,
+            store=topic.store,
+            runtime=self._runtime,
+            allow_data_loss=allow_data_loss,
+            program=program,
+            network=network,
+        )
         self._assigned = _assigned(partitions, topic.description)
         self._positions = {
             name: PartitionPosition.of(each) for name, each in (positions or {}).items()
         }
-        self._current = CurrentTopic(topic, self._runtime, refresh_s)
-        self._drained = Topic.open(config, store=topic.store, runtime=self._runtime)
+        self._cached = CachedTopic(topic, self._runtime, refresh_s)
+        self._topic = Topic.open(config, store=topic.store, runtime=self._runtime)
+        """Removes drained partitions; the cached one is used by another thread."""
         self._readers: dict[str, PartitionReader] = {}
-        self._sealed: set[str] = set()  # Closed for good, and not taken out of the topic yet.
-        self._group: Group | None = None
+        self._sealed: set[str] = set()
+        """Sealed partitions that are not removed from the topic yet."""
+        self._pace = AdaptiveConcurrency.of(topic.store)
+        self._prefetched: deque[str] = deque()
+        """Partition of each batch that is fetched ahead, in the order of delivery."""
+        self._fetched: Generator[ConsumedBatch | ArrowBatch] | None = None
         self._as_arrow = False
-        self._pace = AdaptiveConcurrency.of(self._store)
         self._last: str | None = None
         self._errors: deque[OpenDataBufferError] = deque()
         self._pruned_at = self._runtime.monotonic()
@@ -260,17 +197,17 @@ class TopicConsumer(ClosedAtEnd):
 
     @property
     def partitions(self) -> list[str]:
-        """Those that it reads now."""
+        """The partitions that it reads now."""
         return list(self._readers)
 
     @property
     def positions(self) -> dict[str, PartitionPosition]:
-        """By partition, what to start the next consumer with: all that is acknowledged."""
+        """By partition, the position behind all acknowledged batches, for the next consumer."""
         found = {name: reader.position for name, reader in self._readers.items()}
         return {name: position for name, position in found.items() if position is not None}
 
     def position_of(self, batch: Delivered) -> PartitionPosition:
-        """What to save with a batch: it and all delivered before it in its partition are done.
+        """The position to save with a batch: behind it and all before it in its partition.
 
         Raises:
             InvalidInput: It was not delivered by this consumer, or is acknowledged already.
@@ -278,13 +215,13 @@ class TopicConsumer(ClosedAtEnd):
         return self._reader(batch.partition).position_after(batch.sequence)
 
     def next_batch(self) -> TopicBatch | None:
-        """The next batch of the partition whose turn it is, or None when nothing is ready.
+        """The next batch, or None when nothing is ready.
 
-        An error of one partition does not keep the others from being read: it is raised in its
-        turn, and again in the next round while it lasts.
+        A partition that fails does not block the others: the others' batches are delivered, the
+        error is raised, and raised again after the next poll while it lasts.
 
         Raises:
-            PoisonBatch: A batch is missing, unreadable or foreign. :meth:`skip` passes it by.
+            PoisonBatch: A batch is missing, unreadable or foreign; :meth:`skip` it.
             Fenced: Another consumer owns one of the partitions.
             DataLoss, QueueReset, CorruptManifest: A partition does not continue where it was.
             TransientStorageError, PermanentStorageError: The store did not answer.
@@ -300,8 +237,7 @@ class TopicConsumer(ClosedAtEnd):
     def next_arrow_batch(self) -> TopicArrowBatch | None:
         """As :meth:`next_batch`, with the records as an Arrow array, without an object for each.
 
-        Both may be called in turn, over the same place in the topic; what was fetched ahead for
-        the one is fetched again for the other.
+        Both may be called alternately; prefetched batches are fetched again then.
         """
         taken = self._next(arrow=True)
         if taken is None:
@@ -315,10 +251,11 @@ class TopicConsumer(ClosedAtEnd):
     def ack(self, batch: Delivered) -> None:
         """Acknowledge a batch: the next one of its partition, in the order of delivery.
 
-        Only ``partition`` and ``sequence`` of it are looked at, so its records may be given up.
-
         Every ``config.ack_interval`` entries the partition's manifest is written; what an open
         transaction needs stays in it.
+
+        Args:
+            batch: Only its ``partition`` and ``sequence`` are used.
 
         Raises:
             InvalidInput: Another one is next. Nothing changed.
@@ -329,10 +266,10 @@ class TopicConsumer(ClosedAtEnd):
         """
         self._check_open()
         reader = self._reader(batch.partition)
-        self._whole(lambda: reader.ack(batch.sequence))
+        self._uninterrupted(lambda: reader.ack(batch.sequence))
 
     def skip(self, partition: str, sequence: int) -> None:
-        """Give up a batch for ever that cannot be delivered (failure F25); it is logged.
+        """Skip a batch that cannot be delivered, for ever (failure F25); it is logged.
 
         Raises:
             InvalidInput: It is not one that waits for delivery or acknowledgement.
@@ -340,12 +277,12 @@ class TopicConsumer(ClosedAtEnd):
             Closed: The consumer was closed, or interrupted in a call before.
         """
         self._check_open()
-        self._end_group()
+        self._drop_prefetched()
         reader = self._reader(partition)
-        self._whole(lambda: reader.skip(sequence))
+        self._uninterrupted(lambda: reader.skip(sequence))
 
     def flush(self) -> None:
-        """Take everything acknowledged out of the manifests, all at once.
+        """Dequeue everything that is acknowledged, in all partitions at once.
 
         Raises:
             Fenced, Conflict, QueueReset, CorruptManifest, StorageError: Of the first partition
@@ -354,10 +291,10 @@ class TopicConsumer(ClosedAtEnd):
         """
         self._check_open()
         readers = self._readers.values()
-        self._whole(lambda: together(self._runtime, PartitionReader.let_go, readers))
+        self._uninterrupted(lambda: together(self._runtime, PartitionReader.flush, readers))
 
     def close(self) -> None:
-        """Write out acknowledgements and end. Free to repeat; closed also when it raises.
+        """Write out acknowledgements and end. May be repeated; closed also when it raises.
 
         Raises:
             Fenced, Conflict, QueueReset, CorruptManifest, StorageError: Of the first partition
@@ -368,89 +305,101 @@ class TopicConsumer(ClosedAtEnd):
         self._closed = True
         self._close_all()
 
-    def _note_failed_close(self, error: OpenDataBufferError) -> None:
-        log.warning("closing after an error failed too: %s", error)
-
-    # What was found, and is fetched in turn.
-
     def _next(self, *, arrow: bool) -> tuple[str, ConsumedBatch | ArrowBatch] | None:
         """The next batch in one of its forms, and its partition; None when nothing is ready."""
         self._check_open()
         if arrow is not self._as_arrow:
-            self._end_group()
+            self._drop_prefetched()
             self._as_arrow = arrow
         while True:
-            if self._group is not None:
-                return self._take(self._group)
+            if self._fetched is not None:
+                return self._take(self._fetched)
             if self._errors:
                 raise self._errors.popleft()
-            found = self._whole(self._look)
-            if not self._begin_group() and not self._errors and not found:
+            found = self._uninterrupted(self._poll)
+            self._prefetch()
+            if self._fetched is None and not self._errors and not found:
                 return None
 
-    def _begin_group(self) -> bool:
-        """Let what is ready be fetched ahead, in turn; whether there is any."""
+    def _prefetch(self) -> None:
+        """Start to fetch ready batches; they stay in ``ready`` until they are delivered."""
         waiting = {name: reader.ready for name, reader in self._readers.items()}
-        batches = in_turn(waiting, self._last, GROUP)
+        batches = round_robin(waiting, self._last, MAX_PREFETCH)
         if not batches:
-            return False
-        self._group = Group(
-            batches, self._readers, arrow=self._as_arrow, runtime=self._runtime, pace=self._pace
+            return
+        readers, arrow = dict(self._readers), self._as_arrow
+        names = {id(descriptor): name for name, descriptor in batches}
+        self._prefetched = deque(name for name, _ in batches)
+        self._fetched = read_ahead(
+            lambda descriptor: readers[names[id(descriptor)]].read(descriptor),
+            [descriptor for _, descriptor in batches],
+            lambda each, stored: readers[names[id(each)]].decode(stored, arrow=arrow),
+            runtime=self._runtime,
+            adaptive=self._pace,
         )
-        return True
 
-    def _take(self, group: Group) -> tuple[str, ConsumedBatch | ArrowBatch]:
-        name = group.partition
-        self._last = name  # also after an error: the others have their turn first
+    def _take(
+        self, fetched: Generator[ConsumedBatch | ArrowBatch]
+    ) -> tuple[str, ConsumedBatch | ArrowBatch]:
+        name = self._prefetched[0]
+        self._last = name  # also after an error, so that the other partitions come first
         try:
-            found = group.take()
+            found = next(fetched)
+            self._prefetched.popleft()
+            self._readers[name].ready.popleft()
         except BaseException:
-            self._end_group()
+            self._drop_prefetched()
             raise
-        if group.is_over:
-            self._end_group()
+        if not self._prefetched:
+            self._drop_prefetched()
         return name, found
 
-    def _end_group(self) -> None:
-        """What was fetched and not delivered is fetched again: it is still ready."""
-        group, self._group = self._group, None
-        if group is not None:
-            group.close()
+    def _drop_prefetched(self) -> None:
+        """End the fetching. What was not delivered is still ready, and is fetched again."""
+        fetched, self._fetched = self._fetched, None
+        if fetched is not None:
+            fetched.close()
 
-    # Looking.
-
-    def _look(self) -> bool:
-        """Look at all partitions at once; whether there was anything new."""
-        description = self._current.get()
-        try:
+    def _poll(self) -> bool:
+        """Poll all partitions at once; whether there was anything new."""
+        description = self._cached.get()
+        with self._noting_error():
             self._open_missing(description)
-        except OpenDataBufferError as error:
-            self._errors.append(error)
         for name in [name for name in self._readers if name not in description.names]:
-            self._leave(name)
+            self._close_drained(name)
 
-        def look(reader: PartitionReader) -> bool | OpenDataBufferError:
+        def poll(reader: PartitionReader) -> bool | OpenDataBufferError:
             try:
-                return reader.look()
+                return reader.poll()
             except OpenDataBufferError as error:
                 return error
 
         found = False
         readers = list(self._readers.values())
-        for reader, outcome in zip(readers, together(self._runtime, look, readers), strict=True):
+        for reader, outcome in zip(readers, together(self._runtime, poll, readers), strict=True):
             if isinstance(outcome, Drained):
                 self._sealed.add(reader.name)
-                self._leave(reader.name)
+                self._close_drained(reader.name)
             elif isinstance(outcome, OpenDataBufferError):
                 self._errors.append(outcome)
             else:
                 found = found or outcome
+        with self._noting_error():
+            self._remove_drained(description)
+        now = self._runtime.monotonic()
+        if now - self._pruned_at >= PRUNE_S:
+            self._pruned_at = now
+            for reader in self._readers.values():
+                reader.prune()
+        return found
+
+    @contextmanager
+    def _noting_error(self) -> Iterator[None]:
+        """Raise an error of the block after the batches that are ready."""
         try:
-            self._let_leave(description)
+            yield
         except OpenDataBufferError as error:
             self._errors.append(error)
-        self._prune()
-        return found
 
     def _open_missing(self, description: TopicDescription) -> None:
         names = description.names if self._assigned is None else self._assigned
@@ -459,66 +408,43 @@ class TopicConsumer(ClosedAtEnd):
         now_ms = self._runtime.now_ms()
         missing = [n for n in names if n in description.names and n not in known]
 
-        def opened(name: str) -> PartitionReader | None:
+        def open_one(name: str) -> None:
             try:
-                return PartitionReader(
-                    name,
-                    Topic.config_of(name, self._config),
-                    self._positions.get(name),
-                    self._isolation,
-                    store=self._store,
-                    runtime=self._runtime,
-                    allow_data_loss=self._allow_data_loss,
-                    program=self._program,
-                    network=self._network,
-                )
+                config = Topic.config_of(name, self._config)
+                found[name] = self._open_reader(name, config, self._positions.get(name))
             except DataLoss:
-                # Perhaps it was emptied to be closed, by one who was killed in between.
-                if not description.may_leave(name, now_ms) or not self._drained.seal(name):
+                # A consumer may have been killed after it emptied the partition to seal it.
+                if not description.may_leave(name, now_ms) or not self._topic.seal(name):
                     raise
+                self._sealed.add(name)
             except Drained:
-                pass
-            self._sealed.add(name)
-            return None
-
-        def noted(name: str) -> None:
-            reader = opened(name)
-            if reader is not None:
-                found[name] = reader
+                self._sealed.add(name)
 
         found: dict[str, PartitionReader] = {}
         try:
-            together(self._runtime, noted, missing)
+            together(self._runtime, open_one, missing)
         finally:
             everyone = self._readers | found
             self._readers = {name: everyone[name] for name in sorted(everyone)}
 
-    def _let_leave(self, description: TopicDescription) -> None:
-        """Take draining partitions out of the topic that are read to their end."""
-        readers = [self._readers[name] for name in description.draining if name in self._readers]
+    def _remove_drained(self, description: TopicDescription) -> None:
+        """Remove draining partitions from the topic that are read to their end."""
         now_ms = self._runtime.now_ms()
-        done = [
-            each for each in readers if each.finished and description.may_leave(each.name, now_ms)
-        ]
+        due = [name for name in description.draining if description.may_leave(name, now_ms)]
+        readers = [self._readers[name] for name in due if name in self._readers]
+        done = [reader for reader in readers if reader.finished]
         for reader in done:
-            reader.let_all_go()
-        if done or any(description.may_leave(name, now_ms) for name in self._sealed):
-            for name in self._drained.remove_drained():
-                self._leave(name)
+            reader.flush_all()
+        if done or not self._sealed.isdisjoint(due):
+            for name in self._topic.remove_drained():
+                self._close_drained(name)
 
-    def _leave(self, name: str) -> None:
+    def _close_drained(self, name: str) -> None:
         reader = self._readers.pop(name, None)
         if reader is not None:
             log.info("partition %s was drained and has left the topic", name)
             with suppress(Drained):
                 reader.close()
-
-    def _prune(self) -> None:
-        now = self._runtime.monotonic()
-        if now - self._pruned_at >= PRUNE_S:
-            self._pruned_at = now
-            for reader in self._readers.values():
-                reader.prune()
 
     def _reader(self, name: str) -> PartitionReader:
         found = self._readers.get(name)
@@ -529,27 +455,27 @@ class TopicConsumer(ClosedAtEnd):
         return found
 
     def _close_all(self) -> None:
-        self._end_group()
+        self._drop_prefetched()
         readers, self._readers = self._readers, {}
         together(self._runtime, PartitionReader.close, readers.values())
 
-    def _whole(self, work: Callable[[], T]) -> T:
-        """What ``work`` returns. Interrupted (Ctrl-C) it leaves a consumer that does not go on.
+    def _uninterrupted(self, work: Callable[[], T]) -> T:
+        """What ``work`` returns. After an interruption (Ctrl-C) the consumer cannot be used.
 
-        An entry may be taken off the manifest's end and be noted nowhere yet, and other threads
-        may still look: who went on would pass that batch by, and acknowledge it with the next.
+        An entry may have been taken and not noted, and other threads may still poll: the batch
+        would not be delivered, and be acknowledged with the next one.
         """
-        self._unsure = True
+        self._interrupted = True
         try:
             result = work()
         except Exception:
-            self._unsure = False
+            self._interrupted = False
             raise
-        self._unsure = False
+        self._interrupted = False
         return result
 
     def _check_open(self) -> None:
-        if self._unsure:
+        if self._interrupted:
             raise Closed(
                 "this consumer of the topic was interrupted while it looked for batches or "
                 "acknowledged one: close it and make a new one, with the positions that were "

@@ -1,4 +1,4 @@
-"""Which partitions a topic has: one small object at the store's root, as a pure value.
+"""The description of a topic: which partitions it has, as one small object at the store's root.
 
 ::
 
@@ -7,11 +7,22 @@
                     {"name": "p-00002-0bvb", "state": "draining", "since": 1767225600000}],
      "left": ["p-00001-05mv"]}
 
-A partition is an ordinary v1 queue: its data prefix is its name, its manifest lies below that.
-Numbers are given once: a partition that has left the topic never comes back under its name, so
-positions in it cannot be taken for positions in another one. The letters after the number are
-chosen when a partition is added (:mod:`.topic.description`); what counts is the name as it is
-listed.
+A partition is an ordinary v1 queue, and its name is the queue's data prefix. Its number is never
+used again, so a position in a partition that has left the topic cannot be one in another.
+
+The four letters of the name determine its share of the keys under rendezvous hashing. That gives a
+key to the partition whose name's hash differs from the key's in the highest bits, so the names'
+hashes divide the keys as a binary tree does. Those of ``p-00000`` and ``p-00001`` are nearly
+equal, and the tree is unbalanced. So letters are chosen such that the name's hash has three zeros
+and then the ten bits of the partition's **slot**, the lowest bit first::
+
+    slot    0               1               2               3               4
+    hash    000 0000000000  000 1000000000  000 0100000000  000 1100000000  000 0010000000
+
+New partitions take the lowest free slots, which keeps the tree balanced: partitions have the same
+share of the keys if there is a power of two of them, and otherwise none has more than twice the
+share of another. A new partition takes half of the keys of one other. The three zeros are the bits
+in which FNV-1a hardly distinguishes short keys: those of all keys of one letter are equal.
 """
 
 from __future__ import annotations
@@ -35,116 +46,111 @@ if TYPE_CHECKING:
 __all__ = [
     "DESCRIPTION",
     "DRAIN_S",
-    "MAX_BYTES",
-    "MAX_PARTITIONS",
-    "PLACES",
     "Partition",
     "State",
     "TopicDescription",
-    "free_places",
     "has_letters",
     "is_abbreviated",
     "is_topic",
     "name_of",
     "number_meant",
     "number_of",
-    "place_of",
 ]
 
+DESCRIPTION = Sidecar(
+    "the topic's description",
+    "Restore its latest version (bucket versioning): it alone says which partitions there are.",
+    max_bytes=1024 * 1024,
+)
 
-# ---- Whether a store has a topic: all that a query over one queue needs to know of topics. ----
+DRAIN_S = 60.0
+"""Seconds that a partition drains at least, so that producers, which notice within seconds, can
+finish their calls. Safety does not depend on it."""
 
+MAX_PARTITIONS = 1_000
+"""Most partitions of a topic: each is a manifest that readers look at with every trigger."""
 
-MAX_BYTES = 1024 * 1024
-"""Of a topic's description."""
+MAX_LEFT = 1_000
+"""Most partitions that have left and are listed, because their objects are not deleted yet."""
+
+_MOST_NUMBERS = 100_000
+
+_ZEROS = 3
+_BITS = 10
+SLOTS = 1 << _BITS
+"""More than a topic has partitions, so that there is always a free one."""
+
+_LETTERS = "0123456789bcdfghjkmnpqrstvwxyz"
+"""Without vowels, so that there are no words, and without l, which looks like a 1. Four of them
+have 810,000 possibilities for the 8,192 beginnings of a hash."""
+
+_SHORT = re.compile(r"(?:p-)?(?P<number>[0-9]{1,5})")
 
 
 def is_topic(store: Get) -> bool:
-    """Whether a topic lies at the store's root, by one small read.
+    """Whether there is a topic at the store's root, by one small read.
 
     Raises:
         TransientStorageError, PermanentStorageError: The store did not answer.
     """
     try:
-        store.get(TOPIC_KEY, max_bytes=MAX_BYTES)
+        store.get(TOPIC_KEY, max_bytes=DESCRIPTION.max_bytes)
     except ObjectNotFound:
         return False
     except CorruptData:
-        return True  # too large to read, but there; whoever reads it says so
+        return True  # there is one, and it is too large to be read
     return True
 
 
-# ---- What partitions are called: ``p-00003-04vf``, a number and four letters. ----
-#
-# The number says which partition it is, and is never given twice. The letters say where it lies.
-# Rendezvous hashing gives a key to the partition whose name's hash differs from the key's in the
-# highest bits, so it divides the keys as a binary tree over the names' hashes does. Of names like
-# ``p-00000`` and ``p-00001`` those hashes are nearly the same, and the tree is lopsided. So the
-# letters are searched for: behind three zeros the hash of the whole name has the ten bits of the
-# partition's **place**, the lowest bit first::
-#
-#     place   0               1               2               3               4
-#     hash    000 0000000000  000 1000000000  000 0100000000  000 1100000000  000 0010000000
-#
-# However many of the lowest places are taken, the tree is as full as it can be: all partitions have
-# the same share of the keys if there is a power of two of them, and otherwise none has more than
-# twice the share of another. A partition that is added takes half of one other's keys.
-#
-# The three zeros leave out of account the bits in which FNV-1a hardly tells short keys apart: of
-# all keys of one letter the highest three bits are the same.
-
-
-_ZEROS = 3
-_BITS = 10
-PLACES = 1 << _BITS
-"""More than a topic has partitions, so that there is always a free one."""
-
-_LETTERS = "0123456789bcdfghjkmnpqrstvwxyz"
-"""No vowels, so that no words come out; no l, which looks like a 1. Four of them have 810,000
-possibilities, to find one of 8,192 beginnings of a hash with."""
-
-_SHORT = re.compile(r"(?:p-)?(?P<number>[0-9]{1,5})")
-
-
-def name_of(number: int, place: int) -> str:
+def name_of(number: int, slot: int) -> str:
     """The name of a new partition; always the same for the same arguments.
 
-    The letters are the first that do, in the order of :data:`_LETTERS`.
+    The letters are the first that fit, in the order of :data:`_LETTERS`.
     """
     import numpy as np
 
     shift = np.uint32(32 - _ZEROS - _BITS)
+    letters = np.frombuffer(_LETTERS.encode(), np.uint8)
     for first in _LETTERS:
         stem = f"p-{number:05}-{first}"
-        found = np.flatnonzero(_behind(stem) >> shift == _reversed(place))
+        # The hashes of the stem with any three letters behind it, in their order.
+        hashes: npt.NDArray[np.uint32] = np.array([fnv1a(stem.encode())], np.uint32)
+        for _ in range(3):
+            hashes = ((hashes[:, None] ^ letters) * np.uint32(PRIME)).ravel()
+        found = np.flatnonzero(hashes >> shift == _reversed(slot))
         if len(found):
-            return stem + "".join(_LETTERS[each] for each in _digits(int(found[0])))
-    raise AssertionError(f"no name for partition {number} at place {place}")
+            rest = np.unravel_index(found[0], (len(_LETTERS),) * 3)
+            return stem + "".join(_LETTERS[each] for each in rest)
+    raise AssertionError(f"no name for partition {number} in slot {slot}")
 
 
-def place_of(name: str) -> int:
-    """Where a partition lies, by its name. Names without letters lie anywhere, often together."""
+def slot_of(name: str) -> int:
+    """A partition's slot; names without letters have any, and several may have the same."""
     bits = fnv1a(name.encode()) >> (32 - _ZEROS - _BITS)
-    return _reversed(bits & (PLACES - 1))
+    return _reversed(bits & (SLOTS - 1))
 
 
-def free_places(names: Iterable[str]) -> Iterator[int]:
-    """The places that none of these partitions has, the lowest first."""
-    taken = {place_of(name) for name in names}
-    return (place for place in range(PLACES) if place not in taken)
+def free_slots(names: Iterable[str]) -> Iterator[int]:
+    """The slots of none of these partitions, the lowest first."""
+    taken = {slot_of(name) for name in names}
+    return (slot for slot in range(SLOTS) if slot not in taken)
+
+
+def _reversed(bits: int) -> int:
+    return int(f"{bits:0{_BITS}b}"[::-1], 2)
 
 
 def number_of(name: str) -> int | None:
     """The number in a partition's name; None if it is no such name.
 
-    Partitions of topics that were made before there were letters have names like ``p-00003``.
+    Topics of versions that gave names no letters have partitions like ``p-00003``.
     """
     found = PARTITION_NAME.fullmatch(name)
     return int(found["number"]) if found else None
 
 
 def has_letters(name: str) -> bool:
-    """Whether this is the whole name of a partition, and not what may be an abbreviation."""
+    """Whether this is the whole name of a partition, and cannot be an abbreviation."""
     found = PARTITION_NAME.fullmatch(name)
     return found is not None and found["letters"] is not None
 
@@ -156,56 +162,18 @@ def number_meant(given: str) -> int | None:
 
 
 def is_abbreviated(given: str, name: str) -> bool:
-    """Whether somebody who writes ``3``, ``p-3`` or ``p-00003`` means this partition."""
+    """Whether ``3``, ``p-3`` or ``p-00003`` is an abbreviation of this name."""
     found = _SHORT.fullmatch(given)
     return found is not None and int(found["number"]) == number_of(name)
 
 
-def _reversed(bits: int) -> int:
-    return int(f"{bits:0{_BITS}b}"[::-1], 2)
-
-
-def _behind(stem: str) -> npt.NDArray[np.uint32]:
-    """The hashes of a stem with any three letters behind it, in their order."""
-    import numpy as np
-
-    letters = np.frombuffer(_LETTERS.encode(), np.uint8)
-    hashes = np.array([fnv1a(stem.encode())], np.uint32)
-    for _ in range(3):
-        hashes = ((hashes[:, None] ^ letters) * np.uint32(PRIME)).ravel()
-    return hashes
-
-
-def _digits(number: int) -> tuple[int, int, int]:
-    high, low = divmod(number, len(_LETTERS))
-    return (*divmod(high, len(_LETTERS)), low)
-
-
-DESCRIPTION = Sidecar(
-    "the topic's description",
-    "Restore its latest version (bucket versioning): it alone says which partitions there are.",
-    max_bytes=MAX_BYTES,
-)
-
-DRAIN_S = 60.0
-"""How long a partition drains at least. Nothing depends on it but that producers, which notice
-within seconds, can finish what they have begun instead of being refused."""
-
-MAX_PARTITIONS = 1_000
-"""Most partitions of a topic: each is a manifest that readers look at with every trigger."""
-
-_MOST_NUMBERS = 100_000
-MAX_LEFT = 1_000
-"""Most partitions that have left and are remembered, because objects of theirs may be there."""
-
-
 class State(StrEnum):
-    """What may be done with a partition."""
+    """Whether a partition is written."""
 
     ACTIVE = "active"
     """Written and read."""
     DRAINING = "draining"
-    """Read, and written no more; it leaves the topic once it is empty."""
+    """Read, and not written; it leaves the topic once it is empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +183,7 @@ class Partition:
     Attributes:
         name: Its data prefix, as column ``partition`` shows it: ``p-00000-04pn``.
         state: Whether it is still written.
-        since_ms: When it began to drain, milliseconds since the Unix epoch, by the clock of
-            whoever said so; 0 while it does not.
+        since_ms: When it began to drain, milliseconds since the Unix epoch; 0 for active ones.
         others: Fields of later versions, kept when the object is written again.
     """
 
@@ -233,13 +200,13 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
-    """The partitions of a topic. A value: changes give a new one, or the same if nothing changes.
+    """The partitions of a topic. A value: changes return a new one, or the same without a change.
 
     Attributes:
         topic_id: A ULID, drawn when the topic was created.
-        partitions: In the order of their numbers; mappings count in this order.
+        partitions: In the order of their numbers; partitioners index them in this order.
         next_number: Of the next partition.
-        left: Names of partitions that have left, and whose last batches nobody has collected yet.
+        left: Names of partitions that have left, and whose objects are not deleted yet.
         others: Fields of later versions, kept when the object is written again.
     """
 
@@ -251,7 +218,7 @@ class TopicDescription:
 
     @classmethod
     def new(cls, topic_id: str, partitions: int) -> TopicDescription:
-        """A topic that begins with so many partitions.
+        """A new topic with so many partitions.
 
         Raises:
             InvalidInput: Fewer than 1 or more than ``MAX_PARTITIONS``.
@@ -260,12 +227,12 @@ class TopicDescription:
 
     @property
     def names(self) -> list[str]:
-        """Of all partitions: what a reader reads."""
+        """Of all partitions, which are read."""
         return [each.name for each in self.partitions]
 
     @property
     def active(self) -> list[str]:
-        """Of the partitions that are written: what keys are mapped to."""
+        """Of the partitions that are written."""
         return [each.name for each in self.partitions if each.state is State.ACTIVE]
 
     @property
@@ -274,9 +241,7 @@ class TopicDescription:
         return [each.name for each in self.partitions if each.state is State.DRAINING]
 
     def expanded(self, partitions: int) -> TopicDescription:
-        """The topic with so many active partitions in all; draining ones do not count.
-
-        A total and no increment, so that a command that is repeated adds nothing twice.
+        """The topic with this total of active partitions; a repeated call adds none.
 
         Raises:
             InvalidInput: Fewer than there are, more than ``MAX_PARTITIONS``, or the numbers of
@@ -306,45 +271,48 @@ class TopicDescription:
                 f"cannot add {missing} partitions: the topic has given {self.next_number} of "
                 f"{_MOST_NUMBERS} numbers away, and none is given twice. Create another topic."
             )
-        # One that drains is written no more, so its place, and with it its keys, may be taken.
-        numbers, places = range(self.next_number, last), free_places(self.active)
-        new = (Partition(name_of(each, next(places))) for each in numbers)
+        # The slots of draining partitions, and with them their keys, are free.
+        numbers, slots = range(self.next_number, last), free_slots(self.active)
+        new = (Partition(name_of(each, next(slots))) for each in numbers)
         return replace(self, partitions=(*self.partitions, *new), next_number=last)
 
     def drained(self, name: str, now_ms: int = 0) -> TopicDescription:
-        """The topic with one partition draining; one that drains already, or has left, is let be.
+        """The topic with one partition draining; the same if it is draining or has left.
 
         Args:
             name: Of the partition, or an abbreviation of it.
             now_ms: Since when it drains, milliseconds since the Unix epoch.
 
         Raises:
-            InvalidInput: The topic never had such a partition, or it is the last one written.
+            InvalidInput: The topic never had such a partition, or it is the last active one.
         """
         if self.has_left(name):
             return self
         name = self.resolved(name)
+        if name in self.draining:
+            return self
         if self.active == [name]:
             raise InvalidInput(
                 f"partition {name!r} is the last one that is written: add others first, with "
                 "'opendata-buffer topic expand STORE --partitions N'"
             )
-        return self._with(
-            replace(each, state=State.DRAINING, since_ms=now_ms)
-            if each.name == name and each.state is State.ACTIVE
-            else each
+        partitions = tuple(
+            replace(each, state=State.DRAINING, since_ms=now_ms) if each.name == name else each
             for each in self.partitions
         )
+        return replace(self, partitions=partitions)
 
     def without(self, names: Iterable[str]) -> TopicDescription:
-        """The topic without these partitions, as far as they are draining."""
-        leave = set(names) & set(self.draining)
-        gone = [each.name for each in self.partitions if each.name in leave]
-        rest = self._with(each for each in self.partitions if each.name not in leave)
-        return replace(rest, left=(*self.left, *gone)[-MAX_LEFT:]) if gone else self
+        """The topic without those of these partitions that are draining."""
+        wanted = set(names)
+        gone = [name for name in self.draining if name in wanted]
+        if not gone:
+            return self
+        rest = tuple(each for each in self.partitions if each.name not in gone)
+        return replace(self, partitions=rest, left=(*self.left, *gone)[-MAX_LEFT:])
 
     def collected(self, names: Iterable[str]) -> TopicDescription:
-        """The topic, once nothing lies in these partitions any more that have left it."""
+        """The topic, once all objects of these partitions that have left are deleted."""
         gone = set(names)
         left = tuple(name for name in self.left if name not in gone)
         return self if left == self.left else replace(self, left=left)
@@ -359,10 +327,10 @@ class TopicDescription:
         )
 
     def resolved(self, given: str) -> str:
-        """The name of the partition that is meant: by its name, or ``3`` for ``p-00003-04vf``.
+        """The name of a partition, from its name or number.
 
         Raises:
-            InvalidInput: There is no such partition; names those that there are.
+            InvalidInput: There is no such partition.
         """
         for name in self.names:
             if given == name or is_abbreviated(given, name):
@@ -370,12 +338,12 @@ class TopicDescription:
         raise InvalidInput(f"partition is {given!r}: the topic has {_listed(self.names)}")
 
     def left_name(self, given: str) -> str:
-        """The name of a partition that has left and is remembered; what was given if none is."""
+        """The name of a listed partition that has left; as given if there is none."""
         meant = (name for name in self.left if given == name or is_abbreviated(given, name))
         return next(meant, given)
 
     def has_left(self, given: str) -> bool:
-        """Whether this means a partition that the topic had once, and has no more."""
+        """Whether the topic had a partition of this name or number, and has it no more."""
         number = number_meant(given)
         if number is None or number >= self.next_number:
             return False
@@ -408,12 +376,8 @@ class TopicDescription:
             raise DESCRIPTION.unreadable(problem)
         return found
 
-    def _with(self, partitions: Iterable[Partition]) -> TopicDescription:
-        given = tuple(partitions)
-        return self if given == self.partitions else replace(self, partitions=given)
-
     def _contradiction(self) -> str:
-        """What cannot be of a topic; empty for a sound one."""
+        """Why this cannot be a topic; empty if it can."""
         numbers = [number_of(name) or 0 for name in self.names]
         if not self.active:
             return "the topic has no partition that is written"

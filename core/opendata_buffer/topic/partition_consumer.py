@@ -1,32 +1,36 @@
-"""One partition of a topic as its consumer reads it: a queue's consumer, and the rule over it."""
+"""One partition of a topic as the topic's consumer reads it: position, progress and reader.
+
+Entries come in the order of the manifest. Batches are delivered in the order in which
+:class:`.ReadCommitted` releases them: those of a transaction at its acknowledgement. The manifest
+determines both orders, so a position is a place in the first one, and a number of batches that the
+next entry releases. A reader that resumes there goes on with exactly the next batch.
+"""
 
 from __future__ import annotations
 
 import json
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from opendata_buffer.broker.network import Network
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.cursors import Position, report_loss
+from opendata_buffer.consumer.cursors import Position, warn_data_loss
 from opendata_buffer.consumer.fetch import ArrowBatch, BatchDescriptor, ConsumedBatch, PooledBatch
 from opendata_buffer.consumer.isolation import ReadCommitted, Replay
 from opendata_buffer.errors import DataLoss, Drained, InvalidInput, PoisonBatch, QueueReset
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 
-__all__ = ["PartitionPosition", "PartitionReader", "Progress"]
-
-
-# ---- Where a reader is in one partition of a topic ----
-#
-# As a value to be saved beside what it wrote.
-
+__all__ = ["PartitionPosition", "PartitionProgress", "PartitionReader"]
 
 _MAX_SEQUENCE = 2**64 - 1
+
+POLL_ENTRIES = 256
+"""Most entries that one poll takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +38,11 @@ class PartitionPosition:
     """Everything up to here is processed. ``PartitionPosition.parse(str(position)) == position``.
 
     Attributes:
-        queue_id: Of the partition's queue, so that a position is not taken for one in another.
+        queue_id: Of the partition's queue: a position of another queue is refused.
         sequence: Of the last entry of the manifest whose batches are all processed.
-        delivered: How many of the batches that the entry behind it releases are processed, too:
-            an acknowledgement releases those of a whole transaction.
-        transactions: What the reader knows of writers and open transactions at that point:
+        delivered: How many of the batches that the next entry releases are processed, too: an
+            acknowledgement releases those of a whole transaction.
+        transactions: Writers and open transactions at that point:
             :meth:`.ReadCommitted.to_dict`.
     """
 
@@ -88,19 +92,9 @@ class PartitionPosition:
         return given if isinstance(given, PartitionPosition) else cls.parse(given)
 
 
-# ---- How far a reader is in one partition ----
-#
-# What is delivered, processed, and may be let go. Pure.
-#
-# Entries come in the order of the manifest; batches are delivered in the order in which
-# :class:`.ReadCommitted` releases them, which for transactions is later. Both orders are fixed by
-# the manifest alone. So a position is a place in the first order, and how many batches of the
-# next entry are processed; whoever resumes there goes on with exactly the next batch.
-
-
 @dataclass(slots=True)
 class _Offered:
-    """An entry that was offered, and not all it releases is processed yet."""
+    """An entry of which not all released batches are processed."""
 
     sequence: int
     location: str
@@ -108,30 +102,36 @@ class _Offered:
     processed: int = 0
     skipped: set[int] = field(default_factory=set)
     acked: bool = False
-    """Whether its last batch was acknowledged: then a position that was saved is behind it."""
+    """Whether its last batch was acknowledged, so that a saved position is behind the entry."""
 
     @property
     def done(self) -> bool:
         return self.processed == len(self.released)
 
     def move(self, by: int) -> None:
-        """So many more are processed; given up ones need no acknowledgement."""
+        """So many more batches are processed; skipped ones need no acknowledgement."""
         self.processed += by
         while not self.done and self.released[self.processed] in self.skipped:
             self.processed += 1
 
 
-class Progress:
-    """The state of a reader in one partition. Not thread-safe.
+class PartitionProgress:
+    """What of one partition is delivered, processed, and no longer needed. Not thread-safe; pure.
 
-    It keeps the rule twice: where entries are offered, and where they are processed. The second
-    one trails behind and is what positions are made of.
+    It has two filters, one at the entry that is offered next and one at the last entry whose
+    batches are all processed. Positions are the state of the second one.
 
     Args:
         partition: The data prefix.
         isolation: See :class:`.ReadCommitted`.
-        start: Sequence of the first entry there is, without a position.
-        position: Where to go on.
+        start: Sequence of the first entry, without a position.
+        position: Where to resume.
+
+    Attributes:
+        next_offer: Sequence of the entry to be offered next.
+        kept_from: The first sequence that must stay in the manifest for saved positions. Those
+            are saved with batches; markers and rolled back batches behind the last acknowledged
+            one must stay, because a reader that resumes could not tell their absence from a loss.
 
     Raises:
         InvalidInput: The position's transactions cannot be read, or no such isolation.
@@ -150,85 +150,63 @@ class Progress:
         else:
             self._ahead = ReadCommitted.from_dict(dict(position.transactions), partition, isolation)
         self._behind = self._ahead.copy()
-        self._next_offer = start if position is None else position.sequence + 1
-        self._next_processed = self._next_offer
+        self.next_offer = start if position is None else position.sequence + 1
+        self._next_processed = self.next_offer
         self._already = 0 if position is None else position.delivered
         self._offered: deque[_Offered] = deque()
-        self._kept_from = self.floor
-
-    @property
-    def next_offer(self) -> int:
-        """Sequence of the entry to be offered next."""
-        return self._next_offer
+        self.kept_from = self.first_needed
 
     @property
     def idle(self) -> bool:
-        """Whether everything offered is processed, and nothing waits to be decided."""
-        return not self._offered and self._behind.floor(self._next_offer) == self._next_offer
+        """Whether everything offered is processed, and no transaction is undecided."""
+        return not self._offered and self._behind.stable_end(self.next_offer) == self.next_offer
 
     @property
-    def floor(self) -> int:
-        """The first sequence that whoever goes on at :meth:`position` still needs."""
-        return self._behind.floor(self._next_processed)
-
-    @property
-    def kept_from(self) -> int:
-        """The first one that must stay in the manifest: where the last acknowledged batch was.
-
-        Positions are saved with batches. Entries behind the last one that deliver nothing, such as
-        acknowledgements and what was rolled back, are behind its position, too: if they left, who
-        goes on there would find a gap, and could not tell it from a loss.
-        """
-        return self._kept_from
+    def first_needed(self) -> int:
+        """The first sequence that a reader needs that resumes at :meth:`position`."""
+        return self._behind.stable_end(self._next_processed)
 
     def offer(self, sequence: int, location: str, replay: Replay) -> list[int]:
-        """Take the next entry in; the sequences that are to be delivered now, in order.
+        """Take the next entry; returns the sequences to deliver now, in order.
 
-        An entry behind a gap is taken for the first one after a loss. One that was offered
-        before the position is passed by.
+        A gap before the entry is a loss. An entry before the position is ignored.
         """
-        if sequence < self._next_offer:
+        if sequence < self.next_offer:
             return []
-        if sequence > self._next_offer:
-            # Both at once: what was released before the gap is delivered and acknowledged all the
-            # same, and then stands for nothing that could still change.
+        if sequence > self.next_offer:
             self._ahead.lost(sequence - 1)
             self._already = 0
         released = self._ahead.offer(sequence, location, replay)
-        self._next_offer = sequence + 1
-        # An acknowledgement whose transaction was in part processed before the restart.
+        self.next_offer = sequence + 1
+        # The entry may release a transaction that was processed in part before the restart.
         processed, self._already = min(self._already, len(released)), 0
         self._offered.append(_Offered(sequence, location, released, processed))
         if not self._offered[0].released:
-            self._pass(replay)
+            self._advance(replay)
         return released[processed:]
 
     def ack(self, sequence: int, replay: Replay) -> None:
-        """The batch that was delivered first of those not yet processed is processed.
+        """Acknowledge the first delivered batch that is not processed.
 
         Raises:
             InvalidInput: It is another batch's sequence. Nothing changed.
         """
-        for each in self._offered:
-            if not each.done:
-                wanted = each.released[each.processed]
-                if wanted == sequence:
-                    each.acked = each.processed == len(each.released) - 1
-                    each.move(1)
-                    self._pass(replay)
-                    return
-                raise InvalidInput(
-                    f"cannot ack sequence {sequence} of partition {self._partition}: {wanted} "
-                    "comes first. Acknowledge the batches of a partition in the order in which "
-                    "they were delivered."
-                )
-        raise InvalidInput(
-            f"cannot ack sequence {sequence} of partition {self._partition}: everything that was "
-            "delivered is acknowledged"
-        )
+        refused = f"cannot ack sequence {sequence} of partition {self._partition}: "
+        each = next((each for each in self._offered if not each.done), None)
+        if each is None:
+            raise InvalidInput(f"{refused}everything that was delivered is acknowledged")
+        wanted = each.released[each.processed]
+        if wanted != sequence:
+            raise InvalidInput(
+                f"{refused}{wanted} comes first. Acknowledge the batches of a partition in the "
+                "order in which they were delivered."
+            )
+        each.acked = each.processed == len(each.released) - 1
+        each.move(1)
+        self._advance(replay)
 
     def skip(self, sequence: int, replay: Replay) -> None:
-        """A batch was given up: it needs no acknowledgement any more.
+        """Skip a batch: it needs no acknowledgement any more.
 
         Raises:
             InvalidInput: It was not delivered, or is acknowledged already. Nothing changed.
@@ -237,7 +215,7 @@ class Progress:
             if sequence in each.released[each.processed :]:
                 each.skipped.add(sequence)
                 each.move(0)
-                self._pass(replay)
+                self._advance(replay)
                 return
         raise self._unknown(sequence)
 
@@ -245,7 +223,7 @@ class Progress:
         """Where to resume; None before the partition's first entry is processed."""
         if not self._next_processed:
             return None
-        # Not offered again yet after a restart: what was processed of it still is.
+        # After a restart the entry may not be offered again yet.
         processed = self._offered[0].processed if self._offered else self._already
         return self._position(queue_id, self._next_processed - 1, processed, self._behind)
 
@@ -255,7 +233,7 @@ class Progress:
         Raises:
             InvalidInput: It was not delivered, or is acknowledged already.
         """
-        rule, last, found = self._behind.copy(), self._next_processed - 1, False
+        behind, last, found = self._behind.copy(), self._next_processed - 1, False
         for each in self._offered:
             if found and not each.done:
                 break
@@ -263,12 +241,12 @@ class Progress:
                 found = True
                 processed = each.released.index(sequence) + 1
                 if processed < len(each.released):
-                    return self._position(queue_id, last, processed, rule)
-            self._catch_up(rule, last, each, replay)
+                    return self._position(queue_id, last, processed, behind)
+            self._catch_up(behind, last, each, replay)
             last = each.sequence
         if not found:
             raise self._unknown(sequence)
-        return self._position(queue_id, last, 0, rule)
+        return self._position(queue_id, last, 0, behind)
 
     def prune(self, now_ms: int) -> None:
         """See :meth:`.ReadCommitted.prune`."""
@@ -282,53 +260,45 @@ class Progress:
         )
 
     def _position(
-        self, queue_id: str, sequence: int, processed: int, rule: ReadCommitted
+        self, queue_id: str, sequence: int, processed: int, behind: ReadCommitted
     ) -> PartitionPosition:
-        state = rule.to_dict()
+        state = behind.to_dict()
         plain = state == ReadCommitted(self._partition).to_dict()
         return PartitionPosition(queue_id, sequence, processed, {} if plain else state)
 
-    def _pass(self, replay: Replay) -> None:
+    def _advance(self, replay: Replay) -> None:
         while self._offered and self._offered[0].done:
             each = self._offered.popleft()
             self._catch_up(self._behind, self._next_processed - 1, each, replay)
             self._next_processed = each.sequence + 1
             if each.acked:
-                self._kept_from = self.floor
+                self.kept_from = self.first_needed
 
     @staticmethod
-    def _catch_up(rule: ReadCommitted, last: int, each: _Offered, replay: Replay) -> None:
+    def _catch_up(behind: ReadCommitted, last: int, each: _Offered, replay: Replay) -> None:
         if each.sequence > last + 1:
-            rule.lost(each.sequence - 1)
-        rule.offer(each.sequence, each.location, replay)
-
-
-LOOK = 256
-"""Entries that one look takes at most."""
+            behind.lost(each.sequence - 1)
+        behind.offer(each.sequence, each.location, replay)
 
 
 class PartitionReader:
-    """Owns one partition's queue. Not thread-safe.
+    """Owns and reads one partition's queue. Not thread-safe.
 
     Args:
         name: The partition.
         config: Its settings, as :meth:`.Topic.config_of` gives them.
-        position: Where to go on; None: at the oldest queued batch.
+        position: Where to resume; None: at the oldest queued batch.
         isolation: See :class:`.ReadCommitted`.
-        store: Where it is.
-        runtime: Clock and threads.
-        allow_data_loss: Go on behind a gap.
-        program: What reads it, for the person who asks.
-        network: How brokers are reached; WebSockets by default.
+        store, runtime, allow_data_loss, program, network: As for :class:`.Consumer`.
 
     Attributes:
         name: The partition.
         ready: Batches to be delivered, in order.
 
     Raises:
-        Drained: It was closed for good.
+        Drained: The partition was sealed.
         QueueReset: The position is of another queue, or beyond this one's end.
-        DataLoss: What the position needs was taken by somebody else, and that is not allowed.
+        DataLoss: Entries that the position needs are gone, and ``allow_data_loss`` is not set.
         OpenDataBufferError: As :class:`.Consumer`.
     """
 
@@ -349,11 +319,16 @@ class PartitionReader:
         self.ready: deque[BatchDescriptor] = deque()
         self._runtime = runtime
         self._ack_interval = config.ack_interval
-        self._handed: deque[BatchDescriptor] = deque()
-        resumed = None if position is None else Progress(name, isolation, position=position)
+        self._dequeued: deque[BatchDescriptor] = deque()
+        """Taken from the consumer and not yet offered."""
+        resumed, start = None, None
+        if position is not None:
+            resumed = PartitionProgress(name, isolation, position=position)
+            if resumed.first_needed:  # there is no position before sequence 0
+                start = Position(position.queue_id, resumed.first_needed - 1)
         self._consumer = Consumer(
             config,
-            _start_of(position, resumed),
+            start,
             store=store,
             runtime=runtime,
             allow_data_loss=allow_data_loss,
@@ -362,18 +337,28 @@ class PartitionReader:
         )
         self._handle = self._consumer.fetch_handle()
         try:
-            self._check(position)
-            self._check_begin(resumed, config.manifest_path, allowed=allow_data_loss)
+            if position is not None:
+                self._check_queue(position)
+            first = self._consumer.first_sequence
+            if start is None and resumed is not None and first:
+                # The position needs sequence 0, which the consumer did not check.
+                if not allow_data_loss:
+                    hint = "Another consumer read this queue. Accept the loss explicitly."
+                    raise DataLoss(config.manifest_path, 0, first, hint)
+                warn_data_loss(config.manifest_path, 0, first)
         except (QueueReset, DataLoss):
             self._consumer.close()
             raise
-        self._progress = resumed or Progress(name, isolation, self._consumer.first_sequence)
-        self._saves = position is not None  # Whether positions are saved, as far as is known.
+        self._progress = resumed or PartitionProgress(
+            name, isolation, self._consumer.first_sequence
+        )
+        self._saves = position is not None
+        """Whether the caller saves positions, as far as is known."""
 
     @property
     def finished(self) -> bool:
-        """Whether all that was found at the last look is processed, and nothing is undecided."""
-        return not self._handed and not self.ready and self._progress.idle
+        """Whether everything up to the last poll is processed, and no transaction is undecided."""
+        return not self._dequeued and not self.ready and self._progress.idle
 
     @property
     def position(self) -> PartitionPosition | None:
@@ -386,8 +371,8 @@ class PartitionReader:
         self._saves = True
         return self._progress.position_after(sequence, self._queue_id, self._replay)
 
-    def look(self) -> bool:
-        """Look at the manifest, and put what is to be delivered into :attr:`ready`.
+    def poll(self) -> bool:
+        """Read the manifest, and put batches to be delivered into :attr:`ready`.
 
         Returns whether there were new entries, delivered or not.
 
@@ -395,17 +380,16 @@ class PartitionReader:
             Drained, Fenced, DataLoss, QueueReset, CorruptManifest, StorageError: Nothing new was
                 taken.
         """
-        # What is ready already is not looked for again and again; but whether the queue is still
-        # this consumer's is looked at each time.
-        room = max(1, LOOK - len(self.ready))
-        self._handed.extend(self._consumer.next_descriptors(room))
-        found = bool(self._handed)
-        while self._handed:
-            # Taken out when it was offered: an entry that is missed would pass for a loss.
-            entry = self._handed[0]
+        # At least one, so that each poll finds out whether the consumer is fenced.
+        room = max(1, POLL_ENTRIES - len(self.ready))
+        self._dequeued.extend(self._consumer.next_descriptors(room))
+        found = bool(self._dequeued)
+        while self._dequeued:
+            entry = self._dequeued[0]
             for sequence in self._progress.offer(entry.sequence, entry.location, self._replay):
                 self.ready.append(entry if sequence == entry.sequence else self._queued(sequence))
-            self._handed.popleft()
+            # Removed last: an entry that is never offered would look like a loss.
+            self._dequeued.popleft()
         return found
 
     def read(self, descriptor: BatchDescriptor) -> PooledBatch:
@@ -416,14 +400,14 @@ class PartitionReader:
             raise error.of(self.name) from error
 
     def decode(self, stored: PooledBatch, *, arrow: bool) -> ConsumedBatch | ArrowBatch:
-        """What :meth:`read` gave as a list of records, or as an Arrow array."""
+        """The batch of :meth:`read` as a list of records, or as an Arrow array."""
         try:
             return self._handle.decode_arrow(stored) if arrow else self._handle.decode(stored)
         except PoisonBatch as error:
             raise error.of(self.name) from error
 
     def ack(self, sequence: int) -> None:
-        """The next delivered batch is processed; the manifest is written now and then.
+        """Acknowledge the next delivered batch; the manifest is written every ``ack_interval``.
 
         Raises:
             InvalidInput: Another one is next. Nothing changed.
@@ -431,28 +415,27 @@ class PartitionReader:
                 manifest was due to be written and was not.
         """
         self._progress.ack(sequence, self._replay)
-        self.let_go(self._ack_interval)
+        self.flush(self._ack_interval)
 
     def skip(self, sequence: int) -> None:
-        """Give up a batch that cannot be delivered."""
+        """Skip a batch that cannot be delivered."""
         self._consumer.skip(sequence)
         self._progress.skip(sequence, self._replay)
         self.ready = deque(each for each in self.ready if each.sequence != sequence)
 
-    def let_go(self, least: int = 1) -> None:
-        """Take what is processed out of the manifest, if it is so many entries or more.
+    def flush(self, least: int = 1) -> None:
+        """Dequeue what is processed, if it is so many entries or more.
 
-        What an undecided transaction needs stays, and so does all behind it; and what a saved
-        position may still ask for.
+        Entries that an undecided transaction or a saved position needs stay, and all behind them.
         """
         progress = self._progress
-        self._let_go(progress.kept_from if self._saves else progress.floor, least)
+        self._ack_before(progress.kept_from if self._saves else progress.first_needed, least)
 
-    def let_all_go(self) -> None:
-        """Take out what saved positions may ask for, too: the partition will be closed for good."""
-        self._let_go(self._progress.floor, 1)
+    def flush_all(self) -> None:
+        """Also dequeue what saved positions need; for a partition that is about to be sealed."""
+        self._ack_before(self._progress.first_needed, 1)
 
-    def _let_go(self, before: int, least: int) -> None:
+    def _ack_before(self, before: int, least: int) -> None:
         last = self._consumer.last_acked_sequence
         if before - (0 if last is None else last + 1) >= least:
             self._consumer.ack_through(before - 1)
@@ -462,22 +445,18 @@ class PartitionReader:
         self._progress.prune(self._runtime.now_ms())
 
     def close(self) -> None:
-        """Write acknowledgements out and end; a partition that was closed for good needs none."""
-        try:
+        """Write acknowledgements out and end; a sealed partition has none."""
+        with suppress(Drained):
             try:
-                self.let_go()
+                self.flush()
             finally:
                 self._consumer.close()
-        except Drained:
-            return
 
     @property
     def _queue_id(self) -> str:
         return self._consumer.position_of(0).queue_id
 
-    def _check(self, position: PartitionPosition | None) -> None:
-        if position is None:
-            return
+    def _check_queue(self, position: PartitionPosition) -> None:
         if position.queue_id and self._queue_id and position.queue_id != self._queue_id:
             raise QueueReset(
                 f"cannot resume partition {self.name} after {position}: it belongs to queue "
@@ -491,28 +470,9 @@ class PartitionReader:
                 "queued now."
             )
 
-    def _check_begin(self, resumed: Progress | None, key: str, *, allowed: bool) -> None:
-        """As the consumer would, could it be opened behind the sequence before the first."""
-        first = self._consumer.first_sequence
-        if resumed is None or resumed.floor or not first:
-            return
-        if not allowed:
-            raise DataLoss(
-                key, 0, first, "Another consumer read this queue. Accept the loss explicitly."
-            )
-        report_loss(key, 0, first)
-
     def _replay(self, begin: int, end: int) -> Iterable[tuple[int, str]]:
         return [(each.sequence, each.location) for each in self._consumer.queued(begin, end)]
 
     def _queued(self, sequence: int) -> BatchDescriptor:
         (found,) = self._consumer.queued(sequence, sequence + 1)
         return found
-
-
-def _start_of(position: PartitionPosition | None, resumed: Progress | None) -> Position | None:
-    """Read from the first entry that an open transaction needs: those in between are known."""
-    if position is None or resumed is None:
-        return None
-    # At the queue's very beginning there is no sequence before the first; see _check_begin().
-    return Position(position.queue_id, resumed.floor - 1) if resumed.floor else None

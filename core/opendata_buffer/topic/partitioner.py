@@ -1,14 +1,14 @@
 """Which partition of a topic a record goes to, by its key.
 
-Each function takes a column of keys and the names of the partitions, in the order in which the
-topic lists them, and gives one index into that list for each key. Equal keys get equal indices
-as long as the list does not change, so records of one key keep their order. A function of the
-caller's own, of the type :data:`Partitioner`, can take their place.
+A partitioner takes a column of keys and the names of the partitions, in the order of the topic's
+description, and returns one index into the names for each key. Equal keys get equal indices as
+long as the names do not change, so records of one key keep their order. Any function of the type
+:data:`Partitioner` can be used.
 
-What happens when partitions are added tells the two hashed mappings apart: ``modulo`` moves
-nearly every key, ``rendezvous`` only those that the new partitions take over. How evenly
-``rendezvous`` spreads depends on the names: those that partitions of a topic get are made for it.
-Both agree, key by key, with Gazette's ``ModuloMapping`` and ``RendezvousMapping``.
+When partitions are added, ``modulo`` moves nearly every key, and ``rendezvous`` only those that
+the new partitions take over. How evenly ``rendezvous`` spreads keys depends on the names: those of
+a topic's partitions are made for it. Both agree, key by key, with Gazette's ``ModuloMapping`` and
+``RendezvousMapping``.
 """
 
 from __future__ import annotations
@@ -21,18 +21,20 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from opendata_buffer.errors import InvalidInput
 
-__all__ = ["Keys", "Partitioner", "modulo", "random", "rendezvous", "split"]
-
-
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import pyarrow as pa
 
     Indices: TypeAlias = npt.NDArray[np.int64]
+    Entries: TypeAlias = (
+        pa.Array | pa.ChunkedArray | pa.RecordBatch | Sequence[bytes | bytearray | memoryview]
+    )
+
+__all__ = ["Keys", "Partitioner", "fnv1a", "modulo", "random", "rendezvous", "split"]
 
 Keys: TypeAlias = "pa.Array | pa.ChunkedArray | Sequence[bytes | str]"
-"""A column of binary or string type, or bytes and text; text counts as its UTF-8 bytes."""
+"""A column of binary or string type, or bytes and text; of text its UTF-8 bytes are hashed."""
 
 Partitioner: TypeAlias = "Callable[[Keys, Sequence[str]], Indices]"
 """From keys and the partitions' names to an index into the names for each key."""
@@ -41,7 +43,7 @@ _OFFSET_BASIS = 0x811C9DC5
 PRIME = 0x01000193
 
 _TABLE_BITS = 16
-"""A table of so many bits fits into the processor's cache, and takes a millisecond to make."""
+"""A table of 2 ** 16 indices fits into the processor's cache, and takes a millisecond to make."""
 
 _CHUNK = 1 << 14
 """Keys hashed together: their hashes and one byte of each stay in the processor's cache."""
@@ -81,10 +83,10 @@ def rendezvous(keys: Keys, partitions: Sequence[str]) -> Indices:
 def random(
     keys: Keys, partitions: Sequence[str], *, source: Callable[[], float] | None = None
 ) -> Indices:
-    """Any partition, whatever the key: an even spread, and no order between records.
+    """A random partition for each key: an even spread, and no order of records.
 
     Args:
-        keys: Only their number counts.
+        keys: Only their number is used.
         partitions: The partitions' names.
         source: Numbers in [0, 1); one is drawn for a call. Default: the system's.
 
@@ -121,10 +123,10 @@ def _heaviest(hashes: npt.NDArray[np.uint32], names: Sequence[int]) -> Indices:
 
 
 def _deciding_bits(names: Sequence[int]) -> int:
-    """In how many of the highest bits all names differ; 33 when two are equal.
+    """The number of highest bits in which all names differ; 33 when two are equal.
 
-    The others never decide: of two weights that one is higher which has the higher bit where
-    their names differ first.
+    The lower bits never decide: of two weights the higher one has the bit where their names differ
+    first.
     """
     ordered = sorted(names)
     shared = (32 - (a ^ b).bit_length() for a, b in pairwise(ordered))
@@ -168,8 +170,12 @@ def _hashes(keys: Keys) -> Iterator[npt.NDArray[np.uint32]]:
             raise InvalidInput(
                 f"key {position} is null: give each record a key, or use the random mapping"
             )
-        for begin in range(0, len(chunk), _CHUNK):
-            yield _hash_chunk(chunk.slice(begin, _CHUNK))
+        try:
+            wide = chunk.cast(pa.large_binary())
+        except pa.ArrowNotImplementedError:
+            raise InvalidInput(f"keys have the type {chunk.type}: use binary or string") from None
+        for begin in range(0, len(wide), _CHUNK):
+            yield _hash_chunk(wide.slice(begin, _CHUNK))
         passed += len(chunk)
 
 
@@ -183,22 +189,21 @@ def _column(keys: Sequence[bytes | str]) -> pa.Array:
     return pa.array(values, pa.large_binary())
 
 
-def _hash_chunk(chunk: pa.Array) -> npt.NDArray[np.uint32]:
-    """FNV-1a of many keys side by side: step ``i`` takes the ``i``-th byte of every key.
+def _hash_chunk(chunk: pa.LargeBinaryArray) -> npt.NDArray[np.uint32]:
+    """FNV-1a of many keys at once: step ``i`` hashes the ``i``-th byte of every key.
 
-    The hash of one key needs its bytes one after the other, but the keys do not need each
-    other: so the loop is over the length of the longest key, and not over the keys.
+    So the loop has as many steps as the longest key has bytes.
     """
     import numpy as np
 
-    offsets, data = _bytes_of(chunk)
-    starts = offsets[:-1]
-    lengths = np.diff(offsets)
-    count = len(lengths)
+    _, buffer, values = chunk.buffers()
+    offsets = np.frombuffer(buffer, np.int64)[chunk.offset : chunk.offset + len(chunk) + 1]
+    data = np.frombuffer(values, np.uint8) if values is not None else np.empty(0, np.uint8)
+    starts, lengths = offsets[:-1], np.diff(offsets)
+    count, longest = len(lengths), int(lengths.max())
     hashes = np.full(count, _OFFSET_BASIS, np.uint32)
-    longest = int(lengths.max()) if count else 0
     prime = np.uint32(PRIME)
-    if count and int(lengths.min()) == longest:
+    if int(lengths.min()) == longest:
         matrix = data[int(starts[0]) : int(starts[0]) + count * longest].reshape(count, longest)
         for step in range(longest):
             hashes ^= matrix[:, step]
@@ -217,57 +222,20 @@ def _hash_chunk(chunk: pa.Array) -> npt.NDArray[np.uint32]:
     return result
 
 
-def _bytes_of(chunk: pa.Array) -> tuple[Any, npt.NDArray[np.uint8]]:
-    """The offsets of a chunk's keys and the memory they point into; nothing is copied."""
-    import numpy as np
-    import pyarrow as pa
-
-    kind = chunk.type
-    if pa.types.is_fixed_size_binary(kind):
-        data = np.frombuffer(chunk.buffers()[1], np.uint8)
-        first = chunk.offset * kind.byte_width
-        return np.arange(len(chunk) + 1, dtype=np.int64) * kind.byte_width + first, data
-    if pa.types.is_binary(kind) or pa.types.is_string(kind):
-        width: Any = np.int32
-    elif pa.types.is_large_binary(kind) or pa.types.is_large_string(kind):
-        width = np.int64
-    elif kind in (pa.binary_view(), pa.string_view()):
-        return _bytes_of(chunk.cast(pa.large_binary()))
-    else:
-        raise InvalidInput(f"keys have the type {kind}: use binary or string")
-    _, offsets, values = chunk.buffers()
-    wanted = np.frombuffer(offsets, width)[chunk.offset : chunk.offset + len(chunk) + 1]
-    data = np.frombuffer(values, np.uint8) if values is not None else np.empty(0, np.uint8)
-    return wanted.astype(np.int64), data
-
-
-# ---- Records divided among partitions ----
-#
-# By one sort and one copy, with no loop over the records.
-
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    Entries: TypeAlias = (
-        pa.Array | pa.ChunkedArray | pa.RecordBatch | Sequence[bytes | bytearray | memoryview]
-    )
-
-
 def split(
-    entries: Entries, keys: Keys, partitions: Sequence[str], mapping: Partitioner
+    entries: Entries, keys: Keys, partitions: Sequence[str], partitioner: Partitioner
 ) -> dict[str, Entries]:
-    """The entries of each partition that gets some; each in the order in which they came.
+    """The entries of each partition that gets some, in their order, by one sort and one copy.
 
     Args:
         entries: An Arrow array or record batch, or bytes-like objects. The parts are of the
             same kind.
         keys: One for each entry.
         partitions: The partitions' names.
-        mapping: From keys and names to an index into the names for each key.
+        partitioner: From keys and names to an index into the names for each key.
 
     Raises:
-        InvalidInput: There are not as many keys as entries; or the mapping's answer is not one
+        InvalidInput: There are not as many keys as entries; or the partitioner did not return one
             index into the names for each key.
     """
     if isinstance(keys, bytes | str):
@@ -276,14 +244,14 @@ def split(
         raise InvalidInput(f"there are {len(keys)} keys for {len(entries)} entries: one each")
     if not len(entries):
         return {}
-    indices = _checked(mapping(keys, partitions), len(entries), len(partitions), mapping)
+    indices = _checked(partitioner(keys, partitions), len(entries), len(partitions), partitioner)
     return _parted(entries, indices, partitions)
 
 
-def _checked(found: Any, count: int, partitions: int, mapping: Partitioner) -> Any:
+def _checked(found: Any, count: int, partitions: int, partitioner: Partitioner) -> Any:
     import numpy as np
 
-    name = getattr(mapping, "__name__", repr(mapping))
+    name = getattr(partitioner, "__name__", repr(partitioner))
     indices = np.asarray(found)
     if indices.shape != (count,) or not np.issubdtype(indices.dtype, np.integer):
         raise InvalidInput(
@@ -308,8 +276,8 @@ def _parted(entries: Any, indices: Any, partitions: Sequence[str]) -> dict[str, 
     wanted: list[int] = np.flatnonzero(counts).tolist()
     if len(wanted) == 1:
         return {partitions[wanted[0]]: entries}
-    # Stable: entries of one partition keep their order. Numbers of 16 bits are sorted by their
-    # digits, which takes an eighth of the time.
+    # Stable: entries of one partition keep their order. 16-bit numbers are radix sorted, which
+    # takes an eighth of the time.
     few = np.uint16 if len(partitions) <= 1 << 16 else np.int64
     order = np.argsort(indices.astype(few), kind="stable")
     ends = np.cumsum(counts)
@@ -326,14 +294,10 @@ def _parted(entries: Any, indices: Any, partitions: Sequence[str]) -> dict[str, 
 
 
 def _wide(entries: Any) -> Any:
-    """With 64-bit offsets: 32-bit ones end at 2 GiB, and chunks may have more together."""
+    """One array, with 64-bit offsets: 32-bit ones end at 2 GiB, and the chunks may have more."""
     import pyarrow as pa
 
-    if isinstance(entries, pa.ChunkedArray):
-        kind = entries.type
-        if pa.types.is_binary(kind):
-            return entries.cast(pa.large_binary()).combine_chunks()
-        if pa.types.is_string(kind):
-            return entries.cast(pa.large_string()).combine_chunks()
-        return entries.combine_chunks()
-    return entries
+    if not isinstance(entries, pa.ChunkedArray):
+        return entries
+    wide = {pa.binary(): pa.large_binary(), pa.string(): pa.large_string()}.get(entries.type)
+    return (entries if wide is None else entries.cast(wide)).combine_chunks()

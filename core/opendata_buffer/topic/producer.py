@@ -7,29 +7,29 @@ import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import TYPE_CHECKING
 
 from opendata_buffer.broker.network import Network
 from opendata_buffer.concurrency import ClosedAtEnd, locked, together
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, FlushFailed, InvalidInput, OpenDataBufferError
-from opendata_buffer.producer.append_buffer import Call
+from opendata_buffer.producer.append_buffer import ProduceRequest
 from opendata_buffer.producer.handle import Durable, WriteHandle
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Store
-from opendata_buffer.topic import partitioner as mapping
+from opendata_buffer.topic import partitioner as partitioners
 from opendata_buffer.topic.description import TopicDescription
 from opendata_buffer.topic.partitioner import Keys, Partitioner, split
-from opendata_buffer.topic.topic import CurrentTopic, Topic
+from opendata_buffer.topic.topic import CachedTopic, Topic
 
 if TYPE_CHECKING:
     from opendata_buffer.topic.partitioner import Entries
 
 __all__ = ["ProducerPool", "TopicHandle", "TopicProducer", "TopicWatcher"]
 
-
-# ---- What ``TopicProducer.produce()`` returns: one handle for the parts in all partitions. ----
+log = logging.getLogger(__name__)
 
 
 class TopicWatcher:
@@ -44,14 +44,14 @@ class TopicWatcher:
         self._runtime = runtime
 
     def result(self) -> dict[str, Durable] | None:
-        """None while a part waits; where each part is once all are durable.
+        """None while a part is pending; where each part is once all are durable.
 
         Raises:
-            OpenDataBufferError: A part was given up, and all others have ended. Which, and which
-                are durable all the same, is told by :attr:`parts`.
+            OpenDataBufferError: A part was given up, and all others have ended. :attr:`parts`
+                tells which part, and which are durable.
         """
         found: dict[str, Durable] = {}
-        failure: BaseException | None = None
+        failure: Exception | None = None
         for name, part in self.parts.items():
             try:
                 durable = part.watcher.result()
@@ -76,20 +76,15 @@ class TopicWatcher:
             OpenDataBufferError: As in :meth:`result`.
         """
         until = None if timeout is None else self._runtime.monotonic() + timeout
-        failure: Exception | None = None
         for part in self.parts.values():
             left = None if until is None else max(0.0, until - self._runtime.monotonic())
             try:
                 part.watcher.await_durable(left)
             except TimeoutError:
                 raise
-            except Exception as error:
-                failure = failure or error
-        if failure is not None:
-            raise failure
-        result = self.result()
-        assert result is not None
-        return result
+            except Exception:
+                continue  # raised below, once all parts have ended
+        return self._ended()
 
     def add_done_callback(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` once every part has ended, at once if they have already.
@@ -98,10 +93,14 @@ class TopicWatcher:
         """
         if not self.parts:
             callback()
-            return
-        missing = _Countdown(len(self.parts), callback, self._runtime)
+        ended = count(1)
+
+        def one_ended() -> None:
+            if next(ended) == len(self.parts):  # next() is atomic
+                callback()
+
         for part in self.parts.values():
-            part.watcher.add_done_callback(missing.one_less)
+            part.watcher.add_done_callback(one_ended)
 
     def __await__(self) -> Generator[None, None, dict[str, Durable]]:
         return self._wait_async().__await__()
@@ -110,29 +109,13 @@ class TopicWatcher:
         async def ended(part: WriteHandle) -> None:
             await part
 
-        outcomes = await asyncio.gather(*map(ended, self.parts.values()), return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
+        await asyncio.gather(*map(ended, self.parts.values()), return_exceptions=True)
+        return self._ended()
+
+    def _ended(self) -> dict[str, Durable]:
         result = self.result()
         assert result is not None
         return result
-
-
-class _Countdown:
-    def __init__(self, count: int, callback: Callable[[], None], runtime: Runtime) -> None:
-        self._left = count
-        self._callback = callback
-        self._condition = runtime.condition()
-
-    def one_less(self) -> None:
-        if self._take():
-            self._callback()
-
-    @locked
-    def _take(self) -> bool:
-        self._left -= 1
-        return self._left == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,24 +135,14 @@ class TopicHandle:
         return self.watcher.__await__()
 
 
-# ---- One producer for each partition that is written ----
-#
-# Opened when needed, closed when it drains.
-
-
-log = logging.getLogger(__name__)
-
-
 class ProducerPool:
     """The open producers of a topic, by partition. Thread-safe.
 
-    A producer is not closed while somebody uses it: a partition that drains gets what was under
-    way, and nothing after that. Nor is another one opened before it is closed, for a caller who
-    knows an older list of partitions: it could be faster, and its records come first.
+    A producer is not closed while a call uses it: a partition that drains gets the calls that
+    have begun. Nor is a second producer of a partition opened before the first one is closed, for
+    a call with an older list of partitions: its records could overtake those of the first.
 
-    Args:
-        open_producer: Opens the producer of one partition.
-        runtime: Threads and lock.
+    A closed pool raises ``Closed`` for every partition.
     """
 
     def __init__(self, open_producer: Callable[[str], Producer], runtime: Runtime) -> None:
@@ -179,48 +152,40 @@ class ProducerPool:
         self._open: dict[str, Producer] = {}
         self._opening: set[str] = set()
         self._used: dict[str, int] = {}
+        """How many calls use a partition's producer."""
         self._leaving: set[str] = set()
-        """Those of the open ones that are to be closed once nobody uses them."""
+        """Open ones that are closed once no call uses them."""
         self._closing: dict[str, Producer] = {}
-        self._lost_calls = 0
-        self._lost = ""
+        self._lost = (0, "")
+        """Lost calls of closed producers, and the first cause."""
         self._closed = False
 
     @contextmanager
     def using(self, names: Sequence[str]) -> Iterator[dict[str, Producer]]:
-        """The producers of some partitions, which stay open inside the block.
-
-        Raises:
-            Closed: The pool was closed.
-            OpenDataBufferError: One could not be opened.
-        """
-        self._hold(names)
+        """The producers of some partitions, which are opened, and stay open inside the block."""
+        self._acquire(names)
         try:
-            opened = self._find(names)
+            opened = {name: self._open[name] for name in names if name in self._open}
             missing = [name for name in names if name not in opened]
             opened |= zip(missing, together(self._runtime, self._open_one, missing), strict=True)
             yield opened
         finally:
-            self._give_back(names)
+            self._release(names)
 
     def has(self, names: Sequence[str]) -> bool:
-        """Whether all of these are open: :meth:`using` them waits for nothing."""
-        return len(self._find(names)) == len(set(names))
+        """Whether all of these are open: :meth:`using` them does not block."""
+        return all(name in self._open for name in names)
 
     def open_all(self, names: Sequence[str]) -> None:
-        """Open those that are not.
-
-        Raises:
-            Closed, OpenDataBufferError: As :meth:`using`.
-        """
+        """Open those that are not."""
         with self.using(names):
             pass
 
     def keep(self, active: Sequence[str]) -> None:
-        """Close, in the background, the producers of partitions that are written no more."""
+        """Close the producers of all other partitions, in the background."""
         for name in self._begin_leaving(active):
             self._runtime.spawn(
-                lambda name=name: self._leave(name),  # type: ignore[misc]
+                lambda name=name: self._close_unused(name),  # type: ignore[misc]
                 "opendata-buffer-drain",
             )
 
@@ -234,17 +199,13 @@ class ProducerPool:
         self._all(lambda producer: producer.flush(timeout))
 
     def close(self, timeout: float | None) -> None:
-        """Close all at once; a second call does nothing more.
-
-        Raises:
-            FlushFailed: As :meth:`flush`.
-        """
+        """Close all at once. May be repeated; raises as :meth:`flush`."""
         self._begin_closing()
         self._all(lambda producer: producer.close(timeout))
 
     @property
     def buffered_bytes(self) -> int:
-        """What is not yet settled, of all."""
+        """Bytes that all of them have accepted, and that are neither durable nor given up."""
         return sum(producer.buffered_bytes for producer in self._everyone())
 
     def _all(self, call: Callable[[Producer], None]) -> None:
@@ -260,7 +221,7 @@ class ProducerPool:
         found = together(self._runtime, outcome, everyone, most=max(1, len(everyone)))
         failed = [error for error in found if isinstance(error, FlushFailed)]
         others = [e for e in found if e is not None and not isinstance(e, FlushFailed)]
-        calls, cause = self._lost_so_far()
+        calls, cause = self._lost
         if failed or calls:
             total = calls + sum(error.failed_calls for error in failed)
             raise FlushFailed(total, cause or failed[0].cause)
@@ -275,49 +236,46 @@ class ProducerPool:
         try:
             producer = self._open_producer(name)
         finally:
-            self._opened(name, producer)
+            self._end_opening(name, producer)
         return producer
 
-    def _leave(self, name: str) -> None:
+    def _close_unused(self, name: str) -> None:
         producer = self._await_unused(name)
         if producer is None:
             return
+        failure = None
         try:
             producer.close()
         except FlushFailed as error:
-            self._note_loss(error)
+            failure = error
         finally:
-            self._left(name)
+            self._end_leaving(name, failure)
         log.info("partition %s drains: its producer has ended", name)
 
     @locked
-    def _hold(self, names: Sequence[str]) -> None:
+    def _acquire(self, names: Sequence[str]) -> None:
         self._check_open()
         for name in names:
             self._used[name] = self._used.get(name, 0) + 1
 
     @locked
-    def _give_back(self, names: Sequence[str]) -> None:
+    def _release(self, names: Sequence[str]) -> None:
         for name in names:
             self._used[name] -= 1
         self._condition.notify_all()
 
     @locked
-    def _find(self, names: Sequence[str]) -> dict[str, Producer]:
-        return {name: self._open[name] for name in names if name in self._open}
-
-    @locked
     def _begin_opening(self, name: str) -> Producer | None:
-        """The producer that another caller has opened meanwhile; None: this one opens it."""
+        """The producer that another call has opened meanwhile; None: the caller opens it."""
         while name in self._opening or name in self._closing:
             self._condition.wait()
-        self._check_open()  # or it would be opened behind close(), and nobody would close it
+        self._check_open()  # a producer opened after close() would never be closed
         if name not in self._open:
             self._opening.add(name)
         return self._open.get(name)
 
     @locked
-    def _opened(self, name: str, producer: Producer | None) -> None:
+    def _end_opening(self, name: str, producer: Producer | None) -> None:
         self._opening.discard(name)
         if producer is not None:
             self._open[name] = producer
@@ -327,7 +285,7 @@ class ProducerPool:
     def _begin_leaving(self, active: Sequence[str]) -> list[str]:
         kept = set(active)
         if not self._leaving.isdisjoint(kept):
-            # Somebody who knows an older list has sent a new partition away.
+            # A call with an older list of partitions let a new partition leave.
             self._leaving -= kept
             self._condition.notify_all()
         gone = [name for name in self._open if name not in kept and name not in self._leaving]
@@ -336,7 +294,7 @@ class ProducerPool:
 
     @locked
     def _await_unused(self, name: str) -> Producer | None:
-        """The producer, which nobody gets any more; None: it shall stay after all."""
+        """The producer, once no call uses it, to be closed; None: it stays after all."""
         while name in self._leaving and self._used.get(name, 0):
             self._condition.wait()
         if name not in self._leaving:
@@ -346,7 +304,10 @@ class ProducerPool:
         return producer
 
     @locked
-    def _left(self, name: str) -> None:
+    def _end_leaving(self, name: str, failure: FlushFailed | None) -> None:
+        if failure is not None:
+            calls, cause = self._lost
+            self._lost = (calls + failure.failed_calls, cause or failure.cause)
         del self._closing[name]
         self._condition.notify_all()
 
@@ -360,15 +321,6 @@ class ProducerPool:
     def _everyone(self) -> list[Producer]:
         return [*self._open.values(), *self._closing.values()]
 
-    @locked
-    def _note_loss(self, error: FlushFailed) -> None:
-        self._lost_calls += error.failed_calls
-        self._lost = self._lost or error.cause
-
-    @locked
-    def _lost_so_far(self) -> tuple[int, str]:
-        return self._lost_calls, self._lost
-
     def _check_open(self) -> None:
         if self._closed:
             raise Closed("the producer of the topic is closed: make a new one")
@@ -379,7 +331,7 @@ REFRESH_S = 2.0
 
 
 class TopicProducer(ClosedAtEnd):
-    """Accepts entries and puts them into the partitions of a topic. Thread-safe, not fork-safe.
+    """Writes entries into the partitions of a topic. Thread-safe, not fork-safe.
 
     ::
 
@@ -387,9 +339,8 @@ class TopicProducer(ClosedAtEnd):
             handle = producer.produce(payloads, keys=customers)
             handle.watcher.await_durable()
 
-    Each partition has a :class:`Producer` of its own, and a broker of its own where brokers are
-    used. Partitions that are added while it runs are written within seconds, those that drain no
-    more.
+    Each partition has its own :class:`Producer`, and its own broker where brokers are used. The
+    producer follows added and draining partitions within seconds.
 
     Args:
         config: Settings of each partition's producer, of which the partitions share
@@ -419,10 +370,10 @@ class TopicProducer(ClosedAtEnd):
         self._network = network
         topic = Topic.open(config, store=store, runtime=self._runtime)
         self._store = topic.store
-        self._current = CurrentTopic(topic, self._runtime, refresh_s)
+        self._topic = CachedTopic(topic, self._runtime, refresh_s)
         self._pool = ProducerPool(self._open, self._runtime)
-        # Any start, so that processes that begin together do not all begin at one partition.
-        self._turn = int(self._runtime.random() * (1 << 20))
+        # Random, so that processes that start together do not write to the same partitions.
+        self._calls = int(self._runtime.random() * (1 << 20))
 
     def send(
         self,
@@ -432,7 +383,7 @@ class TopicProducer(ClosedAtEnd):
         partitioner: Partitioner | None = None,
         partition: str | None = None,
     ) -> WriteHandle:
-        """Accept one record without metadata: the way to produce records one by one.
+        """Accept one record without metadata; for records that are produced one by one.
 
         ::
 
@@ -442,21 +393,18 @@ class TopicProducer(ClosedAtEnd):
         Args:
             record: Bytes. Another bytes-like object is copied and may be reused at once.
             key: Records of one key go to one partition, in the order in which they are sent.
-                Without one they go to the partitions in turn.
+                Without one they go to the partitions round robin.
             partitioner: As for :meth:`produce`.
             partition: Its name or its number, whatever the key.
 
         Returns:
-            The handle of the one partition that it went to, durable as
-            :meth:`.Producer.send`'s.
+            As :meth:`.Producer.send`.
 
         Raises:
             OpenDataBufferError, KeyboardInterrupt: As :meth:`produce`.
         """
-        active = self._current.get().active
-        self._pool.keep(active)
         keys = None if key is None else [key]
-        (name,) = self._parted([record], keys, partitioner, partition, active)
+        (name,) = self._parts([record], keys, partitioner, partition)
         with self._pool.using([name]) as producers:
             return producers[name].send(record)
 
@@ -475,12 +423,11 @@ class TopicProducer(ClosedAtEnd):
             entries: Bytes-like objects, or an Arrow array of binary or string type, which is
                 divided and encoded without a Python object per entry. They may be reused at once.
             keys: One for each entry: an Arrow column of binary or string type, or bytes and text.
-                Without keys a call stays together and calls go to the partitions in turn.
+                Without keys all entries of a call go to one partition, and calls go round robin.
             partitioner: From keys and names to indices into the names: ``modulo`` (default, the
-                even one), ``rendezvous`` or ``random`` of
-                :mod:`opendata_buffer.topic.partitioner`, or a
-                function of your own. Use the same one for every call, in every process: order
-                per key depends on it.
+                most even), ``rendezvous`` or ``random`` of
+                :mod:`opendata_buffer.topic.partitioner`, or a function of your own. Use the same
+                one for every call, in every process: the order per key depends on it.
             partition: Put all entries into this partition, whatever their keys: its name or its
                 number.
             metadata: Payload that the consumer gets with the entries, in each partition.
@@ -490,8 +437,8 @@ class TopicProducer(ClosedAtEnd):
 
         Raises:
             InvalidInput: An entry or a key is null or of another type, there are not as many
-                keys as entries, a part exceeds ``max_batch_bytes``, ``partition`` is none that
-                is written, or the partitioner gave no indices. Nothing was accepted.
+                keys as entries, a part exceeds ``max_batch_bytes``, ``partition`` is none that is
+                active, or the partitioner returned no indices. Nothing was accepted.
             StorageError: A partition that is written for the first time could not be reached.
                 Nothing was accepted.
             Closed: The producer was closed, or made before this process was forked.
@@ -515,8 +462,8 @@ class TopicProducer(ClosedAtEnd):
         partition: str | None = None,
         metadata: bytes = b"",
     ) -> TopicHandle:
-        """As :meth:`produce`; while a partition's buffer is full, or a partition is written for
-        the first time, it waits without blocking the event loop.
+        """As :meth:`produce`; waits for a full buffer, or for a partition that is written for the
+        first time, without blocking the event loop.
 
         ::
 
@@ -524,17 +471,15 @@ class TopicProducer(ClosedAtEnd):
             await handle                                                     # durable
 
         Calls that wait at the same time are accepted in any order: await one before the next
-        where order matters. Of one that is cancelled while it waits, some partitions may have
-        accepted their part.
+        where order matters. Some partitions may have accepted their part of a call that is
+        cancelled while it waits.
 
         Raises:
             OpenDataBufferError: As :meth:`produce`.
         """
-        if self._current.is_outdated:
-            await asyncio.to_thread(self._current.get)
-        active = self._current.get().active
-        self._pool.keep(active)
-        parts = self._parted(entries, keys, partitioner, partition, active)
+        if self._topic.is_outdated:
+            await asyncio.to_thread(self._topic.get)
+        parts = self._parts(entries, keys, partitioner, partition)
         names = list(parts)
         if not self._pool.has(names):
             await asyncio.to_thread(self._pool.open_all, names)
@@ -547,7 +492,7 @@ class TopicProducer(ClosedAtEnd):
 
     def produce_by(
         self,
-        accept: Callable[[str, Producer, Call], WriteHandle],
+        accept: Callable[[str, Producer, ProduceRequest], WriteHandle],
         entries: Entries,
         *,
         keys: Keys | None = None,
@@ -555,21 +500,19 @@ class TopicProducer(ClosedAtEnd):
         partition: str | None = None,
         metadata: bytes = b"",
     ) -> TopicHandle:
-        """As :meth:`produce`, for a caller who gives each part an identity.
+        """As :meth:`produce`, with a function that accepts each part.
 
         Args:
-            accept: Called for each part, after all checks: with its partition, the producer of
-                that, and the prepared call, which it has the producer accept.
+            accept: Called for each part with its partition, the partition's producer and the
+                prepared call, which it passes to :meth:`.Producer.accept`.
             entries, keys, partitioner, partition, metadata: As for :meth:`produce`.
 
         Raises:
             OpenDataBufferError: As :meth:`produce`.
         """
-        active = self._current.get().active
-        self._pool.keep(active)
-        parts = self._parted(entries, keys, partitioner, partition, active)
+        parts = self._parts(entries, keys, partitioner, partition)
         with self._pool.using(list(parts)) as producers:
-            # First all checks, then all parts: what is wrong is refused as a whole.
+            # All parts are checked before the first one is accepted.
             calls = {name: producers[name].prepare(part, metadata) for name, part in parts.items()}
             handles = {name: accept(name, producers[name], call) for name, call in calls.items()}
         return self._joined(handles)
@@ -579,42 +522,42 @@ class TopicProducer(ClosedAtEnd):
         return TopicHandle(TopicWatcher(handles, self._runtime), min(times, default=0))
 
     def flush(self, timeout: float | None = None) -> None:
-        """Make everything produced so far durable, in all partitions at once.
+        """Wait until everything produced so far is durable, in all partitions at once.
 
         Args:
             timeout: Seconds for all of them. Default: as :meth:`.Producer.flush`.
 
         Raises:
-            FlushFailed: This or an earlier batch was given up, in whichever partition.
+            FlushFailed: This or an earlier batch was given up, in any partition.
             TimeoutError: Not done after ``timeout`` seconds; the producer goes on trying.
             Closed: The producer was made before this process was forked.
         """
         self._pool.flush(timeout)
 
     def close(self, timeout: float | None = None) -> None:
-        """Flush, then end the threads of all partitions. Free to repeat.
+        """Flush, then end the threads of all partitions. May be repeated.
 
         Args:
             timeout: Seconds until what is not durable is given up. Default: as in :meth:`flush`.
 
         Raises:
-            FlushFailed: As in :meth:`flush`. The producer is closed all the same.
+            FlushFailed: As in :meth:`flush`. The producer is closed anyway.
         """
         self._pool.close(timeout)
 
     @property
     def description(self) -> TopicDescription:
         """The topic as this producer knows it; read again when it is older than ``refresh_s``."""
-        return self._current.get()
+        return self._topic.get()
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of ``max_buffered_bytes`` that are taken by what is not yet settled."""
+        """Bytes that are accepted, and neither durable nor given up."""
         return self._pool.buffered_bytes
 
     def _open(self, partition: str) -> Producer:
         config = Topic.config_of(partition, self._config)
-        share = max(1, len(self._current.get().active))
+        share = max(1, len(self._topic.get().active))
         inputs = config.max_buffered_inputs
         config = replace(
             config,
@@ -623,21 +566,22 @@ class TopicProducer(ClosedAtEnd):
         )
         return Producer(config, store=self._store, runtime=self._runtime, network=self._network)
 
-    def _parted(
+    def _parts(
         self,
         entries: Entries,
         keys: Keys | None,
         partitioner: Partitioner | None,
         partition: str | None,
-        active: Sequence[str],
     ) -> dict[str, Entries]:
+        active = self._topic.get().active
+        self._pool.keep(active)
         if isinstance(entries, bytes | bytearray | memoryview | str):
             raise InvalidInput(
                 f"entries is one {type(entries).__name__}: give a list of entries, [entry]"
             )
         if partition is not None:
             if partition not in active:
-                partition = self._current.get().resolved(partition)
+                partition = self._topic.get().resolved(partition)
             if partition not in active:
                 raise InvalidInput(
                     f"partition is {partition!r}: the topic's partitions that are written are "
@@ -645,11 +589,11 @@ class TopicProducer(ClosedAtEnd):
                 )
             return {partition: entries} if len(entries) else {}
         if keys is not None:
-            return split(entries, keys, active, partitioner or mapping.modulo)
-        if partitioner is not None and partitioner is not mapping.random:
+            return split(entries, keys, active, partitioner or partitioners.modulo)
+        if partitioner is not None and partitioner is not partitioners.random:
             name = getattr(partitioner, "__name__", repr(partitioner))
             raise InvalidInput(f"partitioner {name} maps keys: give keys=, one for each entry")
         if not len(entries):
             return {}
-        self._turn += 1  # two threads that take the same turn do no harm
-        return {active[self._turn % len(active)]: entries}
+        self._calls += 1  # not atomic: two threads may use the same partition, which is harmless
+        return {active[self._calls % len(active)]: entries}

@@ -1,68 +1,230 @@
 """Publishes messages to a topic: single ones, and transactions over several partitions.
 
-Each batch that a publisher writes is a message: producer, clock and flags lie in its name, and
-readers by the rule of read-committed (the default) deliver it once, when it counts. A
-transaction is a producer of its own, so none waits for another, and nothing that an earlier one
-left behind can be taken for a part of it::
+Each batch of a publisher is a message: producer, clock and flags are part of its name, and
+read-committed readers (the default) deliver it once, when it is committed. Each transaction is a
+producer of its own, so none waits for another, and no batch of an earlier one can become part of
+it::
 
-    publish_uncommitted()   pending batches, in any partitions
-    build_ack_intents()     all of it is durable; what would commit it
+    publish_uncommitted()   append pending batches to any partitions
+    build_ack_intents()     wait until they are durable; return what commits them
     ...                     the intents are saved: by the caller, or in the publisher's record
-    apply()                 acknowledgements in all partitions
+    apply()                 write the markers to all partitions
 
-Before the intents are saved the transaction is not committed, whatever happens; from then on it
-is, and has to be applied until that succeeds. A publisher with a name does both by itself.
+The transaction is committed when the intents are saved: before that it never counts, and from then
+on they must be applied until that succeeds. A publisher with a name does both by itself.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from opendata_buffer.broker.network import Network
 from opendata_buffer.concurrency import ClosedAtEnd, locked
 from opendata_buffer.config import ProducerConfig
-from opendata_buffer.errors import Closed, InvalidInput, OpenDataBufferError
-from opendata_buffer.messages.message_ids import OUTSIDE_TXN, Clock, build_uuid, new_producer_id
-from opendata_buffer.producer.append_buffer import Call
+from opendata_buffer.errors import (
+    Closed,
+    InvalidInput,
+    OpenDataBufferError,
+    Superseded,
+    TransientStorageError,
+)
+from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.messages.message_ids import (
+    CLOCK_MAX,
+    CONTINUE_TXN,
+    OUTSIDE_TXN,
+    PRODUCER_BYTES,
+    Clock,
+    build_uuid,
+    new_producer_id,
+)
+from opendata_buffer.producer.append_buffer import ProduceRequest
 from opendata_buffer.producer.handle import WriteHandle
 from opendata_buffer.producer.producer import Producer
+from opendata_buffer.queue.ownership import claim_for_writing
+from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.producer import TopicHandle, TopicProducer
 from opendata_buffer.topic.topic import Topic
-from opendata_buffer.topic.transaction import (
-    AckIntents,
-    Endings,
-    OpenTransaction,
-    PublisherName,
-    name_of,
-)
-from opendata_buffer.transactions.coordinator import TransactionCoordinator
-from opendata_buffer.transactions.markers import ROLL_BACK
+from opendata_buffer.transactions.commit_record import Verdict
+from opendata_buffer.transactions.coordinator import Attempt, TransactionCoordinator
+from opendata_buffer.transactions.markers import ROLL_BACK, MarkerWriter, TransactionMarker
 
 if TYPE_CHECKING:
     from opendata_buffer.topic.partitioner import Entries, Keys, Partitioner
 
-__all__ = ["FairLock", "Outside", "Publisher"]
+__all__ = ["AckIntents", "CallLock", "Publisher", "PublisherTransaction"]
 
 
-# ---- Calls that are carried out one after the other, without a lock that is held through them ----
+log = logging.getLogger(__name__)
+
+_EXPIRE_S = 5.0
+"""Seconds that :meth:`Publisher.close` may take to let readers forget the publisher."""
+
+_APP_PREFIX = "publisher."
+
+_QUERY = "publisher"
+"""The commit record's query id, so that a Spark query cannot take a publisher's name, or a
+publisher a query's."""
 
 
-class FairLock:
-    """Lets one caller in at a time: ``with turns.taken(): ...``. Thread-safe, not reentrant.
+@dataclass(frozen=True, slots=True)
+class AckIntents:
+    """The markers that commit a transaction, one for each partition that it wrote to.
 
-    A lock could not do it: a call that waits for storage holds it for seconds, and a thread that
-    is interrupted while it waits must leave it as it was.
+    All of them or none have to be applied: save the intents first, in the transaction of whatever
+    the published messages were made from, and apply them again in full after a fault.
+    ``AckIntents.from_json(intents.to_json()) == intents``.
+
+    Attributes:
+        topic_id: Of the topic.
+        producer: 6 bytes: the transaction's own producer id.
+        clocks: Of each partition, the clock of the marker. Empty when nothing was published:
+            there is nothing to apply then.
+        txn: Of a publisher with a name: its app and the number of the transaction.
+    """
+
+    topic_id: str
+    producer: bytes
+    clocks: Mapping[str, int] = field(default_factory=dict)
+    txn: Transaction | None = None
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        fields: dict[str, Any] = {
+            "version": 1,
+            "topic": self.topic_id,
+            "producer": self.producer.hex(),
+            "clocks": dict(sorted(self.clocks.items())),
+        }
+        if self.txn is not None:
+            fields["app"], fields["batch"] = self.txn.app, self.txn.batch
+        return json.dumps(fields, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> AckIntents:
+        """What :meth:`to_json` wrote.
+
+        Raises:
+            InvalidInput: Another program or a later version wrote it.
+        """
+        try:
+            fields = json.loads(text)
+            match fields:
+                case {
+                    "version": 1,
+                    "topic": str(topic_id),
+                    "producer": str(producer),
+                    "clocks": dict(clocks),
+                }:
+                    txn = Transaction(fields["app"], fields["batch"]) if "app" in fields else None
+                    made = cls(topic_id, bytes.fromhex(producer), clocks, txn)
+                    if len(made.producer) == PRODUCER_BYTES and all(
+                        type(clock) is int and 0 < clock <= CLOCK_MAX for clock in clocks.values()
+                    ):
+                        return made
+        except (ValueError, TypeError, KeyError, RecursionError):
+            pass
+        raise InvalidInput(
+            f"intents are {text!r:.200}, and not what AckIntents.to_json() of this version wrote: "
+            "apply them with the version that saved them"
+        )
+
+
+class PublisherTransaction:
+    """A transaction that is being written. Not thread-safe.
 
     Args:
-        runtime: The lock and its waiting room.
+        producer: Its own id, 6 bytes.
+        txn: App and number, where the publisher has a name.
+        runtime: The clock of waiting.
+
+    Attributes:
+        producer: As given.
+        txn: As given.
+        clocks: Of its last batch in each partition.
+        since: Of each partition, the sequence of its first batch that is known to be durable.
+        intents: Set by :meth:`build`.
+        applying: Whether markers that commit it may be in some partitions.
+    """
+
+    def __init__(self, producer: bytes, txn: Transaction | None, runtime: Runtime) -> None:
+        self.producer = producer
+        self.txn = txn
+        self.clocks: dict[str, int] = {}
+        self.since: dict[str, int] = {}
+        self.intents: AckIntents | None = None
+        self.applying = False
+        self._runtime = runtime
+        self._clock = ROLL_BACK  # below all of its batches
+        self._handles: list[tuple[str, WriteHandle]] = []
+        self._failure: BaseException | None = None
+
+    def accept(self, name: str, producer: Producer, call: ProduceRequest) -> WriteHandle:
+        """Have a partition's producer accept a call as the next batch of the transaction."""
+        self._clock += 1
+        call.message = build_uuid(self.producer, self._clock, CONTINUE_TXN)
+        call.transaction = self.txn
+        # Noted first: after an interruption the batch may be in the partition without a handle.
+        self.clocks[name] = self._clock
+        handle = producer.accept(call)
+        self._handles.append((name, handle))
+        return handle
+
+    @contextmanager
+    def one_call(self) -> Iterator[None]:
+        """Let the transaction fail if a call of several parts raises after its first part.
+
+        That part may be in the queue without a handle, so the transaction can only be rolled back.
+        """
+        before = self._clock
+        try:
+            yield
+        except BaseException as error:
+            if self._clock != before:
+                self._failure = self._failure or error
+            raise
+
+    def wait(self, timeout: float | None) -> BaseException | None:
+        """Wait until each batch is durable or given up. Returns why it cannot be committed.
+
+        Raises:
+            TimeoutError: Some are neither after so many seconds.
+        """
+        until = None if timeout is None else self._runtime.monotonic() + timeout
+        failure = self._failure
+        for name, handle in self._handles:
+            left = None if until is None else max(0.0, until - self._runtime.monotonic())
+            try:
+                where = handle.watcher.await_durable(left)
+            except TimeoutError:
+                raise
+            except Exception as error:
+                failure = failure or error
+            else:
+                self.since.setdefault(name, where.sequence)
+        return failure
+
+    def build(self, topic_id: str) -> AckIntents:
+        """The intents, once all of it is durable."""
+        clocks = {name: clock + 1 for name, clock in self.clocks.items()}
+        self.intents = AckIntents(topic_id, self.producer, clocks, self.txn)
+        return self.intents
+
+
+class CallLock:
+    """Held through a call, so that calls run one after the other. Thread-safe, not reentrant.
+
+    An ordinary lock must not be held while a call waits for storage, and would stay locked when a
+    thread is interrupted while it takes it.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -71,14 +233,13 @@ class FairLock:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Wait for the others, and keep them waiting until the end of the block."""
+        """Wait for the calls before, and hold the lock until the end of the block."""
         own = object()
         try:
             self._take(own)
             yield
         finally:
-            # Also when an interruption came out of the waiting: then it is another one's turn.
-            self._give_back(own)
+            self._release(own)  # also when the waiting was interrupted: then it holds nothing
 
     @locked
     def _take(self, own: object) -> None:
@@ -87,55 +248,10 @@ class FairLock:
         self._holder = own
 
     @locked
-    def _give_back(self, own: object) -> None:
+    def _release(self, own: object) -> None:
         if self._holder is own:
             self._holder = None
             self._condition.notify_all()
-
-
-# ---- What a publisher writes outside of its transactions ----
-#
-# Messages that count as they are durable.
-
-
-class Outside:
-    """One producer of messages, in whichever partitions. Not thread-safe.
-
-    Args:
-        producer: Its own id, 6 bytes.
-
-    Attributes:
-        producer: As given.
-    """
-
-    def __init__(self, producer: bytes) -> None:
-        self.producer = producer
-        self._clock = Clock()
-        self._partitions: set[str] = set()
-
-    def at(self, now_ms: int) -> None:
-        """Let the next messages be of this time, milliseconds since the Unix epoch."""
-        self._clock.update(now_ms)
-
-    def accept(self, name: str, producer: Producer, call: Call) -> WriteHandle:
-        """Have one part of a call accepted as the next message."""
-        call.message = build_uuid(self.producer, self._clock.tick(), OUTSIDE_TXN)
-        self._partitions.add(name)
-        return producer.accept(call)
-
-    def say_goodbye(self, endings: Endings) -> None:
-        """Let readers forget this producer, which writes nothing more.
-
-        Raises:
-            OpenDataBufferError: See :meth:`.Endings.say_goodbye`.
-        """
-        endings.say_goodbye(self.producer, self._clock.value + 1, self._partitions)
-
-
-log = logging.getLogger(__name__)
-
-CLOSE_S = 5.0
-"""How long a publisher that closes may take to tell readers that it writes nothing more."""
 
 
 class Publisher(ClosedAtEnd):
@@ -148,14 +264,14 @@ class Publisher(ClosedAtEnd):
             publisher.publish_uncommitted(events, keys=customers)
             publisher.commit()
 
-    Calls from several threads are carried out one after the other; a transaction belongs to the
-    publisher and not to a thread.
+    Calls of several threads run one after the other; a transaction belongs to the publisher, not
+    to a thread.
 
     Args:
         topic: The topic, or its URL.
-        name: Keeps the intents of transactions in a record beside the topic, decides them there,
-            and finds them again: a new instance of the name completes what the last one had
-            committed, rolls back the rest, and fences an instance that still lives. 1 to 190
+        name: The publisher keeps the intents of its transactions in a record beside the topic,
+            which decides them: a new instance of the name completes the transaction that the last
+            one committed, rolls back others, and fences an instance that still runs. 1 to 190
             characters of ``A-Z a-z 0-9 . _ -``. Without a name the caller saves the intents.
         config: Settings of each partition's producer. Its ``store`` is that of the topic.
         store: Use this store instead of opening the topic's URL.
@@ -187,27 +303,28 @@ class Publisher(ClosedAtEnd):
         self._config = replace(config or ProducerConfig(store=url), store=url)
         self._runtime = runtime or SystemRuntime()
         self._entropy = entropy
-        self._turns = FairLock(self._runtime)
-        self._topic = Topic.open(self._config, store=store, runtime=self._runtime)
-        self._store = self._topic.store
-        self._endings = Endings(self._store, self._config, self._runtime)
-        self._outside = Outside(new_producer_id(entropy))
-        self._open: OpenTransaction | None = None
+        self._lock = CallLock(self._runtime)
+        opened = Topic.open(self._config, store=store, runtime=self._runtime)
+        self._topic_id = opened.description.topic_id
+        self._store = opened.store
+        self._queues: dict[str, Queue] = {}
+        ahead_ms = self._config.gc_grace_period_ms
+        parts = (self._store, self._config, self._queue_of, self._runtime)
+        self._markers = MarkerWriter(*parts, ahead_ms=ahead_ms)
+        # Publishes what is in no transaction.
+        self._producer_id = new_producer_id(entropy)
+        self._clock = Clock()
+        self._written: set[str] = set()
+        self._open: PublisherTransaction | None = None
         self._broken: BaseException | None = None
         self._closed = False
         self._pid = os.getpid()
-        self._name: PublisherName | None = None
+        self._app = "" if name is None else _app_of(name)
+        self._coordinator: TransactionCoordinator | None = None
         if name is not None:
-            ledger = TransactionCoordinator(
-                self._store,
-                self._config,
-                self._endings.queue,
-                self._runtime,
-                ahead_ms=self._config.gc_grace_period_ms,
-            )
-            self._name = PublisherName(name, ledger)
+            self._coordinator = TransactionCoordinator(*parts, ahead_ms=ahead_ms)
             with self._deadline():
-                self._name.claim(self._topic.description.names)
+                self._coordinator.recover(self._app, _QUERY, opened.description.names)
         self._producer = TopicProducer(
             self._config, store=self._store, runtime=self._runtime, network=network
         )
@@ -221,7 +338,7 @@ class Publisher(ClosedAtEnd):
         partition: str | None = None,
         metadata: bytes = b"",
     ) -> TopicHandle:
-        """Publish entries that count as soon as they are durable, beside any transaction.
+        """Publish entries outside of any transaction: they are committed once they are durable.
 
         Args:
             entries, keys, partitioner, partition, metadata: As for
@@ -234,11 +351,10 @@ class Publisher(ClosedAtEnd):
             InvalidInput, StorageError: As :meth:`.TopicProducer.produce`; nothing was accepted.
             Closed: The publisher was closed, or failed before.
         """
-        with self._turns.taken():
-            self._check_usable()
-            self._outside.at(self._runtime.now_ms())
+        with self._usable():
+            self._clock.update(self._runtime.now_ms())
             return self._producer.produce_by(
-                self._outside.accept,
+                self._accept_committed,
                 entries,
                 keys=keys,
                 partitioner=partitioner,
@@ -262,16 +378,15 @@ class Publisher(ClosedAtEnd):
                 :meth:`.TopicProducer.produce`. Each part is a batch of its own.
 
         Returns:
-            One handle, durable when all parts are; they are delivered once the transaction is
-            committed. :meth:`build_ack_intents` waits for it.
+            One handle, durable when all parts are. They are delivered once the transaction is
+            committed.
 
         Raises:
             InvalidInput, StorageError: As :meth:`.TopicProducer.produce`; nothing was accepted.
                 Or the last transaction has intents, and they were not applied.
             Closed: The publisher was closed, or failed before.
         """
-        with self._turns.taken():
-            self._check_usable()
+        with self._usable():
             current = self._open or self._begin()
             if current.intents is not None:
                 raise InvalidInput(
@@ -289,10 +404,10 @@ class Publisher(ClosedAtEnd):
                 )
 
     def build_ack_intents(self, timeout: float | None = None) -> AckIntents:
-        """Wait until the open transaction is durable, and say what commits it.
+        """Wait until the open transaction is durable, and return what commits it.
 
-        Save the intents before you :meth:`apply` them, unless the publisher has a name. Called
-        again it gives the same.
+        Save the intents before you :meth:`apply` them, unless the publisher has a name. A second
+        call returns the same.
 
         Args:
             timeout: Seconds. Default: until each batch is durable or was given up.
@@ -306,12 +421,11 @@ class Publisher(ClosedAtEnd):
                 again.
             Closed: The publisher was closed, or failed before.
         """
-        with self._turns.taken():
-            self._check_usable()
+        with self._usable():
             return self._intents(timeout)
 
     def apply(self, intents: AckIntents) -> None:
-        """Commit the transaction in all partitions it wrote to. Free to repeat.
+        """Commit the transaction in all partitions it wrote to. May be repeated.
 
         Args:
             intents: Of :meth:`build_ack_intents`; or saved by an instance before this one.
@@ -319,37 +433,35 @@ class Publisher(ClosedAtEnd):
         Raises:
             InvalidInput: They are of another topic, or of a publisher of another name or with
                 one; or of a transaction that this publisher, which has a name, has rolled back.
-            Superseded: A later instance of the name lives. The transaction is rolled back, and
+            Superseded: A later instance of the name runs. The transaction is rolled back, and
                 so is whatever else this instance would publish.
             TransientStorageError: The message says whether the transaction is committed. With a
                 name, open the publisher again; without, apply the intents again.
             OpenDataBufferError: As that.
             Closed: The publisher was closed, or failed before.
         """
-        with self._turns.taken():
-            self._check_usable()
+        with self._usable():
             self._apply(intents)
 
     def commit(self, timeout: float | None = None) -> AckIntents:
-        """:meth:`build_ack_intents` and :meth:`apply`: all that a publisher with a name needs.
+        """:meth:`build_ack_intents` and :meth:`apply`, for a publisher with a name.
 
         Raises:
             InvalidInput: The publisher has no name: save the intents in between.
             OpenDataBufferError, TimeoutError: As those two.
         """
-        if self._name is None:
+        if self._coordinator is None:
             raise InvalidInput(
                 "a publisher without a name does not keep its intents: build_ack_intents(), save "
                 "them, then apply() them; or give it a name"
             )
-        with self._turns.taken():
-            self._check_usable()
+        with self._usable():
             intents = self._intents(timeout)
             self._apply(intents)
             return intents
 
     def roll_back(self) -> None:
-        """Give the open transaction up: nothing of it is ever delivered. No transaction: nothing.
+        """Abort the open transaction: nothing of it is ever delivered. Without one, do nothing.
 
         Raises:
             InvalidInput: There is no name, and :meth:`apply` failed: it may be committed in some
@@ -358,54 +470,64 @@ class Publisher(ClosedAtEnd):
                 committed in any. Call it again.
             Closed: The publisher was closed, or failed before.
         """
-        with self._turns.taken():
-            self._check_usable()
+        with self._usable():
             self._roll_back()
 
     def close(self, timeout: float | None = None) -> None:
-        """Roll an open transaction back, flush, and end the threads. Free to repeat.
+        """Roll an open transaction back, flush, and end the threads. May be repeated.
 
-        In a forked process it does nothing: the transaction is the parent's.
-
-        A transaction whose intents the caller has, because there is no name, is let be.
+        In a forked process it does nothing: the transaction is the parent's. A transaction whose
+        intents the caller has, because there is no name, is not rolled back.
 
         Args:
             timeout: Seconds until what is not durable is given up.
 
         Raises:
-            FlushFailed: Something was given up, now or before. It is closed all the same.
+            FlushFailed: Something was given up, now or before. The publisher is closed anyway.
         """
         if self._pid != os.getpid():
             return
-        with self._turns.taken():
+        with self._lock.taken():
             if self._closed:
                 return
             self._closed = True
             try:
-                if self._open is not None and (self._name is not None or not self._open.intents):
+                if self._open is not None and (self._coordinator or not self._open.intents):
                     self._roll_back()
             except OpenDataBufferError as error:
                 log.warning("a transaction was not rolled back, and will be: %s", error)
             finally:
                 self._producer.close(timeout)
-            self._say_goodbye()
+            try:
+                with deadline(self._runtime, _EXPIRE_S):
+                    clock = self._clock.value + 1
+                    self._markers.expire_producer(self._producer_id, clock, self._written)
+            except OpenDataBufferError as error:
+                log.info("readers remember this publisher for some weeks: %s", error)
 
-    # With the turn.
+    # The methods below are called with the lock.
 
-    def _begin(self) -> OpenTransaction:
-        txn = None if self._name is None else self._name.next_transaction()
-        self._open = OpenTransaction(new_producer_id(self._entropy), txn, self._runtime)
+    def _begin(self) -> PublisherTransaction:
+        txn = None
+        if self._coordinator is not None:
+            txn = Transaction(self._app, self._coordinator.committed(self._app) + 1)
+        self._open = PublisherTransaction(new_producer_id(self._entropy), txn, self._runtime)
         return self._open
+
+    def _accept_committed(self, name: str, producer: Producer, call: ProduceRequest) -> WriteHandle:
+        call.message = build_uuid(self._producer_id, self._clock.tick(), OUTSIDE_TXN)
+        self._written.add(name)
+        return producer.accept(call)
 
     def _intents(self, timeout: float | None) -> AckIntents:
         current = self._open
         if current is None:
-            return AckIntents(self._topic.description.topic_id, self._outside.producer)
+            return AckIntents(self._topic_id, self._producer_id)
         if current.intents is not None:
             return current.intents
         failure = current.wait(timeout)
         if failure is None:
-            return current.build(self._topic.description.topic_id)
+            return current.build(self._topic_id)
         try:
             self._roll_back()
         except OpenDataBufferError as error:
@@ -420,44 +542,70 @@ class Publisher(ClosedAtEnd):
     def _apply(self, intents: AckIntents) -> None:
         if not intents.clocks:
             return
-        topic_id = self._topic.description.topic_id
-        if intents.topic_id != topic_id:
+        if intents.topic_id != self._topic_id:
             raise InvalidInput(
-                f"the intents are of topic {intents.topic_id}, and this is {topic_id}: apply them "
-                "with a publisher of that topic"
+                f"the intents are of topic {intents.topic_id}, and this is {self._topic_id}: "
+                "apply them with a publisher of that topic"
             )
-        current = self._open
-        if current is None or current.intents != intents:
-            self._apply_saved(intents)
-            return
-        if self._name is not None:
-            self._decide(self._name, intents, current)
+        current = self._open if self._open and self._open.intents == intents else None
+        if self._coordinator is not None:
+            if current is None:
+                self._check_applied(self._coordinator, intents)
+            else:
+                self._commit(self._coordinator, intents, current)
+        elif intents.txn is not None:
+            # The commit record of that name decides. With markers in some partitions and a
+            # roll-back by the name's next instance, the transaction would be delivered in part.
+            raise InvalidInput(
+                f"the intents are of publisher {intents.txn.app.removeprefix(_APP_PREFIX)!r}: open "
+                "a publisher of that name, which applies them if they are committed"
+            )
         else:
-            current.applying = True
-            with self._deadline():
-                self._endings.settle(intents.producer, intents.clocks, None, current.since)
-        self._open = None
+            if current is not None:
+                current.applying = True
+            self._end(intents.producer, intents.clocks, current)
+        if current is not None:
+            self._open = None
 
-    def _apply_saved(self, intents: AckIntents) -> None:
-        if self._name is not None:
-            self._name.check_applied(intents)
-            return
-        if intents.txn is not None:
-            # Its record decides. Acknowledged without that in some partitions, and rolled back in
-            # the others by the next instance of the name, it would be there by half.
+    def _check_applied(self, coordinator: TransactionCoordinator, intents: AckIntents) -> None:
+        """Refuse saved intents of a transaction that is not committed.
+
+        The markers of a committed one were written when this publisher was opened.
+        """
+        if intents.txn is None or intents.txn.app != self._app:
+            raise InvalidInput("the intents are of another publisher: apply them with that one")
+        found = coordinator.verdict_on(intents.txn, intents.producer)
+        # Another transaction may have been published under the number of a rolled back one. The
+        # record tells them apart by the producer only for the last number.
+        is_last = intents.txn.batch == coordinator.committed(self._app)
+        if found is Verdict.OPEN or (found is Verdict.REPEATED and is_last):
             raise InvalidInput(
-                f"the intents are of publisher {name_of(intents.txn.app)!r}: open a publisher of "
-                "that name, which applies them if they are committed"
+                f"transaction {intents.txn.batch} was rolled back, because it was not committed "
+                "before its publisher went on or was opened again: publish it again"
             )
-        with self._deadline():
-            self._endings.settle(intents.producer, intents.clocks, None, {})
 
-    def _decide(self, name: PublisherName, intents: AckIntents, current: OpenTransaction) -> None:
+    def _commit(
+        self,
+        coordinator: TransactionCoordinator,
+        intents: AckIntents,
+        current: PublisherTransaction,
+    ) -> None:
+        assert current.txn is not None
+        attempt = Attempt(current.txn, current.producer, intents.clocks, _QUERY)
         try:
             with self._deadline():
-                name.commit(intents, current)
+                if not coordinator.decide(attempt):
+                    # Another instance has committed a transaction of this number.
+                    raise Superseded(self._app, current.txn.batch)
+                try:
+                    coordinator.complete(attempt, current.since)
+                except OpenDataBufferError as error:
+                    raise TransientStorageError(
+                        f"{current.txn} is committed, and not visible in all partitions yet: "
+                        f"{error} Open the publisher again: it completes that."
+                    ) from error
         except BaseException as error:
-            # Going on could fence a later instance of the name.
+            # The next claim of this instance could fence a later instance of the name.
             self._broken = error
             self._open = None
             raise
@@ -467,38 +615,65 @@ class Publisher(ClosedAtEnd):
         if current is None:
             return
         if current.applying:
-            # Some partitions may have their acknowledgement: there it is delivered.
+            # Partitions that have their marker deliver the transaction.
             raise InvalidInput(
                 "the transaction was applied, and not in all partitions as far as is known, so it "
                 "counts where it was: apply the intents again until that succeeds"
             )
-        # What is under way may land until its handle says so, and would stay undecided.
+        # A pending batch that was appended after the marker would stay undecided.
         current.wait(None)
-        clocks = dict.fromkeys(current.clocks, ROLL_BACK)
-        with self._deadline():
-            self._endings.settle(current.producer, clocks, current.txn, current.since)
+        self._end(current.producer, dict.fromkeys(current.clocks, ROLL_BACK), current)
         self._open = None
 
-    def _say_goodbye(self) -> None:
-        try:
-            with deadline(self._runtime, CLOSE_S):
-                self._outside.say_goodbye(self._endings)
-        except OpenDataBufferError as error:
-            log.info("readers remember this publisher for some weeks: %s", error)
+    def _end(
+        self, producer: bytes, clocks: Mapping[str, int], current: PublisherTransaction | None
+    ) -> None:
+        txn, since = (None, {}) if current is None else (current.txn, current.since)
+        markers = {
+            name: [TransactionMarker(producer, clock, txn, since.get(name, 0))]
+            for name, clock in clocks.items()
+        }
+        with self._deadline():
+            self._markers.write(markers)
+
+    def _queue_of(self, name: str) -> Queue:
+        if name not in self._queues:
+            config = Topic.config_of(name, self._config)
+            claim = claim_for_writing(self._store, config, runtime=self._runtime)
+            self._queues[name] = Queue(
+                self._store, config, runtime=self._runtime, role="publisher", claim=claim
+            )
+        return self._queues[name]
 
     def _deadline(self) -> AbstractContextManager[None]:
         """For several changes of one call: the record's, and those of the partitions at once."""
         return deadline(self._runtime, 3 * self._config.cas_deadline_ms / 1000)
 
-    def _check_usable(self) -> None:
-        if self._pid != os.getpid():
-            raise Closed(
-                f"this publisher belongs to process {self._pid}, which forked this one: open a "
-                "publisher in each process, after the fork"
-            )
-        if self._closed:
-            raise Closed("the publisher is closed: open a new one")
-        if self._broken is not None:
-            raise Closed(
-                f"the publisher cannot go on since: {self._broken} Open a new one."
-            ) from self._broken
+    @contextmanager
+    def _usable(self) -> Iterator[None]:
+        """Hold the lock, if the publisher can be used."""
+        with self._lock.taken():
+            if self._pid != os.getpid():
+                raise Closed(
+                    f"this publisher belongs to process {self._pid}, which forked this one: open "
+                    "a publisher in each process, after the fork"
+                )
+            if self._closed:
+                raise Closed("the publisher is closed: open a new one")
+            if self._broken is not None:
+                raise Closed(
+                    f"the publisher cannot go on since: {self._broken} Open a new one."
+                ) from self._broken
+            yield
+
+
+def _app_of(name: str) -> str:
+    """The app id in the names of a publisher's transactions."""
+    try:
+        if name:
+            return Transaction(f"{_APP_PREFIX}{name}", 0).app
+    except InvalidInput:
+        pass
+    raise InvalidInput(
+        f"publisher name is {name!r:.80}: use 1 to 190 characters of A-Z a-z 0-9 . _ -"
+    )

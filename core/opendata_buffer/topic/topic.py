@@ -1,4 +1,4 @@
-"""A topic on storage: its description, and what changes it."""
+"""A topic on storage: create, read and change its description, and cache it for producers."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.description import DESCRIPTION, DRAIN_S, TopicDescription, is_topic
 
-__all__ = ["CurrentTopic", "Topic", "is_topic"]
-
+__all__ = ["CachedTopic", "Topic", "is_topic"]
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +33,7 @@ Config = TypeVar("Config", bound=QueueConfig)
 
 
 class Topic:
-    """Many queues as one stream: made with :meth:`create` or :meth:`open`. Not thread-safe.
+    """A topic: many queues as one stream. Made by :meth:`create` or :meth:`open`. Not thread-safe.
 
     ::
 
@@ -42,21 +41,29 @@ class Topic:
         topic.expand(32)
         topic.drain("3")
 
-    Each partition is an ordinary queue in the same store, with its name as data prefix. Topics
-    are changed while they are in use: producers and readers notice within seconds.
+    Each partition is an ordinary queue in the same store, with its name as data prefix. Producers
+    and consumers follow a change of the partitions within seconds.
 
     Attributes:
         store: Where the topic and all its partitions are.
     """
 
-    def __init__(
-        self, store: Store, settings: QueueConfig, runtime: Runtime, description: TopicDescription
-    ) -> None:
+    def __init__(self, store: Store, settings: QueueConfig, runtime: Runtime) -> None:
         self.store = store
         self._settings = settings
         self._runtime = runtime
-        self._register = _register(store, settings, runtime)
-        self._description = description
+        self._object = CasObject(
+            store,
+            TOPIC_KEY,
+            decode=TopicDescription.from_json,
+            encode=TopicDescription.to_json,
+            runtime=runtime,
+            settings=settings,
+            max_bytes=DESCRIPTION.max_bytes,
+            unreadable=DESCRIPTION.unreadable,
+            check_read=self._check_same,
+        )
+        self._description = TopicDescription("", (), 0)
 
     @classmethod
     def create(
@@ -67,33 +74,32 @@ class Topic:
         store: Store | None = None,
         runtime: Runtime | None = None,
     ) -> Topic:
-        """Make a topic at a store's root.
+        """Create a topic at a store's root.
 
         Args:
             config: The store's URL, or settings with it: deadline and backoff.
-            partitions: How many it begins with; each is made when it is first used.
+            partitions: How many it begins with; each queue is created when it is first used.
             store: Use this store instead of opening ``config.store``.
             runtime: Clock, jitter and the topic's id; the system's by default.
 
         Raises:
-            InvalidInput: There is a topic, or a queue lies below the root; a number of
-                partitions that no topic can have.
+            InvalidInput: There is a topic, or a queue lies below the root; or the number of
+                partitions is out of range.
             UnsafeStore: The store has no compare-and-swap.
             StorageError: It did not answer.
         """
-        settings, opened, runtime = _taken(config, store, runtime)
-        fresh = TopicDescription.new(runtime.ulid(), partitions)
-        with deadline(runtime, settings.cas_deadline_ms / 1000):
-            opened.check_conditional_writes(TOPIC_KEY)
-            found = _register(opened, settings, runtime).read()
+        topic = cls._at(config, store, runtime)
+        fresh = TopicDescription.new(topic._runtime.ulid(), partitions)
+        with deadline(topic._runtime, topic._settings.cas_deadline_ms / 1000):
+            topic.store.check_conditional_writes(TOPIC_KEY)
+            found = topic._object.read()
             if isinstance(found, TopicDescription):
-                raise _exists(opened.url, found)
-            _refuse_queues(opened)
-            outcome = _register(opened, settings, runtime).update(lambda before: before or fresh)
-            description = _settled(outcome, opened.url)
+                raise _exists(topic.url, found)
+            _refuse_queues(topic.store)
+            description = topic._taken(topic._object.update(lambda before: before or fresh))
         if description.topic_id != fresh.topic_id:
-            raise _exists(opened.url, description)
-        return cls.open(settings, store=opened, runtime=runtime)
+            raise _exists(topic.url, description)
+        return topic
 
     @classmethod
     def open(
@@ -110,24 +116,28 @@ class Topic:
             CorruptData: Its description cannot be read.
             StorageError: The store did not answer.
         """
-        settings, opened, runtime = _taken(config, store, runtime)
-        found = cls.find(settings, store=opened, runtime=runtime)
-        if found is None:
-            raise _none_at(opened.url)
-        return found
+        topic = cls._at(config, store, runtime)
+        topic.read()
+        return topic
 
     @classmethod
     def find(
         cls, config: QueueConfig, *, store: Store, runtime: Runtime | None = None
     ) -> Topic | None:
         """As :meth:`open`; None where there is no topic."""
-        settings, opened, runtime = _taken(config, store, runtime)
-        topic = cls(opened, settings, runtime, TopicDescription("", (), 0))
-        found = topic._register.read()
+        topic = cls._at(config, store, runtime)
+        found = topic._object.read()
         if found is None:
             return None
-        topic._description = _settled(found, opened.url)
+        topic._taken(found)
         return topic
+
+    @classmethod
+    def _at(cls, config: QueueConfig | str, store: Store | None, runtime: Runtime | None) -> Topic:
+        settings = QueueConfig(store=config) if isinstance(config, str) else config
+        _check_config(settings)
+        opened = store if store is not None else open_store(settings.store, settings.store_options)
+        return cls(opened, settings, runtime or SystemRuntime())
 
     @property
     def url(self) -> str:
@@ -148,18 +158,19 @@ class Topic:
             CorruptData: It cannot be read.
             StorageError: The store did not answer within ``cas_deadline_ms``.
         """
-        found = self._register.read()
+        found = self._object.read()
         if found is None:
-            raise _none_at(self.url)
-        self._description = _settled(found, self.url)
-        return self._description
+            raise InvalidInput(
+                f"there is no topic at {self.url}: make one with 'opendata-buffer topic create "
+                f"{self.url} --partitions N'"
+            )
+        return self._taken(found)
 
     def expand(self, partitions: int) -> TopicDescription:
-        """Add partitions until so many are written. Repeatable.
+        """Add partitions until so many are active. May be repeated.
 
-        Adding changes which partition a key goes to, and so breaks the order of records per key
-        once, for the keys that move: with ``rendezvous`` those that the new partitions take
-        over, with ``modulo`` most of them.
+        The keys that move to another partition lose the order of their records once: with
+        ``rendezvous`` those that the new partitions take over, with ``modulo`` most of them.
 
         Raises:
             InvalidInput: Fewer than there are, or more than a topic can have.
@@ -168,9 +179,9 @@ class Topic:
         return self._change(lambda before: before.expanded(partitions))
 
     def drain(self, partition: str) -> TopicDescription:
-        """Let nothing more be written to a partition. Repeatable.
+        """End the writing of a partition. May be repeated.
 
-        Producers notice within seconds. It leaves the topic once everything in it is read and
+        Producers stop within seconds. The partition leaves the topic once everything in it is
         acknowledged: see :meth:`remove_drained`.
 
         Args:
@@ -184,14 +195,14 @@ class Topic:
         return self._change(lambda before: before.drained(partition, now_ms))
 
     def remove_drained(self, after_s: float = DRAIN_S) -> list[str]:
-        """Take those draining partitions out of the topic that are empty. Returns their names.
+        """Remove the draining partitions that are empty from the topic. Returns their names.
 
-        Each is sealed first (:meth:`.Queue.seal`): a producer that has not noticed yet that it
-        drains is refused from then on, and nothing is left behind unread.
+        Each is sealed first (:meth:`.Queue.seal`): the appends of a producer with an older list
+        of partitions fail from then on, so no unread entry is left in it.
 
         Args:
             after_s: Seconds that a partition drains at least, by the clocks of this process and
-                of the one that let it drain.
+                of the one that called :meth:`drain`.
 
         Raises:
             QueueReset, CorruptData, StorageError: As :meth:`read`, of the topic or a partition.
@@ -205,7 +216,7 @@ class Topic:
         return empty
 
     def forget_left(self, partitions: Iterable[str]) -> TopicDescription:
-        """Remember these partitions no more, that have left: all their batches are collected.
+        """Remove partitions from the list of those that have left: their batches are deleted.
 
         Raises:
             QueueReset, CorruptData, StorageError: As :meth:`read`; nothing was changed.
@@ -216,7 +227,7 @@ class Topic:
         """Close a partition if it is empty. False while it has entries.
 
         Raises:
-            QueueReset: Its manifest was lost or restored from an old copy: it only looks empty.
+            QueueReset: Its manifest was lost or restored from an old copy, so it may not be empty.
             CorruptData, StorageError: It could not be read or written.
         """
         config = self.config_of(partition, self._settings)
@@ -224,8 +235,8 @@ class Topic:
         queue = Queue(self.store, config, runtime=self._runtime, role="topic")
         manifest = queue.read()
         if claim is not None:
-            # A manifest that was lost would be made anew, empty and closed, and what waits with it
-            # be collected (failure F4).
+            # A lost manifest would be created again, empty and closed, and the collector would
+            # delete the partition's batches (failure F4).
             claim.check(manifest)
         try:
             return queue.seal()
@@ -247,17 +258,34 @@ class Topic:
         def decide(before: TopicDescription | None) -> TopicDescription | None:
             return None if before is None else change(before)
 
-        self._description = _settled(self._register.update(decide), self.url)
-        return self._description
+        return self._taken(self._object.update(decide))
 
+    def _taken(
+        self, outcome: TopicDescription | outcomes.Outcome[TopicDescription | None]
+    ) -> TopicDescription:
+        now = outcome.value if isinstance(outcome, outcomes.Applied) else outcome
+        if isinstance(now, TopicDescription):
+            self._description = now
+            return now
+        if isinstance(outcome, outcomes.Vanished | outcomes.Applied):
+            raise QueueReset(
+                f"{TOPIC_KEY!r} vanished from {self.url} while in use. It is not made again: "
+                "partitions would get the names of others. Put its latest version back (bucket "
+                "versioning)."
+            )
+        raise TransientStorageError(
+            f"{TOPIC_KEY!r} in {self.url} could not be written: {outcome}. It may have been "
+            "written; try again."
+        )
 
-def _taken(
-    config: QueueConfig | str, store: Store | None, runtime: Runtime | None
-) -> tuple[QueueConfig, Store, Runtime]:
-    settings = QueueConfig(store=config) if isinstance(config, str) else config
-    _check_config(settings)
-    opened = store if store is not None else open_store(settings.store, settings.store_options)
-    return settings, opened, runtime if runtime is not None else SystemRuntime()
+    def _check_same(self, known: TopicDescription, now: TopicDescription) -> None:
+        if now.topic_id != known.topic_id or now.next_number < known.next_number:
+            raise QueueReset(
+                f"the topic at {self.url} is another one than before (id {known.topic_id} -> "
+                f"{now.topic_id}, next partition {known.next_number} -> {now.next_number}): "
+                f"{TOPIC_KEY!r} was deleted and made again, or restored from an old copy. Stop "
+                "its producers and readers, and put its latest version back."
+            )
 
 
 def _check_config(config: QueueConfig) -> None:
@@ -274,55 +302,6 @@ def _check_config(config: QueueConfig) -> None:
     )
 
 
-def _register(store: Store, settings: QueueConfig, runtime: Runtime) -> CasObject[TopicDescription]:
-    return CasObject(
-        store,
-        TOPIC_KEY,
-        decode=TopicDescription.from_json,
-        encode=TopicDescription.to_json,
-        runtime=runtime,
-        settings=settings,
-        max_bytes=DESCRIPTION.max_bytes,
-        unreadable=DESCRIPTION.unreadable,
-        check_read=lambda known, now: _check_same(known, now, store.url),
-    )
-
-
-def _check_same(known: TopicDescription, now: TopicDescription, url: str) -> None:
-    if now.topic_id != known.topic_id or now.next_number < known.next_number:
-        raise QueueReset(
-            f"the topic at {url} is another one than before (id {known.topic_id} -> "
-            f"{now.topic_id}, next partition {known.next_number} -> {now.next_number}): "
-            f"{TOPIC_KEY!r} was deleted and made again, or restored from an old copy. Stop its "
-            "producers and readers, and put its latest version back."
-        )
-
-
-def _settled(
-    outcome: TopicDescription | outcomes.Outcome[TopicDescription | None], url: str
-) -> TopicDescription:
-    if isinstance(outcome, outcomes.Applied) and outcome.value is not None:
-        return outcome.value
-    if isinstance(outcome, TopicDescription):
-        return outcome
-    if isinstance(outcome, outcomes.Vanished | outcomes.Applied):
-        raise QueueReset(
-            f"{TOPIC_KEY!r} vanished from {url} while in use. It is not made again: partitions "
-            "would get the names of others. Put its latest version back (bucket versioning)."
-        )
-    raise TransientStorageError(
-        f"{TOPIC_KEY!r} in {url} could not be written: {outcome}. It may have been written; try "
-        "again."
-    )
-
-
-def _none_at(url: str) -> InvalidInput:
-    return InvalidInput(
-        f"there is no topic at {url}: make one with 'opendata-buffer topic create {url} "
-        "--partitions N'"
-    )
-
-
 def _exists(url: str, found: TopicDescription) -> InvalidInput:
     return InvalidInput(
         f"there is a topic at {url} already, with {len(found.active)} partitions: use it, add "
@@ -332,7 +311,7 @@ def _exists(url: str, found: TopicDescription) -> InvalidInput:
 
 
 def _refuse_queues(store: Store) -> None:
-    """A queue below the root is another one's: a partition of a lost topic, or no topic's."""
+    """Refuse a root with a queue below it: a partition of a lost topic, or an ordinary queue."""
     for found in store.list("", limit=LISTED_BELOW).objects:
         folder, _, name = found.key.rpartition("/")
         if name == OWNER_NAME:
@@ -342,27 +321,21 @@ def _refuse_queues(store: Store) -> None:
             )
 
 
-# ---- The partitions of a topic as a producer needs them ----
-#
-# At once, and not older than some seconds.
+WAIT_AFTER = 5
+"""Multiple of the maximum age at which :meth:`CachedTopic.get` waits for the read."""
+
+READ_S = 10.0
+"""Seconds that a read may take. After that the cached description is used: the appends to a
+partition that has left the topic fail."""
 
 
-OUTDATED = 5
-"""Ages after which a caller waits for a look: nobody has asked for long."""
-
-LOOK_S = 10.0
-"""How long a look may take. Without an answer the caller goes on with what is known: a partition
-that has left refuses what is appended."""
-
-
-class CurrentTopic:
-    """A topic's description, read again by age. Thread-safe.
+class CachedTopic:
+    """A topic's description, read again when it is old. Thread-safe.
 
     Args:
-        topic: Opened; nobody else uses it.
+        topic: Opened; used by this object alone.
         runtime: Clock and threads.
-        max_age_s: Seconds after which the next question starts a look. The caller does not wait
-            for it: the answer to the questions after it is new.
+        max_age_s: Seconds after which :meth:`get` starts a read in the background.
     """
 
     def __init__(self, topic: Topic, runtime: Runtime, max_age_s: float) -> None:
@@ -372,48 +345,53 @@ class CurrentTopic:
         self._condition = runtime.condition()
         self._known = topic.description
         self._known_at = runtime.monotonic()
-        self._looking = False
+        self._reading = False
 
     def get(self) -> TopicDescription:
-        """The description; raises nothing."""
-        age_s, looks = self._ask()
-        if looks and age_s >= OUTDATED * self._max_age_s:
-            self._look()
-        elif looks:
+        """The description as far as it is known; raises nothing.
+
+        The call that finds it old starts a read, and waits for it only if no call was made for
+        :data:`WAIT_AFTER` times the maximum age.
+        """
+        age_s = self._begin_read()
+        if age_s is not None and age_s >= WAIT_AFTER * self._max_age_s:
+            self._read()
+        elif age_s is not None:
             try:
-                self._runtime.spawn(self._look, "opendata-buffer-topic")
+                self._runtime.spawn(self._read, "opendata-buffer-topic")
             except RuntimeError:
-                self._look()  # the process has no thread left
+                self._read()  # the process cannot start a thread
         return self._known
 
     @property
     @locked
     def is_outdated(self) -> bool:
-        """Whether the next :meth:`get` waits for a look."""
+        """Whether the next :meth:`get` waits for a read."""
         age_s = self._runtime.monotonic() - self._known_at
-        return not self._looking and age_s >= OUTDATED * self._max_age_s
+        return not self._reading and age_s >= WAIT_AFTER * self._max_age_s
 
     @locked
-    def _ask(self) -> tuple[float, bool]:
-        """How old the answer is, and whether the caller is the one who sees to a new one."""
+    def _begin_read(self) -> float | None:
+        """The description's age if the caller has to read it; None otherwise."""
         age_s = self._runtime.monotonic() - self._known_at
-        looks = age_s >= self._max_age_s and not self._looking
-        self._looking = self._looking or looks
-        return age_s, looks
+        if self._reading or age_s < self._max_age_s:
+            return None
+        self._reading = True
+        return age_s
 
-    def _look(self) -> None:
+    def _read(self) -> None:
         found = None
         try:
-            with deadline(self._runtime, LOOK_S):
+            with deadline(self._runtime, READ_S):
                 found = self._topic.read()
         except OpenDataBufferError as error:
             log.warning("the topic at %s could not be looked at: %s", self._topic.url, error)
         finally:
-            self._looked(found)
+            self._end_read(found)
 
     @locked
-    def _looked(self, found: TopicDescription | None) -> None:
-        self._looking = False
+    def _end_read(self, found: TopicDescription | None) -> None:
+        self._reading = False
         self._known_at = self._runtime.monotonic()  # also after a failure: not at every call
         if found is not None:
             self._known = found

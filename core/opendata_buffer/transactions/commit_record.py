@@ -1,22 +1,20 @@
-"""The commit record of an app: which of its batches is surely committed. Pure.
+"""The commit record of an app: which of its batches are committed.
 
 A writer with an identity (app, batch) keeps one small object, changed by compare-and-swap only.
 Of a single queue it is ``<prefix>/app=<id>/_commit.json`` and follows what the manifest shows.
 Of a topic it is ``_topic/app=<id>/_commit.json`` and **decides**: a write to several partitions
 is committed if and only if the record names its producer.
 
-Who may decide is told by ``run``. A run claims the record once, before it appends anything, and
-each decision is refused from the moment another run has claimed it. So whatever undecided
-entries a run finds after its claim, of any producer that the record does not name, can be rolled
-back: nobody can commit them any more. The one exception are those of a run that claimed later
-still; therefore a run must see that the record still names it *after* it has read the manifests.
+Only the run that the record's field ``run`` names may decide. A run claims the record once, before
+it appends anything; from then on the decisions of earlier runs are refused. So the undecided
+entries of earlier runs can be rolled back, except those of the producer that the record names.
+They must not be taken for those of a later run: a run notes what is undecided in a manifest
+*before* it reads or writes the record, and rolls it back only if the record still names the run.
 """
 
 from __future__ import annotations
 
 import json
-import logging
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -24,28 +22,23 @@ from typing import Any
 
 from opendata_buffer import outcomes
 from opendata_buffer.errors import InvalidInput, TransientStorageError
-from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.formats.sidecar import LARGEST, Sidecar, is_number
 from opendata_buffer.queue.cas import CasObject
-from opendata_buffer.transactions.markers import ROLL_BACK, TransactionMarker, undecided_of
+from opendata_buffer.transactions.markers import ROLL_BACK, TransactionMarker, undecided_of_app
 
 __all__ = [
-    "ClaimedRecord",
     "CommitRecord",
+    "OwnedRecord",
     "RECORD",
     "TOPIC_FOLDER",
     "Verdict",
-    "began",
     "claimed",
-    "decided",
     "record_key",
-    "verdict",
 ]
 
-
 TOPIC_FOLDER = "_topic"
-"""Where the records of a topic's writers lie; no partition has such a name."""
+"""Folder of the records of a topic's writers; no partition has such a name."""
 
 RECORD = Sidecar(
     "the commit record",
@@ -65,20 +58,20 @@ class Verdict(Enum):
     REPEATED = "repeated"
     """It names another attempt at this batch, or a later batch."""
     OPEN = "open"
-    """It names neither; whether that can still change depends on who has claimed the record."""
+    """It names neither; that can change while the record names the attempt's run."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitRecord:
-    """What is surely committed of one app.
+    """What is committed of one app.
 
     Attributes:
         batch: Highest committed batch; -1 when the app id is only claimed.
         next_sequence: The queue's next sequence just after that batch; 0 in a topic's record.
-        query: Id of the streaming query the app id belongs to; None when no query was ever
-            known, as in records of versions that did not keep it.
+        query: Id of the streaming query the app id belongs to; None when none was given, as in
+            records of versions that did not keep it.
         others: Fields of later versions, kept when the record is written again.
-        run: Who may decide the next batch of a topic's writer; None for a single queue.
+        run: The run that may decide the next batch of a topic's writer; None for a single queue.
         producer: The producer id that wrote the batch into a topic, as hexadecimal digits.
         intents: Of each partition that the batch went to, the clock of the acknowledgement that
             commits it there.
@@ -93,7 +86,7 @@ class CommitRecord:
     intents: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
-        """The object's bytes; without the fields that have no value, as version 1 began."""
+        """The object's bytes, without the fields that have no value."""
         fields: dict[str, Any] = {"version": RECORD.version, "batch": self.batch}
         fields["next_sequence"] = self.next_sequence
         for name, value in (("query", self.query), ("run", self.run), ("producer", self.producer)):
@@ -121,24 +114,24 @@ class CommitRecord:
         return cls(batch, next_sequence, query, fields.others(), run, producer, intents)
 
     def raised(self, batch: int, next_sequence: int, query: str | None) -> CommitRecord:
-        """The record after one more batch; unchanged by a late writer of an older one."""
+        """The record after one more batch; unchanged for an older batch or another query."""
         if self.batch >= batch or (query is not None and self.query not in (None, query)):
             return self
         return replace(self, batch=batch, next_sequence=next_sequence, query=self.query or query)
 
 
 def record_key(prefix: str, app: str) -> str:
-    """Key of an app's commit record; no batch has such a name, so the collector spares it."""
+    """Key of an app's commit record. It is no batch's name, so the collector does not delete it."""
     return f"{prefix}/app={app}/_commit.json"
 
 
 def claimed(record: CommitRecord | None, app: str, query: str | None) -> CommitRecord | None:
-    """The record of an app once a query is about to write under its id.
+    """The record of an app that a query is about to write as.
 
     Args:
         record: As it is; None when there is none.
         app: The app id.
-        query: The query's id; None where Spark does not tell it: such a writer is let through.
+        query: The query's id; None where it is unknown: such a writer is not checked.
 
     Raises:
         InvalidInput: The app id belongs to another query.
@@ -160,41 +153,6 @@ def claimed(record: CommitRecord | None, app: str, query: str | None) -> CommitR
     return record
 
 
-def began(
-    record: CommitRecord | None, app: str, batch: int, query: str | None, run: str
-) -> CommitRecord:
-    """A topic's record once a run is about to write a batch: claimed, unless that is committed.
-
-    Raises:
-        InvalidInput: The app id belongs to another query.
-    """
-    found = claimed(record, app, query) or CommitRecord(-1, 0, query)
-    if found.batch >= batch or found.run == run:
-        return found
-    return replace(found, run=run)
-
-
-def decided(
-    record: CommitRecord | None, run: str, batch: int, producer: str, intents: Mapping[str, int]
-) -> CommitRecord | None:
-    """A topic's record with one more batch; unchanged when this run may not decide (any more).
-
-    Asked again for an attempt that the record names already, it changes nothing either, so a
-    lost answer is repeated without harm. :func:`verdict` tells the cases apart.
-    """
-    if record is None or record.run != run or record.batch >= batch:
-        return record
-    return replace(record, batch=batch, producer=producer, intents=dict(intents))
-
-
-def verdict(record: CommitRecord | None, batch: int, producer: str) -> Verdict:
-    """What a topic's record says about an attempt."""
-    if record is None or record.batch < batch:
-        return Verdict.OPEN
-    named = record.batch == batch and record.producer == producer
-    return Verdict.COMMITTED if named else Verdict.REPEATED
-
-
 def _is_producer(text: str) -> bool:
     try:
         return len(bytes.fromhex(text)) == 6 and len(text) == 12
@@ -202,62 +160,54 @@ def _is_producer(text: str) -> bool:
         return False
 
 
-# ---- An app's commit record as one run has claimed it, and what that run saw of earlier ones. ----
-#
-# A run claims once, and a new claim is a new run: what was appended under the old one cannot be
-# decided any more.
-#
-# A run notes what is undecided in a manifest *before* it reads or writes the record. If the record
-# still names the run then, all that it noted is of earlier runs, and none of it can be committed
-# any
-# more: it is rolled back. See :mod:`opendata_buffer.transactions.commit_record`.
+class OwnedRecord:
+    """A topic's commit record as one run of an app owns it. Not thread-safe.
 
-
-log = logging.getLogger(__name__)
-
-
-class ClaimedRecord:
-    """One run of an app. Not thread-safe.
+    A run claims once, and a new claim is a new run: what was appended under the old one cannot be
+    committed any more.
 
     Args:
         app: The app id.
-        register: Its commit record.
-        run: A name for this run that no other run has.
+        record: Its commit record.
+        run: Unique name of this run.
+
+    Attributes:
+        roll_backs: By partition and producer, the markers that roll back earlier runs.
     """
 
-    def __init__(self, app: str, register: CasObject[CommitRecord], run: str) -> None:
+    def __init__(self, app: str, record: CasObject[CommitRecord], run: str) -> None:
+        self.roll_backs: dict[str, dict[bytes, TransactionMarker]] = {}
         self._app = app
-        self._register = register
+        self._object = record
         self._run = run
-        self._seen: dict[str, int] = {}
-        """Per partition, the sequence up to which undecided transactions were looked for."""
-        self._left: defaultdict[str, dict[bytes, Transaction | None]] = defaultdict(dict)
-        """Per partition, producers of earlier runs that are to be rolled back."""
+        self._searched: dict[str, int] = {}
+        """Per partition, the sequence up to which its manifest was searched."""
 
     @property
     def key(self) -> str:
-        """The record's object."""
-        return self._register.key
+        """Key of the record's object."""
+        return self._object.key
 
     @property
     def record(self) -> CommitRecord | None:
         """The record as last read or written."""
-        return self._register.last_seen
+        return self._object.last_seen
 
     def claim(self, batch: int, query: str | None) -> CommitRecord:
-        """Write this run into the record, unless the batch is committed. Once, before all else.
-
-        Args:
-            batch: Number of the batch that the run is about to write.
-            query: Id of the query, if it is known.
+        """Write this run into the record, unless the batch is committed. Called once, first.
 
         Raises:
             InvalidInput: The app id belongs to another query; nothing was written.
             TransientStorageError: The record could not be written.
         """
-        outcome = self._register.update(
-            lambda record: began(record, self._app, batch, query, self._run)
-        )
+
+        def change(record: CommitRecord | None) -> CommitRecord:
+            found = claimed(record, self._app, query) or CommitRecord(-1, 0, query)
+            if found.batch >= batch or found.run == self._run:
+                return found
+            return replace(found, run=self._run)
+
+        outcome = self._object.update(change)
         if not isinstance(outcome, outcomes.Applied) or outcome.value is None:
             raise TransientStorageError(
                 f"commit record {self.key!r} could not be written: {outcome}. Nothing "
@@ -266,73 +216,59 @@ class ClaimedRecord:
         return outcome.value
 
     def belongs_to(self, query: str | None) -> bool:
-        """Whether the record says already that the app is the query's.
+        """Whether the record names the query already, or does not have to.
 
         Raises:
             InvalidInput: The app id belongs to another query.
         """
         return claimed(self.record, self._app, query) is self.record
 
-    def is_held(self) -> bool:
-        """Whether no other run has begun since. Reads the record."""
-        now = self._register.read()
+    def is_owned(self) -> bool:
+        """Whether no other run has claimed the record since. Reads it."""
+        now = self._object.read()
         return isinstance(now, CommitRecord) and now.run == self._run
 
     def was_overtaken_before(self, batch: int) -> bool:
         """Whether other runs wrote the batches between the last one of this run and this one.
 
-        Spark commits in any of its idle Python workers. Where there are several, because several
-        queries commit, each batch of a query may follow one that another process wrote, as a run
-        of its own. Without such a gap nobody did, and nothing is read.
+        Spark commits in any of its idle Python workers, so another process, as a run of its own,
+        may have written the batch before. The record is read only if batches are missing.
         """
         record = self.record
-        return record is not None and batch > record.batch + 1 and not self.is_held()
+        return record is not None and batch > record.batch + 1 and not self.is_owned()
 
     def decide(
         self, batch: int, producer: str, intents: Mapping[str, int]
     ) -> outcomes.Outcome[CommitRecord | None]:
-        """Write a batch into the record: it is committed with that, and not before.
-
-        Args:
-            batch: Its number.
-            producer: Who wrote it, as hexadecimal digits.
-            intents: Of each partition it went to, the clock of the acknowledgement.
-
-        Returns:
-            The record is unchanged where this run may not decide any more.
+        """Write a batch into the record, which commits it; see :meth:`verdict`.
 
         Raises:
             TransientStorageError: The record could not be read; it may have been written.
         """
-        return self._register.update(
-            lambda record: decided(record, self._run, batch, producer, intents), from_memory=True
-        )
 
-    def note(self, name: str, manifest: Manifest | None, but: bytes | None) -> None:
-        """Note what is undecided of the app in a partition, of any producer but one."""
+        def change(record: CommitRecord | None) -> CommitRecord | None:
+            # Unchanged also where it names this attempt already: it may be applied twice.
+            if record is None or record.run != self._run or record.batch >= batch:
+                return record
+            return replace(record, batch=batch, producer=producer, intents=dict(intents))
+
+        return self._object.update(change, from_memory=True)
+
+    def verdict(self, batch: int, producer: str) -> Verdict:
+        """What the record, as last read or written, says about an attempt."""
+        record = self.record
+        if record is None or record.batch < batch:
+            return Verdict.OPEN
+        named = record.batch == batch and record.producer == producer
+        return Verdict.COMMITTED if named else Verdict.REPEATED
+
+    def note_undecided(self, name: str, manifest: Manifest | None, but: bytes | None) -> None:
+        """Note what to roll back in a partition: what any producer but one left undecided."""
         if manifest is None:
             return
-        found = undecided_of(manifest, name, self._app, self._seen.get(name, 0))
-        self._seen[name] = manifest.next_sequence
-        self._left[name].update({who: each.txn for who, each in found.items() if who != but})
-
-    @property
-    def leaves(self) -> bool:
-        """Whether anything that was noted is to be rolled back."""
-        return any(self._left.values())
-
-    def roll_backs(self) -> dict[str, list[TransactionMarker]]:
-        """How to end what was noted, by partition."""
-        found: defaultdict[str, list[TransactionMarker]] = defaultdict(list)
-        for name, producers in self._left.items():
-            for producer, txn in producers.items():
-                log.warning(
-                    "batch %s of app %s was given up in %s before it was committed: rolled back",
-                    "?" if txn is None else txn.batch, self._app, name,
-                )  # fmt: skip
-                found[name].append(TransactionMarker(producer, ROLL_BACK, txn))
-        return found
-
-    def rolled_back(self) -> None:
-        """It is done: nothing that was noted is left."""
-        self._left.clear()
+        found = undecided_of_app(manifest, name, self._app, self._searched.get(name, 0))
+        self._searched[name] = manifest.next_sequence
+        for producer, each in found.items():
+            if producer != but:
+                marker = TransactionMarker(producer, ROLL_BACK, each.txn)
+                self.roll_backs.setdefault(name, {})[producer] = marker

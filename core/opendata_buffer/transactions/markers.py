@@ -1,18 +1,19 @@
-"""How an undecided transaction of one queue is ended: by an acknowledgement, exactly once.
+"""Transaction markers: the entries that commit or roll back a transaction in one queue, once.
 
-What a producer wrote as CONTINUE_TXN messages stays undecided until an ACK_TXN message of it
-follows: one beyond their clocks commits them, one before them rolls them back. The entry is
-appended only where the very manifest that it goes into shows the producer undecided. Undecided
-entries do not leave a manifest before they are decided, so this tells for sure, and whoever
-ends the same transaction again, after a crash or beside somebody else, does nothing (failure
-F39).
+The CONTINUE_TXN messages of a producer are undecided until a marker follows them: an ACK_TXN
+message with a clock beyond theirs commits them, one with a clock before them rolls them back. A
+marker is appended only where the very manifest that it goes into shows the producer undecided.
+Undecided entries do not leave a manifest, so that check is reliable, and writing the same marker
+again, after a crash or in another process, does nothing (failure F39).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from opendata_buffer.concurrency import together
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key, later_ulid
 from opendata_buffer.formats.manifest import Manifest, NewEntry
@@ -24,29 +25,26 @@ from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Put
 
 __all__ = [
-    "TransactionMarker",
-    "PatientPut",
+    "MarkerWriter",
     "ROLL_BACK",
-    "acknowledgement",
-    "open_endings",
-    "settle",
-    "undecided_of",
+    "TransactionMarker",
+    "undecided_markers",
+    "undecided_of_app",
 ]
 
-
 ROLL_BACK = 1
-"""Clock of an acknowledgement that rolls back; clocks of transactions begin beyond it."""
+"""Clock of a marker that rolls back; clocks of transactions begin beyond it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionMarker:
-    """How one producer's transaction is to end in one queue.
+    """How one producer's transaction ends in one queue.
 
     Attributes:
         producer: 6 bytes; it writes nothing afterwards.
-        clock: Of the acknowledgement: beyond the last message, or :data:`ROLL_BACK`.
-        txn: Whose transaction it is; part of the entry's name.
-        since: A sequence before which the producer wrote nothing; saves decoding those entries.
+        clock: Of the marker: beyond the last message, or :data:`ROLL_BACK`.
+        txn: App and batch number, part of the entry's name.
+        since: A sequence before which the producer wrote nothing; those entries are not decoded.
     """
 
     producer: bytes
@@ -55,121 +53,31 @@ class TransactionMarker:
     since: int = 0
 
 
-def undecided_of(
+def undecided_of_app(
     manifest: Manifest, prefix: str, app: str, since: int = 0
 ) -> dict[bytes, Undecided]:
-    """An app's undecided transactions by producer, as far as they began at ``since`` or later.
-
-    Args:
-        manifest: Of the queue.
-        prefix: Its data prefix.
-        app: The app id.
-        since: Earlier entries are not decoded.
-
-    Raises:
-        CorruptManifest: Entries break the format.
-    """
+    """An app's undecided transactions by producer, those that began at ``since`` or later."""
     if f"{prefix}/app={app}/".encode() not in manifest.raw:
         return {}
-    found = _undecided(manifest, prefix, since)
     return {
-        who: each for who, each in found.items() if each.txn is not None and each.txn.app == app
+        producer: each
+        for producer, each in _undecided(manifest, prefix, since).items()
+        if each.txn is not None and each.txn.app == app
     }
 
 
-def open_endings(
-    manifest: Manifest, prefix: str, endings: Sequence[TransactionMarker]
+def undecided_markers(
+    manifest: Manifest, prefix: str, markers: Sequence[TransactionMarker]
 ) -> tuple[TransactionMarker, ...]:
-    """Those whose producer the manifest shows undecided.
-
-    Raises:
-        CorruptManifest: Entries break the format.
-    """
-    # The last part of the text of a message's UUID is its producer: one search of bytes tells
-    # most manifests without it apart, and decodes nothing.
+    """Those of the markers whose producer the manifest shows undecided."""
+    # A message's UUID ends with its producer: where the manifest's bytes do not contain it,
+    # nothing has to be decoded.
     raw = manifest.raw
-    named = [each for each in endings if f"-{each.producer.hex()}/".encode() in raw]
+    named = [each for each in markers if f"-{each.producer.hex()}/".encode() in raw]
     if not named:
         return ()
     found = _undecided(manifest, prefix, min(each.since for each in named))
     return tuple(each for each in named if each.producer in found)
-
-
-class PatientPut:
-    """A store whose puts are tried as long as a change of a manifest is.
-
-    What is committed and cannot be acknowledged keeps a writer from going on, so a store that is
-    down for some seconds must not end it here when it would not at the append.
-
-    Args:
-        store: Where objects are put.
-        settings: Deadline and backoff.
-        runtime: Clock and jitter.
-    """
-
-    def __init__(self, store: Put, settings: BackoffSettings, runtime: Runtime) -> None:
-        self._store = store
-        self._settings = settings
-        self._runtime = runtime
-
-    def put(self, key: str, data: bytes | memoryview) -> None:
-        """See :class:`.Put`."""
-        queue_retry(self._runtime, self._settings)(self._store.put, key, data)
-
-
-def settle(
-    queue: Queue,
-    prefix: str,
-    endings: Sequence[TransactionMarker],
-    *,
-    store: Put,
-    runtime: Runtime,
-    ahead_ms: int,
-    stored: Mapping[tuple[bytes, int], NewEntry] | None = None,
-) -> int:
-    """End transactions in one queue, in one write; those that are decided there already are not.
-
-    Free to repeat at any time and from any process.
-
-    Args:
-        queue: Which; it begins with the manifest it remembers.
-        prefix: Its data prefix.
-        endings: How to end them.
-        store: Where the acknowledgements' batches go; they are empty.
-        runtime: Clock and names.
-        ahead_ms: How far the names of these batches are ahead of time: the collector's grace
-            period, so that a process that is paused here does not lose them.
-        stored: By producer and clock, acknowledgements whose batches are stored already; see
-            :func:`acknowledgement`. Those of the others are stored first.
-
-    Returns:
-        How many were undecided, and are ended now by this call.
-
-    Raises:
-        CommitStateUnknown: It may have landed. Repeat it.
-        QueueReset, CorruptManifest, Conflict, StorageError: As :meth:`Queue.append`.
-    """
-    wanted = tuple(endings)
-    while wanted:
-        todo = wanted
-        entries = [
-            (stored or {}).get((each.producer, each.clock))
-            or acknowledgement(prefix, each, store, runtime, ahead_ms)
-            for each in todo
-        ]
-
-        def guard(
-            before: Manifest, todo: tuple[TransactionMarker, ...] = todo
-        ) -> tuple[TransactionMarker, ...] | None:
-            left = open_endings(before, prefix, todo)
-            return None if left == todo else left
-
-        # Refused by a full manifest, it would keep it full (failure F35).
-        outcome = queue.append(entries, guard=guard, makes_room=True)
-        if isinstance(outcome, int):
-            return len(todo)
-        wanted = outcome
-    return 0
 
 
 def _undecided(manifest: Manifest, prefix: str, since: int) -> dict[bytes, Undecided]:
@@ -181,20 +89,102 @@ def _undecided(manifest: Manifest, prefix: str, since: int) -> dict[bytes, Undec
     return undecided(enumerate(locations, first), prefix)
 
 
-def acknowledgement(
-    prefix: str, ending: TransactionMarker, store: Put, runtime: Runtime, ahead_ms: int
-) -> NewEntry:
-    """The entry that ends a transaction. Its batch is stored; that decides nothing yet.
+class MarkerWriter:
+    """Writes markers into the queues of a topic, several queues at once. Not thread-safe.
+
+    Batches are put with the retries of a manifest's change: a committed transaction without its
+    markers blocks its writer, so an outage of some seconds must not end the attempt.
 
     Args:
-        prefix, store, runtime, ahead_ms: As for :func:`settle`.
-        ending: How it is to end.
-
-    Raises:
-        StorageError: The batch could not be stored.
+        queue_of: The queue of a partition, by its name; each is used by one thread at a time.
+            Its remembered manifest is tried first.
+        store, config, runtime: Of the topic.
+        ahead_ms: How far the names of the markers' batches are ahead of time: the collector's
+            grace period, so that they outlive a pause of this process before they are appended.
     """
-    message = build_uuid(ending.producer, ending.clock, ACK_TXN | FINAL)
-    name = later_ulid(runtime.ulid(), ahead_ms)
-    location = batch_key(prefix, name, ending.txn, message)
-    store.put(location, encode_batch([]))
-    return NewEntry(location)
+
+    def __init__(
+        self,
+        store: Put,
+        config: BackoffSettings,
+        queue_of: Callable[[str], Queue],
+        runtime: Runtime,
+        *,
+        ahead_ms: int,
+    ) -> None:
+        self._store = store
+        self._config = config
+        self._queue_of = queue_of
+        self._runtime = runtime
+        self._ahead_ms = ahead_ms
+        self._prepared: defaultdict[str, dict[tuple[bytes, int], NewEntry]] = defaultdict(dict)
+        """By partition, then producer and clock."""
+
+    def prepare(self, name: str, marker: TransactionMarker) -> None:
+        """Store a marker's batch, so that :meth:`write` does not have to. It decides nothing."""
+        entry = self._store_batch(name, marker, self._ahead_ms)
+        self._prepared[name][marker.producer, marker.clock] = entry
+
+    def drop_prepared(self, producer: bytes, clocks: Mapping[str, int]) -> None:
+        """Do not append the prepared markers of a producer, given by partition, any more."""
+        for name, clock in clocks.items():
+            self._prepared[name].pop((producer, clock), None)
+
+    def write(self, markers: Mapping[str, Collection[TransactionMarker]]) -> int:
+        """End transactions in these partitions at once, except those that have ended there.
+
+        May be repeated at any time and from any process.
+
+        Returns:
+            How many transactions were undecided, counted per partition, and ended by this call.
+
+        Raises:
+            CommitStateUnknown: Markers may have been written. Repeat it.
+            OpenDataBufferError: As :meth:`.Queue.append`, of the first partition that failed; the
+                others were written.
+        """
+        return sum(together(self._runtime, lambda name: self._write(name, markers[name]), markers))
+
+    def _write(self, name: str, markers: Collection[TransactionMarker]) -> int:
+        queue, wanted = self._queue_of(name), tuple(markers)
+        while wanted:
+            todo = wanted
+            entries = [
+                self._prepared[name].get((each.producer, each.clock))
+                or self._store_batch(name, each, self._ahead_ms)
+                for each in todo
+            ]
+
+            def guard(
+                before: Manifest, todo: tuple[TransactionMarker, ...] = todo
+            ) -> tuple[TransactionMarker, ...] | None:
+                left = undecided_markers(before, name, todo)
+                return None if left == todo else left
+
+            # A full manifest takes them, because without them it cannot be emptied (failure F35).
+            outcome = queue.append(entries, guard=guard, makes_room=True)
+            if isinstance(outcome, int):
+                return len(todo)
+            wanted = outcome
+        return 0
+
+    def expire_producer(self, producer: bytes, clock: int, names: Collection[str]) -> None:
+        """Let readers forget a producer that has nothing undecided and writes nothing more.
+
+        Raises:
+            OpenDataBufferError: In some partitions they keep it for :data:`.HORIZON_DAYS` days.
+        """
+
+        def expire(name: str) -> None:
+            marker = TransactionMarker(producer, clock)
+            self._queue_of(name).append([self._store_batch(name, marker, 0)])
+
+        together(self._runtime, expire, names)
+
+    def _store_batch(self, name: str, marker: TransactionMarker, ahead_ms: int) -> NewEntry:
+        """The entry of a marker. Its empty batch is stored; the entry is not appended."""
+        ulid = later_ulid(self._runtime.ulid(), ahead_ms)
+        message = build_uuid(marker.producer, marker.clock, ACK_TXN | FINAL)
+        location = batch_key(name, ulid, marker.txn, message)
+        queue_retry(self._runtime, self._config)(self._store.put, location, encode_batch([]))
+        return NewEntry(location)

@@ -217,7 +217,7 @@ def test_what_an_acknowledgement_in_the_manifest_has_decided_comes_before_it() -
     offered = [rule.offer(*pair, lambda first, end: pairs[first:end]) for pair in pairs]
     assert offered == [[], [], [0]]
     # Nothing but the other one's transaction keeps entries in the queue.
-    assert rule.floor(3) == 1
+    assert rule.stable_end(3) == 1
 
 
 # ---- the rebuild

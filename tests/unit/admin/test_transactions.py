@@ -26,7 +26,7 @@ from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import Topic
 from opendata_buffer.transactions.coordinator import Attempt, TransactionCoordinator
-from opendata_buffer.transactions.markers import TransactionMarker, settle
+from opendata_buffer.transactions.markers import MarkerWriter, TransactionMarker
 
 A, B, C = b"\1AAAAA", b"\1BBBBB", b"\1CCCCC"
 NAMES = ["p-00000-04pn", "p-00001-05mv", "p-00002-0bvb"]
@@ -48,7 +48,7 @@ class World:
         claim = claim_for_writing(self.store, config, runtime=self.runtime)
         return Queue(self.store, config, runtime=self.runtime, role="test", claim=claim)
 
-    def ledger(self) -> TransactionCoordinator:
+    def coordinator(self) -> TransactionCoordinator:
         return TransactionCoordinator(self.store, CONFIG, self.queue, self.runtime, ahead_ms=0)
 
     def write(
@@ -116,11 +116,11 @@ def test_an_undecided_transaction_is_rolled_back_everywhere(world: World) -> Non
 
 
 def test_what_the_record_names_is_completed_and_not_rolled_back(world: World) -> None:
-    ledger, txn = world.ledger(), Transaction("orders", 7)
-    assert ledger.begin(txn, None, NAMES)
+    coordinator, txn = world.coordinator(), Transaction("orders", 7)
+    assert coordinator.begin(txn, None, NAMES)
     world.write(B, Transaction("orders", 6), "p-00002-0bvb")
     # Decided, and killed before it is applied.
-    assert ledger.decide(world.write(A, txn, "p-00000-04pn", "p-00001-05mv", age_ms=0))
+    assert coordinator.decide(world.write(A, txn, "p-00000-04pn", "p-00001-05mv", age_ms=0))
     assert [each.committed for each in list_open(world.place)] == [True, True, False]
     done = abort(world.place, A.hex())
     assert [each.partition for each in done.committed] == ["p-00000-04pn", "p-00001-05mv"]
@@ -129,12 +129,12 @@ def test_what_the_record_names_is_completed_and_not_rolled_back(world: World) ->
 
 
 def test_a_writer_that_lives_fails_after_its_transaction_was_ended(world: World) -> None:
-    ledger, txn = world.ledger(), Transaction("orders", 7)
-    ledger.begin(txn, None, NAMES)
+    coordinator, txn = world.coordinator(), Transaction("orders", 7)
+    coordinator.begin(txn, None, NAMES)
     attempt = world.write(A, txn, *NAMES)
     abort(world.place, A.hex())
     with pytest.raises(Superseded):
-        ledger.decide(attempt)
+        coordinator.decide(attempt)
     assert [world.delivered(name) for name in NAMES] == [[], [], []]
 
 
@@ -160,10 +160,8 @@ def test_one_without_an_app_is_rolled_back_by_its_producer_alone(world: World) -
 def test_one_without_an_app_that_is_committed_in_one_partition_is_completed(world: World) -> None:
     attempt = world.write(A, None, *NAMES)
     # Its publisher is killed when it has acknowledged it in one of them.
-    settle(
-        world.queue(NAMES[0]), NAMES[0], (TransactionMarker(A, attempt.intents[NAMES[0]]),),
-        store=world.store, runtime=world.runtime, ahead_ms=0,
-    )  # fmt: skip
+    markers = MarkerWriter(world.store, CONFIG, world.queue, world.runtime, ahead_ms=0)
+    markers.write({NAMES[0]: [TransactionMarker(A, attempt.intents[NAMES[0]])]})
     assert [each.committed for each in list_open(world.place)] == [True, True]
     done = abort(world.place, A.hex())
     assert [each.partition for each in done.committed] == ["p-00001-05mv", "p-00002-0bvb"]

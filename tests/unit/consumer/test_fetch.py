@@ -10,7 +10,14 @@ import pyarrow as pa
 import pytest
 
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.fetch import BatchDescriptor, FetchHandle
+from opendata_buffer.consumer.cursors import BatchDescriptor
+from opendata_buffer.consumer.fetch import (
+    AdaptiveConcurrency,
+    ArrowBatch,
+    ConsumedBatch,
+    FetchHandle,
+    RawBatch,
+)
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.errors import (
     BatchMissing,
@@ -18,7 +25,6 @@ from opendata_buffer.errors import (
     ForeignLocation,
     InvalidInput,
     PoisonBatch,
-    TransientStorageError,
 )
 from opendata_buffer.formats.arrow import ReadBuffer
 from opendata_buffer.formats.batch import Compression, encode_batch
@@ -159,22 +165,6 @@ def test_f23_foreign_locations_can_be_allowed_and_stay_in_the_store() -> None:
         handle.fetch(BatchDescriptor(7, "../events"))
 
 
-def test_a_store_that_does_not_answer_says_nothing_about_the_batch() -> None:
-    class Down(MemoryStore):
-        def get(self, *_: object, **__: object) -> object:  # type: ignore[override]
-            raise TransientStorageError("503")
-
-    with pytest.raises(TransientStorageError):
-        _handle(Down()).fetch(BatchDescriptor(7, LOCATION))
-
-
-def test_a_clone_shares_the_store() -> None:
-    handle = _handle(_store())
-    clone = handle.clone()
-    assert clone is not handle
-    assert clone.fetch(BatchDescriptor(7, LOCATION)).entries == [b"abc", b""]
-
-
 def test_a_handle_within_another_prefix_reads_there_and_nowhere_else() -> None:
     store = _store()
     blob = store.get(LOCATION)
@@ -234,11 +224,113 @@ def test_a_handle_fetches_many() -> None:
         list(fetch_many(_handle(store).fetch, descriptors, concurrency=8))
 
 
-def test_the_pace_of_a_handle_is_what_its_store_says() -> None:
+def test_the_concurrency_of_a_handle_begins_with_what_its_store_declares() -> None:
     class Declares(MemoryStore):
         is_near = True
 
-    assert _handle(Declares()).pace().near is True
-    assert _handle(MemoryStore()).pace().near is None
+    assert _handle(Declares()).adaptive_concurrency().near is True
+    assert _handle(MemoryStore()).adaptive_concurrency().near is None
     handle = _handle(Declares())
-    assert handle.pace() is not handle.pace(), "each reader learns for itself"
+    assert handle.adaptive_concurrency() is not handle.adaptive_concurrency(), (
+        "each reader learns for itself"
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "waited", "worked", "near"),
+    [
+        (0, 0.001, 0.0, True),
+        (0, 0.0011, 0.0, None),
+        (8_000_000, 0.009, 0.0, True),
+        (8_000_000, 0.010, 0.0, None),
+        (0, 0.030, 0.030, True),
+        (0, 0.031, 0.030, None),
+    ],
+)
+def test_a_fetch_that_hardly_waits_shows_that_the_store_is_near(
+    size: int, waited: float, worked: float, near: bool | None
+) -> None:
+    adaptive = AdaptiveConcurrency()
+    adaptive.fetched(size, waited, worked)
+    assert adaptive.near is near
+
+
+@pytest.mark.parametrize("known", [None, True])
+def test_two_long_waits_in_a_row_show_that_it_is_far(known: bool | None) -> None:
+    adaptive = AdaptiveConcurrency()
+    adaptive.near = known
+    for waited, near in ((0.0041, known), (0.002, known), (0.0041, known), (0.06, False)):
+        adaptive.fetched(0, waited)
+        assert adaptive.near is near
+    adaptive.fetched(0, 0.002)
+    assert adaptive.near is False
+    adaptive.fetched(0, 0.001)
+    assert adaptive.near is True
+
+
+@pytest.mark.parametrize(
+    ("waited", "worked", "threads"),
+    [
+        (0.060, 0.001, 61),
+        (0.060, 0.0, 128),  # also where nothing tells the processor's time
+        (0.060, 0.0002, 128),
+        (0.060, 0.010, 16),
+        (0.0, 0.0, 128),
+        (0.0, 0.001, 16),
+    ],
+)
+def test_as_many_threads_as_a_fetch_waits_longer_than_it_works(
+    waited: float, worked: float, threads: int
+) -> None:
+    adaptive = AdaptiveConcurrency()
+    assert adaptive.threads == 16
+    for _ in range(5):
+        adaptive.fetched(0, waited, worked)
+    assert adaptive.threads == threads
+
+
+def test_waits_that_grow_with_the_threads_ask_for_no_more_of_them() -> None:
+    adaptive = AdaptiveConcurrency()
+    adaptive.fetched(0, 0.020, 0.001)
+    for _ in range(50):
+        adaptive.fetched(0, 0.200, 0.001)  # for the processor, or for bandwidth
+        adaptive.fetched(0, 0.020, 0.001)
+    assert adaptive.threads == 21
+    for _ in range(200):
+        adaptive.fetched(0, 0.060, 0.001)  # the store has become slower
+    assert adaptive.threads == 61
+
+
+def test_a_store_that_says_that_it_is_near_stays_near_however_long_a_busy_machine_takes() -> None:
+    adaptive = AdaptiveConcurrency(declared=True)
+    for _ in range(10):
+        adaptive.fetched(8_000_000, waited=5.0, worked=0.010)
+    assert adaptive.near is True
+    assert adaptive.largest == 8_000_000
+
+
+def test_decoding_is_work_that_fetches_need_not_hide() -> None:
+    adaptive = AdaptiveConcurrency()
+    adaptive.fetched(0, 0.060, 0.001)
+    assert adaptive.threads == 61
+    adaptive.decoded(0.002)
+    assert adaptive.threads == 21
+
+
+VALUES = pa.array([b"ab", b""], pa.binary())
+
+
+@pytest.mark.parametrize(
+    ("value", "nbytes"),
+    [
+        (ConsumedBatch([b"ab", b""], 3, "x", META), 2),
+        (RawBatch(b"abc", 3, "x", META), 3),
+        (ArrowBatch(VALUES, 3, "x", META), VALUES.nbytes),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_batches_travel_and_tell_their_size(
+    value: ConsumedBatch | RawBatch | ArrowBatch, nbytes: int
+) -> None:
+    assert pickle.loads(pickle.dumps(value)) == value
+    assert value.nbytes == nbytes

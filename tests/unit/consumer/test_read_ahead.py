@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.consumer.fetch import (
     AdaptiveConcurrency,
     ArrowBatch,
-    BatchDescriptor,
     ConsumedBatch,
     FetchHandle,
     PooledBatch,
@@ -69,7 +69,7 @@ class Far(AdaptiveConcurrency):
         super().__init__()
         self.near = False
 
-    def saw(self, size: int, waited: float, worked: float = 0.0) -> None:
+    def fetched(self, size: int, waited: float, worked: float = 0.0) -> None:
         pass
 
 
@@ -86,7 +86,7 @@ def _no_thread_leak() -> Iterator[None]:
 def test_results_come_in_order_whatever_ends_first() -> None:
     fetches = Fetches()
     results = fetch_many(
-        lambda each: (each.sequence, fetches(each)), _descriptors(4), concurrency=4, pace=Far()
+        lambda each: (each.sequence, fetches(each)), _descriptors(4), concurrency=4, adaptive=Far()
     )
     taken: list[bytes] = []
 
@@ -107,7 +107,7 @@ def test_results_come_in_order_whatever_ends_first() -> None:
 
 def test_no_more_than_so_many_at_once() -> None:
     fetches = Fetches()
-    results = fetch_many(fetches, _descriptors(5), concurrency=2, pace=Far())
+    results = fetch_many(fetches, _descriptors(5), concurrency=2, adaptive=Far())
     reader = threading.Thread(target=lambda: list(results))
     reader.start()
     fetches.await_begun(2)
@@ -124,7 +124,7 @@ def test_bytes_in_flight_count_what_nobody_took_yet() -> None:
     fetches = Fetches()
     fetches.allow(*range(6))
     results = fetch_many(
-        fetches, _descriptors(6, size=10), concurrency=6, max_in_flight_bytes=30, pace=Far()
+        fetches, _descriptors(6, size=10), concurrency=6, max_in_flight_bytes=30, adaptive=Far()
     )
     assert len(next(results)) == 10
     # One was taken, three may be open: the first four were begun, the fifth is not.
@@ -140,7 +140,7 @@ def test_a_batch_beyond_the_limit_is_fetched_alone() -> None:
     fetches = Fetches()
     fetches.allow(0)
     results = fetch_many(
-        fetches, _descriptors(3, size=100), concurrency=3, max_in_flight_bytes=30, pace=Far()
+        fetches, _descriptors(3, size=100), concurrency=3, max_in_flight_bytes=30, adaptive=Far()
     )
     next(results)
     fetches.await_begun(2)
@@ -157,7 +157,7 @@ def test_unknown_sizes_begin_with_one_and_then_count_as_the_largest_so_far() -> 
         concurrency=9,
         max_in_flight_bytes=30,
         size_of=lambda _: 10,
-        pace=Far(),
+        adaptive=Far(),
     )
     fetches.allow(0)
     next(results)
@@ -168,8 +168,8 @@ def test_unknown_sizes_begin_with_one_and_then_count_as_the_largest_so_far() -> 
 
 
 def test_an_earlier_read_tells_how_large_results_are() -> None:
-    pace = Far()
-    pace.largest = 10
+    adaptive = Far()
+    adaptive.largest = 10
     fetches = Fetches()
     results = fetch_many(
         fetches,
@@ -177,7 +177,7 @@ def test_an_earlier_read_tells_how_large_results_are() -> None:
         concurrency=9,
         max_in_flight_bytes=30,
         size_of=lambda _: 10,
-        pace=pace,
+        adaptive=adaptive,
     )
     taken: list[bytes] = []
     reader = threading.Thread(target=lambda: taken.extend(results))
@@ -200,9 +200,9 @@ class Clock(SystemRuntime):
 
 def test_on_a_slow_store_more_than_sixteen_fetches_are_under_way_without_an_option() -> None:
     fetches = Fetches()
-    pace = Far()
-    AdaptiveConcurrency.saw(pace, 0, 0.060, 0.001)
-    results = fetch_many(fetches, _descriptors(100), pace=pace)
+    adaptive = Far()
+    AdaptiveConcurrency.fetched(adaptive, 0, 0.060, 0.001)
+    results = fetch_many(fetches, _descriptors(100), adaptive=adaptive)
     reader = threading.Thread(target=lambda: list(results))
     reader.start()
     fetches.await_begun(61)
@@ -255,25 +255,9 @@ def test_with_latency_threads_read_ahead_from_the_third_batch_on() -> None:
     assert callers == [0, 1]
 
 
-def test_where_the_store_is_near_the_caller_fetches() -> None:
-    pace = AdaptiveConcurrency()
-    pace.near = True
-    threads: list[threading.Thread] = []
-
-    def fetch(descriptor: BatchDescriptor) -> int:
-        threads.append(threading.current_thread())
-        return descriptor.sequence
-
-    results = fetch_many(fetch, _descriptors(5), runtime=Clock(), pace=pace)
-    assert next(results) == 0
-    assert len(threads) == 1  # nothing ahead
-    assert list(results) == [1, 2, 3, 4]
-    assert set(threads) == {threading.main_thread()}
-
-
 def test_threads_take_over_when_a_near_store_gets_slow_and_leave_again() -> None:
-    clock, pace = Clock(), AdaptiveConcurrency()
-    pace.near = True
+    clock, adaptive = Clock(), AdaptiveConcurrency()
+    adaptive.near = True
     slow = {2, 3, 4, 5}
     by_caller: list[int] = []
     turn = threading.Lock()
@@ -287,27 +271,12 @@ def test_threads_take_over_when_a_near_store_gets_slow_and_leave_again() -> None
         return sequence
 
     # One at a time ahead, so that it is certain who fetches what.
-    results = fetch_many(fetch, _descriptors(12), concurrency=1, runtime=clock, pace=pace)
+    results = fetch_many(fetch, _descriptors(12), concurrency=1, runtime=clock, adaptive=adaptive)
     assert list(results) == list(range(12))
     assert by_caller[:4] == [0, 1, 2, 3]
     assert not slow - {2, 3} & set(by_caller)
     assert by_caller[-1] == 11
-    assert pace.near
-
-
-def test_an_error_of_a_near_store_comes_at_its_place() -> None:
-    pace = AdaptiveConcurrency()
-    pace.near = True
-
-    def fetch(descriptor: BatchDescriptor) -> int:
-        if descriptor.sequence == 2:
-            raise BatchMissing(2, "x2", "gone")
-        return descriptor.sequence
-
-    results = fetch_many(fetch, _descriptors(5), runtime=Clock(), pace=pace)
-    assert [next(results), next(results)] == [0, 1]
-    with pytest.raises(BatchMissing):
-        next(results)
+    assert adaptive.near
 
 
 def test_an_error_comes_at_its_place_and_begins_nothing_more() -> None:
@@ -321,7 +290,7 @@ def test_an_error_comes_at_its_place_and_begins_nothing_more() -> None:
             raise BatchMissing(2, "x2", "gone")
         return descriptor.sequence
 
-    results = fetch_many(fetch, _descriptors(100), concurrency=1, pace=Far())
+    results = fetch_many(fetch, _descriptors(100), concurrency=1, adaptive=Far())
     assert [next(results), next(results)] == [0, 1]
     with pytest.raises(BatchMissing, match="batch 2"):
         next(results)
@@ -331,7 +300,9 @@ def test_an_error_comes_at_its_place_and_begins_nothing_more() -> None:
 
 
 def test_closing_early_ends_the_threads() -> None:
-    results = fetch_many(lambda each: each.sequence, _descriptors(100), concurrency=4, pace=Far())
+    results = fetch_many(
+        lambda each: each.sequence, _descriptors(100), concurrency=4, adaptive=Far()
+    )
     assert next(results) == 0
     results.close()
     assert _fetch_threads() == 0
@@ -354,7 +325,7 @@ def test_threads_that_started_end_when_one_does_not_start() -> None:
         descriptors,
         max_in_flight_bytes=2,
         runtime=FewThreads(),
-        pace=Far(),
+        adaptive=Far(),
     )
     with pytest.raises(RuntimeError, match="new thread"):
         next(results)
@@ -402,7 +373,7 @@ def test_results_that_one_of_their_own_threads_collects_as_garbage_end_the_threa
         return found
 
     fetches.allow(0)
-    results = fetch_many(fetch, _descriptors(3), concurrency=3, runtime=runtime, pace=Far())
+    results = fetch_many(fetch, _descriptors(3), concurrency=3, runtime=runtime, adaptive=Far())
     assert next(results) == b"\0"
     fetches.await_begun(3)
     dropped = Dropped(results)
@@ -431,7 +402,7 @@ def test_a_size_that_is_none_is_an_error_and_no_thread_waits_for_it() -> None:
                     lambda _: b"x",
                     _descriptors(3),
                     size_of=lambda _: None,
-                    pace=AdaptiveConcurrency(),
+                    adaptive=AdaptiveConcurrency(),
                 )
             )  # type: ignore[arg-type,return-value]
         except TypeError as error:
@@ -472,7 +443,7 @@ class Handle(FetchHandle):
     def stored_bytes(self) -> int:
         return len(self._stored)
 
-    def _get_pooled(self, descriptor: BatchDescriptor) -> PooledBatch:
+    def fetch_pooled(self, descriptor: BatchDescriptor) -> PooledBatch:
         self.fetches(descriptor)
         return PooledBatch(self._stored, descriptor.sequence, descriptor.location, ())
 
@@ -497,7 +468,7 @@ def test_what_is_in_flight_of_a_handle_is_stored_batches_and_each_is_decoded_whe
         concurrency=6,
         # Of stored ones three fit; decoded, the first would be more than the limit.
         max_in_flight_bytes=3 * handle.stored_bytes,
-        pace=Far(),
+        adaptive=Far(),
     )
     assert handle.stored_bytes * 3 < handle.RECORDS * 100
     for taken in range(6):
@@ -519,7 +490,7 @@ def test_a_batch_that_cannot_be_decoded_is_an_error_at_its_place() -> None:
 
     handle = Second()
     handle.fetches.allow(*range(4))
-    results = fetch_many(handle.fetch, _descriptors(4), concurrency=2, pace=Far())
+    results = fetch_many(handle.fetch, _descriptors(4), concurrency=2, adaptive=Far())
     assert next(results).sequence == 0
     with pytest.raises(BatchMissing, match="batch 1"):
         next(results)
@@ -527,36 +498,18 @@ def test_a_batch_that_cannot_be_decoded_is_an_error_at_its_place() -> None:
         next(results)
 
 
-def test_what_a_caller_makes_of_a_fetch_is_one_step_and_so_is_one_whose_size_it_knows() -> None:
-    class Whole(Handle):
-        def fetch(self, descriptor: BatchDescriptor) -> ConsumedBatch:
-            return super().fetch(descriptor)
-
-    def of(handle: Handle, **settings: Any) -> list[int]:
+def test_a_function_of_the_caller_is_one_step_and_so_is_a_fetch_whose_result_has_a_given_size() -> (
+    None
+):
+    def of(handle: Handle, fetch: Callable[[BatchDescriptor], Any], **settings: Any) -> None:
         handle.fetches.allow(*range(3))
-        found = fetch_many(handle.fetch, _descriptors(3), concurrency=1, pace=Far(), **settings)
-        return [len(each.entries) for each in found]
-
-    for handle, settings in ((Whole(), {}), (Handle(), {"size_of": lambda each: each.nbytes})):
-        assert of(handle, **settings) == [handle.RECORDS] * 3
+        found = fetch_many(fetch, _descriptors(3), concurrency=1, adaptive=Far(), **settings)
+        assert [len(each.entries) for each in found] == [handle.RECORDS] * 3
         assert threading.main_thread() not in {thread for _, thread in handle.decoded}
 
-
-def test_nobody_asks_for_the_size_of_each_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It took a fifth of the time of a read from a directory."""
-
-    class Counted(Exception):
-        pass
-
-    def nbytes(batch: ConsumedBatch) -> int:
-        raise Counted(batch.sequence)
-
-    monkeypatch.setattr(ConsumedBatch, "nbytes", property(nbytes))
-    handle = Handle()
-    handle.fetches.allow(*range(3))
-    near = AdaptiveConcurrency(declared=True)
-    assert len(list(fetch_many(handle.fetch, _descriptors(3), pace=near))) == 3
-    assert near.largest == handle.stored_bytes
+    one, two = Handle(), Handle()
+    of(one, lambda descriptor: one.fetch(descriptor))
+    of(two, two.fetch, size_of=lambda each: each.nbytes)
 
 
 def test_a_store_that_says_that_it_is_near_is_read_by_the_caller_however_busy_the_machine_is() -> (
@@ -576,7 +529,7 @@ def test_a_store_that_says_that_it_is_near_is_read_by_the_caller_however_busy_th
         clock.now += 5.0
         return PooledBatch(encode_batch([b"a"]), descriptor.sequence, descriptor.location, ())
 
-    handle._get_pooled = get  # type: ignore[method-assign]
+    handle.fetch_pooled = get  # type: ignore[method-assign]
     for number, _ in enumerate(fetch_many(handle.fetch, _descriptors(20), runtime=clock), start=1):
         assert len(held) == number, "nothing is fetched ahead"
     assert len(held) == 20

@@ -5,7 +5,7 @@ import datetime
 import pyarrow as pa
 import pytest
 
-from opendata_buffer.consumer.fetch import ArrowBatch, records_to_table
+from opendata_buffer.consumer.fetch import ArrowBatch
 from opendata_buffer.errors import InvalidInput, MalformedRecord
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.values import ValueOptions
@@ -55,7 +55,7 @@ def test_lines_of_csv_and_their_header() -> None:
     lines = pa.array([b"id,name", b"1,a", b"2,b"], pa.binary())
     schema = pa.schema([("id", pa.int64()), ("name", pa.string())])
     options = ValueOptions(format="csv", header=True)
-    table = records_to_table(lines, 1, "x", (), schema, options)
+    table = ArrowBatch(lines, 1, "x", ()).to_table(schema, options)
     assert table.to_pylist() == [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -28,9 +29,10 @@ from opendata_buffer.formats.batch import Compression, decode_batch
 from opendata_buffer.formats.keys import Transaction, parse_location
 from opendata_buffer.formats.manifest import Manifest, QueueEntry
 from opendata_buffer.messages.message_ids import CONTINUE_TXN, OUTSIDE_TXN, build_uuid
-from opendata_buffer.producer.ordered_uploads import Stage
+from opendata_buffer.producer import producer as producer_module
+from opendata_buffer.producer.batching import Stage
 from opendata_buffer.producer.producer import Producer
-from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.runtime import SystemRuntime, Task
 from opendata_buffer.stores.base import (
     Absent,
     Blob,
@@ -137,7 +139,7 @@ def test_group_commit_takes_all_finished_uploads_in_one_write() -> None:
 
         def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
             if key == "ingest/manifest":
-                line = producer._pipeline.backlog._lane._line
+                line = producer._accumulator._ordered._queue
                 eventually(lambda: all(each.stage is Stage.UPLOADED for each in tuple(line)))
                 groups.append(Manifest.parse(data).entry_count)
             return super().put_if(key, data, condition)
@@ -173,6 +175,7 @@ def test_producers_of_one_process_share_the_committer() -> None:
     "given",
     [
         [b"abc", b""],
+        iter([b"abc", b""]),
         [bytearray(b"abc"), memoryview(b"")],
         pa.array([b"abc", b""]),
         pa.array(["abc", ""]),
@@ -205,15 +208,6 @@ def test_wrong_entries_are_refused_whole(wrong: Any) -> None:
             producer.produce(wrong)
         producer.produce([b"right"])
     assert records(store) == [b"right"]
-
-
-def test_a_call_that_no_reader_would_accept_is_refused() -> None:
-    store = MemoryStore()
-    with Producer(config(max_batch_bytes=10), store=store) as producer:
-        with pytest.raises(InvalidInput, match="max_batch_bytes"):
-            producer.produce([b"x" * 7])
-        producer.produce([b"x" * 6])
-    assert len(records(store)) == 1
 
 
 def test_f35_metadata_that_would_weigh_down_the_manifest_is_refused() -> None:
@@ -319,29 +313,6 @@ def test_f33_bytes_in_flight_hold_callers_back(call: tuple[list[bytes], bytes]) 
     producer.close()
 
 
-def test_max_buffered_inputs_holds_callers_back() -> None:
-    store = Gate()
-    store.open.clear()
-    producer = Producer(config(max_buffered_inputs=2), store=store)
-    producer.produce([b"a"])
-    producer.produce([b"b"])
-    accepted = threading.Event()
-    thread = threading.Thread(target=lambda: (producer.produce([b"c"]), accepted.set()))
-    thread.start()
-    assert not accepted.wait(0.2)
-    store.open.set()
-    assert accepted.wait(WAIT_S)
-    thread.join()
-    producer.close()
-
-
-def test_a_call_larger_than_the_budget_is_let_in_alone() -> None:
-    store = MemoryStore()
-    with Producer(config(max_buffered_bytes=10), store=store) as producer:
-        producer.produce([b"x" * 100]).watcher.await_durable(WAIT_S)
-    assert len(records(store)) == 1
-
-
 @pytest.mark.parametrize("jump_ms", [-3_600_000, 3_600_000])
 def test_f31_a_wall_clock_that_jumps_neither_delays_nor_hastens_a_flush(jump_ms: int) -> None:
     runtime = ManualRuntime()
@@ -369,9 +340,9 @@ def test_a_flush_ends_although_others_go_on_producing() -> None:
         # Whenever a batch is stored, the next one is begun.
         if not done.is_set():
             producer.produce([b"other"])
-            with producer._pipeline.backlog._condition:
-                producer._pipeline.backlog._batcher.seal(runtime.monotonic())
-                producer._pipeline.backlog._condition.notify_all()
+            with producer._accumulator._condition:
+                producer._accumulator._batcher.seal(runtime.monotonic())
+                producer._accumulator._condition.notify_all()
 
     store.fail = others
     try:
@@ -381,21 +352,6 @@ def test_a_flush_ends_although_others_go_on_producing() -> None:
         done.set()
     producer.flush(WAIT_S)
     producer.close()
-
-
-def test_f29_a_flush_that_fails_is_tried_again() -> None:
-    store = Gate()
-    failures = iter([True] * 3)
-
-    def fail(key: str, data: bytes) -> None:
-        if next(failures, False):
-            raise TransientStorageError("slow down")
-
-    store.fail = fail
-    with Producer(config(), store=store) as producer:
-        producer.produce([b"a"]).watcher.await_durable(WAIT_S)
-    assert records(store) == [b"a"]
-    assert len(store.uploads) == 4
 
 
 def test_f29_f30_a_batch_given_up_fails_its_handles_flush_and_close() -> None:
@@ -493,26 +449,6 @@ def test_f35_a_full_queue_pushes_back_until_the_delivery_timeout() -> None:
     assert records(store) == [b"a"]
 
 
-def test_f35_a_full_queue_lets_batches_in_once_the_consumer_has_taken_some() -> None:
-    class Drained(MemoryStore):
-        """The consumer dequeues all when the producer has looked again and found no room."""
-
-        looks = 0
-
-        def get(self, key: str, **options: Any) -> Any:
-            self.looks += key == "ingest/manifest"
-            if self.looks == 3:
-                manifest = Manifest.parse(super().get(key).data)
-                self.put(key, manifest.drop_through(manifest.next_sequence - 1).raw)
-            return super().get(key, **options)
-
-    store = Drained()
-    with Producer(config(max_manifest_bytes=150), store=store) as producer:
-        producer.produce([b"a"]).watcher.await_durable(WAIT_S)
-        assert producer.produce([b"b"]).watcher.await_durable(WAIT_S).sequence == 1
-    assert store.looks == 3
-
-
 def test_f5_a_batch_older_than_half_the_grace_period_is_uploaded_anew() -> None:
     store, runtime = Gate(), ManualRuntime()
     settings = config(gc_grace_period_ms=200, flush_size_bytes=1)
@@ -540,40 +476,6 @@ def test_f5_a_batch_older_than_half_the_grace_period_is_uploaded_anew() -> None:
     assert location == second_uploads[-1]
 
 
-def test_f5_a_batch_uploaded_anew_goes_before_those_that_wait() -> None:
-    """At the end of a long line it would grow too old again."""
-    produced = threading.Event()
-
-    class Suspended(SystemRuntime):
-        behind_ms = 400_000
-
-        def now_ms(self) -> int:
-            return super().now_ms() - self.behind_ms
-
-    runtime, store = Suspended(), Gate()
-
-    def hold(key: str, data: bytes) -> None:
-        runtime.behind_ms = 0
-        (record,) = decode_batch(data)
-        if record == b"a" and len(store.uploads) == 1:
-            assert produced.wait(WAIT_S)
-        if record == b"b":
-            # Until the first one is back in line, or there as the last one.
-            while len(producer._pipeline.backlog._to_upload) != 3:
-                threading.Event().wait(0.01)
-
-    store.fail = hold
-    settings = config(flush_size_bytes=1, upload_concurrency=1, gc_grace_period_ms=600_000)
-    producer = Producer(settings, store=store, runtime=runtime)
-    for record in (b"a", b"b", b"c", b"d"):
-        producer.produce([record])
-    produced.set()
-    producer.close()
-    order = [decode_batch(_data(store, key)) for key in store.uploads]
-    assert order == [[b"a"], [b"b"], [b"a"], [b"c"], [b"d"]]
-    assert records(store) == [b"a", b"b", b"c", b"d"]
-
-
 def test_f5_an_object_that_was_collected_before_its_entry_landed_is_written_again() -> None:
     class Late(MemoryStore):
         """The append takes longer than the grace period, and the collector comes by."""
@@ -592,27 +494,6 @@ def test_f5_an_object_that_was_collected_before_its_entry_landed_is_written_agai
     with pytest.raises(FlushFailed):
         producer.close()
     assert records(store) == [b"a"]
-
-
-def test_f5_a_batch_of_a_machine_that_was_suspended_is_uploaded_anew() -> None:
-    class Suspended(SystemRuntime):
-        """Its monotonic clock stood still for 400 seconds, right after the first upload."""
-
-        behind_ms = 400_000
-
-        def now_ms(self) -> int:
-            return super().now_ms() - self.behind_ms
-
-    runtime, store = Suspended(), Gate()
-
-    def wake(key: str, data: bytes) -> None:
-        runtime.behind_ms = 0
-
-    store.fail = wake
-    with Producer(config(gc_grace_period_ms=600_000), store=store, runtime=runtime) as producer:
-        location = producer.produce([b"a"]).watcher.await_durable(WAIT_S).location
-    assert len(set(store.uploads)) == 2
-    assert location == store.uploads[-1]
 
 
 def _data(store: MemoryStore, key: str) -> bytes:
@@ -773,18 +654,121 @@ def test_f29_a_with_block_whose_batches_failed_raises() -> None:
         p.produce([b"a"])
 
 
-def test_an_error_in_the_with_block_is_not_hidden_by_a_failing_close() -> None:
-    store = Gate()
+def held_config(**settings: Any) -> ProducerConfig:
+    """Nothing is flushed by its age."""
+    return config(**{"flush_interval_ms": 60_000, **settings})
 
-    def fail(key: str, data: bytes) -> None:
-        raise PermanentStorageError("access denied")
 
-    store.fail = fail
+def queued(store: MemoryStore) -> int:
+    blob = store.get("ingest/manifest")
+    assert not isinstance(blob, NotModified)
+    return Manifest.parse(blob.data).entry_count
 
-    def use() -> None:
-        with Producer(config(flush_interval_ms=60_000), store=store) as producer:
-            producer.produce([b"a"])
-            raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError):
-        use()
+def test_threads_may_close_one_producer_at_once() -> None:
+    failures: list[BaseException] = []
+    for _ in range(20):
+        producer = Producer(held_config(), store=MemoryStore())
+        producer.produce([b"a"])
+        together = threading.Barrier(4)
+
+        def close(producer: Producer = producer, together: threading.Barrier = together) -> None:
+            together.wait(WAIT_S)
+            try:
+                producer.close()
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=close) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert failures == []
+
+
+def test_an_interrupted_close_leaves_no_handle_without_an_outcome(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = MemoryStore()
+    producer = Producer(held_config(), store=store)
+    handle = producer.produce([b"a"])
+
+    def interrupted(seconds: float) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(producer._accumulator, "await_end", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            producer.close()
+    with pytest.raises(Closed):
+        producer.produce([b"b"])
+    producer.close()
+    assert handle.watcher.result() is not None
+    assert queued(store) == 1
+
+
+class FewThreads(SystemRuntime):
+    """Starts so many threads and no more, as at the end of the interpreter."""
+
+    def __init__(self, limit: int) -> None:
+        self.left = limit
+
+    def spawn(self, target: Callable[[], None], name: str) -> Task:
+        if not self.left:
+            raise RuntimeError("can't start new thread")
+        self.left -= 1
+        return super().spawn(target, name)
+
+
+def test_one_worker_is_enough_when_no_more_threads_start() -> None:
+    runtime = FewThreads(2)  # the committer, one worker
+    store = MemoryStore()
+    with Producer(held_config(flush_size_bytes=1), store=store, runtime=runtime) as producer:
+        for n in range(50):
+            producer.produce([b"%d" % n])
+    assert queued(store) == 50
+
+
+@pytest.mark.parametrize("threads", [0, 1])
+def test_a_producer_is_not_made_when_no_thread_would_flush_it(threads: int) -> None:
+    runtime, store = FewThreads(threads), MemoryStore()
+    with pytest.raises(RuntimeError, match="new thread"):
+        Producer(held_config(), store=store, runtime=runtime)
+    # Nothing of it is left behind that would disturb the next one.
+    runtime.left = 10
+    with Producer(held_config(), store=store, runtime=runtime) as producer:
+        producer.produce([b"a"])
+    assert queued(store) == 1
+
+
+def test_f30_exit_closes_every_forgotten_producer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, broken = MemoryStore(), MemoryStore()
+    producers = [Producer(held_config(), store=broken), Producer(held_config(), store=store)]
+    senders = [producer._sender for producer in producers]
+    producers[1].produce([b"a"])
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr(producer_module, "_open_senders", senders)
+        patch.setattr(senders[0].accumulator, "begin_closing", lambda: 1 / 0)
+        producer_module._close_forgotten()
+    producers[0].close()
+    assert queued(store) == 1
+    assert "closing the producer failed" in caplog.text
+
+
+def test_an_interrupt_ends_the_closing_at_exit(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def interrupted(seconds: float) -> bool:
+        raise KeyboardInterrupt
+
+    producer = Producer(held_config(), store=MemoryStore())
+    producer.produce([b"a"])
+    with monkeypatch.context() as patch:
+        patch.setattr(producer_module, "_open_senders", [producer._sender])
+        patch.setattr(producer._accumulator, "await_end", interrupted)
+        producer_module._close_forgotten()
+    assert "interrupted: 1 produce() calls are not durable" in caplog.text
+    producer.close()

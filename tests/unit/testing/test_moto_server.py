@@ -12,7 +12,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from tests.support.moto_server import FairLock, MotoServer
+from tests.support.moto_server import CallLock, MotoServer
 
 
 def test_the_second_request_begins_when_the_first_answer_is_whole() -> None:
@@ -28,7 +28,7 @@ def test_the_second_request_begins_when_the_first_answer_is_whole() -> None:
             yield b"x"
         inside -= 1
 
-    single = FairLock(application)
+    single = CallLock(application)
 
     def request() -> int:
         barrier.wait()

@@ -1,4 +1,4 @@
-"""Producing into a topic."""
+"""Writing into a topic."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ import pytest
 
 from opendata_buffer import outcomes
 from opendata_buffer.config import ProducerConfig
-from opendata_buffer.errors import Closed, Drained, FlushFailed, InvalidInput
-from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.producer.handle import Durable
+from opendata_buffer.errors import Closed, Drained, FlushFailed, InvalidInput, TransientStorageError
+from opendata_buffer.producer.handle import DurabilityWatcher, Durable, WriteHandle
+from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import (
     Absent,
     IfVersion,
     PutOutcome,
 )
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.topic import partitioner as mapping
+from opendata_buffer.testing.runtime import ManualRuntime
+from opendata_buffer.topic import partitioner as partitioners
 from opendata_buffer.topic.description import name_of
-from opendata_buffer.topic.producer import TopicProducer
+from opendata_buffer.topic.producer import ProducerPool, TopicHandle, TopicProducer, TopicWatcher
 from tests.unit.topic.world import URL, WAIT_S, producing, records, topic_in
 
 ENTRIES = [b"%d" % number for number in range(500)]
@@ -33,7 +34,7 @@ def opened(store: MemoryStore, **settings: Any) -> TopicProducer:
     return TopicProducer(producing(**settings), store=store, refresh_s=0.0)
 
 
-@pytest.mark.parametrize("partitioner", [mapping.modulo, mapping.rendezvous, None])
+@pytest.mark.parametrize("partitioner", [partitioners.modulo, partitioners.rendezvous, None])
 def test_records_are_where_their_keys_are_mapped_to_and_in_order(partitioner: Any) -> None:
     store = MemoryStore()
     names = topic_in(store, 4).description.names
@@ -43,16 +44,18 @@ def test_records_are_where_their_keys_are_mapped_to_and_in_order(partitioner: An
             handle = producer.produce(
                 pa.array(ENTRIES[part]), keys=pa.array(KEYS[part]), partitioner=partitioner
             )
-        places = handle.watcher.await_durable(WAIT_S)
-    assert set(places) == set(names)
-    assert all(where.location.startswith(f"{name}/") for name, where in places.items())
+        durable = handle.watcher.await_durable(WAIT_S)
+    assert set(durable) == set(names)
+    assert all(where.location.startswith(f"{name}/") for name, where in durable.items())
     wanted: dict[str, list[bytes]] = {name: [] for name in names}
-    for entry, index in zip(ENTRIES, (partitioner or mapping.modulo)(KEYS, names), strict=True):
+    for entry, index in zip(
+        ENTRIES, (partitioner or partitioners.modulo)(KEYS, names), strict=True
+    ):
         wanted[names[index]].append(entry)
     assert {name: records(store, name) for name in names} == wanted
 
 
-def test_without_keys_calls_stay_together_and_go_to_all_partitions_in_turn() -> None:
+def test_without_keys_each_call_goes_to_one_partition_round_robin() -> None:
     store = MemoryStore()
     names = topic_in(store, 3).description.names
     with opened(store) as producer:
@@ -92,7 +95,7 @@ def test_a_partitioner_of_the_user_s_own() -> None:
     assert (records(store, "p-00001-05mv"), records(store, "p-00002-0bvb")) == ([b"x"], [b"y"])
 
 
-def test_what_is_wrong_with_one_part_is_refused_as_a_whole() -> None:
+def test_a_call_with_one_wrong_part_is_refused_as_a_whole() -> None:
     store = MemoryStore()
     topic_in(store, 4)
     with opened(store, max_batch_bytes=1_000) as producer:
@@ -106,7 +109,7 @@ def test_what_is_wrong_with_one_part_is_refused_as_a_whole() -> None:
         with pytest.raises(InvalidInput, match="key 1 is null"):
             producer.produce([b"x", b"y"], keys=pa.array([b"k", None]))
         with pytest.raises(InvalidInput, match="partitioner modulo maps keys: give keys="):
-            producer.produce([b"x"], partitioner=mapping.modulo)
+            producer.produce([b"x"], partitioner=partitioners.modulo)
         with pytest.raises(InvalidInput, match="one bytes: give a list"):
             producer.produce(b"x")  # type: ignore[arg-type]
         producer.flush(WAIT_S)
@@ -128,7 +131,7 @@ def test_added_partitions_are_written_and_draining_ones_are_not() -> None:
     assert len(records(store, "p-00001-05mv")) == len(records(store, "p-00002-0bvb")) == 2
 
 
-def test_a_partition_that_has_left_refuses_what_comes_late_and_says_so() -> None:
+def test_a_late_call_to_a_partition_that_has_left_is_refused() -> None:
     store = MemoryStore()
     topic = topic_in(store, 2)
     producer = TopicProducer(producing(), store=store, refresh_s=3_600.0)
@@ -158,7 +161,7 @@ class SlowBatch(MemoryStore):
         super().put(key, data)
 
 
-def test_a_caller_with_an_old_list_overtakes_nothing_in_a_partition_that_begins_to_drain() -> None:
+def test_a_call_with_an_older_list_keeps_the_order_in_a_draining_partition() -> None:
     store = SlowBatch()
     topic = topic_in(store, 2)
     divides, divided = threading.Event(), threading.Event()
@@ -189,7 +192,7 @@ def test_a_caller_with_an_old_list_overtakes_nothing_in_a_partition_that_begins_
 
 
 class FullPartition(MemoryStore):
-    """One manifest that nobody gets written while it is full."""
+    """Every write of one manifest conflicts while it is full."""
 
     full = True
 
@@ -199,7 +202,7 @@ class FullPartition(MemoryStore):
         return super().put_if(key, data, condition)
 
 
-def test_a_partition_that_takes_nothing_does_not_hold_the_others_up() -> None:
+def test_a_full_partition_does_not_delay_the_others() -> None:
     store = FullPartition()
     topic_in(store, 2)
     producer = opened(store)
@@ -225,7 +228,7 @@ def test_the_partitions_share_the_buffer() -> None:
         one.close()
 
 
-def test_it_needs_a_topic_and_no_place_of_its_own() -> None:
+def test_it_needs_a_topic_and_no_data_prefix() -> None:
     with pytest.raises(InvalidInput, match="topic create"):
         opened(MemoryStore())
     store = MemoryStore()
@@ -244,27 +247,6 @@ def test_a_closed_producer_accepts_nothing() -> None:
         producer.produce([b"x"])
 
 
-def test_an_error_in_the_block_is_not_hidden_by_the_one_of_closing() -> None:
-    store = FullPartition()
-    topic_in(store, 2)
-    with (  # noqa: PT012
-        pytest.raises(ZeroDivisionError),
-        opened(store, delivery_timeout_ms=50, cas_deadline_ms=2_000) as producer,
-    ):
-        producer.produce([b"x"], partition="p-00001-05mv")
-        raise ZeroDivisionError
-
-
-def test_every_partition_is_a_queue_of_v1() -> None:
-    store = MemoryStore()
-    topic_in(store, 1)
-    with opened(store) as producer:
-        producer.produce([b"x"])
-    got = store.get("p-00000-04pn/manifest")
-    manifest = Manifest.parse(got.data)  # type: ignore[union-attr]
-    assert manifest.entries()[0].location.startswith("p-00000-04pn/")
-
-
 def test_records_that_are_sent_one_by_one_are_where_their_keys_are_mapped_to() -> None:
     store = MemoryStore()
     names = topic_in(store, 4).description.names
@@ -273,9 +255,9 @@ def test_records_that_are_sent_one_by_one_are_where_their_keys_are_mapped_to() -
             producer.send(bytearray(entry), key=key)
             for entry, key in zip(ENTRIES, KEYS, strict=True)
         ]
-        places = [handle.watcher.await_durable(WAIT_S) for handle in handles]
+        durable = [handle.watcher.await_durable(WAIT_S) for handle in handles]
     wanted: dict[str, list[bytes]] = {name: [] for name in names}
-    for entry, index, where in zip(ENTRIES, mapping.modulo(KEYS, names), places, strict=True):
+    for entry, index, where in zip(ENTRIES, partitioners.modulo(KEYS, names), durable, strict=True):
         wanted[names[index]].append(entry)
         assert where.location.startswith(f"{names[index]}/")
     assert {name: records(store, name) for name in names} == wanted
@@ -316,7 +298,7 @@ def test_in_asyncio_a_call_waits_for_room_in_its_partitions_and_the_loop_goes_on
     store = Gate()
     names = topic_in(store, 2).description.names
     keys = [b"a", b"b"]
-    assert list(mapping.modulo(keys, names)) == [0, 1]
+    assert list(partitioners.modulo(keys, names)) == [0, 1]
 
     async def run() -> dict[str, Durable]:
         # Each partition has 100 bytes of room: the first call takes all of it.
@@ -324,15 +306,15 @@ def test_in_asyncio_a_call_waits_for_room_in_its_partitions_and_the_loop_goes_on
         assert set(full.watcher.parts) == set(names)
         waiting = asyncio.create_task(producer.produce_async([b"c", b"d"], keys=keys))
         for _ in range(20):
-            await asyncio.sleep(0)  # the loop turns
+            await asyncio.sleep(0)  # other tasks run
         assert not waiting.done()
         store.open.set()
         return await (await waiting)
 
     settings = producing(max_buffered_bytes=200, flush_size_bytes=1)
     with TopicProducer(settings, store=store, refresh_s=1_000) as producer:
-        places = asyncio.run(asyncio.wait_for(run(), WAIT_S))
-    assert set(places) == set(names)
+        durable = asyncio.run(asyncio.wait_for(run(), WAIT_S))
+    assert set(durable) == set(names)
     assert records(store, names[0]) == [b"a" * 90, b"c"]
     assert records(store, names[1]) == [b"b" * 90, b"d"]
 
@@ -350,3 +332,283 @@ def test_in_asyncio_what_is_wrong_is_refused_as_a_whole() -> None:
         asyncio.run(run())
     with pytest.raises(Closed):
         asyncio.run(producer.produce_async([b"late"]))
+
+
+class FakeProducer:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.closing = threading.Event()
+        self.closed = threading.Event()
+        self.gate: threading.Event | None = None
+        self.flushed = 0
+        self.lost = 0
+        self.slow = False
+        self.buffered_bytes = 10
+
+    def flush(self, timeout: float | None) -> None:
+        self.flushed += 1
+        if self.lost:
+            raise FlushFailed(self.lost, f"{self.name} is down")
+        if self.slow:
+            raise TimeoutError("not durable")
+
+    def close(self, timeout: float | None = None) -> None:
+        self.closing.set()
+        if self.gate is not None:
+            assert self.gate.wait(WAIT_S)
+        self.closed.set()
+        if self.lost:
+            raise FlushFailed(self.lost, f"{self.name} is down")
+
+
+class Factory:
+    def __init__(self) -> None:
+        self.made: list[FakeProducer] = []
+        self.down: set[str] = set()
+        self.gate: threading.Event | None = None
+
+    def __call__(self, name: str) -> Any:
+        if self.gate is not None:
+            assert self.gate.wait(WAIT_S)
+        if name in self.down:
+            raise TransientStorageError(f"{name} does not answer")
+        self.made.append(FakeProducer(name))
+        return self.made[-1]
+
+    def of(self, name: str) -> FakeProducer:
+        (found,) = [each for each in self.made if each.name == name]
+        return found
+
+
+@pytest.fixture
+def factory() -> Factory:
+    return Factory()
+
+
+@pytest.fixture
+def pool(factory: Factory) -> ProducerPool:
+    return ProducerPool(factory, SystemRuntime())
+
+
+def test_threads_that_want_one_partition_at_once_share_its_producer(
+    pool: ProducerPool, factory: Factory
+) -> None:
+    factory.gate = threading.Event()
+    found: list[Any] = []
+
+    def use() -> None:
+        with pool.using(["a"]) as producers:
+            found.append(producers["a"])
+
+    threads = [threading.Thread(target=use) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    factory.gate.set()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert found == [factory.of("a")] * 8
+
+
+def test_a_producer_that_cannot_be_opened_is_an_error_and_tried_again(
+    pool: ProducerPool, factory: Factory
+) -> None:
+    factory.down = {"b"}
+    with pytest.raises(TransientStorageError, match="b does not answer"), pool.using(["a", "b"]):
+        raise AssertionError("not reached")
+    factory.down = set()
+    with pool.using(["a", "b"]) as found:
+        assert set(found) == {"a", "b"}
+    assert len(factory.made) == 2
+
+
+def test_the_producer_of_a_draining_partition_is_closed_once_it_is_unused(
+    pool: ProducerPool, factory: Factory
+) -> None:
+    pool.open_all(["a", "b"])
+    assert pool.has(["a", "b", "a"])
+    with pool.using(["a", "b"]):
+        pool.keep(["a"])
+        assert not factory.of("b").closed.wait(0.05)
+    assert factory.of("b").closed.wait(WAIT_S)
+    assert not factory.of("a").closed.is_set()
+    with pool.using(["b"]) as found:  # a caller with an old list: another one
+        assert found["b"] is factory.made[-1]
+    assert len(factory.made) == 3
+
+
+def test_losses_of_a_removed_partition_are_raised_at_every_flush(
+    pool: ProducerPool, factory: Factory
+) -> None:
+    with pool.using(["a", "b"]):
+        factory.of("b").lost = 2
+    pool.keep(["a"])
+    assert factory.of("b").closed.wait(WAIT_S)
+    for call in (pool.flush, pool.flush, pool.close):
+        with pytest.raises(FlushFailed, match=r"2 produce\(\) calls .* b is down"):
+            call(None)
+    assert factory.of("a").closed.is_set()
+
+
+def test_losses_of_several_partitions_are_added_up(pool: ProducerPool, factory: Factory) -> None:
+    with pool.using(["a", "b", "c"]):
+        factory.of("a").lost, factory.of("c").lost = 1, 4
+        factory.of("b").slow = True
+    with pytest.raises(FlushFailed, match=r"5 produce\(\) calls"):
+        pool.flush(1)
+    assert factory.of("b").flushed == 1
+    factory.of("a").lost = factory.of("c").lost = 0
+    with pytest.raises(TimeoutError):
+        pool.flush(1)
+
+
+def test_a_caller_with_an_old_list_gets_the_producer_that_is_about_to_leave(
+    pool: ProducerPool, factory: Factory
+) -> None:
+    with pool.using(["b"]):
+        pool.keep(["a"])
+        with pool.using(["b"]) as found:
+            assert found == {"b": factory.of("b")}
+        assert not factory.of("b").closed.is_set()
+    assert factory.of("b").closed.wait(WAIT_S)
+
+
+def test_no_other_producer_of_a_partition_is_opened_while_one_is_closing(
+    pool: ProducerPool, factory: Factory
+) -> None:
+    with pool.using(["b"]):
+        factory.of("b").gate = gate = threading.Event()
+    pool.keep(["a"])
+    assert factory.of("b").closing.wait(WAIT_S)
+    opened = threading.Thread(target=pool.open_all, args=[["b"]])
+    opened.start()
+    opened.join(0.1)
+    assert len(factory.made) == 1, "its records could overtake those of the first one"
+    gate.set()
+    opened.join(WAIT_S)
+    assert [each.name for each in factory.made] == ["b", "b"]
+
+
+def test_a_producer_that_leaves_by_an_older_list_stays_by_a_newer_one(
+    pool: ProducerPool, factory: Factory
+) -> None:
+    with pool.using(["a", "b"]):
+        pool.keep(["a"])
+        pool.keep(["a", "b"])
+    assert not factory.of("b").closed.wait(0.05)
+    with pool.using(["b"]) as found:
+        assert found == {"b": factory.of("b")}
+    pool.keep(["a"])
+    assert factory.of("b").closed.wait(WAIT_S)
+
+
+def test_a_call_that_waits_while_the_pool_closes_opens_nothing(
+    pool: ProducerPool, factory: Factory
+) -> None:
+    with pool.using(["b"]):
+        factory.of("b").gate = gate = threading.Event()
+    pool.keep(["a"])
+    assert factory.of("b").closing.wait(WAIT_S)
+    refused = threading.Event()
+
+    def use() -> None:
+        with pytest.raises(Closed), pool.using(["b"]):
+            raise AssertionError("not reached")
+        refused.set()
+
+    waiting, closing = (threading.Thread(target=each) for each in (use, lambda: pool.close(None)))
+    waiting.start()
+    waiting.join(0.1)
+    closing.start()
+    closing.join(0.1)
+    gate.set()
+    for thread in (waiting, closing):
+        thread.join(WAIT_S)
+    assert refused.is_set()
+    assert len(factory.made) == 1
+
+
+ONE, TWO = Durable(1, "p-00000/a.batch"), Durable(2, "p-00001/b.batch")
+
+
+class Parts:
+    def __init__(self) -> None:
+        runtime = SystemRuntime()
+        self.one, self.two = DurabilityWatcher(runtime), DurabilityWatcher(runtime)
+        parts = {
+            "p-00000": WriteHandle(self.one, 7),
+            "p-00001": WriteHandle(self.two, 8),
+        }
+        self.watcher = TopicWatcher(parts, runtime)
+        self.handle = TopicHandle(self.watcher, 7)
+
+
+def test_it_is_durable_when_all_parts_are() -> None:
+    parts = Parts()
+    calls: list[int] = []
+    parts.watcher.add_done_callback(lambda: calls.append(1))
+    assert parts.watcher.result() is None
+    parts.two.complete(TWO)
+    assert parts.watcher.result() is None
+    assert calls == []
+    parts.one.complete(ONE)
+    assert parts.watcher.result() == {"p-00000": ONE, "p-00001": TWO}
+    assert parts.watcher.await_durable(0) == {"p-00000": ONE, "p-00001": TWO}
+    assert calls == [1]
+    parts.watcher.add_done_callback(lambda: calls.append(2))
+    assert calls == [1, 2]
+
+
+def test_a_failed_part_fails_it_once_all_have_ended() -> None:
+    parts = Parts()
+    parts.one.complete(Drained("p-00000/manifest"))
+    assert parts.watcher.result() is None  # the other one may still land
+    parts.two.complete(TWO)
+    for call in (parts.watcher.result, parts.watcher.await_durable):
+        with pytest.raises(Drained):
+            call()
+    assert parts.watcher.parts["p-00001"].watcher.result() == TWO
+
+
+def test_the_first_failure_is_raised() -> None:
+    parts = Parts()
+    parts.two.complete(Drained("p-00001/manifest"))
+    parts.one.complete(TransientStorageError("down"))
+    for call in (parts.watcher.result, parts.watcher.await_durable):
+        with pytest.raises(TransientStorageError):
+            call()
+
+
+def test_the_timeout_is_for_all_parts_together() -> None:
+    parts = Parts()
+    parts.one.complete(ONE)
+    with pytest.raises(TimeoutError):
+        parts.watcher.await_durable(0)
+
+
+def test_it_is_awaited_in_asyncio() -> None:
+    parts = Parts()
+
+    async def complete_later() -> dict[str, Durable]:
+        loop = asyncio.get_running_loop()
+        loop.call_soon(parts.two.complete, TWO)
+        loop.call_soon(parts.one.complete, ONE)
+        return await parts.handle
+
+    assert asyncio.run(complete_later()) == {"p-00000": ONE, "p-00001": TWO}
+
+    failed = Parts()
+    failed.one.complete(ONE)
+    failed.two.complete(Drained("p-00001/manifest"))
+
+    async def wait() -> None:
+        await failed.handle
+
+    with pytest.raises(Drained):
+        asyncio.run(wait())
+
+
+def test_a_call_of_nothing_is_durable_at_once() -> None:
+    watcher = TopicWatcher({}, ManualRuntime())
+    calls: list[int] = []
+    watcher.add_done_callback(lambda: calls.append(1))
+    assert (watcher.result(), watcher.await_durable(0), calls) == ({}, {}, [1])

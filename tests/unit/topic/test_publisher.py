@@ -1,4 +1,4 @@
-"""Messages and transactions: all of one or nothing, whenever its publisher dies."""
+"""Messages and transactions: all of one or nothing, whenever its publisher is killed."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.keys import Transaction, parse_location
 from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.messages.message_ids import CONTINUE_TXN, MessageId, parse_uuid
+from opendata_buffer.producer.append_buffer import ProduceRequest
+from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.topic.publisher import Publisher
+from opendata_buffer.topic.publisher import AckIntents, CallLock, Publisher, PublisherTransaction
 from opendata_buffer.topic.topic import Topic
-from opendata_buffer.topic.transaction import AckIntents
+from tests.support.simulation import SimRuntime, SimTask, Simulation
 from tests.unit.topic.world import URL, WAIT_S, delivered, producing, records, topic_in
 
 NAMES = ["p-00000-04pn", "p-00001-05mv", "p-00002-0bvb"]
@@ -183,25 +186,7 @@ def test_saved_intents_are_applied_by_the_next_instance_and_again(store: Faulty)
         assert seen(store) == ENTRIES
 
 
-def test_a_fault_in_the_middle_of_applying_is_mended_by_applying_again(store: Faulty) -> None:
-    with opened(store) as publisher:
-        all_published(publisher)
-        intents = publisher.build_ack_intents(WAIT_S)
-
-        def fail(operation: str, key: str) -> None:
-            if key == "p-00001-05mv/manifest" and operation == "put_if":
-                raise PermanentStorageError("access denied")
-
-        store.before = fail
-        with pytest.raises(PermanentStorageError):
-            publisher.apply(intents)
-        assert still_open(store) == ["p-00001-05mv"]
-        store.before = lambda operation, key: None
-        publisher.apply(intents)
-        assert seen(store) == ENTRIES
-
-
-def test_what_is_applied_in_part_can_only_be_applied_and_not_rolled_back(store: Faulty) -> None:
+def test_intents_applied_in_part_can_be_applied_again_and_not_rolled_back(store: Faulty) -> None:
     with opened(store) as publisher:
         all_published(publisher)
         intents = publisher.build_ack_intents(WAIT_S)
@@ -244,7 +229,7 @@ def test_a_batch_that_fails_rolls_its_transaction_back(store: Faulty, name: str 
         publisher.close()
 
 
-def test_intents_are_not_overtaken_by_the_next_transaction(store: Faulty) -> None:
+def test_the_next_transaction_cannot_begin_before_intents_are_applied(store: Faulty) -> None:
     with opened(store) as publisher:
         all_published(publisher)
         publisher.build_ack_intents(WAIT_S)
@@ -264,7 +249,7 @@ def test_intents_of_another_topic_or_publisher_are_refused(store: Faulty) -> Non
             named.apply(intents)
 
 
-def test_intents_of_a_name_are_not_applied_past_its_record(store: Faulty) -> None:
+def test_intents_of_a_named_publisher_are_not_applied_without_its_record(store: Faulty) -> None:
     publisher = opened(store, "billing")
     all_published(publisher)
     saved = publisher.build_ack_intents(WAIT_S).to_json()
@@ -276,12 +261,28 @@ def test_intents_of_a_name_are_not_applied_past_its_record(store: Faulty) -> Non
     publisher.close()
 
 
+def test_saved_intents_are_not_taken_for_those_of_another_transaction_with_their_number(
+    store: Faulty,
+) -> None:
+    with opened(store, "billing") as publisher:
+        publisher.publish_uncommitted([b"1"])
+        lost = publisher.build_ack_intents(WAIT_S)
+    with opened(store, "billing") as again:
+        again.publish_uncommitted([b"2"])
+        kept = again.commit(WAIT_S)
+        assert kept.txn == lost.txn == Transaction("publisher.billing", 0)
+        again.apply(kept)
+        with pytest.raises(InvalidInput, match="was rolled back"):
+            again.apply(lost)
+    assert seen(store) == [b"2"]
+
+
 def test_a_nameless_publisher_does_not_commit_by_itself(store: Faulty) -> None:
     with opened(store) as publisher, pytest.raises(InvalidInput, match="or give it a name"):
         publisher.commit()
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "x" * 191])
+@pytest.mark.parametrize("name", ["", "a/b", "a=b", "x" * 191, "Zürich"])
 def test_a_name_that_makes_no_key_is_refused(store: Faulty, name: str) -> None:
     with pytest.raises(InvalidInput, match="use 1 to 190 characters"):
         opened(store, name)
@@ -358,7 +359,7 @@ def test_of_two_live_instances_the_older_one_is_fenced_and_commits_nothing(
     assert (seen(store), still_open(store)) == (ENTRIES, [])
 
 
-def test_a_commit_whose_answer_is_lost_is_told_as_unknown_and_decided_by_the_next_instance(
+def test_a_commit_whose_answer_is_lost_is_unknown_and_completed_by_the_next_instance(
     store: Faulty,
 ) -> None:
     class Deaf(Faulty):
@@ -399,16 +400,15 @@ def test_the_names_of_publishers_and_of_spark_queries_do_not_meet(store: Faulty)
     record = store.get("_topic/app=publisher.billing/_commit.json")
     assert isinstance(record, Blob)
     assert b'"query": "publisher"' in record.data
-    assert Transaction("publisher.billing", 0).app == "publisher.billing"
 
 
-def test_a_topic_object_will_do(store: Faulty) -> None:
+def test_a_topic_object_may_be_given(store: Faulty) -> None:
     with Publisher(Topic.open(URL, store=store), config=producing()) as publisher:
         publisher.publish_committed([b"1"]).watcher.await_durable(WAIT_S)
     assert seen(store) == [b"1"]
 
 
-def test_a_topic_that_is_not_there_is_told() -> None:
+def test_a_publisher_without_a_topic_is_refused() -> None:
     with pytest.raises(OpenDataBufferError, match="there is no topic"):
         opened(MemoryStore())
 
@@ -427,7 +427,7 @@ def test_a_publisher_is_not_used_in_a_forked_process(
     assert seen(store) == ENTRIES
 
 
-def test_a_store_that_is_down_for_a_moment_ends_no_publisher(store: Faulty) -> None:
+def test_a_short_outage_of_the_store_ends_no_publisher(store: Faulty) -> None:
     with opened(store, "billing") as publisher:
         all_published(publisher)
         publisher.build_ack_intents(WAIT_S)
@@ -442,3 +442,168 @@ def test_a_store_that_is_down_for_a_moment_ends_no_publisher(store: Faulty) -> N
         publisher.commit(WAIT_S)
         assert failures == []
     assert seen(store) == ENTRIES
+
+
+class Calls:
+    """Three that want the lock at once, each for a second."""
+
+    def __init__(self, runtime: SimRuntime) -> None:
+        self.lock = CallLock(runtime)
+        self.runtime = runtime
+        self.done: list[int] = []
+        self.broken: list[int] = []
+        self.tasks: list[SimTask] = [
+            runtime.spawn(lambda n=n: self.call(n), "call")  # type: ignore[misc]
+            for n in range(3)
+        ]
+
+    def call(self, number: int) -> None:
+        try:
+            with self.lock.taken():
+                self.runtime.sleep(1)
+                self.done.append(number)
+        except KeyboardInterrupt:
+            self.broken.append(number)
+
+    def finish(self) -> None:
+        for task in self.tasks:
+            task.join()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_one_call_at_a_time_has_the_lock(seed: int) -> None:
+    simulation = Simulation(seed)
+
+    def main() -> None:
+        calls = Calls(simulation.process("one"))
+        calls.finish()
+        assert sorted(calls.done) == [0, 1, 2]
+        assert simulation.now == pytest.approx(3, abs=0.01)
+        with pytest.raises(ValueError, match="wrong"), calls.lock.taken():
+            raise ValueError("wrong")
+        with calls.lock.taken():
+            pass
+
+    simulation.run(main)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_caller_that_is_interrupted_while_it_waits_does_not_keep_the_lock(seed: int) -> None:
+    simulation = Simulation(seed)
+
+    def main() -> None:
+        process = simulation.process("one")
+        calls = Calls(process)
+        process.sleep(0.5)
+        waiting = [task for task in calls.tasks if "notification" in task.waits_for]
+        assert len(waiting) == 2
+        simulation.interrupt(waiting[0])
+        calls.finish()
+        assert (len(calls.done), len(calls.broken)) == (2, 1)
+
+    simulation.run(main)
+
+
+A = b"\1AAAAA"
+TXN = Transaction("publisher.x", 3)
+
+
+def test_batches_get_rising_clocks_over_all_partitions_and_intents_lie_beyond() -> None:
+    store, runtime = MemoryStore(), SystemRuntime()
+    current = PublisherTransaction(A, TXN, runtime)
+    handles = []
+    for name in ("p-00000", "p-00001"):
+        with Producer(Topic.config_of(name, producing()), store=store) as producer:
+            handles += [current.accept(name, producer, producer.prepare([b"x"])) for _ in range(2)]
+    assert current.wait(WAIT_S) is None
+    found = []
+    for handle in handles:
+        location = handle.watcher.await_durable(WAIT_S).location
+        parsed = parse_location(location, location.split("/")[0])
+        assert parsed is not None
+        assert parsed.message is not None
+        assert parsed.txn == TXN
+        found.append(parse_uuid(parsed.message))
+    assert found == [MessageId(A, clock, CONTINUE_TXN) for clock in (2, 3, 4, 5)]
+    assert current.since == {"p-00000": 0, "p-00001": 0}
+    wanted = AckIntents("T", A, {"p-00000": 4, "p-00001": 6}, TXN)
+    assert current.build("T") == wanted == current.intents
+
+
+class Refuses:
+    def accept(self, call: ProduceRequest) -> None:
+        raise KeyboardInterrupt
+
+
+def test_a_partition_whose_accept_was_interrupted_gets_a_marker() -> None:
+    current = PublisherTransaction(A, None, SystemRuntime())
+    with pytest.raises(KeyboardInterrupt):
+        current.accept("p-00000", Refuses(), ProduceRequest(b"", 0, b"", 0))  # type: ignore[arg-type]
+    assert current.clocks == {"p-00000": 2}
+
+
+def fail_a_call(current: PublisherTransaction, error: Exception, *, accepted: int) -> None:
+    def call() -> None:
+        with current.one_call():
+            for _ in range(accepted):
+                with pytest.raises(KeyboardInterrupt):
+                    current.accept("p-00000", Refuses(), ProduceRequest(b"", 0, b"", 0))  # type: ignore[arg-type]
+            raise error
+
+    with pytest.raises(type(error), match=str(error)):
+        call()
+
+
+def test_the_first_failure_is_returned() -> None:
+    current = PublisherTransaction(A, None, SystemRuntime())
+    first = TransientStorageError("first")
+    fail_a_call(current, first, accepted=1)
+    fail_a_call(current, TransientStorageError("second"), accepted=2)
+    assert current.wait(WAIT_S) is first
+
+
+def test_a_call_of_which_nothing_was_accepted_fails_alone() -> None:
+    current = PublisherTransaction(A, None, SystemRuntime())
+    fail_a_call(current, TransientStorageError("refused"), accepted=0)
+    assert current.wait(WAIT_S) is None
+
+
+A = b"\1AAAAA"
+WHOLE = '{"version":1,"topic":"T","producer":"014141414141","clocks":{"p":5}'
+
+
+@pytest.mark.parametrize("txn", [None, Transaction("publisher.x", 7)])
+@pytest.mark.parametrize("clocks", [{}, {"p-00001": 2**64 - 1, "p-00000": 3}])
+def test_intents_round_trip(clocks: dict[str, int], txn: Transaction | None) -> None:
+    made = AckIntents("01J5T4R3KXBMZ7QV9N2WG8YDHP", A, clocks, txn)
+    text = made.to_json()
+    assert "\n" not in text
+    assert AckIntents.from_json(text) == made
+    assert AckIntents.from_json(text.encode()) == made
+
+
+def test_later_versions_may_add_to_them() -> None:
+    assert AckIntents.from_json(WHOLE + ',"more":[]}') == AckIntents("T", A, {"p": 5})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "[" * 100_000,
+        WHOLE,
+        WHOLE.replace(":1,", ":2,") + "}",
+        WHOLE.replace("0141", "01") + "}",
+        WHOLE.replace("0141", "01zz") + "}",
+        WHOLE.replace("5", "0") + "}",
+        WHOLE.replace("5", "true") + "}",
+        WHOLE.replace("5", "18446744073709551616") + "}",
+        WHOLE + ',"app":"a/b","batch":1}',
+        WHOLE + ',"app":3,"batch":1}',
+        WHOLE + ',"app":"a"}',
+    ],
+)
+def test_what_is_no_intents_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput):
+        AckIntents.from_json(text)

@@ -1,19 +1,29 @@
-"""A topic on storage: made, changed by several at once, drained."""
+"""A topic on storage, and the cached one."""
 
 from __future__ import annotations
+
+import logging
+import threading
 
 import pytest
 
 from opendata_buffer.config import ConsumerConfig, ProducerConfig, QueueConfig
-from opendata_buffer.errors import CorruptData, Drained, InvalidInput, QueueReset
+from opendata_buffer.errors import (
+    CorruptData,
+    Drained,
+    InvalidInput,
+    QueueReset,
+    TransientStorageError,
+)
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.ownership import TOPIC_KEY, claim_for_writing
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.stores.base import Blob
+from opendata_buffer.runtime import Task
+from opendata_buffer.stores.base import Blob, NotModified
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.topic.description import DRAIN_S
-from opendata_buffer.topic.topic import Topic, is_topic
+from opendata_buffer.topic.description import DRAIN_S, is_topic
+from opendata_buffer.topic.topic import CachedTopic, Topic
 from tests.unit.scripted import (
     ScriptedStore,
     applied_answer_lost,
@@ -21,6 +31,7 @@ from tests.unit.scripted import (
     before,
     not_applied_answer_lost,
 )
+from tests.unit.topic.world import URL, WAIT_S, topic_in
 
 CONFIG = QueueConfig(store="memory://unused")
 
@@ -69,7 +80,7 @@ def test_a_second_topic_at_one_root_is_refused() -> None:
     assert opened(store).description == first
 
 
-def test_of_two_that_create_one_topic_at_once_the_second_is_refused() -> None:
+def test_of_two_concurrent_creations_of_a_topic_the_second_is_refused() -> None:
     store = ScriptedStore()
     other = Topic.create(CONFIG, 2, store=MemoryStore(), runtime=ManualRuntime(seed=7)).description
     store.script = [before(applied_then_412, lambda s: s.put(TOPIC_KEY, other.to_json()))]
@@ -117,7 +128,7 @@ def test_f1_f2_a_lost_answer_adds_no_partition_twice(step: object) -> None:
     assert len(opened(store).description.names) == 4
 
 
-def test_a_partition_s_settings_are_the_topic_s_with_a_place_of_its_own() -> None:
+def test_a_partition_s_settings_are_the_topic_s_with_its_own_data_prefix() -> None:
     given = ProducerConfig(store="s3://bucket", flush_interval_ms=7)
     config = Topic.config_of("p-00004-00jx", given)
     assert isinstance(config, ProducerConfig)
@@ -161,7 +172,7 @@ def test_a_partition_that_was_never_written_leaves() -> None:
     assert topic.remove_drained(0) == ["p-00002-0bvb"]
 
 
-def test_what_was_to_be_appended_to_a_partition_that_left_is_refused_and_not_lost() -> None:
+def test_an_append_to_a_partition_that_has_left_is_refused_and_not_lost() -> None:
     store = MemoryStore()
     topic = create(store)
     append(store, "p-00001-05mv")
@@ -200,7 +211,7 @@ def test_f4_a_draining_partition_whose_manifest_was_lost_or_restored_does_not_le
     assert kept is None or (isinstance(kept, Blob) and kept.data == old)
 
 
-def test_a_crash_between_closing_and_leaving_is_made_good_by_the_next_look() -> None:
+def test_after_a_crash_between_sealing_and_removing_the_next_call_removes_it() -> None:
     store = MemoryStore()
     topic = create(store)
     topic.drain("p-00001-05mv")
@@ -218,7 +229,7 @@ def test_f4_a_topic_that_vanishes_while_in_use_is_not_made_again() -> None:
     assert not is_topic(store)
 
 
-def test_f4_another_topic_in_the_place_of_this_one_is_noticed() -> None:
+def test_f4_another_topic_at_the_same_root_is_noticed() -> None:
     store = MemoryStore()
     topic = create(store)
     store.delete_many([TOPIC_KEY])
@@ -235,3 +246,82 @@ def test_a_description_that_cannot_be_read_is_corrupt_and_still_a_topic() -> Non
         opened(store)
     store.put(TOPIC_KEY, b" " * 2_000_000)
     assert is_topic(store)
+
+
+class Joined(ManualRuntime):
+    """Remembers its threads, so that a test can wait for their end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tasks: list[Task] = []
+
+    def spawn(self, target: object, name: str) -> Task:
+        task = super().spawn(target, name)  # type: ignore[arg-type]
+        self.tasks.append(task)
+        return task
+
+
+class Counting(MemoryStore):
+    reads = 0
+    down = False
+    gate: threading.Event | None = None
+
+    def get(self, key: str, **options: object) -> Blob | NotModified:
+        self.reads += 1
+        if self.gate is not None:
+            assert self.gate.wait(WAIT_S)
+        if self.down:
+            raise TransientStorageError("down")
+        return super().get(key, **options)  # type: ignore[arg-type]
+
+
+def current(store: MemoryStore, runtime: ManualRuntime) -> CachedTopic:
+    return CachedTopic(Topic.open(URL, store=store, runtime=runtime), runtime, 2.0)
+
+
+def test_a_fresh_description_costs_nothing_and_an_old_one_is_read_in_the_background() -> None:
+    store, runtime = Counting(), Joined()
+    topic = topic_in(store, 2)
+    known = current(store, runtime)
+    topic.expand(3)
+    store.reads = 0
+    runtime.advance(1.9)
+    assert len(known.get().names) == 2
+    assert (store.reads, runtime.tasks) == (0, [])
+    runtime.advance(0.2)
+    store.gate = threading.Event()
+    assert len(known.get().names) == 2  # without waiting
+    assert len(known.get().names) == 2
+    store.gate.set()
+    (task,) = runtime.tasks  # one read for all calls
+    task.join(WAIT_S)
+    assert len(known.get().names) == 3
+    assert store.reads == 1
+
+
+def test_after_a_long_pause_the_caller_waits_for_a_read() -> None:
+    store, runtime = MemoryStore(), ManualRuntime()
+    topic = topic_in(store, 2)
+    known = current(store, runtime)
+    topic.expand(5)
+    assert not known.is_outdated
+    runtime.advance(3_600)
+    assert known.is_outdated
+    assert len(known.get().names) == 5
+    assert not known.is_outdated
+
+
+def test_while_the_store_is_down_the_cached_description_is_used(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store, runtime = Counting(), ManualRuntime()
+    topic_in(store, 2)
+    known = current(store, runtime)
+    store.down = True
+    runtime.advance(3_600)
+    with caplog.at_level(logging.WARNING):
+        assert len(known.get().names) == 2
+    assert "could not be looked at" in caplog.text
+    reads = store.reads
+    assert len(known.get().names) == 2
+    assert store.reads == reads  # not at every call

@@ -1,4 +1,4 @@
-"""The lock-free way in: what callers find that come while a run is closed."""
+"""Records without a lock: what callers find that come while a buffer is closed; and encoding."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ import pytest
 
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, InvalidInput
-from opendata_buffer.formats.batch import Compression, decode_batch, encode_block
+from opendata_buffer.formats.batch import decode_batch, encode_block, split_records
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.producer.append_buffer import (
-    CLOSED,
+    BUFFER_HELD,
     PIECE_HELD,
     RECORD_HELD,
-    RUN_HELD,
+    RECORDS_AT_ONCE,
+    AppendBuffer,
     Item,
-    Run,
+    RecordEncoder,
+    encode_entries,
+    encode_list,
 )
-from opendata_buffer.producer.handle import Completion, DurabilityWatcher, WriteHandle
+from opendata_buffer.producer.handle import DurabilityWatcher, WriteHandle
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import NotModified
@@ -32,16 +35,16 @@ WAIT_S = 60.0
 
 
 class Still(SystemRuntime):
-    """Time does not pass: a run stays open until something closes it."""
+    """Time does not pass: a buffer stays open until something closes it."""
 
     monotonic = staticmethod(lambda: 5.0)
 
 
-HANDLE = WriteHandle(DurabilityWatcher(Completion(ManualRuntime())), 1_700)
+HANDLE = WriteHandle(DurabilityWatcher(ManualRuntime()), 1_700)
 
 
-def run(first: Item = b"first", budget: int = 1_000) -> Run:
-    return Run(first, 1_700, HANDLE, budget, 5.0)
+def opened_with(first: Item = b"first") -> AppendBuffer:
+    return AppendBuffer(first, 1_700, HANDLE, 1_000, 5.0)
 
 
 def producer_of(store: MemoryStore, **settings: Any) -> Producer:
@@ -62,69 +65,53 @@ def batches(store: MemoryStore) -> list[list[bytes]]:
     return found
 
 
-def test_a_run_counts_records_calls_and_bytes() -> None:
+def test_a_buffer_counts_records_calls_and_bytes() -> None:
     piece = (encode_block([b"a", b"bc"]), 2)
-    opened = run(piece)
+    opened = opened_with(piece)
     opened.left -= 3 + RECORD_HELD
     opened.append(b"def")
     assert (opened.calls, opened.pieces, opened.count) == (2, 1, 3)
-    assert opened.held == RUN_HELD + PIECE_HELD + len(piece[0]) + RECORD_HELD + 3
+    assert opened.held == BUFFER_HELD + PIECE_HELD + len(piece[0]) + RECORD_HELD + 3
     assert opened.size == 3 * 4 + 6
     opened.close()
     assert opened.items() == [piece, b"def"]
 
 
-def test_a_run_that_opens_with_a_record_counts_what_comes_behind() -> None:
-    opened = run()
-    piece = (encode_block([b"x", b"", b"z"]), 3)
-    opened.left -= len(piece[0]) + PIECE_HELD
-    opened.more += 2
-    opened.pieces += 1
-    opened.append(piece)
-    assert (opened.calls, opened.pieces, opened.count) == (2, 1, 4)
-    assert opened.size == 4 * 4 + len(b"first" + b"x" + b"z")
-
-
 def test_what_comes_after_the_closing_is_handed_back_once() -> None:
-    opened = run()
+    opened = opened_with()
     opened.append(b"in")
     opened.close()
     late = b"late"
     opened.append(late)
-    assert opened.took_in(late) is False
-    assert opened.took_in(b"in") is True
+    assert opened.was_included(late) is False
+    assert opened.was_included(b"in") is True
     assert opened.items() == [b"first", b"in"]
 
 
 def test_of_one_object_that_came_twice_the_late_one_comes_again() -> None:
-    opened = run()
+    opened = opened_with()
     twice = b"twice"
     opened.append(twice)
     opened.close()
     opened.append(twice)
     # Two callers ask, in any order; one of them is told to bring it again.
-    assert [opened.took_in(twice), opened.took_in(twice)] == [False, True]
+    assert [opened.was_included(twice), opened.was_included(twice)] == [False, True]
     assert opened.items() == [b"first", b"twice"]
 
 
-def test_asking_closes_a_run_whose_closing_was_interrupted() -> None:
-    opened = run()
+def test_asking_closes_a_buffer_whose_closing_was_interrupted() -> None:
+    opened = opened_with()
     opened.append(b"in")
-    assert opened.took_in(b"in")
+    assert opened.was_included(b"in")
     opened.append(b"late")
     assert opened.items() == [b"first", b"in"]
 
 
-def test_the_closed_run_takes_nothing() -> None:
-    assert CLOSED.left < 0
-    assert CLOSED.until < 0
-
-
-def test_a_record_that_comes_while_its_run_is_closed_goes_into_the_next_batch() -> None:
+def test_a_record_that_comes_while_its_buffer_is_closed_goes_into_the_next_batch() -> None:
     store = MemoryStore()
     with producer_of(store) as producer:
         first = producer.send(b"first")
-        opened = producer._current.run
+        opened = producer._current.buffer
         append = opened.append
 
         def after_the_flush(item: bytes) -> None:
@@ -143,7 +130,7 @@ def test_a_record_that_comes_while_the_producer_is_closed_is_refused() -> None:
     store = MemoryStore()
     producer = producer_of(store)
     producer.send(b"first")
-    opened = producer._current.run
+    opened = producer._current.buffer
     append = opened.append
 
     def after_the_closing(item: bytes) -> None:
@@ -243,7 +230,7 @@ def test_a_handle_says_the_time_that_is_queued_for_its_record() -> None:
     assert times[0::2] == times[1::2]
 
 
-def test_runs_and_other_calls_keep_their_order_in_a_batch() -> None:
+def test_buffers_and_other_calls_keep_their_order_in_a_batch() -> None:
     store = MemoryStore()
     with producer_of(store) as producer:
         for n in range(3):
@@ -280,7 +267,7 @@ def test_f21_a_record_that_no_reader_would_accept_is_refused_and_the_largest_is_
 
 
 def test_small_records_fill_a_batch_by_their_bytes_in_it() -> None:
-    # What they take of the buffer's budget is many times as much.
+    # What they take of the buffer limit is many times as much.
     store = MemoryStore()
     with producer_of(store, flush_size_bytes=10_000) as producer:
         for _ in range(5_000):
@@ -290,12 +277,79 @@ def test_small_records_fill_a_batch_by_their_bytes_in_it() -> None:
     assert all(10_000 < size <= 10_010 for size in sizes[:-1])
 
 
-@pytest.mark.parametrize("compression", list(Compression))
-def test_many_records_are_joined_in_pieces_and_keep_their_order(compression: Compression) -> None:
-    store = MemoryStore()
-    records = [b"%d" % n for n in range(40_000)]
-    with producer_of(store, compression=compression) as producer:
-        for record in records[:20_000]:
-            producer.send(record)
-        producer.produce(records[20_000:])
-    assert batches(store) == [records]
+def closed(*items: Any) -> AppendBuffer:
+    first, *others = items
+    buffer = AppendBuffer(first, 0, None, 1_000_000, 1.0)
+    for item in others:
+        if type(item) is tuple:
+            buffer.left -= len(item[0]) + PIECE_HELD
+            buffer.more += item[1] - 1
+            buffer.pieces += 1
+        else:
+            buffer.left -= len(item) + RECORD_HELD
+        buffer.append(item)
+    buffer.close()
+    return buffer
+
+
+def piece(*records: bytes) -> tuple[bytes, int]:
+    return encode_block(records), len(records)
+
+
+def split(encoder: RecordEncoder) -> list[bytes]:
+    return split_records(b"".join(encoder.pieces()), encoder.count)
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_list_of_bytes_becomes_its_block(kind: Any) -> None:
+    records = [b"", b"x", b"y" * 1_023, b"z" * 1_024, b"w" * 70_000]
+    found = encode_list(kind(records))
+    assert found is not None
+    block, count = found
+    assert count == 5
+    assert split_records(block, count) == records
+
+
+@pytest.mark.parametrize("other", ["text", None, 7, bytearray(b"a"), memoryview(b"a")])
+@pytest.mark.parametrize("at", [0, 50, 99])
+def test_a_list_with_anything_else_is_left_to_who_names_the_record(other: Any, at: int) -> None:
+    records: list[Any] = [b"record"] * 100
+    records[at] = other
+    assert encode_list(records) is None
+    if isinstance(other, bytearray | memoryview):
+        records[at] = b"a"
+        assert encode_entries([*records[:at], other, *records[at + 1 :]]) == piece(*records)
+    else:
+        with pytest.raises(InvalidInput, match=f"record {at} is {type(other).__name__}"):
+            encode_entries(records)
+
+
+def test_bytes_of_a_class_of_their_own_are_not_trusted_to_know_their_length() -> None:
+    class Odd(bytes):
+        def __len__(self) -> int:
+            return 3
+
+    assert encode_list([b"a", Odd(b"longer")]) is None
+    assert encode_entries([b"a", Odd(b"longer")]) == piece(b"a", b"longer")
+
+
+def test_records_and_pieces_keep_their_order() -> None:
+    encoder = RecordEncoder()
+    encoder.add_buffer(closed(b"a", b"b"))
+    assert encoder.count == 2
+    encoder.add_buffer(closed(b"c", piece(b"d", b"e"), b"f"))
+    assert encoder.count == 6
+    encoder.add(*piece(b"g", b"h"))
+    encoder.add_buffer(closed(piece(b"i", b""), piece(b"j")))
+    assert encoder.count == 11
+    assert split(encoder) == [b"a", b"b", b"c", b"d", b"e", b"f", b"g", b"h", b"i", b"", b"j"]
+
+
+def test_neighbouring_buffers_are_joined_in_one_go_and_many_records_in_several() -> None:
+    encoder = RecordEncoder()
+    records = [b"%d" % n for n in range(RECORDS_AT_ONCE + 2_000)]
+    for start in range(0, len(records), 1_000):
+        encoder.add_buffer(closed(*records[start : start + 1_000]))
+    assert encoder.count == len(records)
+    assert len(encoder.pieces()) == 2
+    assert split(encoder) == records

@@ -114,14 +114,14 @@ def kill() -> None:
 
 
 class Driver:
-    """What the sink's driver does with a ledger, for batches of one message per partition."""
+    """What the sink's driver does with a coordinator, for batches of one message per partition."""
 
     def __init__(self, world: World, wire: Wire | None = None) -> None:
         self.world = world
         self.wire: Any = wire or Wire(world.store)
         self.queues: dict[str, Queue] = {}
         self.prepares = world.prepares
-        self.ledger = TransactionCoordinator(
+        self.coordinator = TransactionCoordinator(
             self.wire, CONFIG, self._queue, world.runtime, ahead_ms=600_000
         )
 
@@ -139,7 +139,7 @@ class Driver:
         since = {}
         for name in attempt.intents:
             if self.prepares:
-                self.ledger.prepare(attempt, name)
+                self.coordinator.prepare(attempt, name)
             message = build_uuid(attempt.producer, 2, CONTINUE_TXN)
             location = batch_key(name, self.world.runtime.ulid(), attempt.txn, message)
             since[name] = self._queue(name).append([NewEntry(location)])
@@ -147,12 +147,12 @@ class Driver:
 
     def write(self, batch: int, query: str | None = "q", partitions: Any = PARTITIONS) -> bool:
         attempt = self.attempt(batch, query, partitions)
-        if not self.ledger.begin(attempt.txn, query, PARTITIONS):
+        if not self.coordinator.begin(attempt.txn, query, PARTITIONS):
             return False
         since = self.append(attempt)
-        if not self.ledger.decide(attempt):
+        if not self.coordinator.decide(attempt):
             return False
-        self.ledger.settle(attempt, since)
+        self.coordinator.complete(attempt, since)
         return True
 
 
@@ -264,9 +264,9 @@ def test_a_roll_back_never_appends_the_acknowledgement_that_was_prepared() -> No
     world = World()
     driver = Driver(world)
     attempt = driver.attempt(0)
-    assert driver.ledger.begin(attempt.txn, "q", PARTITIONS)
+    assert driver.coordinator.begin(attempt.txn, "q", PARTITIONS)
     driver.append(attempt)
-    driver.ledger.abandon(attempt)
+    driver.coordinator.abandon(attempt)
     world.consume()
     assert world.read == {}
     assert world.undecided() == {}
@@ -278,12 +278,12 @@ def test_nothing_is_visible_before_the_record_is_written() -> None:
     world = World()
     driver = Driver(world)
     attempt = driver.attempt(0)
-    assert driver.ledger.begin(attempt.txn, "q", PARTITIONS)
+    assert driver.coordinator.begin(attempt.txn, "q", PARTITIONS)
     since = driver.append(attempt)
     world.consume()
     assert world.read == {}
-    assert driver.ledger.decide(attempt)
-    driver.ledger.settle(attempt, since)
+    assert driver.coordinator.decide(attempt)
+    driver.coordinator.complete(attempt, since)
     world.check(1)
 
 
@@ -301,10 +301,10 @@ def test_a_run_knows_what_the_runs_before_it_committed() -> None:
     world = World()
     driver = Driver(world)
     for batch in (0, 4):
-        driver.ledger.recover("q", "q", PARTITIONS)
+        driver.coordinator.recover("q", "q", PARTITIONS)
         driver.write(batch)
-        assert driver.ledger.committed("q") == batch
-    again = Driver(world).ledger
+        assert driver.coordinator.committed("q") == batch
+    again = Driver(world).coordinator
     again.recover("q", "q", PARTITIONS)
     assert again.committed("q") == 4
     again.recover("new", None, PARTITIONS)
@@ -362,7 +362,7 @@ def test_killed_twice(first: int, second: int) -> None:
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("at", KILLS)
 def test_another_run_of_the_query_begins_and_ends_at_any_request(at: int, after: bool) -> None:
-    """A zombie: its driver was paused, a second one took its place, and it goes on."""
+    """A zombie: its driver was paused, a second one was started, and it goes on."""
     world = World()
     Driver(world).write(0)
 
@@ -401,7 +401,7 @@ def test_the_successor_is_killed_while_the_zombie_is_paused(at: int, dies: int) 
 
 
 @pytest.mark.parametrize(
-    "at", range(requests_of(lambda driver: driver.ledger.recover("q", None, PARTITIONS)) + 12)
+    "at", range(requests_of(lambda driver: driver.coordinator.recover("q", None, PARTITIONS)) + 12)
 )
 def test_a_run_that_rolls_back_leaves_the_batches_of_a_later_run_alone(at: int) -> None:
     """The hole that a roll-back right after the claim would have: the later run has appended."""
@@ -412,21 +412,21 @@ def test_a_run_that_rolls_back_leaves_the_batches_of_a_later_run_alone(at: int) 
     since: dict[str, int] = {}
 
     def begin() -> None:
-        assert later.ledger.begin(attempt.txn, "q", PARTITIONS)
+        assert later.coordinator.begin(attempt.txn, "q", PARTITIONS)
         since.update(later.append(attempt))
 
     cleaner = Driver(world, Wire(world.store, at, begin))
     with suppress(Superseded):
-        cleaner.ledger.recover("q", None, PARTITIONS)
+        cleaner.coordinator.recover("q", None, PARTITIONS)
     if not since:
         begin()
     if at < 2:  # the cleaner's claim came last: it is the later run
         with pytest.raises(Superseded, match="two drivers share one checkpoint"):
-            later.ledger.decide(attempt)
+            later.coordinator.decide(attempt)
         assert later.write(1)
     else:
-        assert later.ledger.decide(attempt)
-        later.ledger.settle(attempt, since)
+        assert later.coordinator.decide(attempt)
+        later.coordinator.complete(attempt, since)
     world.check(2)
 
 
@@ -434,7 +434,7 @@ def test_a_zombie_that_appends_late_and_dies_is_cleaned_up_by_the_next_batch() -
     world = World()
     driver, zombie = Driver(world), Driver(world)
     attempt = zombie.attempt(0)
-    assert zombie.ledger.begin(attempt.txn, "q", PARTITIONS)
+    assert zombie.coordinator.begin(attempt.txn, "q", PARTITIONS)
     driver.write(0)
     driver.write(1)
     zombie.append(attempt)
@@ -447,12 +447,12 @@ def test_recover_ends_what_an_abandoned_run_left() -> None:
     world = World()
     driver = Driver(world)
     attempt = driver.attempt(0)
-    assert driver.ledger.begin(attempt.txn, "q", PARTITIONS)
+    assert driver.coordinator.begin(attempt.txn, "q", PARTITIONS)
     driver.append(attempt)
-    assert Driver(world).ledger.recover("q", None, PARTITIONS) == 3
+    assert Driver(world).coordinator.recover("q", None, PARTITIONS) == 3
     assert world.undecided() == {}
     with pytest.raises(Superseded):
-        driver.ledger.decide(attempt)
+        driver.coordinator.decide(attempt)
     world.consume()
     assert world.read == {}
 
@@ -461,22 +461,22 @@ def test_recover_completes_what_was_committed() -> None:
     world = World()
     driver = Driver(world)
     attempt = driver.attempt(0)
-    assert driver.ledger.begin(attempt.txn, "q", PARTITIONS)
+    assert driver.coordinator.begin(attempt.txn, "q", PARTITIONS)
     driver.append(attempt)
-    assert driver.ledger.decide(attempt)
-    recovered = Driver(world).ledger
+    assert driver.coordinator.decide(attempt)
+    recovered = Driver(world).coordinator
     assert recovered.recover("q", None, PARTITIONS) == 3
     assert recovered.recover("q", None, PARTITIONS) == 0
     world.check(1)
 
 
-def test_a_batch_that_was_decided_and_not_settled_blocks_the_next_one() -> None:
+def test_a_decided_batch_without_markers_is_completed_before_the_next_one() -> None:
     world = World()
     driver = Driver(world)
     attempt = driver.attempt(0)
-    assert driver.ledger.begin(attempt.txn, "q", PARTITIONS)
+    assert driver.coordinator.begin(attempt.txn, "q", PARTITIONS)
     driver.append(attempt)
-    assert driver.ledger.decide(attempt)
+    assert driver.coordinator.decide(attempt)
     assert driver.write(1), "it looks afresh, and completes batch 0 first"
     world.check(2)
 
@@ -510,7 +510,7 @@ def test_a_decision_whose_answer_is_lost(carried_out: bool) -> None:
     else:
         with pytest.raises(TransientStorageError, match="may or may not have been written"):
             driver.write(1)
-        assert len(world.undecided()) == 3, "nobody can tell, so nothing is rolled back"
+        assert len(world.undecided()) == 3, "it is unknown, so nothing is rolled back"
         assert Driver(world).write(1)
     world.check(2)
 
@@ -519,9 +519,9 @@ def test_an_app_that_is_forgotten_has_no_record() -> None:
     world = World()
     driver = Driver(world)
     driver.write(0)
-    driver.ledger.forget("q")
+    driver.coordinator.forget("q")
     assert RECORD not in [each.key for each in world.store.list("").objects]
-    driver.ledger.forget("q")
+    driver.coordinator.forget("q")
 
 
 def test_an_app_id_of_another_query_is_refused_before_anything_is_appended() -> None:

@@ -22,11 +22,10 @@ from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.transactions.markers import (
     ROLL_BACK,
-    PatientPut,
+    MarkerWriter,
     TransactionMarker,
-    open_endings,
-    settle,
-    undecided_of,
+    undecided_markers,
+    undecided_of_app,
 )
 from tests.unit.scripted import ScriptedStore, applied_answer_lost, before
 
@@ -65,15 +64,10 @@ class World:
         ]
         return self.queue.append(entries, read_first=True)
 
-    def settle(self, *endings: TransactionMarker, queue: Queue | None = None) -> int:
-        return settle(
-            queue or self.queue,
-            PREFIX,
-            endings,
-            store=self.store,
-            runtime=self.runtime,
-            ahead_ms=600_000,
-        )
+    def end(self, *markers: TransactionMarker, queue: Queue | None = None) -> int:
+        own = queue or self.queue
+        writer = MarkerWriter(self.store, CONFIG, lambda name: own, self.runtime, ahead_ms=600_000)
+        return writer.write({PREFIX: markers})
 
     def undecided(self) -> set[bytes]:
         return set(undecided(enumerate(self.manifest.locations()), PREFIX))
@@ -83,8 +77,8 @@ class World:
 def test_an_undecided_transaction_is_ended_once(clock: int) -> None:
     world = World()
     world.write(ME, 2, 3)
-    assert world.settle(TransactionMarker(ME, clock, Transaction("q", 7))) == 1
-    assert world.settle(TransactionMarker(ME, clock, Transaction("q", 7))) == 0
+    assert world.end(TransactionMarker(ME, clock, Transaction("q", 7))) == 1
+    assert world.end(TransactionMarker(ME, clock, Transaction("q", 7))) == 0
     last = world.manifest.entries()[-1]
     assert world.manifest.next_sequence == 3
     named = parse_location(last.location, PREFIX)
@@ -97,10 +91,10 @@ def test_an_undecided_transaction_is_ended_once(clock: int) -> None:
     assert named.timestamp_ms == world.runtime.now_ms() + 600_000, "no collector takes it"
 
 
-def test_what_is_not_there_is_not_ended() -> None:
+def test_a_transaction_that_is_not_there_is_not_ended() -> None:
     world = World()
     world.write(OTHER, 2)
-    assert world.settle(TransactionMarker(ME, 4)) == 0
+    assert world.end(TransactionMarker(ME, 4)) == 0
     assert world.manifest.next_sequence == 1
 
 
@@ -110,15 +104,15 @@ def test_of_several_only_the_undecided_ones_are_ended_and_in_one_write() -> None
     world.write(ME, 2)
     world.write(OTHER, 2)
     world.write(third, 2)
-    world.settle(TransactionMarker(OTHER, ROLL_BACK))
+    world.end(TransactionMarker(OTHER, ROLL_BACK))
     assert isinstance(world.store, ScriptedStore)
     puts = world.store.puts
-    endings = [
+    markers = [
         TransactionMarker(ME, 3),
         TransactionMarker(OTHER, ROLL_BACK),
         TransactionMarker(third, ROLL_BACK),
     ]
-    assert world.settle(*endings) == 2
+    assert world.end(*markers) == 2
     assert world.store.puts == puts + 1
     assert world.undecided() == set()
 
@@ -128,11 +122,11 @@ def test_a_lost_answer_ends_nothing_twice() -> None:
     world = World(store)
     world.write(ME, 2)
     store.script = [applied_answer_lost]
-    assert world.settle(TransactionMarker(ME, 3)) == 1
+    assert world.end(TransactionMarker(ME, 3)) == 1
     assert world.manifest.next_sequence == 2
 
 
-def test_somebody_else_ends_it_between_the_look_and_the_write() -> None:
+def test_another_process_ends_it_between_the_read_and_the_write() -> None:
     store = ScriptedStore()
     world = World(store)
     world.write(ME, 2)
@@ -145,40 +139,42 @@ def test_somebody_else_ends_it_between_the_look_and_the_write() -> None:
             lambda _: _end(rival),
         )
     ]
-    assert world.settle(TransactionMarker(ME, 3), queue=queue) == 0
+    assert world.end(TransactionMarker(ME, 3), queue=queue) == 0
     assert world.manifest.next_sequence == 2
 
 
 def _end(world: World) -> None:
-    assert world.settle(TransactionMarker(ME, 3)) == 1
+    assert world.end(TransactionMarker(ME, 3)) == 1
 
 
 def test_undecided_transactions_of_an_app() -> None:
     world = World()
-    assert undecided_of(world.manifest, PREFIX, "q") == {}
+    assert undecided_of_app(world.manifest, PREFIX, "q") == {}
     world.write(ME, 2, 3)
     world.write(OTHER, 2, app="q2")
-    assert set(undecided_of(world.manifest, PREFIX, "q")) == {ME}
-    assert set(undecided_of(world.manifest, PREFIX, "q2")) == {OTHER}
-    assert undecided_of(world.manifest, PREFIX, "q", since=2) == {}
-    world.settle(TransactionMarker(ME, 4))
-    assert undecided_of(world.manifest, PREFIX, "q") == {}
+    assert set(undecided_of_app(world.manifest, PREFIX, "q")) == {ME}
+    assert set(undecided_of_app(world.manifest, PREFIX, "q2")) == {OTHER}
+    assert undecided_of_app(world.manifest, PREFIX, "q", since=2) == {}
+    world.end(TransactionMarker(ME, 4))
+    assert undecided_of_app(world.manifest, PREFIX, "q") == {}
 
 
 def test_a_producer_named_in_a_payload_is_not_there() -> None:
     world = World()
     payload = f"x-{ME.hex()}/y".encode()
     world.queue.append([NewEntry(f"{PREFIX}/a", (Metadata(0, 5, payload),))])
-    assert open_endings(world.manifest, PREFIX, [TransactionMarker(ME, 4)]) == ()
+    assert undecided_markers(world.manifest, PREFIX, [TransactionMarker(ME, 4)]) == ()
 
 
 def test_entries_before_the_first_of_a_transaction_need_not_be_decoded() -> None:
     world = World()
     world.write(OTHER, 2)
     first = world.write(ME, 2)
-    endings = [TransactionMarker(ME, 3, since=first)]
-    assert open_endings(world.manifest, PREFIX, endings) == tuple(endings)
-    assert open_endings(world.manifest, PREFIX, [TransactionMarker(OTHER, 3, since=first)]) == ()
+    markers = [TransactionMarker(ME, 3, since=first)]
+    assert undecided_markers(world.manifest, PREFIX, markers) == tuple(markers)
+    assert (
+        undecided_markers(world.manifest, PREFIX, [TransactionMarker(OTHER, 3, since=first)]) == ()
+    )
 
 
 class Failing(MemoryStore):
@@ -192,14 +188,19 @@ class Failing(MemoryStore):
         super().put(key, data)
 
 
-def test_a_put_is_tried_again_while_the_store_may_come_back_and_no_longer() -> None:
+def test_a_put_is_retried_while_the_store_may_come_back_and_no_longer() -> None:
     runtime = ManualRuntime()
     store = Failing(*[TransientStorageError("503")] * 3)
-    PatientPut(store, CONFIG, runtime).put("p-00000/x", b"x")
-    assert [each.key for each in store.list("").objects] == ["p-00000/x"]
+
+    def queue_of(name: str) -> Queue:
+        return Queue(store, CONFIG, runtime=runtime, role="test")
+
+    markers = MarkerWriter(store, CONFIG, queue_of, runtime, ahead_ms=0)
+    markers.prepare(PREFIX, TransactionMarker(ME, 4))
+    assert len(store.list("").objects) == 1
     store.errors = [PermanentStorageError("access denied"), TransientStorageError("503")]
     with pytest.raises(PermanentStorageError):
-        PatientPut(store, CONFIG, runtime).put("p-00000/y", b"y")
+        markers.prepare(PREFIX, TransactionMarker(OTHER, 4))
     assert len(store.errors) == 1
 
 
@@ -210,5 +211,5 @@ def test_f35_a_full_manifest_takes_the_acknowledgement_that_lets_it_be_emptied()
     queue = Queue(world.store, full, runtime=world.runtime, role="test")
     with pytest.raises(QueueFull):
         queue.append([NewEntry(f"{PREFIX}/{world.runtime.ulid()}.batch")])
-    assert world.settle(TransactionMarker(ME, 3), queue=queue) == 1
+    assert world.end(TransactionMarker(ME, 3), queue=queue) == 1
     assert world.undecided() == set()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import uuid
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -70,11 +69,3 @@ def test_the_clock_follows_the_wall_clock_and_never_goes_back() -> None:
     assert clock.tick() == first + 1
     clock.update(1_000_001)
     assert clock.tick() > first + 2
-
-
-def test_no_two_threads_get_one_tick() -> None:
-    clock = Clock(5)
-    with ThreadPoolExecutor(8) as pool:
-        ticks = list(pool.map(lambda _: clock.tick(), range(4000)))
-    assert sorted(ticks) == list(range(6, 4006))
-    assert clock.value == 4005

@@ -7,16 +7,21 @@ import pytest
 from opendata_buffer.formats.batch import Compression, decode_batch
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Metadata
-from opendata_buffer.producer.append_buffer import CALL_BYTES, Call
+from opendata_buffer.producer.append_buffer import (
+    RECORD_HELD,
+    REQUEST_HELD,
+    AppendBuffer,
+    ProduceRequest,
+)
 from opendata_buffer.producer.batching import METADATA_FLUSH_BYTES, RANGE_BYTES, Batch, Batcher
-from opendata_buffer.producer.handle import Completion
+from opendata_buffer.producer.handle import DurabilityWatcher
 from opendata_buffer.testing.runtime import ManualRuntime
 
 
 def call(
     entry: bytes, metadata: bytes = b"", transaction: Transaction | None = None, at: int = 1_700
-) -> Call:
-    return Call(len(entry).to_bytes(4, "little") + entry, 1, metadata, at, transaction)
+) -> ProduceRequest:
+    return ProduceRequest(len(entry).to_bytes(4, "little") + entry, 1, metadata, at, transaction)
 
 
 def batcher(flush_size: int = 100, max_size: int = 1_000) -> Batcher:
@@ -24,7 +29,7 @@ def batcher(flush_size: int = 100, max_size: int = 1_000) -> Batcher:
         flush_interval=0.1,
         flush_size=flush_size,
         max_size=max_size,
-        completion=lambda: Completion(ManualRuntime()),
+        watcher=lambda: DurabilityWatcher(ManualRuntime()),
     )
 
 
@@ -41,7 +46,7 @@ def take(b: Batcher, now: float = 0.0) -> Batch | None:
     return b.take(now)
 
 
-def test_calls_share_a_batch_and_its_completion() -> None:
+def test_calls_share_a_batch_and_its_watcher() -> None:
     b = batcher()
     first = b.add(call(b"a", b"m1"), now=5.0)
     second = b.add(call(b"bc", b"m2"), now=5.01)
@@ -49,11 +54,10 @@ def test_calls_share_a_batch_and_its_completion() -> None:
     assert sealed(b) == []
     batch = take(b)
     assert batch is not None
-    assert batch.completion is first
-    encoded = batch.encode(Compression.NONE, 3)
-    data = encoded.data
-    assert encoded.metadata == (Metadata(0, 1_700, b"m1"), Metadata(1, 1_700, b"m2"))
-    assert (encoded.count, encoded.size) == (2, 11)
+    assert batch.watcher is first
+    data = b"".join(batch.encode(Compression.NONE, 3))
+    assert batch.metadata == (Metadata(0, 1_700, b"m1"), Metadata(1, 1_700, b"m2"))
+    assert (batch.count, batch.size) == (2, 11)
     assert data == b"\x01\0\0\0a\x02\0\0\0bc" + b"\0" + b"\x02\0\0\0" + b"\x01\0"
     assert decode_batch(data) == [b"a", b"bc"]
     assert take(b) is None
@@ -146,13 +150,12 @@ def test_a_message_has_its_batch_to_itself_and_its_failure_stops_no_other() -> N
     b = batcher()
     message = UUID("9a1b2c3d-4e5f-1678-8a02-010203040506")
     b.add(call(b"x"), now=0.0)
-    b.add(Call(b"\1\0\0\0m", 1, b"", 1_700, Transaction("a", 1), message), now=0.0)
+    b.add(ProduceRequest(b"\1\0\0\0m", 1, b"", 1_700, Transaction("a", 1), message), now=0.0)
     b.add(call(b"y"), now=0.0)
     full = sealed(b)
     assert [each.message for each in full] == [None, message]
-    upload = full[1].upload(1.0)
-    assert (upload.message, upload.transaction) == (message, Transaction("a", 1))
-    assert not upload.ordered
+    assert full[1].transaction == Transaction("a", 1)
+    assert not full[1].ordered
 
 
 def test_a_transaction_has_its_batch_to_itself() -> None:
@@ -162,6 +165,7 @@ def test_a_transaction_has_its_batch_to_itself() -> None:
     b.add(call(b"t", transaction=txn), now=0.0)
     full = sealed(b)
     assert [(batch.count, batch.transaction) for batch in full] == [(1, None), (1, txn)]
+    assert [batch.ordered for batch in full] == [False, True]
     assert take(b) is None
 
 
@@ -178,13 +182,13 @@ def test_f33_what_waits_is_counted_until_it_is_taken() -> None:
     b = batcher()
     assert b.held == 0
     b.add(call(b"abc", b"m"), now=0.0)
-    assert b.held == 7 + 1 + CALL_BYTES
+    assert b.held == 7 + 1 + REQUEST_HELD
     b.add(call(b"x", transaction=Transaction("a", 1)), now=0.0)
-    assert (b.held, b.calls) == (7 + 1 + 5 + 2 * CALL_BYTES, 2)
+    assert (b.held, b.calls) == (7 + 1 + 5 + 2 * REQUEST_HELD, 2)
     first = b.take(0.0)
     assert first is not None
-    assert (b.held, b.calls) == (5 + CALL_BYTES, 1)
-    assert first.upload(1.0).held == 7 + 1 + CALL_BYTES
+    assert (b.held, b.calls) == (5 + REQUEST_HELD, 1)
+    assert first.held == 7 + 1 + REQUEST_HELD
     b.take(0.0)
     assert (b.held, b.calls) == (0, 0)
 
@@ -192,7 +196,56 @@ def test_f33_what_waits_is_counted_until_it_is_taken() -> None:
 def test_a_separator_is_an_empty_ordered_batch_behind_what_was_accepted() -> None:
     b = batcher()
     b.add(call(b"a"), now=0.0)
-    b.separate(0.0)
-    first, separator = (batch.upload(1.0) for batch in sealed(b))
+    b.add_separator(0.0)
+    first, separator = sealed(b)
     assert (first.calls, first.ordered) == (1, False)
     assert (separator.calls, separator.ordered) == (0, True)
+
+
+def batch(*requests: ProduceRequest) -> Batch:
+    made = Batch(DurabilityWatcher(ManualRuntime()))
+    for each in requests:
+        made.add(each)
+    return made
+
+
+def ranges(made: Batch) -> tuple[Metadata, ...]:
+    made.encode(Compression.NONE, 3)
+    return made.metadata
+
+
+def test_f35_a_thousand_single_record_calls_make_a_range_for_each_millisecond() -> None:
+    # What the manifest carries for a batch is written again with each append.
+    made = batch(*(call(b"x", b"topic", at=n // 100) for n in range(1_000)))
+    assert ranges(made) == tuple(Metadata(n * 100, n, b"topic") for n in range(10))
+    assert made.metadata_size == 10 * (RANGE_BYTES + len(b"topic"))
+
+
+def test_calls_that_differ_in_time_or_payload_keep_a_range_of_their_own() -> None:
+    given = ((b"a", 1), (b"a", 1), (b"b", 1), (b"a", 1), (b"a", 2), (b"a", 1))
+    assert ranges(batch(*(call(b"", payload, at=at) for payload, at in given))) == (
+        Metadata(0, 1, b"a"),
+        Metadata(2, 1, b"b"),
+        Metadata(3, 1, b"a"),
+        Metadata(4, 2, b"a"),
+        Metadata(5, 1, b"a"),
+    )
+
+
+def test_a_buffer_is_counted_when_it_is_closed_and_stands_in_its_place() -> None:
+    made = batch(call(b"first", at=5))
+    counted = (made.count, made.calls, made.size)
+    buffer = AppendBuffer(b"second", 5, None, 10_000, 1.0)
+    made.add_buffer(buffer)
+    buffer.append(b"third")
+    buffer.left -= len(b"third") + RECORD_HELD
+    assert (made.count, made.calls, made.size) == counted
+    made.close_buffer()
+    made.close_buffer()
+    assert (made.count, made.calls) == (3, 3)
+    made.add(call(b"last", at=6))
+    most = made.size
+    data = b"".join(made.encode(Compression.NONE, 3))
+    assert decode_batch(data) == [b"first", b"second", b"third", b"last"]
+    assert made.metadata == (Metadata(0, 5), Metadata(3, 6))
+    assert (made.count, made.size) == (4, most)

@@ -1,4 +1,4 @@
-"""What a producer promises when its caller, its store or its callbacks misbehave."""
+"""What a producer promises when its caller, its store or its callbacks misbehave; and uploads."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,11 +24,14 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.keys import Transaction
-from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.producer.append_buffer import RECORD_HELD
-from opendata_buffer.producer.handle import WriteHandle
+from opendata_buffer.formats.manifest import Manifest, Metadata
+from opendata_buffer.producer.append_buffer import RECORD_HELD, ProduceRequest
+from opendata_buffer.producer.batching import Batch, Stage
+from opendata_buffer.producer.handle import DurabilityWatcher, WriteHandle
 from opendata_buffer.producer.producer import Producer
+from opendata_buffer.producer.sender import Uploader
 from opendata_buffer.stores.base import Absent, Blob, IfVersion, NotModified, PutOutcome
+from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import eventually
@@ -140,7 +144,7 @@ def test_an_interrupt_anywhere_in_produce_leaves_nothing_stuck(
         assert time.monotonic() - began < WAIT_S, f"step {step}"
         assert records(store) in ([b"before", b"after"], [b"before", b"hit", b"after"])
         assert producer.buffered_bytes == 0, f"step {step}"
-    # A plain call that finds a run open takes few steps; see test_run.py for all of those.
+    # A plain call that finds an open buffer takes few steps: see test_append_buffer.py.
     assert step > (40 if call or settings else 10)
 
 
@@ -219,16 +223,16 @@ def test_a_signal_handler_that_calls_a_producer_inside_its_call_is_told() -> Non
     def handler(*_: object) -> None:
         producer.close()
 
-    original = producer._pipeline.backlog._batcher.put
+    original = producer._accumulator._batcher.add_item
 
     def put(*args: Any) -> Any:
         handler()
         return original(*args)
 
-    producer._pipeline.backlog._batcher.put = put  # type: ignore[method-assign]
+    producer._accumulator._batcher.add_item = put  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="by a signal handler: raise an exception"):
         producer.produce([b"a"])
-    producer._pipeline.backlog._batcher.put = original  # type: ignore[method-assign]
+    producer._accumulator._batcher.add_item = original  # type: ignore[method-assign]
     producer.produce([b"b"]).watcher.await_durable(WAIT_S)
     producer.close(WAIT_S)
 
@@ -390,44 +394,7 @@ def test_delivery_times_out_while_every_upload_hangs(
     assert isinstance(within(WAIT_S, producer.close), FlushFailed)
 
 
-def test_delivery_times_out_while_uploads_take_longer_than_half_the_grace_period() -> None:
-    runtime = ManualRuntime()
-
-    class Slow(MemoryStore):
-        uploads = 0
-
-        def put(self, key: str, data: bytes | memoryview) -> None:
-            self.uploads += 1
-            runtime.advance(0.06)
-            super().put(key, data)
-
-    store = Slow()
-    settings = config(delivery_timeout_ms=300, gc_grace_period_ms=100, flush_size_bytes=1)
-    producer = Producer(settings, store=store, runtime=runtime)
-    handle = producer.produce([b"a"])
-    with pytest.raises(OpenDataBufferError):
-        handle.watcher.await_durable(WAIT_S)
-    assert 0.3 <= runtime.monotonic() <= 0.36
-    with pytest.raises(FlushFailed):
-        producer.close(WAIT_S)
-    assert 2 <= store.uploads <= 6
-
-
-# The budget.
-
-
-def test_single_record_callers_are_not_held_at_a_number_of_calls(silent: Silent) -> None:
-    producer = Producer(config(flush_interval_ms=60_000), store=silent)
-    silent.answers.clear()
-
-    def produce() -> None:
-        for _ in range(20_000):
-            producer.produce([b"x"])
-
-    assert within(WAIT_S, produce) is None
-    silent.answers.set()
-    producer.close()
-    assert len(records(silent)) == 20_000
+# The buffer limit.
 
 
 def test_f33_each_call_takes_room_however_small_it_is(silent: Silent) -> None:
@@ -451,3 +418,113 @@ def test_f33_each_call_takes_room_however_small_it_is(silent: Silent) -> None:
     with pytest.raises(FlushFailed):
         producer.close(0.01)
     eventually(lambda: producer.buffered_bytes == 0)
+
+
+# Uploads.
+
+RECORD = b"\x01\0\0\0a"
+TAG = "TAG0V2"
+
+
+class Scripted(MemoryStore):
+    """Puts fail with these errors first."""
+
+    def __init__(self, *errors: Exception) -> None:
+        super().__init__()
+        self.errors = list(errors)
+        self.puts: list[str] = []
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        self.puts.append(key)
+        if self.errors:
+            raise self.errors.pop(0)
+        super().put(key, data)
+
+
+def prepared(runtime: ManualRuntime, transaction: Transaction | None = None) -> Batch:
+    batch = Batch(DurabilityWatcher(runtime), deadline=runtime.monotonic() + 10)
+    batch.add(ProduceRequest(RECORD, 1, b"m", 1_700, transaction))
+    return batch
+
+
+def stored(store: MemoryStore | LocalStore, key: str) -> list[bytes]:
+    blob = store.get(key)
+    assert not isinstance(blob, NotModified)
+    return decode_batch(blob.data)
+
+
+def test_an_upload_gets_its_object_its_name_and_what_was_counted() -> None:
+    runtime, store = ManualRuntime(), Scripted()
+    batch = prepared(runtime, Transaction("app", 7))
+    Uploader(store, config(), runtime).upload(batch, TAG)
+    assert batch.location.startswith("ingest/app=app/batch=7/")
+    assert stored(store, batch.location) == [b"a"]
+    assert (batch.count, batch.size, batch.metadata) == (1, 5, (Metadata(0, 1_700, b"m"),))
+
+
+def test_a_store_of_files_gets_the_pieces_and_any_other_one_the_whole(tmp_path: Path) -> None:
+    runtime = ManualRuntime()
+    local = LocalStore(tmp_path)
+    for store in (local, Scripted()):
+        batch = prepared(runtime)
+        batch.add(ProduceRequest(RECORD, 1, b"m", 1_700))
+        uploader = Uploader(store, config(), runtime)
+        uploader.upload(batch, TAG)
+        assert isinstance(batch.data, list) is (store is local)
+        assert stored(store, batch.location) == [b"a", b"a"]
+        store.delete_many([batch.location])
+        uploader.repair(batch)
+        assert stored(store, batch.location) == [b"a", b"a"]
+
+
+def test_f5_each_upload_of_a_batch_has_a_new_name() -> None:
+    runtime, store = ManualRuntime(), Scripted()
+    uploader = Uploader(store, config(), runtime)
+    batch = prepared(runtime)
+    uploader.upload(batch, TAG)
+    first = batch.location
+    runtime.advance(5)
+    uploader.upload(batch, TAG)
+    assert batch.location != first
+    assert batch.named is not None
+    assert batch.named.monotonic == 5
+    assert stored(store, first) == stored(store, batch.location) == [b"a"]
+
+
+def test_f29_what_is_transient_is_tried_again_under_the_same_name() -> None:
+    runtime = ManualRuntime()
+    store = Scripted(TransientStorageError("one"), TransientStorageError("two"))
+    batch = prepared(runtime)
+    Uploader(store, config(), runtime).upload(batch, TAG)
+    assert store.puts == [batch.location] * 3
+    assert str(batch.trouble) == "two"
+
+
+def test_f29_retries_end_at_the_deadline() -> None:
+    runtime = ManualRuntime()
+    store = Scripted(*(TransientStorageError("slow down") for _ in range(10_000)))
+    batch = prepared(runtime)
+    with pytest.raises(TransientStorageError, match="slow down"):
+        Uploader(store, config(), runtime).upload(batch, TAG)
+    assert 7 < runtime.monotonic() <= 10
+    assert len(store.puts) > 5
+
+
+def test_an_upload_that_was_completed_meanwhile_is_not_written() -> None:
+    runtime, store = ManualRuntime(), Scripted()
+    uploader = Uploader(store, config(), runtime)
+    batch = prepared(runtime)
+    batch.stage = Stage.COMPLETED
+    uploader.upload(batch, TAG)
+    uploader.repair(batch)
+    assert store.puts == []
+
+
+def test_f5_an_object_is_repaired_under_the_name_that_its_entry_has() -> None:
+    runtime, store = ManualRuntime(), Scripted()
+    uploader = Uploader(store, config(), runtime)
+    batch = prepared(runtime)
+    uploader.upload(batch, TAG)
+    store.delete_many([batch.location])
+    uploader.repair(batch)
+    assert stored(store, batch.location) == [b"a"]

@@ -1,0 +1,369 @@
+"""One partition as the consumer of a topic reads it."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from opendata_buffer.consumer.fetch import ConsumedBatch
+from opendata_buffer.errors import Drained, InvalidInput, QueueReset
+from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.keys import batch_key
+from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.stores.base import Blob
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
+from opendata_buffer.topic.partition_consumer import (
+    PartitionPosition,
+    PartitionProgress,
+    PartitionReader,
+)
+from opendata_buffer.topic.topic import Topic
+from tests.unit.topic.world import consuming
+
+EXAMPLES = [
+    PartitionPosition("01J5T4R3KXBMZ7QV9N2WG8Y000", 41),
+    PartitionPosition("", 0),
+    PartitionPosition("01J5", 2**63, 3, {"version": 1, "producers": {"0102": [1, 2, 3]}}),
+]
+
+
+@pytest.mark.parametrize("position", EXAMPLES, ids=str)
+def test_a_position_is_read_from_its_text(position: PartitionPosition) -> None:
+    assert PartitionPosition.parse(str(position)) == position
+    assert PartitionPosition.of(str(position)) == position
+    assert PartitionPosition.of(position) is position
+    assert pickle.loads(pickle.dumps(position)) == position
+
+
+def test_a_plain_one_is_short() -> None:
+    assert str(EXAMPLES[0]) == '{"queue":"01J5T4R3KXBMZ7QV9N2WG8Y000","sequence":41}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "41", "01J5:41", "{}", "[1]", '{"queue":"a"}', '{"queue":"a","sequence":-1}',
+        '{"queue":"a","sequence":"1"}', '{"queue":"a","sequence":1,"delivered":-1}',
+        '{"queue":"a","sequence":1,"transactions":[]}', "[" * 100_000,
+    ],
+)  # fmt: skip
+def test_what_is_no_position_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match=r"TopicConsumer\.positions"):
+        PartitionPosition.parse(text)
+
+
+PREFIX = "p-00000"
+RUNTIME = ManualRuntime()
+ONE, TWO = b"\x01" * 6, b"\x02" * 6
+
+
+def plain() -> str:
+    return batch_key(PREFIX, RUNTIME.ulid())
+
+
+def message(producer: bytes, clock: int, flags: int) -> str:
+    identity: UUID = build_uuid(producer, clock, flags)
+    return batch_key(PREFIX, RUNTIME.ulid(), message=identity)
+
+
+class Log:
+    """The entries of a manifest, and a reader of them."""
+
+    def __init__(self, *locations: str) -> None:
+        self.locations = list(locations)
+        self.progress = PartitionProgress(PREFIX, "read_committed")
+
+    def replay(self, begin: int, end: int) -> Iterator[tuple[int, str]]:
+        assert self.progress.first_needed <= begin, "what lies before the floor may be gone"
+        yield from [(each, self.locations[each]) for each in range(begin, end)]
+
+    def read(self) -> list[int]:
+        """Offer all there is; what is delivered."""
+        found: list[int] = []
+        for sequence in range(self.progress.next_offer, len(self.locations)):
+            found += self.progress.offer(sequence, self.locations[sequence], self.replay)
+        return found
+
+    def ack(self, sequence: int) -> None:
+        self.progress.ack(sequence, self.replay)
+
+    def restart(self, position: PartitionPosition | None) -> None:
+        """From the saved text, or at the beginning."""
+        saved = None if position is None else PartitionPosition.parse(str(position))
+        self.progress = PartitionProgress(PREFIX, "read_committed", 0, saved)
+
+
+TRANSACTION = [
+    plain(),  # 0
+    message(ONE, 2, CONTINUE_TXN),  # 1
+    plain(),  # 2
+    message(ONE, 3, CONTINUE_TXN),  # 3
+    message(TWO, 2, OUTSIDE_TXN),  # 4
+    message(ONE, 4, ACK_TXN),  # 5
+    plain(),  # 6
+]
+
+
+def test_plain_batches_are_delivered_and_dequeued_in_order() -> None:
+    log = Log(plain(), plain(), plain())
+    assert log.read() == [0, 1, 2]
+    assert (log.progress.first_needed, log.progress.idle) == (0, False)
+    log.ack(0)
+    assert log.progress.first_needed == 1
+    log.ack(1)
+    log.ack(2)
+    assert (log.progress.first_needed, log.progress.idle) == (3, True)
+
+
+def test_batches_of_a_partition_are_acknowledged_in_the_order_they_were_delivered_in() -> None:
+    log = Log(*TRANSACTION)
+    assert log.read() == [0, 2, 4, 1, 3, 6]
+    for wrong in (1, 2, 5, 99):
+        with pytest.raises(InvalidInput, match=f"cannot ack sequence {wrong} .*: 0 comes first"):
+            log.ack(wrong)
+    for right in (0, 2, 4, 1, 3, 6):
+        log.ack(right)
+    with pytest.raises(InvalidInput, match="everything that was delivered is acknowledged"):
+        log.ack(6)
+
+
+def test_what_an_open_transaction_needs_stays_in_the_manifest() -> None:
+    log = Log(*TRANSACTION[:5])
+    assert log.read() == [0, 2, 4]
+    for each in (0, 2, 4):
+        log.ack(each)
+    assert (log.progress.first_needed, log.progress.idle) == (1, False)
+    log.locations += TRANSACTION[5:]
+    assert log.read() == [1, 3, 6]
+    assert log.progress.first_needed == 1
+    log.ack(1)
+    assert log.progress.first_needed == 1  # 3 is not processed yet
+    log.ack(3)
+    assert log.progress.first_needed == 6
+    log.ack(6)
+    assert (log.progress.first_needed, log.progress.idle) == (7, True)
+
+
+def test_what_is_never_delivered_needs_no_acknowledgement() -> None:
+    log = Log(message(ONE, 2, CONTINUE_TXN), message(ONE, 1, ACK_TXN), message(ONE, 9, ACK_TXN))
+    assert log.read() == []
+    assert (log.progress.first_needed, log.progress.idle) == (3, True)
+
+
+def test_a_position_after_a_batch_is_the_one_after_acknowledging_it() -> None:
+    log = Log(*TRANSACTION)
+    delivered = log.read()
+    for sequence in delivered:
+        announced = log.progress.position_after(sequence, "id", log.replay)
+        log.ack(sequence)
+        assert announced == log.progress.position("id")
+    with pytest.raises(InvalidInput, match="was not delivered"):
+        log.progress.position_after(6, "id", log.replay)
+
+
+def test_the_position_in_a_plain_queue_is_a_number() -> None:
+    log = Log(plain(), plain())
+    assert log.progress.position("id") is None
+    log.read()
+    log.ack(0)
+    assert log.progress.position("id") == PartitionPosition("id", 0)
+
+
+@pytest.mark.parametrize("processed", range(7))
+def test_a_reader_that_resumes_goes_on_with_exactly_the_next_batch(processed: int) -> None:
+    log = Log(*TRANSACTION)
+    delivered = log.read()
+    for sequence in delivered[:processed]:
+        log.ack(sequence)
+    log.restart(log.progress.position("id"))
+    assert log.read() == delivered[processed:]
+
+
+def random_log(seed: int) -> Log:
+    """Plain batches, messages, transactions that end, are rolled back or stay open, duplicates."""
+    draw = random.Random(seed)
+    clocks = dict.fromkeys((ONE, TWO, b"\x03" * 6), 1)
+    locations: list[str] = []
+    for _ in range(60):
+        producer = draw.choice(list(clocks))
+        clocks[producer] += 1
+        match draw.randrange(6):
+            case 0:
+                locations.append(plain())
+            case 1 | 2 | 3:
+                locations.append(message(producer, clocks[producer], CONTINUE_TXN))
+            case 4:
+                clock = clocks[producer] if draw.random() < 0.7 else clocks[producer] - 2
+                locations.append(message(producer, max(1, clock), ACK_TXN))
+            case _:
+                clock = max(1, clocks[producer] - draw.randrange(3))
+                locations.append(message(producer, clock, OUTSIDE_TXN))
+    return Log(*locations)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_restarts_anywhere_deliver_each_batch_once_and_in_one_order(seed: int) -> None:
+    log = random_log(seed)
+    undisturbed = log.read()
+    assert undisturbed
+    log.restart(None)
+    draw = random.Random(seed + 1000)
+    everything, log.locations = log.locations, []
+    found: list[int] = []
+    waiting: list[int] = []
+    saved: PartitionPosition | None = None
+    restarts = 0
+    while True:
+        match draw.randrange(4):
+            case 0 if len(log.locations) < len(everything):
+                log.locations = everything[: len(log.locations) + draw.randrange(1, 9)]
+            case 1:
+                waiting += log.read()
+            case 2 if waiting:
+                found.append(waiting.pop(0))
+                saved = log.progress.position_after(found[-1], "id", log.replay)
+                log.ack(found[-1])
+            case 3 if draw.random() < 0.2:
+                # Where it was saved with its last batch, or later: what came since may be known.
+                saved = saved if draw.random() < 0.5 else log.progress.position("id")
+                log.restart(saved)
+                waiting = []
+                restarts += 1
+        if len(log.locations) == len(everything) and found == undisturbed:
+            break
+        assert found == undisturbed[: len(found)]
+        last = None if saved is None else PartitionPosition.parse(str(saved))
+        needed = PartitionProgress(PREFIX, "read_committed", 0, last).first_needed
+        assert log.progress.kept_from <= needed, "what a saved position asks for is gone"
+        assert log.progress.kept_from <= log.progress.first_needed
+    assert restarts
+
+
+NAME = "p-00000"
+ME = b"\x07" * 6
+
+
+class World:
+    def __init__(self) -> None:
+        self.runtime = ManualRuntime()
+        self.store = MemoryStore(now_ms=self.runtime.now_ms)
+        self.config = Topic.config_of(NAME, consuming())
+        self._queue = Queue(self.store, self.config, runtime=self.runtime, role="test")
+
+    def append(self, *records: bytes, message: tuple[int, int] | None = None) -> None:
+        identity = None if message is None else build_uuid(ME, *message)
+        location = batch_key(NAME, self.runtime.ulid(), message=identity)
+        self.store.put(location, encode_batch(list(records)))
+        self._queue.append([NewEntry(location)], read_first=True)
+
+    def manifest(self) -> Manifest:
+        got = self.store.get(f"{NAME}/manifest")
+        assert isinstance(got, Blob)
+        return Manifest.parse(got.data)
+
+    def reader(
+        self, position: Any = None, *, allow_data_loss: bool = False, **settings: Any
+    ) -> PartitionReader:
+        return PartitionReader(
+            NAME,
+            Topic.config_of(NAME, consuming(**settings)),
+            None if position is None else PartitionPosition.of(position),
+            "read_committed",
+            store=self.store,
+            runtime=self.runtime,
+            allow_data_loss=allow_data_loss,
+            program="test",
+        )
+
+
+def taken(reader: PartitionReader) -> list[bytes]:
+    found: list[bytes] = []
+    while reader.ready:
+        batch = reader.decode(reader.read(reader.ready.popleft()), arrow=False)
+        assert isinstance(batch, ConsumedBatch)
+        found += batch.entries
+    return found
+
+
+def test_manifests_are_written_every_ack_interval() -> None:
+    world = World()
+    for number in range(5):
+        world.append(b"%d" % number)
+    reader = world.reader(ack_interval=3)
+    reader.poll()
+    seen = []
+    for sequence in range(5):
+        reader.ack(sequence)
+        seen.append(world.manifest().first_sequence)
+    assert seen == [0, 0, 3, 3, 3]
+    reader.close()
+    assert world.manifest().first_sequence == 5  # closing writes out what is acknowledged
+
+
+def test_f28_behind_a_gap_it_goes_on_if_that_is_allowed() -> None:
+    world = World()
+    for number in range(4):
+        world.append(b"%d" % number)
+    reader = world.reader(allow_data_loss=True)
+    queue = Queue(world.store, world.config, runtime=world.runtime, role="test")
+    queue.dequeue(1, world.manifest().epoch)
+    reader.poll()
+    assert taken(reader) == [b"2", b"3"]
+    saved = reader.position_after(2)
+    reader.ack(2)
+    assert reader.position == saved
+    assert saved.sequence == 2
+    again = world.reader(saved)
+    again.poll()
+    assert taken(again) == [b"3"]
+
+
+def test_a_skipped_batch_is_not_delivered() -> None:
+    world = World()
+    for record in (b"a", b"b", b"c"):
+        world.append(record)
+    world.store.delete_many([world.manifest().entries()[1].location])
+    reader = world.reader()
+    reader.poll()
+    reader.skip(1)
+    assert taken(reader) == [b"a", b"c"]
+    reader.ack(0)
+    with pytest.raises(InvalidInput, match="was not delivered"):
+        reader.skip(1)
+    reader.ack(2)
+    reader.flush()
+    assert world.manifest().entry_count == 0
+
+
+def test_f4_a_position_of_another_queue_is_refused() -> None:
+    world = World()
+    world.append(b"t", message=(2, CONTINUE_TXN))
+    world.append(b"a")
+    reader = world.reader()
+    reader.poll()
+    reader.ack(1)
+    own = reader.position
+    assert own is not None
+    for position in (
+        PartitionPosition("01J5T4R3KXBMZ7QV9N2WG8Y000", 1, 0, own.transactions),
+        PartitionPosition("01J5T4R3KXBMZ7QV9N2WG8Y000", 1),
+    ):
+        with pytest.raises(QueueReset):
+            world.reader(position)
+    with pytest.raises(QueueReset, match="its queue ends at 1"):
+        world.reader(PartitionPosition(own.queue_id, 7, 0, own.transactions))
+
+
+def test_a_sealed_partition_is_not_opened() -> None:
+    world = World()
+    assert Queue(world.store, world.config, runtime=world.runtime, role="test").seal()
+    with pytest.raises(Drained):
+        world.reader()
