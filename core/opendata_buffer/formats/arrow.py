@@ -159,6 +159,16 @@ faster than a Python loop, and lets other threads run."""
 
 _FREED_ONCE = 16 * MIB
 
+_TEXT_OR_BYTES = (
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_fixed_size_binary,
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_binary_view,
+    pa.types.is_string_view,
+)
+
 
 def encode_arrow_block(array: pa.Array | pa.ChunkedArray) -> tuple[bytes | memoryview, int]:
     """Length-prefix the values of an Arrow array, back to back.
@@ -222,7 +232,7 @@ def _array_of(records: list[bytes]) -> pa.BinaryArray:
 
 def _check_values(array: pa.Array | pa.ChunkedArray) -> None:
     kind = array.type
-    if not (_is_text_or_bytes(kind)):
+    if not any(is_kind(kind) for is_kind in _TEXT_OR_BYTES):
         raise InvalidInput(
             f"entries is an Arrow array of {kind}: pass binary or string, e.g. "
             "pyarrow.compute.cast(array, 'string') or JSON text"
@@ -235,19 +245,6 @@ def _check_values(array: pa.Array | pa.ChunkedArray) -> None:
             f"row {row} is null ({array.null_count} of {len(array)} rows are): a record is never "
             "null. Drop these rows or fill them, e.g. with b''"
         )
-
-
-def _is_text_or_bytes(kind: pa.DataType) -> bool:
-    types = pa.types
-    return bool(
-        types.is_binary(kind)
-        or types.is_large_binary(kind)
-        or types.is_fixed_size_binary(kind)
-        or types.is_string(kind)
-        or types.is_large_string(kind)
-        or types.is_binary_view(kind)
-        or types.is_string_view(kind)
-    )
 
 
 def _value_bytes(values: pa.Array) -> int:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from opendata_buffer import outcomes
@@ -63,14 +63,8 @@ class ConsumerInfo:
 
     def to_json(self) -> bytes:
         """The object's bytes."""
-        own = {
-            "epoch": self.epoch,
-            "host": self.host,
-            "process": self.process,
-            "program": self.program,
-            "query": self.query,
-            "since_ms": self.since_ms,
-        }
+        own = {each.name: getattr(self, each.name) for each in fields(self)}
+        del own["others"]
         return _SIDECAR.encode(own, self.others)
 
     @classmethod
@@ -80,15 +74,15 @@ class ConsumerInfo:
         Raises:
             CorruptData: They are no such object of this version.
         """
-        fields = _SIDECAR.decode(data)
+        found = _SIDECAR.decode(data)
         return cls(
-            epoch=fields.number("epoch"),
-            host=fields.text("host"),
-            process=fields.number("process"),
-            program=fields.text("program"),
-            query=fields.text("query"),
-            since_ms=fields.number("since_ms"),
-            others=fields.others(),
+            epoch=found.number("epoch"),
+            host=found.text("host"),
+            process=found.number("process"),
+            program=found.text("program"),
+            query=found.text("query"),
+            since_ms=found.number("since_ms"),
+            others=found.others(),
         )
 
 
