@@ -15,7 +15,7 @@ from buffer_sink.topic_write import TopicWrite
 from opendata_buffer import metrics
 from opendata_buffer.broker.network import Network
 from opendata_buffer.broker.yielding_queue import YieldingQueue
-from opendata_buffer.concurrency import together
+from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.errors import (
     CommitStateUnknown,
     Drained,
@@ -149,7 +149,7 @@ class TopicCommitter:
 
         steps = [partial(step, name) for step in (append, prepare) for name in uploads]
         try:
-            together(self._runtime, lambda step: step(), steps)
+            in_parallel(self._runtime, lambda step: step(), steps)
             return since
         except OpenDataBufferError as error:
             # No record names the attempt, and none will.

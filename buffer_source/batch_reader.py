@@ -15,7 +15,7 @@ from buffer_source.partitions import Partitions
 from buffer_source.rows import check_schema
 from buffer_source.starting import first_since
 from buffer_source.task import read_batches
-from opendata_buffer.concurrency import together
+from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.consumer.fetch import BatchDescriptor
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import DataLoss, InvalidInput
@@ -72,7 +72,7 @@ class BufferBatchReader(DataSourceReader):
         def waiting(name: str) -> tuple[list[PartitionBatch], list[int]]:
             return _waiting(partitions.options_of(name), name, store, runtime)
 
-        found = together(runtime, waiting, partitions.names())
+        found = in_parallel(runtime, waiting, partitions.names())
         batches = [batch for part, _ in found for batch in part]
         sizes = [size for _, part in found for size in part]
         return [BatchPartition(task) for task in tasks_of(batches, sizes, options)]

@@ -1,4 +1,4 @@
-"""The query's id in the note of who reads a queue, for ``opendata-buffer owner``.
+"""The query's id in the note of who reads a queue, for ``opendata-buffer status``.
 
 The process that claims the queue is not told which query it belongs to; the tasks of a micro-batch
 are. So a task adds the id to the note, in the background and at most once a minute in a process.

@@ -19,7 +19,7 @@ from buffer_source.partition import READ_AHEAD, Part, PollResult
 from buffer_source.partitions import Partitions
 from buffer_source.planner import Limits, admit, interleave
 from buffer_source.progress import Progress
-from opendata_buffer.concurrency import together
+from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.queue.ownership import TOPIC_KEY
 from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import Runtime
@@ -63,7 +63,7 @@ class StreamDriver:
         """Freeze the end of the run: what is queued now, and nothing later."""
         self._frozen = self._partitions.names()
         streams = [self._partitions.stream(name) for name in self._frozen]
-        together(self._runtime, lambda stream: stream.freeze(), streams)
+        in_parallel(self._runtime, lambda stream: stream.freeze(), streams)
         self._log.available_now()
 
     def latest(self, start: SourceOffset | None, *, unlimited: bool = False) -> SourceOffset:
@@ -101,7 +101,7 @@ class StreamDriver:
             return self._partitions.stream(name).end_of(looks[name], counts[name])
 
         taken = [name for name in names if counts[name]]
-        ends = dict(zip(taken, together(self._runtime, end_of, taken), strict=True))
+        ends = dict(zip(taken, in_parallel(self._runtime, end_of, taken), strict=True))
         ends |= {name: end_of(name) for name in names if name not in ends}  # no request, no thread
         moved = [name for name, look in looks.items() if look.moves_to(ends[name])]
         self._idle_at = None if moved else self._runtime.monotonic()
@@ -138,7 +138,7 @@ class StreamDriver:
         def part_of(name: str) -> Part:
             return self._partitions.stream(name).plan(before.get(name), end.partitions[name])
 
-        parts = together(self._runtime, part_of, names)
+        parts = in_parallel(self._runtime, part_of, names)
         if (start, end) != self._counted:  # Spark plans once for each scan of the source.
             self._counted = (start, end)
             self._quarantine_known = False
@@ -223,8 +223,8 @@ class StreamDriver:
         else:
             # At the same time, or every idle trigger would wait for two answers, one by one.
             first.append(None)
-        together(self._runtime, look, first)
-        together(self._runtime, look, sorted({*current}.difference(before)))
+        in_parallel(self._runtime, look, first)
+        in_parallel(self._runtime, look, sorted({*current}.difference(before)))
         return current, looks
 
     def _acknowledge(self, ends: Mapping[str, Position]) -> None:
@@ -232,7 +232,7 @@ class StreamDriver:
         # that, it would be claimed, and be shown as a backlog for as long as this run lasts.
         streams = {name: self._partitions.stream(name) for name in {*ends}.difference(self._left)}
         due = [name for name in streams if not streams[name].has_acknowledged(ends[name])]
-        together(self._runtime, lambda name: streams[name].acknowledge(ends[name]), due)
+        in_parallel(self._runtime, lambda name: streams[name].acknowledge(ends[name]), due)
 
     def _admitted(self, looks: Mapping[str, PollResult], limits: Limits) -> Mapping[str, int]:
         """How many of the batches that wait in each partition one trigger reads."""
@@ -275,7 +275,7 @@ class StreamDriver:
             return found
 
         measured = [0] * len(batches)
-        for name, found in zip(groups, together(self._runtime, measure, groups), strict=True):
+        for name, found in zip(groups, in_parallel(self._runtime, measure, groups), strict=True):
             for index, value in zip(groups[name], found, strict=True):
                 measured[index] = value
         return measured
@@ -283,7 +283,7 @@ class StreamDriver:
     def _look_at_quarantine(self, names: Sequence[str]) -> None:
         """Count the batches in quarantine, once after each micro-batch that may have added one."""
         if self._options.corrupt_batches == QUARANTINE and not self._quarantine_known:
-            counted = together(
+            counted = in_parallel(
                 self._runtime,
                 lambda name: self._partitions.stream(name).count_quarantine(),
                 names,

@@ -87,7 +87,7 @@ class Unknown:
     """The write may have been applied, or may still be (failures F1, F2).
 
     Attributes:
-        reason: Why that cannot be told.
+        reason: Why that is not known.
         first_mark: Of a change, where the first attempt in doubt would be found.
         cause: The error that ended the change, if it was an error and not the deadline.
     """

@@ -27,13 +27,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.producer.group_commit import Committer, GroupCommitter, shared_committer
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import (
-    Absent,
-    Blob,
-    IfVersion,
-    NotModified,
-    PutOutcome,
-)
+from opendata_buffer.stores.base import Absent, Blob, IfVersion, NotModified, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 
 WAIT_S = 60.0

@@ -10,12 +10,7 @@ from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig, StoreOptions
 from opendata_buffer.queue.cas import CasObject
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import (
-    ABSENT,
-    Blob,
-    IfVersion,
-    Store,
-)
+from opendata_buffer.stores.base import ABSENT, Blob, IfVersion, Store
 from tests.http_scripts import FaultProxy
 
 REAL = ["versitygw", "fake-gcs-server", "azurite"]

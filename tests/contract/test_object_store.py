@@ -17,14 +17,7 @@ from opendata_buffer import outcomes
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import CorruptData, InvalidInput, ObjectNotFound
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import (
-    ABSENT,
-    Blob,
-    IfVersion,
-    NotModified,
-    PutOutcome,
-    Store,
-)
+from opendata_buffer.stores.base import ABSENT, Blob, IfVersion, NotModified, PutOutcome, Store
 from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.stores.s3 import S3Store

@@ -11,11 +11,7 @@ import time
 from pathlib import Path
 
 from opendata_buffer import outcomes
-from opendata_buffer.stores.base import (
-    ABSENT,
-    Blob,
-    IfVersion,
-)
+from opendata_buffer.stores.base import ABSENT, Blob, IfVersion
 from opendata_buffer.stores.local import RESERVED, LocalStore
 
 KILLS = int(os.environ.get("OPENDATA_BUFFER_KILLS", "16"))
@@ -25,10 +21,7 @@ KILLS = int(os.environ.get("OPENDATA_BUFFER_KILLS", "16"))
 WRITER = """
 import sys
 from opendata_buffer import outcomes
-from opendata_buffer.stores.base import (
-    ABSENT,
-    IfVersion,
-)
+from opendata_buffer.stores.base import IfVersion
 from opendata_buffer.stores.local import LocalStore
 
 store = LocalStore(sys.argv[1])
@@ -37,7 +30,7 @@ while True:
     number = int(found.data[:8]) + 1
     data = b"%08d" % number * 5_000
     outcome = store.put_if("m", data, IfVersion(found.version))
-    assert isinstance(outcome, Applied), outcome
+    assert isinstance(outcome, outcomes.Applied), outcome
     store.put(f"in/{number}", data)
     print(number, flush=True)
 """

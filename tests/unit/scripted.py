@@ -8,11 +8,7 @@ from typing import Any
 from opendata_buffer import outcomes
 from opendata_buffer.errors import TransientStorageError
 from opendata_buffer.runtime import remaining
-from opendata_buffer.stores.base import (
-    Absent,
-    IfVersion,
-    PutOutcome,
-)
+from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 

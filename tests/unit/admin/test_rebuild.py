@@ -21,14 +21,7 @@ from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, FINAL, b
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.rollback_checks import Watermark
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import (
-    Absent,
-    Blob,
-    IfVersion,
-    Listing,
-    ObjectInfo,
-    PutOutcome,
-)
+from opendata_buffer.stores.base import Absent, Blob, IfVersion, Listing, ObjectInfo, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 

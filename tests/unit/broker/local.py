@@ -19,12 +19,7 @@ from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime
-from opendata_buffer.stores.base import (
-    Absent,
-    IfVersion,
-    PutOutcome,
-    Store,
-)
+from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome, Store
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 

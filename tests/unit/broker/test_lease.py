@@ -10,11 +10,7 @@ from opendata_buffer import outcomes
 from opendata_buffer.broker.lease import DiscoveryRecord, Lease, Watch
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptData
-from opendata_buffer.stores.base import (
-    Absent,
-    IfVersion,
-    PutOutcome,
-)
+from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 

@@ -17,11 +17,7 @@ from opendata_buffer.errors import CommitStateUnknown
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import (
-    Absent,
-    IfVersion,
-    PutOutcome,
-)
+from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import CONFIG, queued

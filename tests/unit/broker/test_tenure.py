@@ -16,12 +16,7 @@ from opendata_buffer.errors import Closed, Fenced
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.stores.base import (
-    Absent,
-    Blob,
-    IfVersion,
-    PutOutcome,
-)
+from opendata_buffer.stores.base import Absent, Blob, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 

@@ -27,12 +27,7 @@ from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.queue.ownership import check_owner, claim_queue
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment
-from opendata_buffer.stores.base import (
-    Absent,
-    IfVersion,
-    Listing,
-    PutOutcome,
-)
+from opendata_buffer.stores.base import Absent, IfVersion, Listing, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.transactions.commit_record import CommitRecord, record_key

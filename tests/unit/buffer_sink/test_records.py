@@ -10,11 +10,7 @@ from buffer_sink.records import CommitRecords
 from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptData, InvalidInput, TransientStorageError
-from opendata_buffer.stores.base import (
-    Absent,
-    IfVersion,
-    PutOutcome,
-)
+from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.transactions.commit_record import CommitRecord, record_key

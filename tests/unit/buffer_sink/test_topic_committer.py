@@ -18,11 +18,7 @@ from opendata_buffer.formats.manifest import Manifest, Metadata
 from opendata_buffer.messages.sequencer import undecided
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment
-from opendata_buffer.stores.base import (
-    Absent,
-    IfVersion,
-    PutOutcome,
-)
+from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import Topic

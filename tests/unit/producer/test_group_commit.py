@@ -20,12 +20,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.producer.group_commit import GroupCommitter, shared_committer
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import (
-    Absent,
-    IfVersion,
-    NotModified,
-    PutOutcome,
-)
+from opendata_buffer.stores.base import Absent, IfVersion, NotModified, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 

@@ -33,13 +33,7 @@ from opendata_buffer.producer import producer as producer_module
 from opendata_buffer.producer.batching import Stage
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import SystemRuntime, Task
-from opendata_buffer.stores.base import (
-    Absent,
-    Blob,
-    IfVersion,
-    NotModified,
-    PutOutcome,
-)
+from opendata_buffer.stores.base import Absent, Blob, IfVersion, NotModified, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import eventually

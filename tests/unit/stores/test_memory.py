@@ -11,10 +11,7 @@ import pytest
 
 from opendata_buffer import outcomes
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.stores.base import (
-    ABSENT,
-    Blob,
-)
+from opendata_buffer.stores.base import ABSENT, Blob
 from opendata_buffer.stores.memory import MemoryStore
 
 

@@ -106,7 +106,9 @@ def test_a_store_that_checks_and_then_writes_loses_the_race(
     runtime: ManualRuntime, careless: type[Absent | IfVersion], what: str
 ) -> None:
     store = ChecksThenWrites(careless)
-    with pytest.raises(UnsafeStore, match=rf"2 of 6 writers .* told that they {what} one object"):
+    with pytest.raises(
+        UnsafeStore, match=rf"2 of 6 concurrent writers .* that they {what} one object"
+    ):
         probe(store, runtime)
     assert store.list("").objects == ()
 
@@ -128,7 +130,7 @@ def test_a_race_whose_answers_are_lost_shows_nothing(runtime: ManualRuntime) -> 
         ("creates on If-Match", "If-Match on a missing object was answered as Applied"),
         ("replaces on If-None-Match", r"If-None-Match: \* on an existing object was answered as"),
         ("replaces on another ETag", "If-Match with another ETag was answered as Applied"),
-        ("has weak ETags", "If-Match with the object's ETag was answered as VersionConflict"),
+        ("has weak ETags", "If-Match with the object's ETag was answered as Conflict"),
     ],
 )
 def test_each_broken_rule_is_named(runtime: ManualRuntime, rule: str, step: str) -> None:

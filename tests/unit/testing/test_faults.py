@@ -8,11 +8,7 @@ import pytest
 
 from opendata_buffer import outcomes
 from opendata_buffer.errors import InvalidInput, ObjectNotFound, TransientStorageError
-from opendata_buffer.stores.base import (
-    ABSENT,
-    Blob,
-    IfVersion,
-)
+from opendata_buffer.stores.base import ABSENT, Blob, IfVersion
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.faults import FaultPlan, FaultyStore
 from opendata_buffer.testing.runtime import ManualRuntime

@@ -1,19 +1,128 @@
-"""The lock between threads and processes."""
+"""File system calls of the local store, and the lock between threads and processes."""
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from opendata_buffer.errors import InvalidInput, PermanentStorageError, TransientStorageError
 from opendata_buffer.runtime import SystemRuntime, deadline
+from opendata_buffer.stores import local_files as files
 from opendata_buffer.stores.local_files import FileLock, LockTimeout
 from opendata_buffer.testing.runtime import ManualRuntime
+
+
+def opened(path: Path) -> int:
+    return os.open(path, os.O_CREAT | os.O_RDWR)
+
+
+def test_stamps_of_one_process_never_repeat(tmp_path: Path) -> None:
+    fd = opened(tmp_path / "a")
+    stamps = [files.stamp_later(fd, "a", 0) for _ in range(1_000)]
+    os.close(fd)
+    assert sorted(set(stamps)) == stamps
+
+
+def test_a_stamp_is_later_than_the_floor_even_when_the_clock_went_back(tmp_path: Path) -> None:
+    fd = opened(tmp_path / "a")
+    future_ns = 4_102_444_800_000_000_000  # 2100-01-01
+    assert files.stamp_later(fd, "a", future_ns) == future_ns + 1
+    assert os.fstat(fd).st_mtime_ns == future_ns + 1
+    os.close(fd)
+    # One file of the far future does not carry all others there.
+    fd = opened(tmp_path / "b")
+    assert files.stamp_later(fd, "b", 0) < future_ns
+    os.close(fd)
+
+
+def test_a_clock_that_was_set_back_is_followed(tmp_path: Path) -> None:
+    fd = opened(tmp_path / "a")
+    os.utime(fd, ns=(4_102_444_800_000_000_000,) * 2)  # as if the kernel's clock said 2100
+    files.stamp_later(fd, "a", 0)
+    os.close(fd)
+    fd = opened(tmp_path / "b")
+    now_ns = os.fstat(fd).st_mtime_ns
+    assert 0 <= files.stamp_later(fd, "b", 0) - now_ns < 10**9
+    os.close(fd)
+
+
+def test_coarse_times_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.utime
+
+    def to_seconds(fd: int, *, ns: tuple[int, int]) -> None:
+        seconds = ns[0] // 10**9 * 10**9
+        real(fd, ns=(seconds, seconds))
+
+    monkeypatch.setattr(os, "utime", to_seconds)
+    fd = opened(tmp_path / "a")
+    with pytest.raises(
+        PermanentStorageError, match="'/x/a' keeps modification times only coarsely"
+    ):
+        files.stamp_later(fd, "/x/a", 0)
+    os.close(fd)
+
+
+def test_write_all_writes_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_CHUNK", 3)
+    fd = opened(tmp_path / "a")
+    files.write_all(fd, b"0123456789")
+    assert files.read_range(fd, 0, 10) == b"0123456789"
+    assert files.read_range(fd, 2, 9) == b"2345678"
+    assert files.read_range(fd, 8, 99) == b"89"
+    assert files.read_range(fd, 4, 4) == b""
+    os.close(fd)
+
+
+@pytest.mark.parametrize("most", [None, 4])
+def test_pieces_are_written_one_behind_the_other_also_when_a_call_ends_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int | None
+) -> None:
+    monkeypatch.setattr(files, "_PIECES", 3)
+    calls = []
+    writev = os.writev
+
+    def cut(fd: int, group: Sequence[bytes | memoryview]) -> int:
+        calls.append(len(group))
+        return writev(fd, group) if most is None else os.write(fd, b"".join(group)[:most])
+
+    monkeypatch.setattr(os, "writev", cut)
+    fd = opened(tmp_path / "a")
+    pieces = [b"01", memoryview(b"234"), b"", b"5", b"678", b"9ab", b"c"]
+    files.write_pieces(fd, pieces)
+    assert files.read_range(fd, 0, 99) == b"0123456789abc"
+    assert calls == [3, 3, 1]
+    os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "fix"),
+    [
+        (errno.ENOSPC, PermanentStorageError, "Free some space"),
+        (errno.EXDEV, PermanentStorageError, "mount the store's whole directory"),
+        (errno.EDQUOT, PermanentStorageError, "Free some space"),
+        (errno.EACCES, PermanentStorageError, "right to write"),
+        (errno.EROFS, PermanentStorageError, "right to write"),
+        (errno.EISDIR, PermanentStorageError, "directory of another"),
+        (errno.EIO, PermanentStorageError, "Input/output error"),
+        (errno.EMFILE, TransientStorageError, "Try again"),
+        (errno.ESTALE, TransientStorageError, "Try again"),
+        (errno.ENAMETOOLONG, InvalidInput, "shorter"),
+    ],
+)
+def test_errors_name_path_cause_and_fix(code: int, kind: type, fix: str) -> None:
+    error = files.storage_error("write", "/data/x", OSError(code, os.strerror(code)))
+    assert type(error) is kind
+    assert str(error).startswith(f"cannot write '/data/x': {os.strerror(code)}")
+    assert fix in str(error)
+
 
 HOLD = """
 import sys
@@ -40,14 +149,6 @@ def holder(path: str) -> subprocess.Popen[str]:
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
     return process
-
-
-def test_the_lock_can_be_taken_again_and_again(path: str, runtime: ManualRuntime) -> None:
-    for _ in range(3):
-        with FileLock(path, runtime):
-            pass
-    assert runtime.slept == []
-    assert os.path.exists(path)
 
 
 def test_within_a_deadline_there_is_time_left_to_tell_who_has_it(
@@ -107,13 +208,6 @@ def test_a_thread_that_holds_it_times_out_another(path: str, runtime: ManualRunt
         pytest.raises(LockTimeout),
         FileLock(path, runtime, timeout_s=0.01),
     ):
-        pass
-
-
-def test_an_error_inside_frees_it(path: str, runtime: ManualRuntime) -> None:
-    with pytest.raises(KeyError), FileLock(path, runtime):
-        raise KeyError
-    with FileLock(path, runtime):
         pass
 
 
