@@ -18,9 +18,18 @@ import pyarrow as pa
 import zstandard
 
 from benchmarks.table import Row
-from opendata_buffer.formats.arrow import decode_arrow, encode_arrow_block
-from opendata_buffer.formats.batch import decode_batch, encode_batch, seal_block
-from opendata_buffer.formats.codec import FOOTER_SIZE, Compression
+from opendata_buffer.formats.arrow import (
+    decode_arrow,
+    decode_records,
+    encode_arrow_block,
+    encode_bytes,
+)
+from opendata_buffer.formats.batch import (
+    FOOTER_SIZE,
+    Compression,
+    encode_batch,
+    seal_block,
+)
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 
 MIB = 1024 * 1024
@@ -155,13 +164,13 @@ def speed_rows(rng: random.Random) -> list[Row]:
             return seal_block(made, count, compression, 3)
 
         def encode_list(compression: Compression = compression) -> bytes:
-            return encode_batch(records, compression, 3)
+            return seal_block(encode_bytes(records), len(records), compression, 3)
 
         def decode(data: bytes = data) -> pa.Array:
             return decode_arrow(data)
 
         def decode_list(data: bytes = data) -> list[bytes]:
-            return decode_batch(data)
+            return decode_records(data)
 
         name = "uncompressed" if compression == Compression.NONE else "zstd level 3"
         for what, arrow, listed in (

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, QueueConfig
-from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.codec import Compression
+from opendata_buffer.formats.batch import Compression, encode_batch
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
-from opendata_buffer.queue.ownership import marker_key
+from opendata_buffer.queue.ownership import owner_key
 from opendata_buffer.runtime import SystemRuntime
 
 __all__ = ["Queued", "fill", "records_of"]
@@ -48,7 +47,7 @@ class Queued:
         """Queue everything again, whatever was acknowledged; nobody may be reading."""
         config = QueueConfig(store="memory://any", data_path_prefix=self.prefix)
         # The marker remembers how far the manifest got, so an old copy is refused (failure F4).
-        assert not self.store.delete_many([marker_key(config.data_path_prefix)])
+        assert not self.store.delete_many([owner_key(config.data_path_prefix)])
         self.store.put(config.manifest_path, self.manifest.raw)
 
 

@@ -27,7 +27,7 @@ from benchmarks.queries import started
 from benchmarks.queues import Queued, fill, records_of
 from benchmarks.table import Row
 from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX
-from opendata_buffer.formats.codec import Compression
+from opendata_buffer.formats.batch import Compression
 from opendata_buffer.stores.open import open_store
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import OpenDataBufferError, TransientStorageError
 from opendata_buffer.formats.keys import Transaction, location_timestamp_ms
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.queue.ownership import claim_for_use
+from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import OpenPause, Queue, broker_pause
 from opendata_buffer.runtime import Moment, Runtime
 from opendata_buffer.stores.base import List, Store
@@ -188,7 +188,7 @@ class UploadCommitter:
         # manifest that was lost or restored from an old copy (failure F4).
         queue = self._queues.get(config.manifest_path)
         if queue is None:
-            claim = claim_for_use(self._store, config, runtime=self._runtime)
+            claim = claim_for_writing(self._store, config, runtime=self._runtime)
             queue = Queue(
                 self._store,
                 config,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from opendata_buffer.config import BROKER_CHOICES, QueueConfig
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats import MIB
-from opendata_buffer.formats.codec import Compression
+from opendata_buffer.formats.batch import Compression
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.option_reader import STORAGE_OPTIONS, OptionReader, storage_settings
 from opendata_buffer.stores.open import open_store

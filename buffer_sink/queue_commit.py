@@ -34,6 +34,7 @@ from dataclasses import dataclass, replace
 from buffer_sink.commit import UploadCommitter
 from buffer_sink.messages import Group
 from buffer_sink.options import SinkOptions
+from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import (
     CommitStateUnknown,
@@ -44,7 +45,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.queue.cas import CasObject, CasStore, Done
+from opendata_buffer.queue.cas import CasObject, CasStore
 from opendata_buffer.queue.queue import OpenPause, broker_pause
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
@@ -187,10 +188,10 @@ class CommitRecords:
         # Another process may have written since, so each claim reads. A record that its operator
         # deleted is gone for good: a new object does not miss it.
         record = self._objects.get(app) or self._record(app)
-        if not isinstance(record.read(), Done):
+        if isinstance(record.read(), outcomes.Vanished):
             record = self._record(app)
         outcome = record.update(lambda before: claimed(before, app, query), from_memory=True)
-        if not isinstance(outcome, Done):
+        if not isinstance(outcome, outcomes.Applied):
             raise TransientStorageError(
                 f"commit record {record.key!r} could not be written: {outcome}. Nothing was "
                 "appended; start the query again."
@@ -214,7 +215,7 @@ class CommitRecords:
         except OpenDataBufferError as error:
             log.warning("commit record %s was not written: %s", record.key, error)
             return
-        if not isinstance(outcome, Done):
+        if not isinstance(outcome, outcomes.Applied):
             log.warning("commit record %s was not written: %s", record.key, outcome)
 
     def _record(self, app: str) -> CasObject[CommitRecord]:

@@ -9,7 +9,7 @@ from buffer_source.options import SourceOptions
 from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.errors import CorruptBatch, CorruptData, InvalidInput, ObjectNotFound
-from opendata_buffer.formats.codec import FOOTER_SIZE, parse_footer
+from opendata_buffer.formats.batch import FOOTER_SIZE, parse_footer
 from opendata_buffer.formats.keys import is_confined
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Blob, Get, List

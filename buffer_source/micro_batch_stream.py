@@ -35,7 +35,7 @@ from buffer_source.queue_cursor import Retrying
 from opendata_buffer import metrics
 from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.errors import InvalidInput, OpenDataBufferError, PermanentStorageError
-from opendata_buffer.queue.ownership import TOPIC_KEY, lost_topic
+from opendata_buffer.queue.ownership import TOPIC_KEY, missing_topic_hint
 from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import Runtime, deadline
 from opendata_buffer.stores.base import Get, Store
@@ -185,7 +185,7 @@ class SourcePartitions:
             return
         if self.topic is None:
             # A checkpoint given up for a lost description would give up its positions, too.
-            if ONLY not in offset.partitions and (lost := lost_topic(self._store)):
+            if ONLY not in offset.partitions and (lost := missing_topic_hint(self._store)):
                 raise InvalidInput(lost)
             offset.only  # noqa: B018  # raises
         elif ONLY in offset.partitions:

@@ -29,11 +29,11 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.keys import location_timestamp_ms
 from opendata_buffer.queue.ownership import (
-    Claim,
+    QueueClaim,
     check_owner,
-    claim_for_use,
-    lost_topic,
-    marker_key,
+    claim_for_writing,
+    missing_topic_hint,
+    owner_key,
 )
 from opendata_buffer.queue.queue import Queue, broker_pause
 from opendata_buffer.queue.rollback_checks import ends_before
@@ -159,7 +159,7 @@ class QueueCursor:
                 # nothing to consume. Reading beside it shows whether all of it was read.
                 return read_beside(last_acked)
 
-        claim: Claim | None = retrying(_claimed, options, store, runtime)
+        claim: QueueClaim | None = retrying(_claimed, options, store, runtime)
         found = "" if claim is None else claim.queue_id
         last = stable_end - 1 if stable_end > 0 else None
         try:
@@ -382,7 +382,7 @@ def no_queue(options: SourceOptions, store: Store, advice: str = "") -> InvalidI
     Raises:
         TransientStorageError, PermanentStorageError: The store did not answer.
     """
-    if lost := lost_topic(store):
+    if lost := missing_topic_hint(store):
         return InvalidInput(lost)
     return InvalidInput(
         f"there is no queue with manifest {options.queue.manifest_path!r} in {store.url}: check "
@@ -426,11 +426,11 @@ def _check_exists(options: SourceOptions, store: Store, runtime: Runtime) -> Non
         )
 
 
-def _claimed(options: SourceOptions, store: Store, runtime: Runtime) -> Claim | None:
+def _claimed(options: SourceOptions, store: Store, runtime: Runtime) -> QueueClaim | None:
     """The queue's claim. With ``acknowledge`` it is made where there is none."""
     config = options.consumer
     if options.acknowledge:
-        return claim_for_use(store, config, runtime=runtime)
+        return claim_for_writing(store, config, runtime=runtime)
     claim = check_owner(store, config, runtime=runtime)
     if claim is not None and options.fail_on_data_loss:
         claim.check(read_only(options, store, runtime).find())
@@ -444,7 +444,7 @@ def _check_identity(options: SourceOptions, store: Store, expected: str, found: 
             f"the checkpoint is about queue {expected}, and manifest "
             f"{config.manifest_path!r} in {store.url} belongs to queue {found}: the "
             "path or the prefix was changed, or the queue was deleted and made anew. If only "
-            f"{marker_key(config.data_path_prefix)!r} was lost, write the old id back into it."
+            f"{owner_key(config.data_path_prefix)!r} was lost, write the old id back into it."
         )
 
 

@@ -32,7 +32,7 @@ from opendata_buffer.consumer.fetch import (
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.errors import BatchMissing, OpenDataBufferError, PoisonBatch
 from opendata_buffer.quarantine import quarantine
-from opendata_buffer.queue.consumer_info import note_query, read_holder
+from opendata_buffer.queue.consumer_info import add_query_id, read_consumer_info
 from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Store
@@ -69,14 +69,14 @@ class QueryNotes:
         def note() -> None:
             try:
                 store = open_store(config.store, config.store_options)
-                add_query_id(store, config, self._runtime, query)
+                note_query(store, config, self._runtime, query)
             except OpenDataBufferError as error:
                 log.debug("the query was not noted beside the queue: %s", error)
 
         self._runtime.spawn(note, "opendata-buffer-note")
 
 
-def add_query_id(store: Store, config: QueueConfig, runtime: Runtime, query: str) -> None:
+def note_query(store: Store, config: QueueConfig, runtime: Runtime, query: str) -> None:
     """Add the query to a note of the source's that names no query yet.
 
     A last task of a query that was fenced could be named in its successor's note: nothing but
@@ -85,9 +85,9 @@ def add_query_id(store: Store, config: QueueConfig, runtime: Runtime, query: str
     Raises:
         CorruptData, StorageError: The note could not be read.
     """
-    holder = read_holder(store, config, runtime)
+    holder = read_consumer_info(store, config, runtime)
     if holder is not None and holder.program == PROGRAM and not holder.query:
-        note_query(store, config, runtime, holder.epoch, query)
+        add_query_id(store, config, runtime, holder.epoch, query)
 
 
 def read_batches(

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from opendata_buffer.errors import Superseded as Superseded
     from opendata_buffer.errors import TransientStorageError as TransientStorageError
     from opendata_buffer.errors import UnsafeStore as UnsafeStore
-    from opendata_buffer.formats.codec import Compression as Compression
+    from opendata_buffer.formats.batch import Compression as Compression
     from opendata_buffer.formats.keys import Transaction as Transaction
     from opendata_buffer.formats.manifest import Metadata as Metadata
     from opendata_buffer.gc import GarbageCollector as GarbageCollector
@@ -137,7 +137,7 @@ _NAMES = {
         "TransientStorageError",
         "UnsafeStore",
     ],
-    "formats.codec": ["Compression"],
+    "formats.batch": ["Compression"],
     "formats.keys": ["Transaction"],
     "formats.manifest": ["Metadata"],
     "gc": ["GarbageCollector", "GcPlan", "GcReport"],

@@ -11,10 +11,8 @@ from dataclasses import dataclass, field
 
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats import MIB
-
-# Not by way of formats.batch: a query's start waits for what is loaded, and plans need no codec.
-from opendata_buffer.formats.codec import Compression
-from opendata_buffer.formats.keys import check_key, check_prefix
+from opendata_buffer.formats.batch import Compression
+from opendata_buffer.formats.keys import MAX_PREFIX_BYTES, check_key
 from opendata_buffer.formats.manifest import FOOTER_SIZE, MAX_MANIFEST_BYTES
 from opendata_buffer.redaction import check_no_secrets
 
@@ -56,8 +54,8 @@ class StoreOptions:
             ``STORAGE_EMULATOR_HOST``, or what ``AZURE_STORAGE_CONNECTION_STRING`` names.
         region: S3 only. Default: the chain's.
         profile: S3 only: a profile of the shared configuration files. Default: the chain's.
-        role_arn: S3 only: a role that the credentials assume; what it gives is renewed before it
-            ends. AWS STS is asked, or what ``AWS_ENDPOINT_URL_STS`` names.
+        role_arn: S3 only: a role that the credentials assume; its credentials are renewed before
+            they end. AWS STS is asked, or what ``AWS_ENDPOINT_URL_STS`` names.
         external_id: Of that role, where its owner asks for one.
         session_name: How the role's log names these requests. Default ``opendata-buffer``.
         service_credential: The name of a Databricks service credential, for any cloud.
@@ -201,7 +199,7 @@ class QueueConfig:
         if not isinstance(self.store, str):
             raise InvalidInput(f"store is {self.store!r}: use text, for example str(path)")
         check_no_secrets("store", self.store)
-        check_prefix("data_path_prefix", self.data_path_prefix)
+        check_key("data_path_prefix", self.data_path_prefix, MAX_PREFIX_BYTES)
         if not self.manifest_path:
             object.__setattr__(self, "manifest_path", f"{self.data_path_prefix}/manifest")
         check_key("manifest_path", self.manifest_path)
@@ -295,7 +293,7 @@ class GarbageCollectorConfig:
         enabled: Whether a consumer runs the collector. Default true.
         interval_ms: Time between cycles. Default 300,000.
         grace_period_ms: Least age of a deleted object; not below the ``gc_grace_period_ms`` of
-            any producer, or what it uploads right now is deleted. Default 600,000.
+            any producer, or its uploads in flight are deleted. Default 600,000.
     """
 
     enabled: bool = True

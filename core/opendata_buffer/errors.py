@@ -116,7 +116,7 @@ class TransientStorageError(StorageError):
     """A timeout, throttling or server error that outlived its retries. Try again later.
 
     Attributes:
-        retry_after_s: How many seconds later, where the store has said so.
+        retry_after_s: Seconds to wait, where the store has named them.
     """
 
     retry_after_s: float | None = None
@@ -151,7 +151,7 @@ class Conflict(OpenDataBufferError):
 
 
 class CommitStateUnknown(OpenDataBufferError):
-    """A write may have landed and storage no longer tells. Says what is known.
+    """A write may have been applied, and storage no longer shows whether it was.
 
     Attributes:
         key: The manifest that was written.
@@ -234,8 +234,8 @@ class Superseded(OpenDataBufferError):
 
     Args:
         app: The app id.
-        batch: What is not visible by this run.
-        text: What to tell, of an app that is neither a query's nor a publisher's.
+        batch: Number of the batch that this run did not make visible.
+        text: The message, for an app that is neither a query's nor a publisher's.
     """
 
     def __init__(self, app: str, batch: int, text: str = "") -> None:
@@ -325,7 +325,7 @@ class DataLoss(OpenDataBufferError):
     def __init__(self, key: str, needed: int, oldest: int, hint: str = "") -> None:
         super().__init__(
             f"sequence {needed} is needed but manifest {key!r} starts at {oldest}: "
-            f"{oldest - needed} batches were dequeued by somebody else. {hint}".rstrip()
+            f"{oldest - needed} batches were dequeued by another consumer. {hint}".rstrip()
         )
         self.key = key
         self.needed = needed

@@ -1,4 +1,4 @@
-"""How records are told apart in a stream of bytes: a file, a pipe, a socket.
+"""How a stream of bytes, a file, a pipe or a socket, is split into records.
 
 ==================  ==========================================================  =============
 framing             a record in the stream                                      any bytes?
@@ -10,9 +10,15 @@ framing             a record in the stream                                      
 ``length``          u32 length, the record                                      yes
 ==================  ==========================================================  =============
 
-All lengths are little-endian. A splitter is fed pieces of the stream, of any size, and gives
-back the records that are complete; it holds one unfinished record and never more than the
-largest record allowed.
+All lengths are little-endian. A splitter is fed pieces of the stream, of any size, and returns
+the records that are complete; it holds one unfinished record and never more than the largest
+record allowed. A record of ``ndjson`` or ``csv`` keeps the bytes that it has in the stream, without
+its line ending: it is checked and not written anew.
+
+The last line needs no newline. An empty line is an empty record of ``lines``; ``ndjson`` and
+``csv`` pass it over. The magic word of ``protobuf-fixed`` lets a reader that lost its place,
+because a writer died in the middle of a frame or garbage was written, find the next frame
+(:func:`unpack_fixed`); the bytes that it passes over are reported.
 """
 
 from __future__ import annotations
@@ -30,34 +36,23 @@ import pyarrow.compute as pc
 
 from opendata_buffer.errors import InvalidInput
 
-__all__ = [
-    "CsvSplitter",
-    "FRAMINGS",
-    "FixedSplitter",
-    "Framing",
-    "LengthSplitter",
-    "LineSplitter",
-    "NdjsonSplitter",
-    "Splitter",
-    "broken",
-    "join_csv",
-    "join_fixed",
-    "join_length",
-    "join_lines",
-    "join_ndjson",
-    "too_large",
-    "unpack_fixed",
-]
+__all__ = ["FRAMINGS", "Framing", "Splitter", "unpack_fixed"]
 
+MAX_FRAME_BYTES = 256 * 1024 * 1024
 
-# ---- What every framing offers: pieces of a stream in, whole records out. ----
+_WORD = b"\x66\x33\x93\x36"
+_HEADER = struct.Struct("<4sI")
+_LENGTH = struct.Struct("<I")
+_READ_BYTES = 64 * 1024
+
+Kind = Literal["frame", "desync", "error"]
 
 
 class Splitter(Protocol):
     """Cuts one stream into records.
 
     Errors name the record, counted from 1, and the byte of the stream at which it begins,
-    counted from 0. The records before a broken one are given back first: the error is raised by
+    counted from 0. The records before a broken one are returned first: the error is raised by
     the next call.
     """
 
@@ -70,7 +65,7 @@ class Splitter(Protocol):
         ...
 
     def finish(self) -> list[bytes]:
-        """What the end of the stream completes.
+        """The records that the end of the stream completes.
 
         Raises:
             InvalidInput: The stream ends in the middle of a record.
@@ -78,47 +73,60 @@ class Splitter(Protocol):
         ...
 
 
-def broken(record: int, begin: int, reason: str) -> InvalidInput:
-    """The error of a record that is not what the framing says."""
-    return InvalidInput(
-        f"record {record}, at byte {begin} of the input: {reason}. The records before it were "
-        "taken; mend the input, or choose the framing it was written with."
-    )
+class _Splitter:
+    """The limit and the position that all splitters keep, and the error that waits to be raised.
 
+    Args:
+        max_bytes: Largest record; a larger one is refused before memory is taken for it.
+    """
 
-def too_large(record: int, begin: int, size: int, limit: int) -> InvalidInput:
-    """The error of a record that fits into no batch."""
-    return broken(
-        record,
-        begin,
-        f"it has {size} bytes or more, and a record may have {limit}: raise the limit on a "
-        "batch's size here and at the consumer, or split the record",
-    )
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._record = 1
+        self._begin = 0
+        self._error: InvalidInput | None = None
 
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """See :meth:`Splitter.feed`."""
+        self._raise()
+        return self._split(chunk)
 
-# ---- Gazette's fixed framing, ``application/x-protobuf-fixed``. ----
-#
-# ::
-#
-#     frame   magic word 66 33 93 36 | length u32, little-endian | that many bytes
-#
-# The magic word lets a reader that lost its place, because a writer died in the middle of a frame
-# or somebody wrote garbage, find the next frame. What it passes over is reported, never hidden.
+    def finish(self) -> list[bytes]:
+        """See :meth:`Splitter.finish`."""
+        self._raise()
+        records = self._end()
+        self._raise()
+        return records
 
+    def _split(self, chunk: bytes) -> list[bytes]:
+        raise NotImplementedError
 
-WORD = b"\x66\x33\x93\x36"
-HEADER = struct.Struct("<4sI")
-READ_BYTES = 64 * 1024
+    def _end(self) -> list[bytes]:
+        raise NotImplementedError
 
-MAX_FRAME_BYTES = 256 * 1024 * 1024
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
 
-Kind = Literal["frame", "desync", "error"]
+    def _broken(self, reason: str) -> InvalidInput:
+        """The error about a record that does not follow the framing."""
+        return InvalidInput(
+            f"record {self._record}, at byte {self._begin} of the input: {reason}. The records "
+            "before it were taken; mend the input, or choose the framing it was written with."
+        )
+
+    def _too_large(self, size: int) -> InvalidInput:
+        """The error about a record that fits into no batch."""
+        return self._broken(
+            f"it has {size} bytes or more, and a record may have {self._max_bytes}: raise the "
+            "limit on a batch's size here and at the consumer, or split the record"
+        )
 
 
 def unpack_fixed(
     stream: BinaryIO | bytes, *, max_bytes: int = MAX_FRAME_BYTES
 ) -> Iterator[tuple[Kind, bytes]]:
-    """Frames of a stream, and what lies between them.
+    """Frames of a stream in Gazette's fixed framing, and the bytes between them.
 
     Args:
         stream: Read to its end; or all its bytes.
@@ -128,11 +136,11 @@ def unpack_fixed(
         ``("frame", bytes)``: a frame with its header of 8 bytes; ``("desync", bytes)``: bytes
         that were passed over to find the next magic word, long garbage in pieces;
         ``("error", bytes)``: the last item, where the stream ends in the middle of a frame or
-        a frame is too long: what there is of it.
+        a frame is too long: the bytes that there are of it.
     """
     source = BytesIO(stream) if isinstance(stream, bytes) else stream
     frames = _Frames(max_bytes)
-    while chunk := source.read(READ_BYTES):
+    while chunk := source.read(_READ_BYTES):
         yield from frames.feed(chunk)
         if frames.failed:
             return
@@ -140,7 +148,7 @@ def unpack_fixed(
 
 
 class _Frames:
-    """The framing as a machine: bytes in, frames and gaps out."""
+    """Takes bytes of a stream, and returns its frames and the bytes between them."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -152,17 +160,17 @@ class _Frames:
     def feed(self, chunk: bytes) -> Iterator[tuple[Kind, bytes]]:
         """What ``chunk`` completes."""
         self._held += chunk
-        while len(self._held) >= HEADER.size and not self.failed:
-            word, self.size = HEADER.unpack_from(self._held)
-            if word != WORD:
+        while len(self._held) >= _HEADER.size and not self.failed:
+            word, self.size = _HEADER.unpack_from(self._held)
+            if word != _WORD:
                 yield "desync", self._take(self._garbage())
             elif self.size > self._max_bytes:
                 self.failed = True
                 yield "error", self._take(len(self._held))
-            elif len(self._held) < HEADER.size + self.size:
+            elif len(self._held) < _HEADER.size + self.size:
                 return
             else:
-                yield "frame", self._take(HEADER.size + self.size)
+                yield "frame", self._take(_HEADER.size + self.size)
 
     def finish(self) -> Iterator[tuple[Kind, bytes]]:
         """What the end of the stream leaves: nothing where it ends behind a frame."""
@@ -172,8 +180,8 @@ class _Frames:
 
     def _garbage(self) -> int:
         """Bytes before the next magic word, or before what may be the beginning of one."""
-        found = self._held.find(WORD, 1)
-        return found if found >= 0 else len(self._held) - (len(WORD) - 1)
+        found = self._held.find(_WORD, 1)
+        return found if found >= 0 else len(self._held) - (len(_WORD) - 1)
 
     def _take(self, size: int) -> bytes:
         taken = bytes(memoryview(self._held)[:size])
@@ -181,89 +189,54 @@ class _Frames:
         return taken
 
 
-class FixedSplitter:
-    """Cuts a stream of fixed frames into records, without their headers.
-
-    Args:
-        max_bytes: Largest record.
-    """
+class FixedSplitter(_Splitter):
+    """Cuts a stream of fixed frames into records, without their headers."""
 
     def __init__(self, max_bytes: int) -> None:
+        super().__init__(max_bytes)
         self._frames = _Frames(max_bytes)
-        self._max_bytes = max_bytes
-        self._record = 1
-        self._begin = 0
-        self._error: InvalidInput | None = None
 
-    def feed(self, chunk: bytes) -> list[bytes]:
-        """The records that ``chunk`` completes."""
-        self._raise()
+    def _split(self, chunk: bytes) -> list[bytes]:
         return self._records(self._frames.feed(chunk))
 
-    def finish(self) -> list[bytes]:
-        """Nothing, where the stream ends behind a frame."""
-        self._raise()
-        records = self._records(self._frames.finish())
-        self._raise()
-        return records
+    def _end(self) -> list[bytes]:
+        return self._records(self._frames.finish())
 
     def _records(self, items: Iterator[tuple[Kind, bytes]]) -> list[bytes]:
         records = []
         for kind, data in items:
-            if kind == "frame":
-                records.append(data[HEADER.size :])
-                self._record += 1
-                self._begin += len(data)
-                continue
-            self._error = self._error_of(kind, data)
-            break
+            if kind != "frame":
+                self._error = self._error_of(kind, data)
+                break
+            records.append(data[_HEADER.size :])
+            self._record += 1
+            self._begin += len(data)
         return records
 
     def _error_of(self, kind: Kind, data: bytes) -> InvalidInput:
         if kind == "desync":
-            reason = f"no magic word {WORD.hex(' ')} but {data[:16].hex(' ')}"
-            return broken(self._record, self._begin, reason)
-        if len(data) >= HEADER.size and self._frames.size > self._max_bytes:
-            return too_large(self._record, self._begin, self._frames.size, self._max_bytes)
-        reason = f"the input ends {len(data)} bytes into the frame"
-        return broken(self._record, self._begin, reason)
-
-    def _raise(self) -> None:
-        if self._error is not None:
-            raise self._error
+            return self._broken(f"no magic word {_WORD.hex(' ')} but {data[:16].hex(' ')}")
+        if len(data) >= _HEADER.size and self._frames.size > self._max_bytes:
+            return self._too_large(self._frames.size)
+        return self._broken(f"the input ends {len(data)} bytes into the frame")
 
 
 def join_fixed(records: Iterable[bytes]) -> bytes:
     """The records as frames."""
     pieces: list[bytes] = []
     for record in records:
-        pieces += (HEADER.pack(WORD, len(record)), record)
+        pieces += (_HEADER.pack(_WORD, len(record)), record)
     return b"".join(pieces)
 
 
-# ---- Records with their length in front: ``u32`` little-endian, then that many bytes. ----
-
-
-_LENGTH = struct.Struct("<I")
-
-
-class LengthSplitter:
-    """Cuts a stream of length-prefixed records.
-
-    Args:
-        max_bytes: Largest record; a length above it is refused before memory is taken for it.
-    """
+class LengthSplitter(_Splitter):
+    """Cuts a stream of length-prefixed records."""
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
+        super().__init__(max_bytes)
         self._held = bytearray()
-        self._record = 1
-        self._begin = 0
-        self._error: InvalidInput | None = None
 
-    def feed(self, chunk: bytes) -> list[bytes]:
-        """The records that ``chunk`` completes."""
-        self._raise()
+    def _split(self, chunk: bytes) -> list[bytes]:
         self._held += chunk
         records: list[bytes] = []
         at = 0
@@ -271,7 +244,7 @@ class LengthSplitter:
             while len(held) - at >= _LENGTH.size:
                 (size,) = _LENGTH.unpack_from(held, at)
                 if size > self._max_bytes:
-                    self._error = too_large(self._record, self._begin, size, self._max_bytes)
+                    self._error = self._too_large(size)
                     break
                 end = at + _LENGTH.size + size
                 if end > len(held):
@@ -283,20 +256,12 @@ class LengthSplitter:
         del self._held[:at]
         return records
 
-    def finish(self) -> list[bytes]:
-        """Nothing, where the stream ends between two records."""
-        self._raise()
+    def _end(self) -> list[bytes]:
         if self._held:
-            raise broken(
-                self._record,
-                self._begin,
-                f"the input ends {len(self._held)} bytes into the record and its length",
+            self._error = self._broken(
+                f"the input ends {len(self._held)} bytes into the record and its length"
             )
         return []
-
-    def _raise(self) -> None:
-        if self._error is not None:
-            raise self._error
 
 
 def join_length(records: Iterable[bytes]) -> bytes:
@@ -307,63 +272,43 @@ def join_length(records: Iterable[bytes]) -> bytes:
     return b"".join(pieces)
 
 
-# ---- Records as lines, of any text or bytes. ----
-#
-# A record ends at ``\n`` and only there: a ``\r`` before it belongs to the record, so binary data
-# without ``\n`` passes unchanged. The last line needs no ``\n``. An empty line is an empty record.
+class LineSplitter(_Splitter):
+    """Cuts a stream into lines, without their newlines.
 
-
-class LineSplitter:
-    """Cuts a stream of chunks into lines, holding no more than one unfinished line.
-
-    Args:
-        max_bytes: Longest line accepted; longer ones would have no batch to go into.
+    A record ends at ``\\n`` and only there: a ``\\r`` before it belongs to the record, so binary
+    data without ``\\n`` passes unchanged.
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
+        super().__init__(max_bytes)
         # Pieces, not one growing string: a line of n chunks would be copied n times.
         self._pieces: list[bytes] = []
         self._held = 0
-        self._lines = 0
-        self._too_long = False
 
-    def feed(self, chunk: bytes) -> list[bytes]:
-        """Take the next chunk and return the lines it completes, newlines stripped.
-
-        Raises:
-            InvalidInput: A line is longer than ``max_bytes``. It is raised by the call after
-                the one that returned the lines before it.
-        """
-        self._raise_too_long()
+    def _split(self, chunk: bytes) -> list[bytes]:
         first, *rest = chunk.split(b"\n")
         self._hold(first)
-        if not rest or self._too_long:
+        if not rest or self._error is not None:
             return []
         lines = [self._take()]
         for line in rest[:-1]:
             if len(line) > self._max_bytes:
-                self._too_long = True
-                break
+                self._record += len(lines)
+                self._refuse()
+                return lines
             lines.append(line)
-        else:
-            self._hold(rest[-1])
-        self._lines += len(lines)
+        self._record += len(lines)
+        self._hold(rest[-1])
         return lines
 
-    def finish(self) -> list[bytes]:
-        """The last line when the stream does not end in a newline; else nothing.
-
-        Raises:
-            InvalidInput: A line is longer than ``max_bytes``.
-        """
-        self._raise_too_long()
+    def _end(self) -> list[bytes]:
         return [self._take()] if self._held else []
 
     def _hold(self, piece: bytes) -> None:
         self._held += len(piece)
-        self._too_long = self._held > self._max_bytes
-        if piece and not self._too_long:
+        if self._held > self._max_bytes:
+            self._refuse()
+        elif piece:
             self._pieces.append(piece)
 
     def _take(self) -> bytes:
@@ -371,13 +316,12 @@ class LineSplitter:
         self._pieces, self._held = [], 0
         return line
 
-    def _raise_too_long(self) -> None:
-        if self._too_long:
-            raise InvalidInput(
-                f"line {self._lines + 1} has more than {self._max_bytes} bytes: a line is one "
-                "record and must fit into a batch. Break the input into lines, or raise "
-                "--max-batch-bytes here and at the consumer."
-            )
+    def _refuse(self) -> None:
+        self._error = InvalidInput(
+            f"line {self._record} has more than {self._max_bytes} bytes: a line is one record and "
+            "must fit into a batch. Break the input into lines, or raise --max-batch-bytes here "
+            "and at the consumer."
+        )
 
 
 def join_lines(records: pa.BinaryArray, end: bytes = b"\n") -> memoryview:
@@ -396,85 +340,50 @@ def _end(values: pa.LargeBinaryArray) -> int:
     return offsets[len(values)]
 
 
-# ---- Records of text: JSON values in lines (``ndjson``), and rows of RFC 4180 (``csv``). ----
-#
-# A record keeps the bytes it has in the stream, without its line ending: it is checked, and not
-# written anew, so what goes in comes out.
-
-
-class _Lines:
-    """A stream's complete lines, with their newlines, and what is left of the last one."""
-
-    def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-        self.held = 0
-
-    def feed(self, chunk: bytes) -> list[bytes]:
-        *lines, rest = chunk.split(b"\n")
-        complete = [line + b"\n" for line in lines]
-        if complete:
-            complete[0] = self.take() + complete[0]
-        if rest:
-            # Pieces, not one growing string: a line of n chunks would be copied n times.
-            self._pieces.append(rest)
-            self.held += len(rest)
-        return complete
-
-    def take(self) -> bytes:
-        line = b"".join(self._pieces)
-        self._pieces, self.held = [], 0
-        return line
-
-
-class _TextSplitter:
-    """What both framings share: lines that are put together until they are one record.
-
-    Args:
-        max_bytes: Largest record.
-    """
+class _TextSplitter(_Splitter):
+    """Puts lines together until they are one record, and checks it."""
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._lines = _Lines()
+        super().__init__(max_bytes)
+        # Pieces of the last line, and complete lines of the record before it: not one growing
+        # string, of which each chunk would copy all.
+        self._pieces: list[bytes] = []
         self._open: list[bytes] = []
-        self._open_size = 0
-        self._record = 1
-        self._begin = 0
-        self._error: InvalidInput | None = None
+        self._size = 0  # bytes of both
 
-    def feed(self, chunk: bytes) -> list[bytes]:
-        """The records that ``chunk`` completes."""
-        self._raise()
-        records = list(self._records(self._lines.feed(chunk)))
-        self._check_size(self._open_size + self._lines.held)
+    def _split(self, chunk: bytes) -> list[bytes]:
+        *lines, rest = chunk.split(b"\n")
+        records = list(self._records(line + b"\n" for line in lines))
+        if self._error is None:
+            self._pieces.append(rest)
+            self._size += len(rest)
+            self._check_size()
         return records
 
-    def finish(self) -> list[bytes]:
-        """The last record, where its line does not end in a newline."""
-        self._raise()
-        rest = self._lines.take()
-        records = list(self._records([rest] if rest else []))
-        self._raise()
-        if self._open:
-            raise broken(self._record, self._begin, "the input ends inside a quoted field")
+    def _end(self) -> list[bytes]:
+        records = list(self._records([b""])) if any(self._pieces) else []
+        if self._open and self._error is None:
+            self._error = self._broken("the input ends inside a quoted field")
         return records
 
     def _records(self, lines: Iterable[bytes]) -> Iterator[bytes]:
-        for line in lines:
-            self._open.append(line)
-            self._open_size += len(line)
-            self._check_size(self._open_size)
+        for piece in lines:
+            self._size += len(piece)
+            self._check_size()
             if self._error is not None:
                 return
+            line = b"".join((*self._pieces, piece))
+            self._pieces = []
+            self._open.append(line)
             if not self._ends(line):
                 continue
             data = b"".join(self._open)
             try:
                 self._check(data)
             except ValueError as error:
-                self._error = broken(self._record, self._begin, str(error))
+                self._error = self._broken(str(error))
                 return
-            self._open, self._open_size = [], 0
+            self._open, self._size = [], 0
             self._begin += len(data)
             record = data.removesuffix(b"\n").removesuffix(b"\r")
             if record:
@@ -489,13 +398,9 @@ class _TextSplitter:
         """Raise ValueError when a whole record, with its line ending, is none."""
         raise NotImplementedError
 
-    def _check_size(self, size: int) -> None:
-        if size > self._max_bytes + 2 and self._error is None:  # Two for the line ending.
-            self._error = too_large(self._record, self._begin, size, self._max_bytes)
-
-    def _raise(self) -> None:
-        if self._error is not None:
-            raise self._error
+    def _check_size(self) -> None:
+        if self._size > self._max_bytes + 2 and self._error is None:  # Two for the line ending.
+            self._error = self._too_large(self._size)
 
 
 class NdjsonSplitter(_TextSplitter):
@@ -541,29 +446,16 @@ class CsvSplitter(_TextSplitter):
             raise ValueError(f"no CSV row: {error}") from None
 
 
-def join_ndjson(records: Iterable[bytes]) -> bytes:
-    """The records as lines."""
-    return b"".join(record + b"\n" for record in records)
-
-
-def join_csv(records: Iterable[bytes]) -> bytes:
-    """The records as rows, with the line ending that RFC 4180 asks for."""
-    return b"".join(record + b"\r\n" for record in records)
-
-
-# ---- The framings by their names, each with both directions. ----
-
-
 @dataclass(frozen=True)
 class Framing:
-    """One way to tell records apart.
+    """One way to split a stream into records, and to join records to a stream.
 
     Attributes:
         name: As the command line has it.
-        unit: What a record is called in messages, in the plural.
+        unit: The word for records in messages, in the plural.
         splitter: From the largest record, in bytes, to a new splitter of a stream.
         join: From records to the bytes of a stream.
-        checks: Whether a record must look like something to be one; then :meth:`framed` looks.
+        checks: Whether only some bytes are records; then :meth:`framed` checks them.
     """
 
     name: str
@@ -576,7 +468,7 @@ class Framing:
         """The bytes of a batch's records.
 
         Raises:
-            InvalidInput: A record would not be read again as what it is: no JSON value on one
+            InvalidInput: A record would not be read back as it is: no JSON value on one
                 line, no row, or nothing at all. None of the batch must be written then.
         """
         data = self.join(records)

@@ -1,14 +1,24 @@
-"""Runs the collection, once or in the background: list a page, read the manifest, delete.
+"""The garbage collector: which objects it may delete, and its cycles, once or in the background.
 
-:mod:`opendata_buffer.gc` says what may be deleted. What this module adds to that:
+A cycle lists a page of objects, reads the manifest, and deletes the objects that :func:`plan`
+names. What keeps it from deleting a batch that may still be read:
 
+* A batch between its upload and its append is in no manifest. It is not deleted before it is
+  older than the grace period, and its age is the *smallest* of what three clocks say: the
+  writer's, in its name; the store's; and the collector's own. One clock that is wrong makes
+  nothing old (failure F6), and its writer does not append what is older than half of the grace
+  period (failure F5).
+* Clocks that are far apart stop the collection: one of them is wrong, and it is not known which.
 * Each page is listed *before* the manifest is read: what was enqueued in between is in the
   manifest. A page gives up its remaining deletes when its manifest is older than a quarter of
   the grace period (failure F5).
+* Only names that producers give to batches are considered, and none below a queue that lies
+  inside the prefix (failure F7).
 * The prefix belongs to this queue (failure F7). A collector of a fenced consumer stops (failure
   F9). A manifest that is not there proves nothing: nothing is deleted (failure F4).
-* A run may end at any moment. The place is saved after each page, so that many short runs
-  together see all objects.
+
+A run may end at any moment. The cursor is saved after each page, so that many short runs together
+see all objects.
 """
 
 from __future__ import annotations
@@ -20,7 +30,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from opendata_buffer import metrics
+from opendata_buffer import metrics, outcomes
 from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.errors import (
     CorruptData,
@@ -35,13 +45,20 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.keys import MAX_KEY_BYTES, location_timestamp_ms, parse_location
 from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
 from opendata_buffer.formats.sidecar import Sidecar
-from opendata_buffer.queue.cas import CasObject, CasStore, Done, Gone
-from opendata_buffer.queue.ownership import MARKER_NAME, Claim, check_owner, claim_queue, exists
+from opendata_buffer.queue.cas import CasObject, CasStore
+from opendata_buffer.queue.ownership import (
+    OWNER_NAME,
+    QueueClaim,
+    check_owner,
+    claim_queue,
+    exists,
+    owner_key,
+)
 from opendata_buffer.queue.rollback_checks import (
     Watermark,
     check_reached,
-    named_manifest,
-    shell_words,
+    parse_manifest,
+    queue_hint,
 )
 from opendata_buffer.runtime import Runtime, SystemRuntime, Task
 from opendata_buffer.stores.base import (
@@ -53,66 +70,27 @@ from opendata_buffer.stores.base import (
     ObjectInfo,
 )
 
-__all__ = [
-    "GarbageCollector",
-    "GcPlan",
-    "GcReport",
-    "PLACE_NAME",
-    "Place",
-    "Queued",
-    "SavedPlace",
-    "clock_fault",
-    "name_time_ms",
-    "plan",
-    "spare",
-    "unknown_markers",
-]
-
-
-# ---- How far the collector has come ----
-#
-# A small object beside the manifest, so that runs can be short.
-#
-# A job that runs for a minute an hour cannot look at a large prefix in one go. It goes on where
-# the run before it stopped, and after the last object begins again at the first. The place is a
-# hint: a lost or a wrong one makes some objects wait for a round longer, and nothing else.
-
+__all__ = ["GarbageCollector", "GcCursor", "GcPlan", "GcReport", "Queued", "plan"]
 
 log = logging.getLogger(__name__)
 
-PLACE_NAME = "_gc.json"
-_PLACE = Sidecar(
+_CURSOR = Sidecar(
     "the garbage collector's place",
     "Nothing depends on it: the collector writes another.",
 )
+_PAGE = 10_000  # objects listed, compared with one reading of the manifest, and deleted
+_BULK = 1_000  # the most keys one S3 bulk delete takes; the age of the manifest is checked between
+_LEAST_WINDOW_S = 1.0  # a collector told to wait for nothing may still delete
+_LEAST_TOLERANCE_MS = 5_000  # S3 tells its time in whole seconds, and answers take some
+_STOP_TIMEOUT_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where to go on.
+class GcCursor:
+    """The key after which the collectors of one queue resume, at ``<prefix>/_gc.json``.
 
-    Attributes:
-        after: Key of the last object dealt with; empty for the beginning.
-    """
-
-    after: str = ""
-
-    def to_json(self) -> bytes:
-        """The object's bytes."""
-        return json.dumps({"version": _PLACE.version, "after": self.after}).encode()
-
-    @classmethod
-    def from_json(cls, raw: bytes) -> Place:
-        """Read the object's bytes.
-
-        Raises:
-            CorruptData: They are no place of this version.
-        """
-        return cls(_PLACE.decode(raw).text("after"))
-
-
-class SavedPlace:
-    """The place of the collectors of one queue, at ``<prefix>/_gc.json``.
+    A job that runs for a minute an hour cannot list a large prefix in one go. It resumes where
+    the run before it stopped, and after the last object begins again at the first. The cursor is
+    a hint: a lost or a wrong one makes some objects wait for one more round, and nothing else.
 
     Args:
         store: Where the queue lives.
@@ -124,60 +102,58 @@ class SavedPlace:
         self._store = store
         self._config = config
         self._runtime = runtime
-        self._prefix = config.data_path_prefix
-        self._register = self._opened()
-        self._known = Place()
+        self._key = f"{config.data_path_prefix}/_gc.json"
+        self._object = self._opened()
+        self._known = ""
 
     def load(self) -> str:
-        """Key after which to go on; empty for the beginning."""
+        """The key after which to list; empty for the beginning."""
         try:
-            found = self._register.read()
+            found = self._object.read()
         except CorruptData as error:
             log.warning("the collector begins at the first object: %s", error)
-            found = Done(None)
-        if isinstance(found, Gone):
-            self._register = self._opened()
-        self._known = (found.value if isinstance(found, Done) else None) or Place()
-        # Another prefix's key would skip everything, and what is no key fails each listing.
-        after = self._known.after
-        return after if after.startswith(f"{self._prefix}/") and _is_key(after) else ""
+            found = None
+        if isinstance(found, outcomes.Vanished):
+            self._object, found = self._opened(), None
+        self._known = found or ""
+        # Another prefix's key would skip everything, and text that is no key fails each listing.
+        in_prefix = self._known.startswith(f"{self._config.data_path_prefix}/")
+        return self._known if in_prefix and _is_key(self._known) else ""
 
     def save(self, after: str) -> None:
-        """Remember a key; whoever saves last wins, and a failure is only logged."""
-        place = Place(after)
-        if place == self._known:
+        """Remember a key. The last one that is saved counts, and a failure is only logged."""
+        if after == self._known:
             return
         try:
-            outcome = self._register.update(lambda _: place, from_memory=True)
+            outcome = self._object.update(lambda _: after, from_memory=True)
         except (CorruptData, StorageError) as error:
             log.warning("the collector's place was not saved: %s", error)
             return
-        if isinstance(outcome, Done):
-            self._known = place
-        elif isinstance(outcome, Gone):
-            # Somebody deleted it. This register never writes it again; the next page's does.
-            self._register = self._opened()
+        if isinstance(outcome, outcomes.Applied):
+            self._known = after
+        elif isinstance(outcome, outcomes.Vanished):
+            # This CasObject never writes a deleted object again; the next page's does.
+            self._object = self._opened()
 
-    def _opened(self) -> CasObject[Place]:
+    def _opened(self) -> CasObject[str]:
         return CasObject(
             self._store,
-            f"{self._prefix}/{PLACE_NAME}",
-            decode=self._read,
-            encode=Place.to_json,
+            self._key,
+            decode=self._decode,
+            encode=lambda after: json.dumps({"version": _CURSOR.version, "after": after}).encode(),
             runtime=self._runtime,
             settings=self._config,
-            max_bytes=_PLACE.max_bytes,
-            unreadable=_PLACE.unreadable,
+            max_bytes=_CURSOR.max_bytes,
+            unreadable=_CURSOR.unreadable,
         )
 
-    def _read(self, raw: bytes) -> Place:
-        """The place; the beginning where there is none, so that the next one can be saved."""
+    def _decode(self, data: bytes) -> str:
+        """The key; the beginning where it cannot be read, so that the next one can be saved."""
         try:
-            return Place.from_json(raw)
+            return _CURSOR.decode(data).text("after")
         except CorruptData as error:
-            key = self._register.key
-            log.warning("the collector begins at the first object: %r: %s", key, error)
-            return Place()
+            log.warning("the collector begins at the first object: %r: %s", self._key, error)
+            return ""
 
 
 def _is_key(text: str) -> bool:
@@ -187,33 +163,12 @@ def _is_key(text: str) -> bool:
         return False
 
 
-# ---- Which objects the collector may delete ----
-#
-# Pure decisions on a manifest and a page of a listing.
-#
-# What keeps them from naming a batch that may still be read:
-#
-# * A batch between its upload and its append is in no manifest. It is not deleted before it is
-#   older than the grace period, and its age is the *smallest* of what three clocks say: the
-#   writer's, in its name; the store's; and the collector's own. One clock that is wrong makes
-#   nothing old (failure F6), and its writer does not append what is older than half of the grace
-#   period (failure F5).
-# * Clocks that are far apart stop the collection: one of them is wrong, and nobody knows which.
-# * The manifest is read after the listing, so what was appended in between is in the manifest
-#   (failure F5). That order is the caller's part.
-# * Only names that producers give to batches are looked at, and none below a queue that lies
-#   inside the prefix (failure F7).
-
-
-_LEAST_TOLERANCE_MS = 5_000  # S3 tells its time in whole seconds, and answers take some
-
-
 @dataclass(frozen=True, slots=True)
 class GcPlan:
     """What to delete, and why the rest stays.
 
     Attributes:
-        delete: Orphans that nobody can come to need, oldest first within a page of the listing.
+        delete: Orphans that no reader can come to need, oldest first within a page.
         referenced: Batches the manifest names.
         waiting: Orphans that are too young, or newer than the oldest queued batch.
         ignored: Objects that are no batch of this queue.
@@ -303,7 +258,7 @@ def plan(
         waiting,
         ignored,
     )
-    return spare(made, _nested_queues(page.objects, data_path_prefix))
+    return without_nested(made, _nested_queues(page.objects, data_path_prefix))
 
 
 def name_time_ms(location: str) -> int | None:
@@ -334,8 +289,8 @@ def clock_fault(store_ms: int, own_ms: int, grace_ms: int) -> str | None:
     )
 
 
-def spare(made: GcPlan, nested: Collection[str]) -> GcPlan:
-    """The plan without what lies in the folders of ``nested``, each with a slash at its end."""
+def without_nested(made: GcPlan, nested: Collection[str]) -> GcPlan:
+    """The plan without objects in the folders of ``nested``, each with a slash at its end."""
     if not nested:
         return made
     kept = tuple(
@@ -344,26 +299,21 @@ def spare(made: GcPlan, nested: Collection[str]) -> GcPlan:
     return replace(made, delete=kept, ignored=made.ignored + len(made.delete) - len(kept))
 
 
-def unknown_markers(
+def unlisted_markers(
     made: GcPlan, page: Listing, start_after: str, data_path_prefix: str
 ) -> list[str]:
-    """Keys of owner markers that would spare a planned object, and that the page cannot show.
+    """Keys of owner markers that would keep a planned object, and that the page cannot show.
 
-    A queue inside the prefix has a marker in its folder. The page shows it if its key lies
-    within the page; the first and the last folder of a page may go on in its neighbours.
-
-    Args:
-        made: What is planned for the page.
-        page: The page.
-        start_after: Where it began.
-        data_path_prefix: The queue's data prefix.
+    A queue inside the prefix has a marker in its folder. The page that begins behind
+    ``start_after`` shows it if its key lies within the page; the first and the last folder of a
+    page may go on in its neighbours.
     """
     end = page.objects[-1].key if page.truncated and page.objects else None
     wanted: set[str] = set()
     for info in made.delete:
         folder = posixpath.dirname(info.key)
         while folder != data_path_prefix:
-            marker = f"{folder}/{MARKER_NAME}"
+            marker = owner_key(folder)
             if marker <= start_after or (end is not None and marker > end):
                 wanted.add(marker)
             folder = posixpath.dirname(folder)
@@ -375,15 +325,8 @@ def _nested_queues(objects: Iterable[ObjectInfo], data_path_prefix: str) -> tupl
     return tuple(
         posixpath.dirname(info.key) + "/"
         for info in objects
-        if posixpath.basename(info.key) == MARKER_NAME
-        and info.key != f"{data_path_prefix}/{MARKER_NAME}"
+        if posixpath.basename(info.key) == OWNER_NAME and info.key != owner_key(data_path_prefix)
     )
-
-
-_PAGE = 10_000  # objects listed, compared with one reading of the manifest, and deleted
-_BULK = 1_000  # the most keys one S3 bulk delete takes; the age of the manifest is checked between
-_LEAST_WINDOW_S = 1.0  # a collector told to wait for nothing may still delete
-_STOP_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,7 +334,7 @@ class GcReport:
     """What one cycle did.
 
     Attributes:
-        plan: What it set out to do.
+        plan: The objects that were to be deleted.
         deleted: Objects deleted.
         failed: Objects that could not be deleted; the next cycle tries again.
         abandoned: Objects left because a page took too long or the collector was stopped.
@@ -417,14 +360,14 @@ class GcStore(CasStore, List, Delete, Protocol):
 
 
 class GarbageCollector:
-    """Deletes the batches that were consumed, and those that nobody ever appended.
+    """Deletes the batches that were consumed, and those that were never appended.
 
     Args:
         store: Where the queue lives.
         config: Prefix, manifest and, in ``config.gc``, interval and grace period.
         runtime: Clock and threads.
         epoch: Of the consumer it runs beside; a manifest with another one ends it (failure
-            F9). None: whoever owns the queue.
+            F9). None to run whichever consumer owns the queue.
     """
 
     def __init__(
@@ -445,7 +388,7 @@ class GarbageCollector:
         self._stopping = False
         self._task: Task | None = None
         self._seen = 0  # highest next sequence of the manifest so far
-        self._place = SavedPlace(store, config, self._runtime)
+        self._cursor = GcCursor(store, config, self._runtime)
         self._manifest: tuple[str, Manifest] | None = None
         self._queued: tuple[Manifest, Queued] | None = None
 
@@ -476,7 +419,7 @@ class GarbageCollector:
         started = self._runtime.monotonic()
         deleted = abandoned = 0
         try:
-            for report in self._round(dry_run):
+            for report in self._pages(dry_run):
                 deleted, abandoned = deleted + report.deleted, abandoned + report.abandoned
                 yield report
         finally:
@@ -490,14 +433,14 @@ class GarbageCollector:
                     abandoned,
                 )
 
-    def _round(self, dry_run: bool) -> Iterator[GcReport]:
-        claim: Claim | None
+    def _pages(self, dry_run: bool) -> Iterator[GcReport]:
+        claim: QueueClaim | None
         if dry_run:
             claim = check_owner(self._store, self._config, runtime=self._runtime)
             start = ""
         else:
             claim = claim_queue(self._store, self._config, runtime=self._runtime)
-            start = self._place.load()
+            start = self._cursor.load()
         for begin, end in ((start, ""), ("", start)) if start else (("", ""),):
             after = begin
             while not self._stopping:
@@ -511,12 +454,12 @@ class GarbageCollector:
                 ended = len(page.objects) < len(found.objects) or not page.truncated
                 after = "" if ended else page.objects[-1].key
                 if not dry_run:
-                    self._place.save(after)
+                    self._cursor.save(after)
                 if not after:
                     break
 
     def _page(
-        self, page: Listing, own_ms: int, start_after: str, claim: Claim | None, dry_run: bool
+        self, page: Listing, own_ms: int, start_after: str, claim: QueueClaim | None, dry_run: bool
     ) -> GcReport:
         """Compare a page with a manifest that was read after it, and delete (failure F5)."""
         where = metrics.queue_label(self._store.url, self._config.manifest_path)
@@ -525,7 +468,7 @@ class GarbageCollector:
         manifest = self._read_manifest()
         if claim is not None:
             claim.check(manifest)
-        held = self._why_held(manifest, page, own_ms)
+        held = self._hold_reason(manifest, page, own_ms)
         if held is not None or manifest is None:
             log.warning("nothing collected below %s: %s", self._prefix, held)
             metrics.gc_cycles_held.add(1)
@@ -533,18 +476,18 @@ class GarbageCollector:
         if claim is not None and not dry_run:
             claim.note(manifest, now=True)
         made = plan(
-            self._what_is_queued(manifest),
+            self._queued_in(manifest),
             page,
             own_ms=own_ms,
             data_path_prefix=self._prefix,
             grace_ms=self._grace_ms,
         )
-        markers = unknown_markers(made, page, start_after, self._prefix)
-        nested = [each.removesuffix(MARKER_NAME) for each in markers if exists(self._store, each)]
-        made = spare(made, nested)
+        markers = unlisted_markers(made, page, start_after, self._prefix)
+        nested = [each.removesuffix(OWNER_NAME) for each in markers if exists(self._store, each)]
+        made = without_nested(made, nested)
         return GcReport(made) if dry_run else self._delete(made, read_at)
 
-    def _why_held(self, manifest: Manifest | None, page: Listing, own_ms: int) -> str | None:
+    def _hold_reason(self, manifest: Manifest | None, page: Listing, own_ms: int) -> str | None:
         """Why nothing of this page may be deleted, whatever it shows.
 
         Raises:
@@ -564,13 +507,13 @@ class GarbageCollector:
         fault = clock_fault(page.now_ms, own_ms, self._grace_ms)
         if fault is not None:
             return fault
-        if manifest.entry_count and self._what_is_queued(manifest).oldest_ms is None:
+        if manifest.entry_count and self._queued_in(manifest).oldest_ms is None:
             oldest = manifest.entries(limit=1)[0]
-            words = shell_words(self._store.url, self._config)
+            words = queue_hint(self._store.url, self._config)
             return (
                 f"the object of the oldest queued batch {oldest.sequence} at {oldest.location!r} "
-                "is gone, and its name does not tell what is older. Restore the object, or pass "
-                f"the batch by with 'opendata-buffer skip {words} {oldest.sequence}'."
+                "is gone, and its name has no time to compare others with. Restore the object, or "
+                f"pass the batch by with 'opendata-buffer skip {words} {oldest.sequence}'."
             )
         return None
 
@@ -585,7 +528,7 @@ class GarbageCollector:
             return None
         if not isinstance(got, NotModified):
             try:
-                found = named_manifest(got.data, self._store.url, self._config)
+                found = parse_manifest(got.data, self._store.url, self._config)
             except CorruptManifest as error:
                 path = self._config.manifest_path
                 raise CorruptManifest(f"{path!r} in {self._store.url}: {error}") from error
@@ -593,7 +536,7 @@ class GarbageCollector:
         assert self._manifest is not None  # "not modified" answers a version that we sent
         return self._manifest[1]
 
-    def _what_is_queued(self, manifest: Manifest) -> Queued:
+    def _queued_in(self, manifest: Manifest) -> Queued:
         """Of this manifest; pages that meet the same one share it."""
         if self._queued is None or self._queued[0] is not manifest:
             oldest_ms = None
@@ -664,7 +607,7 @@ class GarbageCollector:
             except OpenDataBufferError as error:
                 log.warning("collection failed, next cycle tries again: %s", error)
             except Exception:
-                # Whatever it is, the consumer beside must not die of it.
+                # The consumer beside it must go on, whatever this is.
                 log.exception("collection failed unexpectedly, next cycle tries again")
             with self._condition:
                 if not self._stopping:

@@ -1,8 +1,8 @@
-"""Settings from strings: what the Spark source, the Spark sink and others share.
+"""Typed settings from a mapping of strings, for the Spark source and the Spark sink.
 
-A mapping of strings (Spark options arrive lower-cased) becomes typed values; every bad one is
-an :class:`~opendata_buffer.errors.InvalidInput` that names the option, its value and what is
-accepted, and an unknown name is answered with the nearest known one.
+Spark's options arrive lower-cased. A value that cannot be used is an
+:class:`~opendata_buffer.errors.InvalidInput` that names the option, its value and what is
+accepted; the error about an unknown name suggests the nearest known one.
 """
 
 from __future__ import annotations
@@ -18,23 +18,30 @@ from opendata_buffer.errors import InvalidInput
 __all__ = ["STORAGE_OPTIONS", "OptionReader", "queue_fields", "storage_settings"]
 
 _ALIAS = "databricks.serviceCredential"
-"""What the Kafka connector on Databricks calls it; the one for Kinesis, as we do."""
+"""The name of ``serviceCredential`` in the Kafka connector on Databricks."""
+
+_STORE_TEXTS = {
+    "endpointUrl": "endpoint_url",
+    "region": "region",
+    "profile": "profile",
+    "roleArn": "role_arn",
+    "externalId": "external_id",
+    "sessionName": "session_name",
+    # Spark hides values by their options' names: an option with "access key", "secret" or
+    # "token" in its name is shown in no plan and no event log (spark.redaction.regex).
+    "accessKeyId": "access_key_id",
+    "secretAccessKey": "secret_access_key",
+    "sessionToken": "session_token",
+}
+"""Options with the fields of :class:`StoreOptions` that take their text."""
 
 STORAGE_OPTIONS = (
     "path",
     "dataPathPrefix",
     "manifestPath",
-    "endpointUrl",
-    "region",
-    "profile",
-    "roleArn",
-    "externalId",
-    "sessionName",
+    *_STORE_TEXTS,
     "serviceCredential",
     _ALIAS,
-    "accessKeyId",
-    "secretAccessKey",
-    "sessionToken",
     "anonymous",
 )
 """Names :func:`storage_settings` reads."""
@@ -173,18 +180,8 @@ def storage_settings(reader: OptionReader) -> QueueConfig:
         data_path_prefix=reader.text("dataPathPrefix") or DEFAULT_DATA_PATH_PREFIX,
         manifest_path=reader.text("manifestPath") or "",
         store_options=StoreOptions(
-            endpoint_url=reader.text("endpointUrl"),
-            region=reader.text("region"),
-            profile=reader.text("profile"),
-            role_arn=reader.text("roleArn"),
-            external_id=reader.text("externalId"),
-            session_name=reader.text("sessionName"),
+            **{name: reader.text(option) for option, name in _STORE_TEXTS.items()},  # type: ignore[arg-type]
             service_credential=_service_credential(reader),
-            # Spark hides values by their options' names: what holds "access key", "secret" or
-            # "token" is shown in no plan and no event log (spark.redaction.regex).
-            access_key_id=reader.text("accessKeyId"),
-            secret_access_key=reader.text("secretAccessKey"),
-            session_token=reader.text("sessionToken"),
             anonymous=reader.boolean("anonymous", False),
         ),
     )

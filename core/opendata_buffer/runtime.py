@@ -26,11 +26,18 @@ __all__ = [
     "Task",
     "deadline",
     "remaining",
+    "ulid_of",
 ]
 
 
 _BASE32 = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 """Crockford's digits, which ULIDs are written in: 26 of them hold 128 bits."""
+
+
+def ulid_of(timestamp_ms: int, randomness: bytes) -> str:
+    """A ULID of a time and 10 random bytes. See the decision about ULIDs and python-ulid."""
+    bits = timestamp_ms << 80 | int.from_bytes(randomness, "big")
+    return "".join([_BASE32[bits >> shift & 31] for shift in range(125, -1, -5)])
 
 
 class Condition(Protocol):
@@ -201,7 +208,4 @@ class SystemRuntime:
     def ulid(self) -> str:
         # Random bits from the operating system, not from `random`: forked workers share the
         # state of the latter, and two equal ULIDs would overwrite each other's batch.
-        bits = self.now_ms() << 80 | int.from_bytes(secrets.token_bytes(10), "big")
-        # Not by the package of that name: loading it looks through all installed packages and
-        # loads half of `email`, 15 to 50 ms of each process, before a query's first answer.
-        return "".join([_BASE32[bits >> shift & 31] for shift in range(125, -1, -5)])
+        return ulid_of(self.now_ms(), secrets.token_bytes(10))

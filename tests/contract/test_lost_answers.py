@@ -8,7 +8,7 @@ import pytest
 
 from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig, StoreOptions
-from opendata_buffer.queue.cas import CasObject, Done
+from opendata_buffer.queue.cas import CasObject
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import ABSENT, Blob, IfVersion, Store
 from tests.http_scripts import FaultProxy
@@ -98,7 +98,7 @@ def test_f1_a_change_whose_answer_is_lost_is_looked_up_and_made_once(
         def add(values: list[str] | None, number: int = number) -> list[str]:
             return [*(values or []), str(number)]
 
-        assert isinstance(register.update(add, proof=Holds(str(number))), Done)
+        assert isinstance(register.update(add, proof=Holds(str(number))), outcomes.Applied)
         assert writes(proxy) == before + 1, "a look decides, no second write"
     proxy.lose()
     found = store.get("counter")

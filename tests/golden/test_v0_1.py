@@ -18,7 +18,7 @@ from buffer_source.options import SourceOptions
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key
-from opendata_buffer.queue.consumer_info import read_holder
+from opendata_buffer.queue.consumer_info import read_consumer_info
 from opendata_buffer.runtime import Moment, SystemRuntime
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.topic import Topic
@@ -100,6 +100,6 @@ def test_a_batch_that_was_committed_to_a_topic_is_not_appended_again(old: Path, 
 
 def test_the_note_of_a_consumer_is_read(old: Path) -> None:
     config = QueueConfig(store=str(old / "queue"))
-    holder = read_holder(open_store(config.store), config, RUNTIME)
+    holder = read_consumer_info(open_store(config.store), config, RUNTIME)
     assert holder is not None
     assert (holder.epoch, holder.program, holder.host) == (2, "Spark", "vm")

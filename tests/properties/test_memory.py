@@ -17,8 +17,8 @@ PROBE = f"""
 import json, struct
 import pyarrow as pa, zstandard
 from opendata_buffer.errors import CorruptBatch, CorruptManifest
-from opendata_buffer.formats.arrow import decode_arrow
-from opendata_buffer.formats.batch import decode_batch, encode_batch
+from opendata_buffer.formats.arrow import decode_arrow, decode_records
+from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import Manifest
 
 CAP = {CAP_MIB} << 20
@@ -66,13 +66,13 @@ hostile = {{
     "huge metadata count": lambda: manifest(2**32 - 1),
 }}
 warm = encode_batch([b"x" * 100] * 2000, 1)
-assert decode_arrow(warm).to_pylist() == decode_batch(warm)
+assert decode_arrow(warm).to_pylist() == decode_records(warm)
 made = {{name: make() for name, make in hostile.items()}}
 peaks = {{"before": peak()}}
 for name, data in made.items():
     for decode, refusal in (
         (lambda: decode_arrow(data, CAP), CorruptBatch),
-        (lambda: decode_batch(data, CAP), CorruptBatch),
+        (lambda: decode_records(data, CAP), CorruptBatch),
         (lambda: Manifest.parse(data), CorruptManifest),
     ):
         try:

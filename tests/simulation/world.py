@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, ProducerConfig
 from opendata_buffer.errors import Conflict, TransientStorageError
-from opendata_buffer.formats.codec import Compression
+from opendata_buffer.formats.batch import Compression
 from opendata_buffer.formats.keys import parse_location
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.faults import FaultPlan, FaultyStore

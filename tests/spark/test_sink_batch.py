@@ -7,7 +7,7 @@ from chispa import assert_df_equality
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import functions as f
 
-from opendata_buffer.formats.codec import Compression, parse_footer
+from opendata_buffer.formats.batch import Compression, parse_footer
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.stores.open import open_store
 from tests.spark.written import drain, filtered, queued, records

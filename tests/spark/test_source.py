@@ -15,8 +15,7 @@ from chispa import assert_df_equality
 from pyspark.errors import StreamingQueryException
 
 from opendata_buffer.config import ProducerConfig, QueueConfig
-from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.codec import Compression
+from opendata_buffer.formats.batch import Compression, encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.producer.producer import Producer

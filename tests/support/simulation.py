@@ -32,9 +32,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Protocol
 
-from ulid import ULID
-
-from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.runtime import SystemRuntime, ulid_of
 
 __all__ = [
     "Scheduler",
@@ -374,7 +372,7 @@ class SimRuntime:
     def ulid(self) -> str:
         """Of the virtual wall clock and the simulation's seed."""
         entropy = self._simulation.random.randbytes(10)
-        return str(ULID.from_bytes(self.now_ms().to_bytes(6, "big") + entropy))
+        return ulid_of(self.now_ms(), entropy)
 
 
 START_MS = 1_767_225_600_000

@@ -15,7 +15,7 @@ from opendata_buffer.config import (
     StoreOptions,
 )
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.formats.codec import Compression
+from opendata_buffer.formats.batch import Compression
 
 
 def test_defaults_are_the_rfcs() -> None:

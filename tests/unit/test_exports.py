@@ -28,7 +28,7 @@ DOCUMENTED: dict[str, list[str] | None] = {
     "consumer.isolation": ["TransactionFilter"],
     "consumer.read_ahead": ["fetch_many"],
     "errors": None,
-    "formats.codec": ["Compression"],
+    "formats.batch": ["Compression"],
     "formats.keys": ["Transaction"],
     "formats.manifest": ["Metadata"],
     "gc": ["GarbageCollector", "GcPlan", "GcReport"],

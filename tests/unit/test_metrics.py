@@ -100,12 +100,6 @@ def test_table_holds_exactly_these_names() -> None:
     assert len(metrics.TABLE) == len(EXPECTED)
 
 
-def test_every_row_has_its_instrument_and_every_instrument_its_row() -> None:
-    names = {row.name.removeprefix("buffer.") for row in metrics.TABLE}
-    assert names == set(metrics.__all__) - {"TABLE", "Metric", "WatchedGauge", "queue_label"}
-    assert all(hasattr(metrics, name) for name in names)
-
-
 def test_durations_are_in_seconds_and_bytes_in_bytes() -> None:
     for row in metrics.TABLE:
         if row.name.endswith("_seconds"):

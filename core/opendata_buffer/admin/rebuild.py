@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.read_only import no_such_queue
 from opendata_buffer.errors import (
@@ -27,8 +28,8 @@ from opendata_buffer.formats.entries import NewEntry, QueueEntry, salvage_entrie
 from opendata_buffer.formats.keys import BatchLocation, Transaction, is_confined, parse_location
 from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
 from opendata_buffer.messages.message_ids import ACK_TXN, FINAL, MessageId, parse_uuid
-from opendata_buffer.queue.cas import CasObject, Done, Raced
-from opendata_buffer.queue.ownership import MARKER_NAME, check_owner, claim_for_use
+from opendata_buffer.queue.cas import CasObject
+from opendata_buffer.queue.ownership import OWNER_NAME, check_owner, claim_for_writing
 from opendata_buffer.queue.rollback_checks import Watermark
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Blob, Listing, Store
@@ -192,9 +193,9 @@ def _unnamed(
 ) -> tuple[list[tuple[str, BatchLocation]], int]:
     """Batches that no entry names, in the order to enqueue them, and how many others were read."""
     nested = tuple(
-        info.key.removesuffix(MARKER_NAME)
+        info.key.removesuffix(OWNER_NAME)
         for info in listing.objects
-        if info.key.endswith(f"/{MARKER_NAME}") and info.key != f"{prefix}/{MARKER_NAME}"
+        if info.key.endswith(f"/{OWNER_NAME}") and info.key != f"{prefix}/{OWNER_NAME}"
     )
     read = 0
     unread: list[tuple[str, BatchLocation]] = []
@@ -324,7 +325,7 @@ def rebuild(
         saved = f"{config.manifest_path}.broken-{runtime.ulid()}"
         store.put(saved, raw)
     _replace(store, config, runtime, raw, plan.manifest.raw)
-    claim_for_use(store, config, runtime=runtime).note(plan.manifest, now=True)
+    claim_for_writing(store, config, runtime=runtime).note(plan.manifest, now=True)
     return plan, saved
 
 
@@ -350,9 +351,9 @@ def _replace(
         return new
 
     outcome = register.update(decide)
-    if isinstance(outcome, Done):
+    if isinstance(outcome, outcomes.Applied):
         return
-    if isinstance(outcome, Raced):
+    if isinstance(outcome, outcomes.Conflict):
         raise Conflict(config.manifest_path, outcome.attempts, outcome.waited_s)
     raise TransientStorageError(
         f"manifest {config.manifest_path!r} in {store.url} may or may not have been rebuilt: "

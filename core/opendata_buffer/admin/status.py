@@ -23,7 +23,7 @@ from opendata_buffer.errors import CorruptData, ObjectNotFound, PrefixConflict, 
 from opendata_buffer.formats.entries import QueueEntry
 from opendata_buffer.formats.keys import parse_location
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.queue.consumer_info import ConsumerInfo, read_holder
+from opendata_buffer.queue.consumer_info import ConsumerInfo, read_consumer_info
 from opendata_buffer.queue.ownership import check_owner
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Listing, Store, read_sidecar
@@ -234,7 +234,7 @@ def read_status(
             return None
 
     # Before the manifest: the consumer's record must not be the newer one.
-    consumer = noted(lambda: read_holder(store, config, runtime))
+    consumer = noted(lambda: read_consumer_info(store, config, runtime))
     before = reader.manifest()
     listing = store.list(config.data_path_prefix + "/")
     # Read again (not transferred when unchanged): a batch enqueued while the listing ran is no
@@ -397,7 +397,7 @@ def read_topic(topic: Topic, config: QueueConfig, runtime: Runtime) -> TopicStat
         own = topic.config_of(partition.name, config)
         consumer = None
         with suppress(CorruptData):
-            consumer = read_holder(topic.store, own, runtime)
+            consumer = read_consumer_info(topic.store, own, runtime)
         found = ReadOnlyReader(own, store=topic.store, runtime=runtime).find()
         manifest, now_ms = found or Manifest.empty(), runtime.now_ms()
         return PartitionStatus(

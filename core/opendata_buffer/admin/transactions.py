@@ -20,7 +20,7 @@ from opendata_buffer.formats.keys import Transaction, parse_location
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.messages.message_ids import ACK_TXN, FINAL, parse_uuid
 from opendata_buffer.messages.sequencer import undecided
-from opendata_buffer.queue.ownership import claim_for_use
+from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Get, Store, read_sidecar
@@ -95,7 +95,7 @@ class TransactionScope:
         """One of the queues, to be written."""
         if name not in self._queues:
             own = self._config_of(name)
-            claim = claim_for_use(self.store, own, runtime=self.runtime)
+            claim = claim_for_writing(self.store, own, runtime=self.runtime)
             self._queues[name] = Queue(
                 self.store, own, runtime=self.runtime, role="operator", claim=claim
             )

@@ -42,8 +42,8 @@ from opendata_buffer.quarantine import (
     read_report,
     write_report,
 )
-from opendata_buffer.queue.consumer_info import note_holder
-from opendata_buffer.queue.ownership import claim_for_use
+from opendata_buffer.queue.consumer_info import write_consumer_info
+from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
@@ -99,7 +99,7 @@ def skip_batch(
             f"batch {sequence} at {entry.location!r} can be read: a consumer delivers it. To skip "
             "it all the same, pass force=True"
         )
-    claim = claim_for_use(store, config, runtime=runtime)
+    claim = claim_for_writing(store, config, runtime=runtime)
     report = quarantine(
         store,
         config.data_path_prefix,
@@ -162,7 +162,7 @@ def restore_batch(
         return report
     _refuse_queued(report, manifest)
     data = _readable_copy(store, config, report)
-    claim = claim_for_use(store, config, runtime=runtime)
+    claim = claim_for_writing(store, config, runtime=runtime)
     queue = Queue(store, config, runtime=runtime, role="operator", claim=claim)
     if report.restored_location is None:
         # Written before the append, so that the next call finds out whether this one appended.
@@ -372,7 +372,7 @@ def seek(
         InvalidInput: A batch is too large to be copied; nothing was dropped.
         Conflict, CorruptManifest, StorageError: Nothing was dropped; call it again.
     """
-    claim = claim_for_use(store, config, runtime=runtime)
+    claim = claim_for_writing(store, config, runtime=runtime)
 
     def save(entry: QueueEntry) -> str:
         report = quarantine(
@@ -393,7 +393,7 @@ def seek(
     # A consumer may have read past the target meanwhile: then nothing is left to drop.
     last = plan.target - 1 if plan.target else None
     after = queue.claim_epoch(last, allow_data_loss=True)
-    note_holder(store, config, runtime, after.epoch, program="opendata-buffer seek")
+    write_consumer_info(store, config, runtime, after.epoch, program="opendata-buffer seek")
     queue.close()
     return SeekResult(after.first_sequence, after.epoch, copies)
 

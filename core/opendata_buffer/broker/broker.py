@@ -21,7 +21,7 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CommitStateUnknown, QueueFull
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.producer.write_fairness import WriteFairness
-from opendata_buffer.queue.ownership import Claim
+from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Condition, Moment, Runtime, Task
 from opendata_buffer.stores.base import Store
@@ -243,7 +243,12 @@ class SharedQueue(Queue):
     _changes_from_memory = True
 
     def __init__(
-        self, store: Store, config: QueueConfig, *, runtime: Runtime, claim: Claim | None = None
+        self,
+        store: Store,
+        config: QueueConfig,
+        *,
+        runtime: Runtime,
+        claim: QueueClaim | None = None,
     ) -> None:
         super().__init__(store, config, runtime=runtime, role="broker", claim=claim)
         self._lock = _FifoLock(runtime)

@@ -33,7 +33,7 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.producer.group_commit import Committer, shared_committer
-from opendata_buffer.queue.ownership import Claim
+from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Store
@@ -84,7 +84,7 @@ class BrokeredCommitter:
         store: Store,
         config: ProducerConfig,
         runtime: Runtime,
-        claim: Claim | None,
+        claim: QueueClaim | None,
         network: Network,
         open_alone: Callable[[], Committer],
         on_end: Callable[[], None] = lambda: None,
@@ -304,7 +304,7 @@ def open_brokered_committer(
     store: Store,
     config: ProducerConfig,
     runtime: Runtime,
-    claim: Claim | None,
+    claim: QueueClaim | None,
     *,
     network: Network | None = None,
 ) -> Committer:

@@ -15,11 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from opendata_buffer import outcomes
 from opendata_buffer.config import (
     QueueConfig,
 )
 from opendata_buffer.formats.sidecar import Sidecar
-from opendata_buffer.queue.cas import CasObject, CasStore, Done
+from opendata_buffer.queue.cas import CasObject, CasStore
 from opendata_buffer.runtime import Runtime
 
 __all__ = [
@@ -173,8 +174,8 @@ class Lease:
             CorruptData: The object is no discovery record.
         """
         found = self._register.read()
-        if isinstance(found, Done):
-            return found.value
+        if not isinstance(found, outcomes.Vanished):
+            return found
         # Deleted while it was watched. It is a hint and may be made anew, unlike a manifest.
         self._register = self._made()
         return None
@@ -211,7 +212,7 @@ class Lease:
 
     def _change(self, decide: _Decide, mine: DiscoveryRecord) -> DiscoveryRecord | None:
         outcome = self._register.update(decide)
-        if not isinstance(outcome, Done):
+        if not isinstance(outcome, outcomes.Applied):
             self._register = self._made()
             return None
         value = outcome.value

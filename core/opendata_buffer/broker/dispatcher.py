@@ -14,14 +14,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from opendata_buffer import metrics
+from opendata_buffer import metrics, outcomes
 from opendata_buffer.broker.claims import CLAIMS, Claims, Heartbeats, claims_key, decode, encode
 from opendata_buffer.broker.dispatch_round import DispatchRound, ReadyBatches
 from opendata_buffer.broker.protocol import ClaimRequest, FinishRequest, error_body
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import Fenced, OpenDataBufferError, TransientStorageError
-from opendata_buffer.queue.cas import CasObject, Done
+from opendata_buffer.queue.cas import CasObject
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, Task
 from opendata_buffer.stores.base import Store
@@ -106,7 +106,7 @@ class DispatcherTerm:
             return found.adopted(epoch, queue, self.first)
 
         outcome = self._register.update(decide)
-        if not isinstance(outcome, Done) or outcome.value is None:
+        if not isinstance(outcome, outcomes.Applied) or outcome.value is None:
             raise TransientStorageError(
                 f"claims {self._register.key!r} could not be taken over: {outcome}. Try again."
             )
@@ -129,7 +129,7 @@ class DispatcherTerm:
 
         if after != before:
             outcome = self._register.update(decide, from_memory=True)
-            if not isinstance(outcome, Done):
+            if not isinstance(outcome, outcomes.Applied):
                 raise TransientStorageError(
                     f"claims {self._register.key!r} could not be written: {outcome}. Try again."
                 )
@@ -146,7 +146,7 @@ def stored_epoch(store: Store, config: ConsumerConfig, runtime: Runtime) -> int 
         CorruptData, StorageError: They cannot be read.
     """
     found = _register(store, config, runtime).read()
-    return found.value.epoch if isinstance(found, Done) and found.value is not None else None
+    return found.epoch if isinstance(found, Claims) else None
 
 
 def _register(store: Store, config: ConsumerConfig, runtime: Runtime) -> CasObject[Claims]:

@@ -31,7 +31,7 @@ from opendata_buffer.config import (
     QueueConfig,
 )
 from opendata_buffer.errors import CorruptData, OpenDataBufferError, StorageError
-from opendata_buffer.queue.ownership import claim_for_use
+from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.runtime import Runtime, Task
 from opendata_buffer.stores.base import Store
 
@@ -221,7 +221,7 @@ class LeaderElection:
             certificate=self._port.certificate,
             seen_ms=self._runtime.now_ms(),
         )
-        claim = claim_for_use(self._store, self._config, runtime=self._runtime)
+        claim = claim_for_writing(self._store, self._config, runtime=self._runtime)
         queue = SharedQueue(self._store, self._config, runtime=self._runtime, claim=claim)
         service = Service(
             queue,

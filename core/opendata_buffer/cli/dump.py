@@ -16,10 +16,9 @@ from opendata_buffer.cli.repair import rebuild
 from opendata_buffer.cli.target import store_options_of
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import CorruptData, InvalidInput
-from opendata_buffer.formats import codec
+from opendata_buffer.formats import batch as batch_format
 from opendata_buffer.formats import manifest as manifest_format
-from opendata_buffer.formats.batch import open_batch
-from opendata_buffer.formats.codec import largest_object, split_records
+from opendata_buffer.formats.batch import largest_object, open_batch, split_records
 from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
 from opendata_buffer.quarantine import metadata_json
 from opendata_buffer.stores.base import Blob
@@ -79,7 +78,7 @@ def batch_dump(object_: str, max_batch_bytes: int, **store: Any) -> None:
 def manifest_document(raw: bytes) -> dict[str, Any]:
     """A manifest's fields. Every entry is checked."""
     parsed = Manifest.parse(raw)
-    parsed.check()
+    parsed.entries()
     return {
         "version": manifest_format.VERSION,
         "epoch": parsed.epoch,
@@ -100,7 +99,7 @@ def batch_document(raw: bytes, max_bytes: int) -> dict[str, Any]:
     footer, block = open_batch(raw, max_bytes)
     records = split_records(block, footer.record_count)
     return {
-        "version": codec.VERSION,
+        "version": batch_format.VERSION,
         "compression": footer.compression.name.lower(),
         "record_count": footer.record_count,
         "records_base64": [b64encode(each).decode() for each in records],

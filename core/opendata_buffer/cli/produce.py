@@ -31,7 +31,7 @@ from opendata_buffer.cli.terminal import count_progress
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import InvalidInput, OpenDataBufferError
 from opendata_buffer.formats import MIB
-from opendata_buffer.formats.codec import Compression
+from opendata_buffer.formats.batch import Compression
 from opendata_buffer.framing import FRAMINGS, Framing
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.topic import partitioner as partitioners

@@ -31,8 +31,8 @@ from opendata_buffer.errors import Closed, InvalidInput, OpenDataBufferError, Qu
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.queue.cas import LAST_LOOK_S
-from opendata_buffer.queue.consumer_info import note_holder
-from opendata_buffer.queue.ownership import claim_for_use, marker_key
+from opendata_buffer.queue.consumer_info import write_consumer_info
+from opendata_buffer.queue.ownership import claim_for_writing, owner_key
 from opendata_buffer.queue.queue import OpenPause, Queue, broker_pause
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores.base import Store
@@ -121,7 +121,7 @@ class Consumer(Closeable):
             # Before the epoch: a consumer with the wrong configuration must not fence the right
             # one.
             if queue is None:
-                claim = claim_for_use(opened, config, runtime=self._runtime)
+                claim = claim_for_writing(opened, config, runtime=self._runtime)
                 queue = Queue(
                     opened,
                     config,
@@ -134,7 +134,7 @@ class Consumer(Closeable):
             self._queue_id = queue.queue_id
             last_acked = None if start is None else self._sequence_of(start, opened.url)
             manifest = self._queue.claim_epoch(last_acked, allow_data_loss=allow_data_loss)
-            note_holder(opened, config, self._runtime, manifest.epoch, program=program)
+            write_consumer_info(opened, config, self._runtime, manifest.epoch, program=program)
         self._epoch = manifest.epoch
         self._next_sequence = manifest.next_sequence
         # An empty queue, too, knows its next sequence: whatever is missing between here and the
@@ -392,7 +392,7 @@ class Consumer(Closeable):
                 f"cannot resume after {position}: manifest {self._queue.key!r} in {url} belongs to "
                 f"queue {self._queue_id}. The store or the prefix was changed, or the queue was "
                 "deleted and made again. Start without a position to read what is queued now. If "
-                f"only {marker_key(self._config.data_path_prefix)!r} was lost, write the old id "
+                f"only {owner_key(self._config.data_path_prefix)!r} was lost, write the old id "
                 "back into it."
             )
         return position.sequence

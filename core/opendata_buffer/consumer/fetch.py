@@ -28,9 +28,8 @@ from opendata_buffer.errors import (
     MalformedRecord,
     ObjectNotFound,
 )
-from opendata_buffer.formats.arrow import ReadBuffer, decode_arrow, open_arrow
-from opendata_buffer.formats.batch import decode_batch
-from opendata_buffer.formats.codec import DEFAULT_MAX_BYTES, largest_object
+from opendata_buffer.formats.arrow import ReadBuffer, decode_arrow, decode_records, open_arrow
+from opendata_buffer.formats.batch import DEFAULT_MAX_BYTES, largest_object
 from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.formats.keys import is_confined
 from opendata_buffer.runtime import Runtime, SystemRuntime
@@ -476,7 +475,7 @@ class FetchHandle:
             BatchUnreadable: It does not decode, or is larger than ``max_batch_bytes``.
         """
         with _unreadable(raw):
-            entries = decode_batch(raw.data, self._max_batch_bytes)
+            entries = decode_records(raw.data, self._max_batch_bytes)
         _count(len(entries))
         return ConsumedBatch(entries, raw.sequence, raw.location, raw.metadata)
 

@@ -17,7 +17,7 @@ from opendata_buffer.queue.ownership import (
     TOPIC_KEY,
     check_owner,
     exists,
-    lost_topic,
+    missing_topic_hint,
 )
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.rollback_checks import ends_before
@@ -188,7 +188,7 @@ def no_such_queue(store: Store, config: QueueConfig) -> InvalidInput:
         return InvalidInput(
             f"partition {prefix!r} of the topic at {store.url} was never written; {lists}"
         )
-    if lost := lost_topic(store):
+    if lost := missing_topic_hint(store):
         return InvalidInput(lost)
     return InvalidInput(
         f"there is no queue: no manifest {config.manifest_path!r} in {store.url}. Produce into it "

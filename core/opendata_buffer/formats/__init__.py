@@ -10,4 +10,4 @@ MIB = 1024 * 1024
 """Bytes in a mebibyte."""
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
-"""What is taken where bytes are read."""
+"""Types that are accepted where bytes are read."""

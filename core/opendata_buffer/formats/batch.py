@@ -6,54 +6,88 @@
     footer  [compression u8][record_count u32 LE][version u16 LE = 1]   7 bytes, never compressed
 
 (OpenData RFC 0001, Data Batch Format.) An empty batch is its footer. Records are Python bytes here;
-:mod:`opendata_buffer.formats.arrow` keeps them in Arrow arrays. Long lists go through it here, too:
-it is several times faster, and lets other threads run.
+:mod:`opendata_buffer.formats.arrow` joins and splits them in C++, several times faster.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from enum import IntEnum
 
-from opendata_buffer.errors import InvalidInput
-from opendata_buffer.formats import MIB, BytesLike, zstd
-from opendata_buffer.formats.codec import (
-    DEFAULT_MAX_BYTES,
-    FOOTER,
-    FOOTER_SIZE,
-    VERSION,
-    BatchFooter,
-    Compression,
-    check_block,
-    join_records,
-    parse_footer,
-    split_records,
-)
-
-if TYPE_CHECKING:
-    from opendata_buffer.formats.arrow import ReadBuffer
+from opendata_buffer.errors import CorruptBatch, InvalidInput
+from opendata_buffer.formats import BytesLike, zstd
 
 __all__ = [
+    "DEFAULT_MAX_BYTES",
+    "FOOTER_SIZE",
     "U32_MAX",
+    "VERSION",
+    "BatchFooter",
+    "Compression",
+    "check_block",
     "decode_batch",
     "encode_batch",
     "encode_block",
-    "encode_bytes",
+    "join_records",
+    "largest_object",
     "open_batch",
+    "parse_footer",
     "seal_block",
     "seal_pieces",
+    "split_records",
 ]
+
+VERSION = 1
+_FOOTER = struct.Struct("<BIH")  # compression, record count, version
+FOOTER_SIZE = _FOOTER.size
+DEFAULT_MAX_BYTES = 256 * 1024 * 1024
+"""Default cap on a decoded record block, bytes."""
 
 U32_MAX = 2**32 - 1
 """Most records of a batch, and most bytes of a record."""
 
+_LENGTH = struct.Struct("<I")
 
-_MANY_RECORDS = 1024
-"""From here on, splitting and joining in C++ beats a Python loop."""
+_SHORT = tuple(map(_LENGTH.pack, range(1024)))
+"""The prefixes of short records: looking one up takes half as long as making it."""
 
-_FREED_ONCE = 16 * MIB
+
+class Compression(IntEnum):
+    """How the record block is stored; the values are the footer's."""
+
+    NONE = 0
+    ZSTD = 1
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFooter:
+    """The last 7 bytes of a batch."""
+
+    compression: Compression
+    record_count: int
+
+
+def join_records(values: Sequence[BytesLike]) -> bytes:
+    """:func:`encode_block` of values whose ``len`` is their size in bytes.
+
+    Raises:
+        InvalidInput: A record exceeds 2^32 - 1 bytes.
+    """
+    pieces: list[BytesLike] = [b""] * (2 * len(values))
+    try:
+        try:
+            pieces[0::2] = map(_SHORT.__getitem__, map(len, values))
+        except IndexError:
+            pieces[0::2] = map(_LENGTH.pack, map(len, values))
+    except struct.error:
+        index, size = next((i, len(v)) for i, v in enumerate(values) if len(v) > U32_MAX)
+        raise InvalidInput(
+            f"record {index} has {size} bytes: a record has at most {U32_MAX}. Split it"
+        ) from None
+    pieces[1::2] = values
+    return b"".join(pieces)
 
 
 def encode_block(records: Iterable[BytesLike]) -> bytes:
@@ -63,20 +97,7 @@ def encode_block(records: Iterable[BytesLike]) -> bytes:
         InvalidInput: A record is not bytes-like, is not contiguous, or exceeds 2^32 - 1 bytes;
             the message names its index.
     """
-    values: list[Any] = list(records)
-    if set(map(type, values)) == {bytes}:
-        return bytes(encode_bytes(values))
-    return join_records([_flat(index, record) for index, record in enumerate(values)])
-
-
-def encode_bytes(records: Sequence[bytes]) -> bytes | memoryview:
-    """:func:`encode_block` of what is known to be ``bytes``."""
-    if len(records) >= _MANY_RECORDS:
-        from opendata_buffer.formats import arrow  # late: importing pyarrow takes 0.1 s
-
-        with suppress(InvalidInput):  # more than Arrow joins at once
-            return arrow.encode_bytes_list(records)
-    return join_records(records)
+    return join_records([_flat(index, record) for index, record in enumerate(records)])
 
 
 def _flat(index: int, record: object) -> BytesLike:
@@ -93,6 +114,99 @@ def _flat(index: int, record: object) -> BytesLike:
     if not view.c_contiguous:
         raise InvalidInput(f"record {index} is a view with gaps: pass bytes(record)")
     return view.cast("B")
+
+
+def parse_footer(data: BytesLike) -> BatchFooter:
+    """Read and check the last 7 bytes.
+
+    Raises:
+        CorruptBatch: Too short, another version, or an unknown compression.
+    """
+    if len(data) < FOOTER_SIZE:
+        raise CorruptBatch(
+            f"batch has {len(data)} bytes, less than its {FOOTER_SIZE}-byte footer: it is "
+            "truncated or not a batch"
+        )
+    kind, record_count, version = _FOOTER.unpack_from(data, len(data) - FOOTER_SIZE)
+    if version != VERSION:
+        block = len(data) - FOOTER_SIZE
+        # What was cut or overwritten ends with any two bytes. Only a footer that is right in all
+        # else can be believed.
+        if kind > max(Compression) or (kind == Compression.NONE and record_count * 4 > block):
+            raise CorruptBatch(
+                f"it was cut or overwritten: its {len(data)} bytes begin with "
+                f"{bytes(data[:16])!r} and do not end as a batch does"
+            )
+        raise CorruptBatch(
+            f"batch has version {version}, this library reads version {VERSION}: a later release "
+            "wrote it. Upgrade here before you go on"
+        )
+    try:
+        compression = Compression(kind)
+    except ValueError:
+        known = ", ".join(f"{c.value} ({c.name.lower()})" for c in Compression)
+        raise CorruptBatch(f"batch has compression type {kind}, known are {known}") from None
+    return BatchFooter(compression, record_count)
+
+
+def check_block(size: int, footer: BatchFooter, max_bytes: int) -> None:
+    """Whether a block of this size can hold the footer's records, before any allocation.
+
+    Raises:
+        CorruptBatch: The block exceeds the cap or cannot hold the counted records.
+    """
+    if size > max_bytes:
+        raise CorruptBatch(
+            f"record block has {size} bytes, more than max_batch_bytes {max_bytes}. Raise "
+            "max_batch_bytes if the batch is trusted"
+        )
+    # failure F18: a 7-byte object may claim 4 billion records. Each one needs its length prefix.
+    if footer.record_count * 4 > size:
+        raise CorruptBatch(
+            f"footer counts {footer.record_count} records but the block has {size} bytes"
+        )
+    if footer.record_count == 0 and size:  # failure F20
+        raise CorruptBatch(f"footer counts no records but the block has {size} bytes")
+
+
+def largest_object(max_bytes: int) -> int:
+    """Bytes of the largest object whose record block has at most ``max_bytes``.
+
+    Records that do not compress grow under zstd, by less than this (``ZSTD_compressBound``).
+    """
+    return max_bytes + (max_bytes >> 7) + 1024 + FOOTER_SIZE
+
+
+def split_records(block: bytes | memoryview, record_count: int) -> list[bytes]:
+    """Cut a record block into its records.
+
+    Raises:
+        CorruptBatch: A record runs past the end, or bytes are left over.
+    """
+    records: list[bytes] = []
+    append, unpack = records.append, _LENGTH.unpack_from
+    position, end = 0, len(block)
+    for index in range(record_count):
+        start = position + 4
+        if start > end:
+            raise CorruptBatch(
+                f"record {index} of {record_count} starts at byte {position} of {end}: the block "
+                "is truncated"
+            )
+        position = start + unpack(block, position)[0]
+        if position > end:
+            raise CorruptBatch(
+                f"record {index} of {record_count} ends at byte {position} of {end}: the block "
+                "is truncated"
+            )
+        append(bytes(block[start:position]))  # no copy of a whole view: it may be large
+    if position != end:
+        # failure F20: a patched count would hide records; the reference decoder ignores the rest.
+        raise CorruptBatch(
+            f"block has {end - position} bytes after its {record_count} records: the footer's "
+            "count is too small"
+        )
+    return records
 
 
 def seal_block(
@@ -117,7 +231,7 @@ def seal_pieces(
     """As :func:`seal_block`, in pieces that lie one behind the other in the object.
 
     Args:
-        block: From :func:`encode_block` or ``encode_arrow_block``; or several.
+        block: From :func:`encode_block` or :func:`.encode_arrow_block`; or several.
         record_count: Records in it.
         compression: ``NONE`` or ``ZSTD``.
         level: Zstandard level, 1 to 22; readers take any. OpenData RFC 0001 uses 3.
@@ -131,7 +245,7 @@ def seal_pieces(
     size = sum(map(len, pieces))
     if record_count * 4 > size or (record_count == 0 and size):
         raise InvalidInput(f"a block of {size} bytes cannot hold {record_count} records")
-    footer = FOOTER.pack(Compression(compression), record_count, VERSION)
+    footer = _FOOTER.pack(Compression(compression), record_count, VERSION)
     if compression == Compression.ZSTD:
         if not 1 <= level <= 22:
             raise InvalidInput(f"zstd_level is {level!r}: use 1 to 22")
@@ -148,7 +262,7 @@ def encode_batch(
     Raises:
         InvalidInput: See :func:`encode_block` and :func:`seal_block`.
     """
-    values = records if isinstance(records, (list, tuple)) else list(records)
+    values = list(records)
     return seal_block(encode_block(values), len(values), compression, level)
 
 
@@ -176,35 +290,15 @@ def open_batch(
     return footer, block
 
 
-def decode_batch(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BYTES) -> list[bytes]:
+def decode_batch(data: BytesLike, max_bytes: int = DEFAULT_MAX_BYTES) -> list[bytes]:
     """The records of a batch object, in order.
 
     Args:
-        data: The whole object; one in a ReadBuffer is not copied before its records are made.
+        data: The whole object.
         max_bytes: Cap on the decompressed record block.
 
     Raises:
         CorruptBatch: The object breaks the format or exceeds the cap. Nothing else.
     """
-    view = data if isinstance(data, bytes | bytearray | memoryview) else data.data
-    count = parse_footer(view).record_count
-    if count >= _MANY_RECORDS:
-        from opendata_buffer.formats import arrow  # late: importing pyarrow takes 0.1 s
-
-        if max_bytes <= arrow.MAX_BLOCK_BYTES:
-            _keep_freed_memory()
-            records: list[bytes] = arrow.decode_arrow(data, max_bytes).to_pylist()
-            return records
-    footer, block = open_batch(view, max_bytes)
+    footer, block = open_batch(data, max_bytes)
     return split_records(block, footer.record_count)
-
-
-@cache
-def _keep_freed_memory() -> None:
-    """Let the C library keep what a dropped list of records leaves, for the next list.
-
-    Otherwise glibc gives it back to the kernel at once, and the page faults of the next list take
-    half as long as making it: 0.26 µs for each record of 1,000 bytes. Once a large block was
-    freed, it keeps up to twice as much. This one is never touched, so it takes no memory itself.
-    """
-    bytes(_FREED_ONCE)

@@ -21,7 +21,7 @@ from opendata_buffer.formats.keys import MAX_LOCATION_BYTES, location_timestamp_
 __all__ = [
     "FIXED_SIZE",
     "LEAST_SIZE",
-    "LOOK",
+    "REMEDY",
     "Metadata",
     "NewEntry",
     "QueueEntry",
@@ -39,11 +39,11 @@ FIXED_SIZE = 8 + 2 + 4
 LEAST_SIZE = 4 + FIXED_SIZE
 """Bytes of such an entry."""
 
-LOOK = (
+REMEDY = (
     "Stop producers, consumers and collectors, then mend it with 'opendata-buffer manifest "
     "rebuild'; 'opendata-buffer manifest dump' shows what is in it"
 )
-"""What every error about a manifest ends with."""
+"""The end of every error about a manifest."""
 
 _HEAD = struct.Struct("<IQH")  # entry_len, sequence, location_len
 _ORDER = struct.Struct("<IQ")  # entry_len, sequence
@@ -56,7 +56,7 @@ _U32_MAX = 2**32 - 1
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What one ``produce()`` call attached to its range of a batch.
+    """Metadata that one ``produce()`` call attached to its range of a batch.
 
     Attributes:
         start_index: First record of the range; it ends where the next one starts.
@@ -103,16 +103,16 @@ class QueueEntry:
 
 
 def _bad_header(at: int, length: int, sequence: int, expected: int, body: int) -> CorruptManifest:
-    """What to raise for an entry whose length or sequence is wrong."""
+    """The error about an entry whose length or sequence is wrong."""
     if length < FIXED_SIZE or at + 4 + length > body:
         return CorruptManifest(
             f"manifest entry {expected} at byte {at} claims {length} bytes of the "
-            f"{max(body - at - 4, 0)} left, and needs at least {FIXED_SIZE}. {LOOK}"
+            f"{max(body - at - 4, 0)} left, and needs at least {FIXED_SIZE}. {REMEDY}"
         )
     # failure F28: a gap is undetected loss, a repeat is a duplicate.
     return CorruptManifest(
         f"manifest entry at byte {at} has sequence {sequence}, expected {expected}: sequences are "
-        f"contiguous up to the footer's next sequence. {LOOK}"
+        f"contiguous up to the footer's next sequence. {REMEDY}"
     )
 
 
@@ -138,14 +138,15 @@ def decode_entry(raw: bytes, at: int, expected: int, body: int) -> tuple[QueueEn
     if location_size > end - position - 4:
         raise CorruptManifest(
             f"manifest entry {sequence} has a location of {location_size} bytes but "
-            f"{end - position - 4} are left in it. {LOOK}"
+            f"{end - position - 4} are left in it. {REMEDY}"
         )
     encoded = raw[position : position + location_size]
     try:
         location = encoded.decode()
     except UnicodeDecodeError as error:
         raise CorruptManifest(
-            f"manifest entry {sequence} has a location that is not UTF-8: {encoded[:80]!r}. {LOOK}"
+            f"manifest entry {sequence} has a location that is not UTF-8: {encoded[:80]!r}. "
+            f"{REMEDY}"
         ) from error
     position += location_size
     (count,) = _U32.unpack_from(raw, position)
@@ -154,7 +155,7 @@ def decode_entry(raw: bytes, at: int, expected: int, body: int) -> tuple[QueueEn
     if count * _META.size > end - position:
         raise CorruptManifest(
             f"manifest entry {sequence} counts {count} metadata items but has {end - position} "
-            f"bytes for them. {LOOK}"
+            f"bytes for them. {REMEDY}"
         )
     items: list[Metadata] = []
     for index in range(count):
@@ -171,7 +172,7 @@ def decode_entry(raw: bytes, at: int, expected: int, body: int) -> tuple[QueueEn
     if position != end:
         raise CorruptManifest(
             f"manifest entry {sequence} has {end - position} bytes after its {count} metadata "
-            f"items. {LOOK}"
+            f"items. {REMEDY}"
         )
     return QueueEntry(sequence, location, tuple(items)), end
 
@@ -179,7 +180,7 @@ def decode_entry(raw: bytes, at: int, expected: int, body: int) -> tuple[QueueEn
 def _bad_item(sequence: int, index: int, count: int, part: str, left: int) -> CorruptManifest:
     return CorruptManifest(
         f"manifest entry {sequence}, metadata item {index} of {count}: its {part} does not fit "
-        f"the {left} bytes left in the entry. {LOOK}"
+        f"the {left} bytes left in the entry. {REMEDY}"
     )
 
 

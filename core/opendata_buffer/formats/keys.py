@@ -1,7 +1,7 @@
-"""Names of objects: batch locations, the transactions they carry, and what is a legal key.
+"""Names of objects: batch locations, the transactions they carry, ULIDs, and which keys are legal.
 
 Keys are raw text from here to storage: ``%``, ``#``, spaces and accents are stored under the
-very name they were given (failure F24). Only what no store can hold is refused.
+very name they were given (failure F24). Only names that no store can hold are refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ __all__ = [
     "Transaction",
     "batch_key",
     "check_key",
-    "check_prefix",
     "is_confined",
     "is_ulid",
     "later_ulid",
@@ -69,7 +68,7 @@ class Transaction:
     """The identity a writer gives to a group of batches, so that a reader can drop repeats.
 
     Attributes:
-        app: Who writes, e.g. a query id: 1 to 200 of ``A-Z a-z 0-9 . _ -``.
+        app: The writer's name, e.g. a query id: 1 to 200 of ``A-Z a-z 0-9 . _ -``.
         batch: The writer's own number of the group, 0 to 2^63 - 1.
     """
 
@@ -100,7 +99,7 @@ class BatchLocation:
         txn: The transaction in the directory part, if any.
         message: The version 1 UUID in the directory part, if any: producer, clock and flags, as
             :func:`.parse_uuid` reads them. Where there is one, it alone
-            says when the batch counts; ``txn`` then only tells whose it is.
+            says when the batch counts; ``txn`` then only names its writer.
     """
 
     ulid: str
@@ -129,7 +128,18 @@ def _fault(key: str, max_bytes: int) -> str | None:
     return None
 
 
-def _check(name: str, key: object, max_bytes: int) -> None:
+def check_key(name: str, key: object, max_bytes: int = MAX_KEY_BYTES) -> None:
+    """Refuse a key that some store cannot hold under its very name.
+
+    Args:
+        name: The setting the key came from, for the message.
+        key: Relative to the store's root.
+        max_bytes: The longest one, in UTF-8.
+
+    Raises:
+        InvalidInput: Empty, absolute, ``//``, ``.`` or ``..`` segments, control characters,
+            too long, or not valid Unicode.
+    """
     if not isinstance(key, str):
         raise InvalidInput(f"{name} is {key!r}: use text such as 'ingest/events'")
     if fault := _fault(key, max_bytes):
@@ -137,29 +147,6 @@ def _check(name: str, key: object, max_bytes: int) -> None:
         raise InvalidInput(
             f"{name} is {shown!r}: {fault}. Use a relative name such as 'ingest/events'"
         )
-
-
-def check_key(name: str, key: str) -> None:
-    """Refuse a key that some store cannot hold under its very name.
-
-    Args:
-        name: The setting the key came from, for the message.
-        key: Relative to the store's root.
-
-    Raises:
-        InvalidInput: Empty, absolute, ``//``, ``.`` or ``..`` segments, control characters,
-            more than 1,024 UTF-8 bytes, or not valid Unicode.
-    """
-    _check(name, key, MAX_KEY_BYTES)
-
-
-def check_prefix(name: str, prefix: str) -> None:
-    """Refuse a data prefix that is no legal key or leaves no room for batch names below it.
-
-    Raises:
-        InvalidInput: As :func:`check_key`, with at most 744 UTF-8 bytes.
-    """
-    _check(name, prefix, MAX_PREFIX_BYTES)
 
 
 def is_ulid(text: str) -> bool:
@@ -257,9 +244,14 @@ def location_timestamp_ms(location: str) -> int | None:
 
     Milliseconds since the Unix epoch, as :attr:`BatchLocation.timestamp_ms`.
     """
+    ulid = _location_ulid(location)
+    return None if ulid is None else ulid_timestamp_ms(ulid)
+
+
+def _location_ulid(location: str) -> str | None:
     *_, run, last = f"/{location}".split("/")
     name = _NAME.fullmatch(last) or _RUN_NAME.fullmatch(f"{run}/{last}")
-    return None if name is None else ulid_timestamp_ms(name[1])
+    return None if name is None else name[1]
 
 
 def tagged_ulid(ulid: str, tag: str) -> str:
@@ -286,14 +278,13 @@ def location_tag(location: str) -> str | None:
 
     A writer that gives no tags has as many as batches, or one for its run.
     """
-    *_, run, last = f"/{location}".split("/")
-    name = _NAME.fullmatch(last) or _RUN_NAME.fullmatch(f"{run}/{last}")
-    return None if name is None else ulid_tag(name[1])
+    ulid = _location_ulid(location)
+    return None if ulid is None else ulid_tag(ulid)
 
 
 def is_confined(location: str, prefix: str) -> bool:
     """Whether a location names something below the data prefix and nothing else (failure F23).
 
-    What it is called there is up to the producer: v1 gives no form for names.
+    The producer chooses the name below it: v1 gives no form for names.
     """
     return location.startswith(f"{prefix}/") and _fault(location, MAX_LOCATION_BYTES) is None

@@ -1,7 +1,12 @@
 """The queue manifest, v1: entries back to back and a footer, held as the bytes on storage.
 
-What the bytes are is said in :mod:`.entries` and :mod:`.manifest` (OpenData RFC 0001,
-Manifest Format). Appending copies the old entries as bytes and never decodes them.
+::
+
+    entries  as :mod:`.entries` describes them
+    footer   [entry_count u32][next_sequence u64][epoch u64][version u16 = 1]   22 bytes
+
+All little-endian (OpenData RFC 0001, Manifest Format). Appending copies the old entries as bytes
+and never decodes them.
 """
 
 from __future__ import annotations
@@ -9,6 +14,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from opendata_buffer.errors import CorruptManifest, InvalidInput
@@ -16,7 +22,7 @@ from opendata_buffer.formats import BytesLike
 from opendata_buffer.formats.entries import (
     FIXED_SIZE,
     LEAST_SIZE,
-    LOOK,
+    REMEDY,
     Metadata,
     NewEntry,
     QueueEntry,
@@ -38,21 +44,21 @@ __all__ = [
     "SEALED_EPOCH",
     "VERSION",
     "check_transition",
-    "told",
+    "with_queue_in_hint",
 ]
-
-
-# ---- The last bytes of a manifest, which say what stands before them. Pure. ----
-#
-# ::
-#
-#     [entry_count u32][next_sequence u64][epoch u64][version u16 = 1]   22 bytes, little-endian
 
 
 VERSION = 1
 FOOTER_SIZE = 22
 MAX_MANIFEST_BYTES = 1 << 30
-"""What is larger is not read, and not written: every append would rewrite it."""
+"""A larger manifest is not read, and not written: every append would rewrite it."""
+
+SEALED_EPOCH = 2**63 - 1
+"""Epoch of a queue that is closed for good: no consumer gets there by counting, and none can
+claim a queue that has it."""
+
+_U32_MAX = 2**32 - 1
+_U64_MAX = 2**64 - 1
 
 _FOOTER = struct.Struct("<IQQH")
 _HEAD = struct.Struct("<IQH")  # of the first entry: its length, sequence, length of its location
@@ -99,17 +105,18 @@ class Footer(NamedTuple):
         # damage.
         if count * LEAST_SIZE > body or (count == 0 and body):
             raise CorruptManifest(
-                f"manifest counts {count} entries but they have {body} bytes. {LOOK}"
+                f"manifest counts {count} entries but they have {body} bytes. {REMEDY}"
             )
         if count > next_sequence:
             raise CorruptManifest(
-                f"manifest counts {count} entries but its next sequence is {next_sequence}. {LOOK}"
+                f"manifest counts {count} entries but its next sequence is {next_sequence}. "
+                f"{REMEDY}"
             )
         return cls(count, next_sequence, epoch)
 
 
 def _no_footer(data: bytes) -> CorruptManifest:
-    """What happened to bytes that do not end as a manifest."""
+    """The error about bytes that do not end as a manifest: what happened to them."""
     size = len(data)
     mend = (
         "Restore the object's latest version (bucket versioning), or stop producers, consumers "
@@ -143,15 +150,7 @@ def _begins_with_entry(data: bytes) -> bool:
     )
 
 
-_U32_MAX = 2**32 - 1
-_U64_MAX = 2**64 - 1
-_EPOCH_LIMIT = 2**63
-
-SEALED_EPOCH = _EPOCH_LIMIT - 1
-"""Epoch of a queue that is closed for good: no consumer gets there by counting, and none can
-claim what has it."""
-
-
+@dataclass(frozen=True, slots=True, repr=False)
 class Manifest:
     """One immutable version of a queue manifest.
 
@@ -165,59 +164,27 @@ class Manifest:
         first_sequence: Of the oldest entry; ``next_sequence`` when the queue is empty.
     """
 
-    __slots__ = (
-        "_name",
-        "_starts",
-        "entry_count",
-        "epoch",
-        "first_sequence",
-        "next_sequence",
-        "raw",
-    )
-
     raw: bytes
-    entry_count: int
-    next_sequence: int
-    epoch: int
-    first_sequence: int
-    _name: tuple[str, str]
-    _starts: tuple[int, ...]
+    entry_count: int = field(compare=False)
+    next_sequence: int = field(compare=False)
+    epoch: int = field(compare=False)
+    # Where the entries start, as far as they were walked: a cache, replaced as a whole so that
+    # threads may share a manifest.
+    _starts: tuple[int, ...] = field(default=(), compare=False)
+    # Key and store, and the arguments of a command, for errors.
+    _name: tuple[str, str] = field(default=("", ""), compare=False)
 
-    def __init__(self) -> None:
-        raise TypeError("use Manifest.empty() or Manifest.parse(raw)")
+    @property
+    def first_sequence(self) -> int:
+        """Sequence of the oldest entry."""
+        return self.next_sequence - self.entry_count
 
-    @classmethod
-    def _make(
-        cls,
-        raw: bytes,
-        footer: Footer,
-        starts: tuple[int, ...] = (),
-        name: tuple[str, str] = ("", ""),
-    ) -> Manifest:
-        self = object.__new__(cls)
-        put = object.__setattr__
-        put(self, "raw", raw)
-        put(self, "entry_count", footer.entry_count)
-        put(self, "next_sequence", footer.next_sequence)
-        put(self, "epoch", footer.epoch)
-        put(self, "first_sequence", footer.next_sequence - footer.entry_count)
-        # Where the entries start, as far as they were walked: a cache, replaced as a whole so
-        # that threads may share a manifest.
-        put(self, "_starts", starts)
-        put(self, "_name", name)
-        return self
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"a Manifest never changes: cannot set {name}")
+    @property
+    def _footer(self) -> Footer:
+        return Footer(self.entry_count, self.next_sequence, self.epoch)
 
     def __reduce__(self) -> tuple[object, ...]:
         return (Manifest.parse, (self.raw,))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Manifest) and self.raw == other.raw
-
-    def __hash__(self) -> int:
-        return hash(self.raw)
 
     def __repr__(self) -> str:
         return (
@@ -237,36 +204,36 @@ class Manifest:
 
     @classmethod
     def empty(cls) -> Manifest:
-        """The manifest of a queue nobody has written to."""
+        """The manifest of a queue that was never written to."""
         return cls.starting_at(0, 0)
 
     @classmethod
     def starting_at(cls, next_sequence: int, epoch: int) -> Manifest:
-        """An empty manifest of a queue that has been up to there.
+        """An empty manifest of a queue that has reached this sequence and epoch.
 
         Raises:
             InvalidInput: A value does not fit its field.
         """
-        if not 0 <= next_sequence <= _U64_MAX or not 0 <= epoch < _EPOCH_LIMIT:
+        if not 0 <= next_sequence <= _U64_MAX or not 0 <= epoch <= SEALED_EPOCH:
             raise InvalidInput(
                 f"next sequence {next_sequence} and epoch {epoch} must not be negative, nor above "
-                f"{_U64_MAX} and {_EPOCH_LIMIT - 1}"
+                f"{_U64_MAX} and {SEALED_EPOCH}"
             )
         footer = Footer(0, next_sequence, epoch)
-        return cls._make(footer.pack(), footer)
+        return cls(footer.pack(), *footer)
 
     @classmethod
     def parse(cls, raw: BytesLike) -> Manifest:
         """Read the footer and check it against the body's size and first entry.
 
         Constant time: the entries behind the first are checked when they are read
-        (:meth:`entries`, :meth:`check`) or dropped.
+        (:meth:`entries`) or dropped.
 
         Raises:
             CorruptManifest: The bytes are no v1 manifest.
         """
         data = raw if type(raw) is bytes else bytes(raw)
-        self = cls._make(data, Footer.parse(data))
+        self = cls(data, *Footer.parse(data))
         if self.entry_count:
             body = self._body
             _, end = decode_entry(data, 0, self.first_sequence, body)
@@ -274,15 +241,14 @@ class Manifest:
                 raise _left_over(body - end, 1)
         return self
 
-    def named(self, place: str, words: str) -> Manifest:
-        """The same manifest, which knows what to call itself in errors, as do all made of it.
+    def named(self, place: str, arguments: str) -> Manifest:
+        """The same manifest with a name for its errors, as have all that are made of it.
 
         Args:
             place: Key and store, as text.
-            words: What names the queue in a shell.
+            arguments: The arguments that name the queue on the command line.
         """
-        footer = Footer(self.entry_count, self.next_sequence, self.epoch)
-        return self._make(self.raw, footer, self._starts, (place, words))
+        return Manifest(self.raw, *self._footer, self._starts, (place, arguments))
 
     def append(self, entries: Sequence[NewEntry]) -> Manifest:
         """A manifest with the entries behind the present ones, in order.
@@ -330,7 +296,7 @@ class Manifest:
         count = self.entry_count - dropped
         cut = starts[dropped] if count else self._body
         kept = memoryview(self.raw)[cut:-FOOTER_SIZE]
-        return self._changed([kept], Footer(count, self.next_sequence, self.epoch))
+        return self._changed([kept], self._footer._replace(entry_count=count))
 
     def replace(self, sequence: int, entry: NewEntry) -> Manifest:
         """A manifest with another entry at a sequence; everything else is copied as bytes.
@@ -350,7 +316,7 @@ class Manifest:
         pieces: list[BytesLike] = [whole[: starts[index]]]
         encode_entry(sequence, entry, pieces)
         pieces.append(whole[starts[index + 1] : -FOOTER_SIZE])
-        return self._changed(pieces, Footer(self.entry_count, self.next_sequence, self.epoch))
+        return self._changed(pieces, self._footer)
 
     def with_epoch(self, epoch: int) -> Manifest:
         """The same entries under another consumer epoch.
@@ -358,23 +324,23 @@ class Manifest:
         Raises:
             InvalidInput: The epoch is lower than the present one, or not below 2^63.
             CorruptManifest: The present epoch leaves no higher one. Honest consumers never get
-                there, so somebody forged it (failure F10).
+                there, so it was forged (failure F10).
         """
         if epoch == self.epoch:
             return self
-        if self.epoch >= _EPOCH_LIMIT - 1:
-            raise self._told(
+        if self.epoch >= SEALED_EPOCH:
+            raise self._named_error(
                 CorruptManifest(
                     f"manifest has epoch {self.epoch}: no consumer can claim it, epochs end below "
-                    f"{_EPOCH_LIMIT}. Consumers count up by one, so this one was forged. Look at "
-                    "it with 'opendata-buffer manifest dump'"
+                    f"{SEALED_EPOCH + 1}. Consumers count up by one, so this one was forged. Look "
+                    "at it with 'opendata-buffer manifest dump'"
                 )
             )
-        if not self.epoch < epoch < _EPOCH_LIMIT:
+        if not self.epoch < epoch <= SEALED_EPOCH:
             raise InvalidInput(
-                f"epoch is {epoch}: use {self.epoch} (the present one) to {_EPOCH_LIMIT - 1}"
+                f"epoch is {epoch}: use {self.epoch} (the present one) to {SEALED_EPOCH}"
             )
-        footer = Footer(self.entry_count, self.next_sequence, epoch)
+        footer = self._footer._replace(epoch=epoch)
         return self._changed([memoryview(self.raw)[:-FOOTER_SIZE]], footer, self._starts)
 
     def entries(self, start: int | None = None, limit: int | None = None) -> tuple[QueueEntry, ...]:
@@ -402,7 +368,7 @@ class Manifest:
                 for index in range(skip, end)
             )
         except CorruptManifest as error:
-            raise self._told(error) from None
+            raise self._named_error(error) from None
 
     def age_s(self, now_ms: int, start: int | None = None) -> float | None:
         """How long ago an entry was written, by its writer's clock and ours; never negative.
@@ -412,7 +378,7 @@ class Manifest:
             start: The first entry from this sequence on. Default: the oldest.
 
         Returns:
-            Seconds; None when there is no such entry, or it does not say.
+            Seconds; None when there is no such entry, or it has no time.
         """
         first = next(iter(self.entries(start, 1)), None)
         written_ms = None if first is None else first.time_ms
@@ -428,23 +394,14 @@ class Manifest:
         """
         starts = self._walk(self.entry_count)
         found = whole_locations(self.raw, starts, self._body)
-        if len(found) < len(starts):  # decoding it strictly says what is wrong with it
+        if len(found) < len(starts):  # decoding it strictly raises the error
             at = len(found)
             try:
                 decode_entry(self.raw, starts[at], self.first_sequence + at, self._body)
             except CorruptManifest as error:
-                raise self._told(error) from None
+                raise self._named_error(error) from None
             raise AssertionError("a location that does not fit its entry was decoded")
         return found
-
-    def check(self) -> None:
-        """Decode everything.
-
-        Raises:
-            CorruptManifest: Any entry breaks the format, sequences are not contiguous, or the
-                count does not match.
-        """
-        self.entries()
 
     def find(self, location: str) -> int | None:
         """Sequence of the entry with this location, the oldest if there are several.
@@ -473,7 +430,7 @@ class Manifest:
         self, body: Sequence[BytesLike], footer: Footer, starts: tuple[int, ...] = ()
     ) -> Manifest:
         """What follows this one: other entries, of which the first stand at ``starts``."""
-        return self._make(b"".join((*body, footer.pack())), footer, starts, self._name)
+        return Manifest(b"".join((*body, footer.pack())), *footer, starts, self._name)
 
     def _walk(self, wanted: int) -> tuple[int, ...]:
         """Where the first ``wanted`` entries start, checking headers, order and fit."""
@@ -486,40 +443,34 @@ class Manifest:
             if wanted == self.entry_count and end != self._body:
                 raise _left_over(self._body - end, self.entry_count)
         except CorruptManifest as error:
-            raise self._told(error) from None
+            raise self._named_error(error) from None
         object.__setattr__(self, "_starts", starts)
         return starts
 
-    def _told(self, error: CorruptManifest) -> CorruptManifest:
+    def _named_error(self, error: CorruptManifest) -> CorruptManifest:
         """The error with this manifest's name, if it has one."""
-        place, words = self._name
-        text = told(str(error), words)
+        place, arguments = self._name
+        text = with_queue_in_hint(str(error), arguments)
         return CorruptManifest(f"{place}: {text}") if place else error
 
 
-def told(text: str, words: str) -> str:
-    """What an error says, with the queue's name in the command that mends it."""
-    return text.replace("manifest rebuild'", f"manifest rebuild {words}'")
+def with_queue_in_hint(text: str, arguments: str) -> str:
+    """The text of an error, with the queue's arguments in the command that repairs it."""
+    return text.replace("manifest rebuild'", f"manifest rebuild {arguments}'")
 
 
 def _left_over(size: int, count: int) -> CorruptManifest:
     return CorruptManifest(
         f"manifest has {size} bytes after its {count} entries: the footer's count is too small. "
-        f"{LOOK}"
+        f"{REMEDY}"
     )
 
 
-# ---- What no change of a manifest may break, whoever makes it. ----
-#
-# Checked before every write and on every read that follows another (failures F4, F10, F11, F15).
-
-
 def check_transition(before: Manifest, after: Manifest) -> None:
-    """Refuse a manifest that cannot follow another. Constant time.
+    """Refuse a manifest that cannot follow another, before every write. Constant time.
 
-    Epoch, next sequence and first sequence never fall; that each manifest's count matches its
-    sequences was checked when it was made, and is checked again here because this is the last
-    gate before storage.
+    Epoch, next sequence and first sequence never fall, whichever change made it (failures F4,
+    F10, F11, F15).
 
     Raises:
         CorruptManifest: Names the value that fell and both of its values.
@@ -532,8 +483,3 @@ def check_transition(before: Manifest, after: Manifest) -> None:
                 "the manifest was replaced. Stop producers and consumers and look at it with "
                 "'opendata-buffer manifest dump'"
             )
-    if after.first_sequence + after.entry_count != after.next_sequence:
-        raise CorruptManifest(
-            f"manifest counts {after.entry_count} entries from sequence {after.first_sequence} "
-            f"but the next sequence is {after.next_sequence}"
-        )

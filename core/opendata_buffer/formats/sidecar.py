@@ -1,12 +1,12 @@
-"""The small JSON objects beside a manifest: what reading any of them has in common. Pure.
+"""The small JSON objects beside a manifest: how each of them is read and written. Pure.
 
 Owner marker, commit record, a broker's announcement, a topic's description and the others are
-each one JSON object with a ``version``. :class:`Sidecar` says what one of them is called and what
-to do about one that cannot be read; :class:`Fields` gives its fields by name, type and range.
-Which fields there are and what they mean is said by whoever owns the object.
+each one JSON object with a ``version``. :class:`Sidecar` has the name of one kind and the remedy
+for an object that cannot be read; :class:`Fields` gives its fields by name, type and range. The
+module that owns the object knows which fields there are and what they mean.
 
-A later release may add fields without another version: who reads passes them over, and who writes
-the object again keeps them (:meth:`Fields.others`).
+A later release may add fields without another version: readers pass them over, and a writer of
+the object keeps them (:meth:`Fields.others`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Sidecar:
     Attributes:
         name: What errors call it: ``the owner marker``.
         remedy: What to do about one that cannot be read, in whole sentences.
-        version: What is written; this one and all before it are read.
+        version: The version that is written; this one and all before it are read.
         max_bytes: A larger one is not read.
         confidential: It holds a secret: errors show none of its bytes.
     """
@@ -106,7 +106,7 @@ class Fields:
 
     Args:
         sidecar: Of which kind the object is.
-        values: What it holds.
+        values: Its fields.
         path: Where it lies in the whole object, such as ``partitions[3].``.
     """
 
@@ -173,12 +173,12 @@ class Fields:
         return {name: self._values[name] for name in self._values if name not in self._read}
 
     def wrong(self, name: str, wanted: str, value: Any = _REQUIRED) -> CorruptData:
-        """The error about a field whose value cannot be.
+        """The error about a field with a wrong value.
 
         Args:
             name: Its name.
-            wanted: What it has to be, such as ``a text``.
-            value: What it is, for one that is no field of its own.
+            wanted: The type or range that it must have, such as ``a text``.
+            value: The wrong value, where it is no field of its own.
         """
         where = f"field {self._path + name!r}"
         if value is _REQUIRED:

@@ -156,25 +156,15 @@ def _reader(frame: Frame) -> zstandard.ZstdDecompressionReader:
     return zstandard.ZstdDecompressor(max_window_size=_MOST_WINDOW).stream_reader(frame.data)
 
 
-def decompress(data: memoryview, max_bytes: int) -> bytes:
+def decompress(data: memoryview, max_bytes: int) -> memoryview:
     """All frames' content.
 
     Raises:
         CorruptBatch: The data is damaged or holds more than ``max_bytes``.
     """
-    parts: list[bytes] = []
-    total = 0
-    for frame in plan_frames(data, max_bytes):
-        # One byte more than allowed tells a full buffer from an overflow.
-        want = min(frame.most, max_bytes - total) + 1
-        try:
-            part = _reader(frame).read(want)
-        except (zstandard.ZstdError, MemoryError) as error:
-            raise CorruptBatch(f"zstd block is damaged: {error}") from error
-        total += len(part)
-        _check_size(frame, len(part), total, max_bytes)
-        parts.append(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    frames = plan_frames(data, max_bytes)
+    target = memoryview(bytearray(min(sum(frame.most for frame in frames), max_bytes) + 1))
+    return target[: decompress_into(frames, target, max_bytes)]
 
 
 def decompress_into(frames: list[Frame], target: memoryview, max_bytes: int) -> int:
@@ -182,7 +172,8 @@ def decompress_into(frames: list[Frame], target: memoryview, max_bytes: int) -> 
 
     Args:
         frames: From :func:`plan_frames` with the same cap.
-        target: Writable, one byte longer than ``min(sum of frame.most, max_bytes)``.
+        target: Writable, one byte longer than ``min(sum of frame.most, max_bytes)``: a byte more
+            than allowed tells a full buffer from an overflow.
         max_bytes: Cap on the decompressed size.
 
     Raises:
@@ -190,22 +181,17 @@ def decompress_into(frames: list[Frame], target: memoryview, max_bytes: int) -> 
     """
     total = 0
     for frame in frames:
-        # The target ends one byte beyond the cap, and so does its slice.
         room = target[total : total + frame.most + 1]
         try:
             written = _reader(frame).readinto(room)
         except (zstandard.ZstdError, MemoryError) as error:
             raise CorruptBatch(f"zstd block is damaged: {error}") from error
         total += written
-        _check_size(frame, written, total, max_bytes)
+        if total > max_bytes:
+            raise CorruptBatch(
+                f"zstd block holds more than max_batch_bytes {max_bytes}. Raise max_batch_bytes "
+                "if the batch is trusted"
+            )
+        if frame.declared and written != frame.most:
+            raise CorruptBatch(f"zstd frame declares {frame.most} bytes and holds {written}")
     return total
-
-
-def _check_size(frame: Frame, size: int, total: int, max_bytes: int) -> None:
-    if total > max_bytes:
-        raise CorruptBatch(
-            f"zstd block holds more than max_batch_bytes {max_bytes}. Raise max_batch_bytes if "
-            "the batch is trusted"
-        )
-    if frame.declared and size != frame.most:
-        raise CorruptBatch(f"zstd frame declares {frame.most} bytes and holds {size}")

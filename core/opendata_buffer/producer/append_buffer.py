@@ -31,8 +31,8 @@ from uuid import UUID
 import pyarrow as pa
 
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.formats.arrow import encode_arrow_block
-from opendata_buffer.formats.batch import encode_block, encode_bytes
+from opendata_buffer.formats.arrow import encode_arrow_block, encode_bytes
+from opendata_buffer.formats.batch import encode_block
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.producer.handle import WriteHandle
 
@@ -156,7 +156,8 @@ class AppendBuffer:
 
     def items(self) -> list[Item]:
         """All that count, in order; once it is closed."""
-        return self._items if len(self._items) == self.calls else self._items[: self.calls]
+        # A copy: a thread that came too late may still add an item to the list, and takes it back.
+        return self._items[: self.calls]
 
 
 def records_in(item: Item) -> int:
@@ -244,7 +245,7 @@ def encode_entries(entries: Any) -> tuple[bytes | memoryview, int]:
             f"entries is one {type(entries).__name__}: give a list of entries, [entry]"
         )
     taken = entries if isinstance(entries, list | tuple) else list(entries)
-    return encode_block(taken), len(taken)
+    return encode_list(taken) or (encode_block(taken), len(taken))
 
 
 def encode_list(entries: Sequence[Any]) -> tuple[bytes | memoryview, int] | None:

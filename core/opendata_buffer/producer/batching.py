@@ -16,8 +16,7 @@ from enum import Enum, auto
 from uuid import UUID
 
 from opendata_buffer.errors import OpenDataBufferError
-from opendata_buffer.formats.batch import seal_pieces
-from opendata_buffer.formats.codec import Compression
+from opendata_buffer.formats.batch import Compression, seal_pieces
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.producer.append_buffer import (

@@ -29,7 +29,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.keys import ulid_tag
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.producer.write_fairness import WriteFairness
-from opendata_buffer.queue.ownership import Claim
+from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import RateLimited, Store
@@ -128,7 +128,7 @@ class GroupCommitter:
         store: Store,
         config: QueueConfig,
         runtime: Runtime,
-        claim: Claim | None,
+        claim: QueueClaim | None,
         on_idle: Callable[[], None],
     ) -> None:
         self._runtime = runtime
@@ -339,7 +339,7 @@ _committers: dict[tuple[int, int, str, str], GroupCommitter] = {}
 
 
 def shared_committer(
-    store: Store, config: QueueConfig, runtime: Runtime, *, claim: Claim | None = None
+    store: Store, config: QueueConfig, runtime: Runtime, *, claim: QueueClaim | None = None
 ) -> GroupCommitter:
     """The process's committer for this manifest, with one more caller, who must close it.
 
@@ -363,12 +363,12 @@ def shared_committer(
             return committer
 
 
-OpenCommitter = Callable[[Store, ProducerConfig, Runtime, Claim | None], Committer]
+OpenCommitter = Callable[[Store, ProducerConfig, Runtime, QueueClaim | None], Committer]
 """Opens the committer of a producer; the producer closes it."""
 
 
 def open_committer(
-    store: Store, config: ProducerConfig, runtime: Runtime, claim: Claim | None
+    store: Store, config: ProducerConfig, runtime: Runtime, claim: QueueClaim | None
 ) -> Committer:
     """The committer that ``config.broker`` asks for: an :data:`OpenCommitter`.
 

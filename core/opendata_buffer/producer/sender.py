@@ -33,7 +33,7 @@ from opendata_buffer.producer.accumulator import Accumulator
 from opendata_buffer.producer.batching import Batch, Stage
 from opendata_buffer.producer.group_commit import Committer, OpenCommitter
 from opendata_buffer.producer.ordered_uploads import LateUpload
-from opendata_buffer.queue.ownership import claim_for_use
+from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import Moment, Runtime, Task, deadline
 from opendata_buffer.stores.base import Put, PutPieces, Store
@@ -134,7 +134,7 @@ class Sender:
 
     Raises:
         TransientStorageError: The store did not answer within ``cas_deadline_ms``.
-        OpenDataBufferError: See :func:`.claim_for_use`.
+        OpenDataBufferError: See :func:`.claim_for_writing`.
         RuntimeError: The process has no thread left for it.
     """
 
@@ -273,7 +273,7 @@ class Sender:
 
     def _claim(self) -> Committer:
         with deadline(self._runtime, self._config.cas_deadline_ms / 1000):
-            claim = claim_for_use(self._store, self._config, runtime=self._runtime)
+            claim = claim_for_writing(self._store, self._config, runtime=self._runtime)
         return self._open_committer(self._store, self._append_config, self._runtime, claim)
 
     @locked

@@ -1,41 +1,30 @@
 """One object that only compare-and-swap changes; the only place of the library that does it.
 
 A change is a pure function from the value as it is (None: no object) to the value as it shall
-be; the same value means that nothing is to be written. :class:`CasObject` reads, asks it, writes
-on the condition that the object is still what was read, and looks a lost answer up. Manifest,
-owner marker and the sink's commit record are registers, each with its own codec and checks.
+be; the same value means that nothing is to be written. :class:`CasObject` reads the object, calls
+the function, writes on the condition that the object is still the one that was read, and looks
+for its own write where an answer was lost. The manifest, the owner marker and the commit record
+are such objects, each with its own codec and checks.
 
-What a caller learns, and what it may rely on. "Surely not written" also means: cannot land later.
+A change ends with one of the four outcomes of :mod:`opendata_buffer.outcomes`:
 
-===================  ===========================================================================
-:class:`Done`        The value holds: this call wrote it, an attempt of this call whose answer
-                     was lost is in it, or there was nothing to write.
-:class:`Raced`       Conflict: every attempt lost its race until the deadline, and the object was
-                     read after the last one. Surely not written.
-:class:`Gone`        Vanished: the object was there and was deleted. Surely not written, and never
-                     recreated from here (failure F4).
-:class:`Doubtful`    Unknown: an attempt may have been written or may still be (failures F1, F2).
-                     Says why nobody can tell. A change that may be applied twice is simply
-                     repeated; for any other this is the end of what can be known.
-an exception         Of the change, a check, the codec or the store. Of a change with a proof:
-                     surely not written, for with an attempt in doubt it would have been
-                     ``Doubtful``. A change without one may be applied twice, so its earlier
-                     attempts do not matter: they may have been written.
-===================  ===========================================================================
+* ``Applied``: the value holds. This call wrote it, or an attempt of this call whose answer was
+  lost is in it, or there was nothing to write.
+* ``Conflict``: every attempt lost its race until the deadline, and the object was read after the
+  last one. Not written, and never will be.
+* ``Vanished``: the object was there and was deleted. Not written, and not created again.
+* ``Unknown``: an attempt may have been written or may still be. A change that may be applied
+  twice is simply repeated; for any other this is the end of what can be known.
 
-How one attempt can end, and what is done about it:
-
-* The store applied it: the version is remembered, the next change needs no read before it.
-* It lost its race: the object is read and the change asked again. Until it is read the attempt is
-  in doubt (:mod:`.http`); so the last one of all is looked up, too.
-* The answer was lost: the object is read, which ends the doubt unless it has not changed.
+Or it raises an error of the change, a check, the codec or the store. A change with a proof was
+then not written, because with an attempt in doubt the outcome would have been ``Unknown``. A
+change without a proof may be applied twice, so its earlier attempts may have been written.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from opendata_buffer import outcomes
@@ -50,37 +39,28 @@ from opendata_buffer.retry import BackoffSettings, queue_retry
 from opendata_buffer.runtime import Runtime, deadline, remaining
 from opendata_buffer.stores.base import ABSENT, ConditionalPut, Get, IfVersion, NotModified
 
-__all__ = [
-    "Attempts",
-    "CasStore",
-    "Done",
-    "Doubtful",
-    "Gone",
-    "LAST_LOOK_S",
-    "Outcome",
-    "Proof",
-    "Raced",
-    "CasObject",
-    "OutcomeUnknown",
-]
-
-
-# ---- What became of the attempts to write one change, as far as that is known. Pure. ----
-#
-# An attempt is in doubt while nobody can tell whether it was written or still may be:
-#
-# * One that lost its race, until the object is read. A proxy that repeats requests turns our own
-#   success into a conflict.
-# * One whose answer was lost, while the version it was bound to is the current one. Bound to an
-#   older one it can never land any more, so if it is not in the object by then it never was.
-
+__all__ = ["LAST_LOOK_S", "CasObject", "CasStore", "OutcomeUnknown", "Proof"]
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
 
+log = logging.getLogger(__name__)
+
+LAST_LOOK_S = 5.0
+"""Seconds beyond the deadline for an attempt that began at it, and for reading what it did."""
+
+
+class CasStore(Get, ConditionalPut, Protocol):
+    """What a :class:`CasObject` needs of a store."""
+
+    @property
+    def url(self) -> str:
+        """The URL that names the store."""
+        ...
+
 
 class OutcomeUnknown(OpenDataBufferError):
-    """What an attempt wrote may have been in the object and be gone again."""
+    """An attempt may have been written into the object and taken out of it since."""
 
 
 class Proof(Protocol[T_contra]):
@@ -95,17 +75,23 @@ class Proof(Protocol[T_contra]):
 
         Args:
             now: The value.
-            marks: Of the attempts in doubt; others surely failed, or were repeated on the way
-                and answered as conflicts.
+            marks: Of the attempts in doubt. The others surely failed, or were repeated on the
+                way and answered as conflicts.
 
         Raises:
-            Untraceable: It is not, but it may have been.
+            OutcomeUnknown: None is, but one may have been.
         """
         ...
 
 
-class Attempts(Generic[T]):
-    """The attempts of one change.
+class _AmbiguousWrites(Generic[T]):
+    """Which attempts of one change are in doubt: written, or still to be, without our knowing.
+
+    * An attempt that lost its race is in doubt until the object is read: a proxy that repeats
+      requests turns our own success into a conflict (failure F1).
+    * An attempt whose answer was lost is in doubt while the version it was bound to is the
+      current one. Bound to an older version it can never be applied any more, so if it is not in
+      the object by then it never was (failure F2).
 
     Args:
         proof: How the change is recognised; None for one that may be applied twice.
@@ -114,126 +100,58 @@ class Attempts(Generic[T]):
     def __init__(self, proof: Proof[T | None] | None) -> None:
         self._proof = proof
         self._tried = False
-        self._unseen = False  # whether one lost its race, and the object was not read since
+        self._conflict = False  # whether one lost its race, and the object was not read since
         self._mark = 0
         self._lost: list[tuple[int, str | None]] = []  # mark, and the version it was bound to
 
     @property
     def in_doubt(self) -> bool:
-        """Whether one may have landed, or may still land, without our knowing."""
-        return self._unseen or bool(self._lost)
+        return self._conflict or bool(self._lost)
 
     @property
     def first_mark(self) -> int:
-        """:meth:`Proof.mark` of the first one in doubt."""
+        """:meth:`Proof.mark` of the first attempt in doubt."""
         return self._lost[0][0] if self._lost else self._mark
 
     def begin(self) -> None:
-        """One more is about to be sent."""
+        """An attempt is about to be sent."""
         self._tried = True
         self._mark = self._proof.mark() if self._proof is not None else 0
 
-    def landed(self) -> None:
-        """The last one was written, and earlier ones cannot be: they were bound to the version
+    def applied(self) -> None:
+        """It was written. Earlier ones cannot be any more: they were bound to the version that
         it replaced, or to older ones."""
-        self._unseen = False
+        self._conflict = False
         self._lost.clear()
 
-    def raced(self) -> None:
-        """The last one was answered with a conflict."""
-        self._unseen = True
+    def conflicted(self) -> None:
+        """It was answered with a conflict."""
+        self._conflict = True
 
     def lost_answer(self, version: str | None) -> None:
-        """The last one, which was bound to ``version``, was not answered."""
+        """It was bound to ``version``, and was not answered."""
         self._lost.append((self._mark, version))
 
-    def look(self, now: T | None, version: str | None) -> bool:
-        """Whether the change is in what was read just now (failures F1, F2).
-
-        Args:
-            now: The value; None when there is no object.
-            version: The object's.
+    def found_in(self, now: T | None, version: str | None) -> bool:
+        """Whether the change is in the value and version that were read just now.
 
         Raises:
-            Untraceable: It is not, but it may have been.
+            OutcomeUnknown: It is not, but it may have been.
         """
         if not self._tried:
             return False
-        marks = [mark for mark, _ in self._lost]
-        found = self._proof is not None and self._proof.find(now, marks)
-        self._unseen = False
+        found = self._proof is not None and self._proof.find(now, [mark for mark, _ in self._lost])
+        self._conflict = False
         self._lost = [] if found else [lost for lost in self._lost if lost[1] == version]
         return found
 
 
-log = logging.getLogger(__name__)
-
-LAST_LOOK_S = 5.0
-"""Seconds beyond the deadline for an attempt that began at it, and to look up what it did."""
+class _Retry(Exception):
+    """The answer to an attempt was lost. Never leaves this module."""
 
 
-class CasStore(Get, ConditionalPut, Protocol):
-    """What a register needs of a store."""
-
-    @property
-    def url(self) -> str:
-        """The URL that names the store."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Done(Generic[T]):
-    """The object has this value; None when there is no object and none was to be written."""
-
-    value: T
-
-
-@dataclass(frozen=True, slots=True)
-class Raced:
-    """Surely not written: ``attempts`` in ``waited_s`` seconds all lost to other writers."""
-
-    attempts: int
-    waited_s: float
-
-    def __str__(self) -> str:
-        return f"other writers were faster each of {self.attempts} times in {self.waited_s:.0f} s"
-
-
-@dataclass(frozen=True, slots=True)
-class Gone:
-    """Surely not written: the object was deleted while it was in use."""
-
-    def __str__(self) -> str:
-        return "it was deleted meanwhile"
-
-
-@dataclass(frozen=True, slots=True)
-class Doubtful:
-    """An attempt may have been written or may still be.
-
-    Attributes:
-        reason: Why that cannot be told.
-        mark: :meth:`Proof.mark` of the first attempt in doubt.
-        cause: The error that ended the call, if it was one and not the deadline.
-    """
-
-    reason: str
-    mark: int
-    cause: OpenDataBufferError | None = None
-
-    def __str__(self) -> str:
-        return self.reason.rstrip(".")
-
-
-Outcome = Done[T] | Raced | Gone | Doubtful
-
-
-class _Again(Exception):
-    """The attempt lost its race or its answer: retry. Never leaves this module."""
-
-
-class _Conflict(_Again):
-    """It lost its race."""
+class _LostRace(_Retry):
+    """An attempt lost its race. Never leaves this module."""
 
 
 class _Missing(OpenDataBufferError):
@@ -251,12 +169,12 @@ class CasObject(Generic[T]):
         runtime: Clock and jitter.
         settings: Deadline of one change, and its backoff.
         max_bytes: A larger object is not read.
-        unreadable: From what is wrong with one that was not read to the error; None to tell only
-            that.
+        unreadable: From the fault of an object that was not read to the error; None to raise the
+            store's.
         check_read: Called with the value known so far and the one read now, when they differ;
             raises when the second cannot follow the first.
         check_write: Called with the value that is about to be replaced, or None, and its
-            successor: the last gate before the store.
+            successor; raises when it must not be written.
         after_conflict: Seconds to wait after a lost race, asked each time; None for the
             backoff of any other retry.
     """
@@ -289,7 +207,7 @@ class CasObject(Generic[T]):
         self._deadline_s = settings.cas_deadline_ms / 1000
         self._after_conflict = after_conflict
         self._changing = queue_retry(
-            runtime, settings, retry_on=(_Again, TransientStorageError), pause=self._pause
+            runtime, settings, retry_on=(_Retry, TransientStorageError), pause=self._pause
         )
         self._value: T | None = None
         self._version: str | None = None
@@ -309,8 +227,11 @@ class CasObject(Generic[T]):
         """The value as last read or written; None when no object was seen yet."""
         return self._value
 
-    def read(self) -> Done[T | None] | Gone:
-        """The value as it is now. One conditional GET; an unchanged object is not transferred.
+    def read(self) -> T | outcomes.Vanished | None:
+        """The value as it is now, or None when there is no object.
+
+        ``Vanished`` when there was one before. Costs one conditional GET; an unchanged object is
+        not transferred.
 
         Raises:
             CorruptData: The object does not decode, or is too large.
@@ -321,8 +242,8 @@ class CasObject(Generic[T]):
             with deadline(self._runtime, self._deadline_s):
                 value: T | None = self._reading(self._read_once)
         except _Missing:
-            return Gone()
-        return Done(value)
+            return outcomes.Vanished()
+        return value
 
     def update(
         self,
@@ -330,15 +251,15 @@ class CasObject(Generic[T]):
         *,
         proof: Proof[T | None] | None = None,
         from_memory: bool = False,
-    ) -> Outcome[T | None]:
+    ) -> outcomes.Outcome[T | None]:
         """Change the value. See the module's docstring for the outcomes.
 
         Args:
             decide: From the value as it is to the value as it shall be; the same object for no
-                write. It must be pure: it is asked once per attempt.
+                write. It must be pure: it is called once per attempt.
             proof: How to recognise a change that must not be applied twice.
             from_memory: Begin with the value as last seen, without reading it. Saves a request
-                where nobody else writes and costs a lost race where somebody does. Nothing is
+                when this process alone writes, and costs a lost race otherwise. Nothing is
                 refused or left unwritten on the ground of a remembered value.
         """
         with deadline(self._runtime, self._deadline_s + LAST_LOOK_S):
@@ -349,40 +270,42 @@ class CasObject(Generic[T]):
         decide: Callable[[T | None], T | None],
         proof: Proof[T | None] | None,
         from_memory: bool,
-    ) -> Outcome[T | None]:
+    ) -> outcomes.Outcome[T | None]:
         self._fresh = self._fresh and from_memory
-        run: Attempts[T] = Attempts(proof)
+        writes: _AmbiguousWrites[T] = _AmbiguousWrites(proof)
         started, attempts = self._runtime.monotonic(), self.attempts
         try:
             try:
-                value: T | None = self._changing(self._attempt, decide, run)
-                if proof is None or not run.in_doubt:
-                    return Done(value)
+                value: T | None = self._changing(self._attempt, decide, writes)
+                if proof is None or not writes.in_doubt:
+                    return outcomes.Applied(value)
                 reason = "nothing more was to be written, but an earlier attempt may still land"
-            except _Conflict as error:
+            except _LostRace as error:
                 # The deadline has passed, but what the last attempt did must be known.
                 self._read_once()
-                if run.look(self._value, self._version):
-                    return Done(self._value)
+                if writes.found_in(self._value, self._version):
+                    return outcomes.Applied(self._value)
                 reason = str(error)
-            except _Again as error:
+            except _Retry as error:
                 reason = str(error)
         except OpenDataBufferError as error:
-            gone = isinstance(error, _Missing)
-            if run.in_doubt and proof is not None:
-                return Doubtful(str(error), run.first_mark, None if gone else error)
-            if gone:
-                return Gone()
+            vanished = isinstance(error, _Missing)
+            if writes.in_doubt and proof is not None:
+                return outcomes.Unknown(str(error), writes.first_mark, None if vanished else error)
+            if vanished:
+                return outcomes.Vanished()
             raise
-        if run.in_doubt:
-            return Doubtful(reason, run.first_mark)
-        return Raced(self.attempts - attempts, self._runtime.monotonic() - started)
+        if writes.in_doubt:
+            return outcomes.Unknown(reason, writes.first_mark)
+        return outcomes.Conflict(self.attempts - attempts, self._runtime.monotonic() - started)
 
-    def _attempt(self, decide: Callable[[T | None], T | None], run: Attempts[T]) -> T | None:
+    def _attempt(
+        self, decide: Callable[[T | None], T | None], writes: _AmbiguousWrites[T]
+    ) -> T | None:
         remembered = self._fresh
         if not remembered:
             self._read_once()
-            if run.look(self._value, self._version):
+            if writes.found_in(self._value, self._version):
                 return self._value
         before = self._value
         try:
@@ -397,40 +320,40 @@ class CasObject(Generic[T]):
             if not remembered:
                 return before
             self._fresh = False
-            return self._attempt(decide, run)
-        return self._write(run, after)
+            return self._attempt(decide, writes)
+        return self._write(writes, after)
 
-    def _write(self, run: Attempts[T], after: T) -> T:
+    def _write(self, writes: _AmbiguousWrites[T], after: T) -> T:
         left_s = remaining()
         if left_s is not None and left_s <= 0:
             # A store that is given no time answers "unknown" without having sent anything.
             raise TransientStorageError(f"no time was left to write {self._key!r}")
         version = self._version
         condition = ABSENT if version is None else IfVersion(version)
-        # Until the outcome says otherwise, what we know of the object is out of date; this also
-        # holds when put_if raises.
+        # Until the outcome is known, the remembered value is taken to be out of date; this
+        # also holds when put_if raises.
         self._fresh = False
         self.attempts += 1
-        run.begin()
+        writes.begin()
         outcome = self._store.put_if(self._key, self._encode(after), condition)
         match outcome:
             case outcomes.Applied(written):
                 self._value, self._version, self._fresh = after, written, True
-                run.landed()
+                writes.applied()
                 return after
             case outcomes.Conflict():
                 self.conflicts += 1
-                run.raced()
-                raise _Conflict("another writer was faster")
+                writes.conflicted()
+                raise _LostRace("another writer was faster")
             case outcomes.Vanished():
-                raise _Missing(f"{self._key!r} in {self._store.url} vanished")
+                raise self._missing()
             case _:
                 log.warning("answer to a write of %s was lost: %s", self._key, outcome.reason)
-                run.lost_answer(version)
-                raise _Again(f"answers were lost: {outcome.reason.rstrip('.')}")
+                writes.lost_answer(version)
+                raise _Retry(f"answers were lost: {outcome}")
 
     def _pause(self, error: BaseException) -> float | None:
-        if self._after_conflict is None or not isinstance(error, _Conflict):
+        if self._after_conflict is None or not isinstance(error, _LostRace):
             return None
         return self._after_conflict()
 
@@ -439,14 +362,13 @@ class CasObject(Generic[T]):
             got = self._store.get(self._key, if_changed=self._version, max_bytes=self._max_bytes)
         except ObjectNotFound as error:
             if self._version is not None:
-                raise _Missing(f"{self._key!r} in {self._store.url} vanished") from error
+                raise self._missing() from error
             self._fresh = True
             return None
         except CorruptData as error:
             if self._unreadable is None:
                 raise
-            fault = self._unreadable(str(error).rstrip("."))
-            raise type(fault)(f"{self._key!r} in {self._store.url}: {fault}") from error
+            raise self._named(self._unreadable(str(error).rstrip("."))) from error
         if isinstance(got, NotModified):
             if self._version is None:
                 raise PermanentStorageError(
@@ -454,16 +376,19 @@ class CasObject(Generic[T]):
                     f"{self._key!r}"
                 )
         else:
-            value = self._parse(got.data)
+            try:
+                value = self._decode(got.data)
+            except CorruptData as error:
+                raise self._named(error) from error
             if self._check_read is not None and self._value is not None:
                 self._check_read(self._value, value)
             self._value, self._version = value, got.version
         self._fresh = True
         return self._value
 
-    def _parse(self, data: bytes) -> T:
-        try:
-            return self._decode(data)
-        except CorruptData as error:
-            # The codec sees bytes and cannot say whose they are.
-            raise type(error)(f"{self._key!r} in {self._store.url}: {error}") from error
+    def _named(self, error: CorruptData) -> CorruptData:
+        """The error with the object's name: codecs see bytes and cannot say whose they are."""
+        return type(error)(f"{self._key!r} in {self._store.url}: {error}")
+
+    def _missing(self) -> _Missing:
+        return _Missing(f"{self._key!r} in {self._store.url} vanished")

@@ -1,14 +1,14 @@
-"""Who reads a queue: a note beside the manifest, for the person who finds it fenced or stuck.
+"""Host, process and program of a queue's consumer, for the person who finds it fenced or stuck.
 
-The manifest's epoch decides who owns a queue and cannot say who that is. So whoever claims it
-writes ``<prefix>/_consumer.json``::
+The manifest's epoch decides which consumer owns a queue, and says nothing about it. So a consumer
+that claims a queue writes ``<prefix>/_consumer.json``::
 
     {"version": 1, "epoch": 3, "host": "worker-7", "process": 4711, "program": "Spark",
      "query": "9f0c...", "since_ms": 1767225600000}
 
-Nothing reads it to decide anything. It may be missing, because it could not be written or because
-a client that does not know it claimed the queue; a note of an older epoch than the manifest's is
-about a consumer that was fenced.
+Nothing is decided by it. It may be missing, because it could not be written or because a client
+that does not know it claimed the queue. One of an older epoch than the manifest's is about a
+consumer that was fenced.
 """
 
 from __future__ import annotations
@@ -16,41 +16,41 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import OpenDataBufferError
 from opendata_buffer.formats.sidecar import Sidecar
-from opendata_buffer.queue.cas import CasObject, CasStore, Done
+from opendata_buffer.queue.cas import CasObject, CasStore
 from opendata_buffer.runtime import Runtime, deadline
 
-__all__ = ["HOLDER_NAME", "ConsumerInfo", "note_holder", "note_query", "read_holder"]
-
+__all__ = ["ConsumerInfo", "add_query_id", "read_consumer_info", "write_consumer_info"]
 
 log = logging.getLogger(__name__)
 
-HOLDER_NAME = "_consumer.json"
-_NOTE = Sidecar(
+_NAME = "_consumer.json"
+_SIDECAR = Sidecar(
     "the note of the consumer",
     "Nothing depends on it: delete it, and the next consumer writes it anew.",
 )
 _DEADLINE_MS = 2_000
-"""A note is worth a short wait: without it the queue is read as well."""
+"""Writing it is worth a short wait: without it the queue is read as well."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerInfo:
-    """Who claimed an epoch.
+    """The consumer that claimed an epoch.
 
     Attributes:
         epoch: The epoch.
         host: Name of the machine.
-        process: Its number there.
-        program: What it is, in words: ``Spark``, ``opendata-buffer consume``.
+        process: Id of its process there.
+        program: Name of its program: ``Spark``, ``opendata-buffer consume``.
         query: Id of the streaming query; empty when it is none, or not known yet.
-        since_ms: When, milliseconds since the Unix epoch, by the holder's clock.
-        others: Fields of later versions, kept when the note is written again.
+        since_ms: When, milliseconds since the Unix epoch, by the consumer's clock.
+        others: Fields of later versions, kept when the object is written again.
     """
 
     epoch: int
@@ -63,36 +63,30 @@ class ConsumerInfo:
 
     def to_json(self) -> bytes:
         """The object's bytes."""
-        own = {
-            "epoch": self.epoch,
-            "host": self.host,
-            "process": self.process,
-            "program": self.program,
-            "query": self.query,
-            "since_ms": self.since_ms,
-        }
-        return _NOTE.encode(own, self.others)
+        own = {each.name: getattr(self, each.name) for each in fields(self)}
+        del own["others"]
+        return _SIDECAR.encode(own, self.others)
 
     @classmethod
     def from_json(cls, data: bytes) -> ConsumerInfo:
         """Read the object's bytes.
 
         Raises:
-            CorruptData: They are no note of this version.
+            CorruptData: They are no such object of this version.
         """
-        fields = _NOTE.decode(data)
+        found = _SIDECAR.decode(data)
         return cls(
-            epoch=fields.number("epoch"),
-            host=fields.text("host"),
-            process=fields.number("process"),
-            program=fields.text("program"),
-            query=fields.text("query"),
-            since_ms=fields.number("since_ms"),
-            others=fields.others(),
+            epoch=found.number("epoch"),
+            host=found.text("host"),
+            process=found.number("process"),
+            program=found.text("program"),
+            query=found.text("query"),
+            since_ms=found.number("since_ms"),
+            others=found.others(),
         )
 
 
-def note_holder(
+def write_consumer_info(
     store: CasStore,
     config: QueueConfig,
     runtime: Runtime,
@@ -101,9 +95,9 @@ def note_holder(
     program: str,
     query: str = "",
 ) -> None:
-    """Say that this process claimed an epoch. Raises nothing: a missing note harms nobody.
+    """Note that this process claimed an epoch, unless a later one is noted.
 
-    A note of a later epoch stays. Takes two seconds at most.
+    Raises nothing, because nothing depends on the note, and takes two seconds at most.
     """
     own = ConsumerInfo(epoch, os.uname().nodename, os.getpid(), program, query, runtime.now_ms())
 
@@ -115,10 +109,10 @@ def note_holder(
     _update(store, config, runtime, noted)
 
 
-def note_query(
+def add_query_id(
     store: CasStore, config: QueueConfig, runtime: Runtime, epoch: int, query: str
 ) -> None:
-    """Add the query to the note of an epoch, once it is known. Raises nothing."""
+    """Add the query's id to what is noted of an epoch, once it is known. Raises nothing."""
 
     def noted(before: ConsumerInfo | None) -> ConsumerInfo | None:
         if before is None or before.epoch != epoch or before.query == query:
@@ -128,15 +122,17 @@ def note_query(
     _update(store, config, runtime, noted)
 
 
-def read_holder(store: CasStore, config: QueueConfig, runtime: Runtime) -> ConsumerInfo | None:
-    """The note; None when there is none.
+def read_consumer_info(
+    store: CasStore, config: QueueConfig, runtime: Runtime
+) -> ConsumerInfo | None:
+    """What was noted last; None when nothing was.
 
     Raises:
         CorruptData: It cannot be read.
         TransientStorageError, PermanentStorageError: The store did not answer.
     """
-    found = _register(store, config, runtime).read()
-    return found.value if isinstance(found, Done) else None
+    found = _object(store, config, runtime).read()
+    return found if isinstance(found, ConsumerInfo) else None
 
 
 def _update(
@@ -146,25 +142,25 @@ def _update(
     decide: Callable[[ConsumerInfo | None], ConsumerInfo | None],
 ) -> None:
     soon = replace(config, cas_deadline_ms=min(_DEADLINE_MS, config.cas_deadline_ms))
-    register = _register(store, soon, runtime)
+    note = _object(store, soon, runtime)
     try:
         with deadline(runtime, _DEADLINE_MS / 1000):
-            outcome = register.update(decide)
+            outcome = note.update(decide)
     except OpenDataBufferError as error:
-        log.info("who reads the queue was not noted in %s: %s", register.key, error)
+        log.info("the consumer was not noted in %s: %s", note.key, error)
         return
-    if not isinstance(outcome, Done):
-        log.info("who reads the queue was not noted in %s: %s", register.key, outcome)
+    if not isinstance(outcome, outcomes.Applied):
+        log.info("the consumer was not noted in %s: %s", note.key, outcome)
 
 
-def _register(store: CasStore, config: QueueConfig, runtime: Runtime) -> CasObject[ConsumerInfo]:
+def _object(store: CasStore, config: QueueConfig, runtime: Runtime) -> CasObject[ConsumerInfo]:
     return CasObject(
         store,
-        f"{config.data_path_prefix}/{HOLDER_NAME}",
+        f"{config.data_path_prefix}/{_NAME}",
         decode=ConsumerInfo.from_json,
         encode=ConsumerInfo.to_json,
         runtime=runtime,
         settings=config,
-        max_bytes=_NOTE.max_bytes,
-        unreadable=_NOTE.unreadable,
+        max_bytes=_SIDECAR.max_bytes,
+        unreadable=_SIDECAR.unreadable,
     )

@@ -1,14 +1,28 @@
-"""Claiming a data prefix for one queue, and what its marker remembers of the manifest.
+"""Which queue a data prefix belongs to, and how far that queue's manifest was.
 
 The garbage collector deletes what its manifest does not name. Two queues with one data prefix
-would therefore delete each other's batches, even though both manifests are sound. The prefix's
-marker (:mod:`.ownership`) names the one manifest it belongs to; whoever comes with another one is
-refused before it writes a batch or deletes one (failure F7).
+would therefore delete each other's batches, even though both manifests are sound. The owner
+marker ``<prefix>/_owner.json`` names the one manifest that the prefix belongs to; a writer or
+collector of another manifest is refused before it writes a batch or deletes one (failure F7)::
 
-The marker also remembers a watermark of the manifest. That lags, because it is written seldom
-(:meth:`Claim.note`), and never runs ahead. A manifest that is gone or behind it was lost or
-restored from an old copy: its unread batches are named by nothing any more, and the collector
-would delete them (failure F4).
+    {"version": 1, "manifest": "manifest", "id": "01J5...", "next_sequence": 42, "epoch": 3,
+     "acked": 39, "acked_location": "ingest/01J6....batch"}
+
+* ``manifest`` is relative to the marker, as a link would be: the same queue opened as
+  ``s3://bucket`` or as ``s3://bucket/root`` has the same owner.
+* ``id`` is a ULID, drawn once. Positions in a queue are bare sequences, and only the id tells a
+  position of this queue from one of another queue, or of a queue that was deleted and created
+  again (failure F4).
+* The other four are a watermark, which the manifest has once reached. It lags, because it is
+  written seldom (:meth:`QueueClaim.note`), and never runs ahead. A manifest that is gone or behind
+  it was lost or restored from an old copy: its unread batches are named by nothing any more, and
+  the collector would delete them (failure F4). Markers without a watermark are read as well.
+
+A queue inside another queue's data prefix would be deleted by the collector of a v1 client, which
+deletes everything under its prefix that its manifest does not name. So a new queue's creator
+looks for markers above the new prefix, and among the first objects below it (failure F7). Below a
+topic's root lie its partitions and nothing else: readers of the topic would not see a queue beside
+them, which was most likely created by a producer that took the topic for a queue.
 """
 
 from __future__ import annotations
@@ -21,6 +35,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import (
     CorruptData,
@@ -34,211 +49,56 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
 from opendata_buffer.formats.sidecar import Fields, Sidecar
-from opendata_buffer.queue.cas import CasObject, CasStore, Done
-from opendata_buffer.queue.rollback_checks import Watermark, check_reached, named_manifest
+from opendata_buffer.queue.cas import CasObject, CasStore
+from opendata_buffer.queue.rollback_checks import Watermark, check_reached, parse_manifest
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores.base import Blob, Get, List
 
 __all__ = [
-    "Claim",
-    "MARKER",
-    "MARKER_NAME",
-    "Marker",
+    "OWNER_NAME",
     "PARTITION_NAME",
     "TOPIC_KEY",
+    "PrefixOwner",
+    "QueueClaim",
     "check_owner",
-    "claim_for_use",
+    "claim_for_writing",
     "claim_queue",
-    "lost_topic",
-    "marker_key",
-    "read_marker",
-    "refuse_nesting",
+    "exists",
+    "missing_topic_hint",
+    "owner_key",
 ]
-
 
 log = logging.getLogger(__name__)
 
+OWNER_NAME = "_owner.json"
 
-# ---- Queues inside each other's data prefix: refused where that can be seen (failure F7). ----
-#
-# The collector of a v1 client deletes everything under its prefix that its manifest does not name:
-# a whole queue, if one lies there. Each queue's marker shows where a queue is, so who makes a new
-# one looks for markers above it, and among the first objects below it.
-#
-# A topic's root shows by the topic's description. Below it lie its partitions and nothing else: a
-# queue beside them is one that its readers do not see, most likely made by a producer that took
-# the topic for a queue.
-
+_OWNER = Sidecar("the owner marker", "If one queue alone uses this data prefix, delete the object.")
 
 TOPIC_KEY = "_topic.json"
 """The description of a topic, below its root."""
 
 PARTITION_NAME = re.compile(r"p-(?P<number>[0-9]{5})(?:-(?P<letters>[0-9a-z]{4}))?")
-"""Names of partitions, which are their data prefixes below the topic's root. Topics that were made
-before names had letters behind the number go on without."""
+"""Names of partitions, which are their data prefixes below the topic's root. Topics that were
+created before names had letters behind the number go on without them."""
 
-LOOKED_AT = 1_000
-"""Objects below the new prefix that are looked at: one page of a listing."""
+LISTED_BELOW = 1_000
+"""Objects below a new prefix that are searched for markers: one page of a listing."""
 
-_MAX_MARKER_BYTES = 1024 * 1024
+NOTE_INTERVAL_S = 60.0
+"""Seconds between two notes of a watermark by one process, while it writes."""
 
-
-class ReadList(Get, List, Protocol):
-    """What looking around needs of a store."""
-
-
-def refuse_nesting(store: ReadList, data_path_prefix: str, marker_name: str) -> None:
-    """Check a data prefix that is about to get its first queue.
-
-    Raises:
-        InvalidInput: It lies inside another queue's data prefix, or one lies inside it; or it
-            lies at, in or around a topic, or beside what is left of one, and is no partition's.
-        StorageError: The store did not answer.
-    """
-    parts = data_path_prefix.split("/")
-    for length in range(len(parts) + 1):
-        root, inner = "/".join(parts[:length]), "/".join(parts[length:])
-        if _is_no_partition(store, root, inner):
-            raise _in_topic(data_path_prefix, root)
-    if PARTITION_NAME.fullmatch(parts[-1]) is None:
-        for length in range(len(parts)):
-            if lost := lost_topic(store, "/".join(parts[:length])):
-                raise InvalidInput(lost)
-    for length in range(1, len(parts)):
-        outer = "/".join(parts[:length])
-        if exists(store, f"{outer}/{marker_name}"):
-            raise _nested(data_path_prefix, outer, f"inside the data prefix {outer!r} of another")
-    below = store.list(f"{data_path_prefix}/", limit=LOOKED_AT)
-    for found in below.objects:
-        folder, _, name = found.key.rpartition("/")
-        if name == marker_name and folder != data_path_prefix:
-            raise _nested(data_path_prefix, folder, f"around the data prefix {folder!r} of another")
-        if name == TOPIC_KEY:
-            raise InvalidInput(
-                f"data prefix {data_path_prefix!r} lies around the topic at {folder!r}: a garbage "
-                f"collector may delete the topic's batches. Use a prefix beside {folder!r}."
-            )
+_NOTE_DEADLINE_MS = 5_000
+_MAX_SMALL_BYTES = 1024 * 1024
 
 
-def lost_topic(store: ReadList, root: str = "") -> str | None:
-    """What to tell who finds no topic at a root where the partitions of one lie; None otherwise.
-
-    A queue made beside them would be read by nobody, once the description is back.
-
-    Args:
-        store: Where to look.
-        root: A folder without a slash at its end; empty for the store's.
-    """
-    try:
-        below = store.list(f"{root}/p-0".lstrip("/"), limit=1)
-    except PermanentStorageError:
-        return None  # who may not look outside of the prefix may still have a queue there
-    for found in below.objects:
-        name = found.key.removeprefix(f"{root}/").split("/")[0]
-        if not _has_letters(name) or exists(store, f"{root}/{TOPIC_KEY}".lstrip("/")):
-            break
-        where = f"{root!r} in this store" if root else "the root of this store"
-        return (
-            f"there is partition {name!r} of a topic at {where}, and the topic's description "
-            f"{TOPIC_KEY!r} is gone: who reads the topic would not see a queue beside it. Put its "
-            "latest version back (bucket versioning). If the topic was given up, delete what is "
-            "left of it, or use another store."
-        )
-    return None
-
-
-def _is_no_partition(store: Get, root: str, inner: str) -> bool:
-    """Whether a topic is at this root, and has no partition of this name."""
-    try:
-        found = store.get(f"{root}/{TOPIC_KEY}".lstrip("/"), max_bytes=_MAX_MARKER_BYTES)
-    except ObjectNotFound:
-        return False
-    except PermanentStorageError:
-        return False  # who may not look outside of the prefix may still have a queue there
-    meant = PARTITION_NAME.fullmatch(inner)
-    if meant is None or meant["letters"]:
-        # A name with its letters nobody makes up. If it is not listed any more, what its writer
-        # does next is refused by its manifest, which was closed.
-        return meant is None
-    names = _listed(found.data) if isinstance(found, Blob) else []
-    return inner not in names and any(_has_letters(name) for name in names)
-
-
-def _has_letters(name: str) -> bool:
-    found = PARTITION_NAME.fullmatch(name)
-    return found is not None and found["letters"] is not None
-
-
-def _listed(description: bytes) -> list[str]:
-    """The names in a topic's description; none if they cannot be read: others say so."""
-    try:
-        return [str(each["name"]) for each in json.loads(description)["partitions"]]
-    except (ValueError, RecursionError, TypeError, KeyError):
-        return []
-
-
-def exists(store: Get, key: str) -> bool:
-    """Whether a small object, such as a marker, is there; one read.
-
-    Raises:
-        StorageError: The store did not answer.
-    """
-    try:
-        store.get(key, max_bytes=_MAX_MARKER_BYTES)
-    except ObjectNotFound:
-        return False
-    except CorruptData:
-        return True  # It is too large to be one; who reads it says so.
-    return True
-
-
-def _in_topic(data_path_prefix: str, root: str) -> InvalidInput:
-    where = f"{root!r} in this store" if root else "the root of this store"
-    return InvalidInput(
-        f"there is a topic at {where}, and {data_path_prefix!r} is none of its partitions: readers "
-        "of the topic would not see this queue. Use a TopicProducer or TopicConsumer, one "
-        "partition (--partition 0, in Python Topic.config_of), or another store for a queue."
-    )
-
-
-def _nested(data_path_prefix: str, other: str, where: str) -> InvalidInput:
-    return InvalidInput(
-        f"data prefix {data_path_prefix!r} lies {where} queue: a garbage collector of the outer "
-        f"one may delete the inner one's batches. Use a prefix beside {other!r}."
-    )
-
-
-# ---- The marker below a data prefix ----
-#
-# Which queue the prefix belongs to, and how far that was. Pure.
-#
-# ``<prefix>/_owner.json`` holds::
-#
-#     {"version": 1, "manifest": "manifest", "id": "01J5...", "next_sequence": 42, "epoch": 3,
-#      "acked": 39, "acked_location": "ingest/01J6....batch"}
-#
-# ``manifest`` is relative to the marker, as a link would be: the same queue opened as
-# ``s3://bucket`` or as ``s3://bucket/root`` is the same owner. ``id`` is a ULID, drawn once:
-# positions in a queue are bare sequences, and only the id tells one queue's from another's, or
-# from those of a queue that was deleted and made anew (failure F4).
-#
-# The other four are the watermark, which the manifest has once reached. Markers without one are
-# read as well; readers that do not know it ignore it. See the decision on the watermark.
-
-
-MARKER_NAME = "_owner.json"
-
-MARKER = Sidecar("the owner marker", "If one queue alone uses this data prefix, delete the object.")
-
-
-def marker_key(data_path_prefix: str) -> str:
-    """The key of the marker of a data prefix."""
-    return f"{data_path_prefix}/{MARKER_NAME}"
+def owner_key(data_path_prefix: str) -> str:
+    """The key of the owner marker of a data prefix."""
+    return f"{data_path_prefix}/{OWNER_NAME}"
 
 
 @dataclass(frozen=True, slots=True)
-class Marker:
-    """The marker of one data prefix.
+class PrefixOwner:
+    """The owner marker of one data prefix.
 
     Attributes:
         manifest_path: Key of the manifest that the prefix belongs to.
@@ -264,16 +124,16 @@ class Marker:
             if self.watermark.acked is not None:
                 own["acked"] = self.watermark.acked
                 own["acked_location"] = self.watermark.acked_location
-        return MARKER.encode(own, self.others)
+        return _OWNER.encode(own, self.others)
 
     @classmethod
-    def from_json(cls, data: bytes, data_path_prefix: str) -> Marker:
+    def from_json(cls, data: bytes, data_path_prefix: str) -> PrefixOwner:
         """Read the bytes of the marker of this prefix.
 
         Raises:
             CorruptData: They are no marker of this version.
         """
-        fields = MARKER.decode(data)
+        fields = _OWNER.decode(data)
         relative = fields.text("manifest")
         if not relative:
             raise fields.wrong("manifest", "the path of a manifest")
@@ -291,18 +151,16 @@ def _watermark(fields: Fields) -> Watermark | None:
     return Watermark(next_sequence, epoch, acked, "" if acked is None else acked_location)
 
 
-NOTE_INTERVAL_S = 60.0
-"""Seconds between two notes of a watermark by one process, while it writes."""
-
-_NOTE_DEADLINE_MS = 5_000
+class SmallObjects(Get, List, Protocol):
+    """What looking for other queues and topics needs of a store."""
 
 
 class ClaimStore(CasStore, List, Protocol):
     """What claiming a queue needs of a store."""
 
 
-class Claim:
-    """A queue that was claimed for use, and what its marker remembers of it.
+class QueueClaim:
+    """A data prefix that was claimed for a queue, and what its marker remembers of the manifest.
 
     Not thread-safe: it belongs to the queue object that notes in it.
 
@@ -311,17 +169,17 @@ class Claim:
     """
 
     def __init__(
-        self, store: CasStore, config: QueueConfig, runtime: Runtime, marker: Marker
+        self, store: CasStore, config: QueueConfig, runtime: Runtime, owner: PrefixOwner
     ) -> None:
         self._store = store
         self._config = config
         self._runtime = runtime
         # A note is worth a short wait and no more: the next one says all that this one says.
         quick = replace(config, cas_deadline_ms=min(_NOTE_DEADLINE_MS, config.cas_deadline_ms))
-        self._register = _register(store, quick, runtime)
-        self._seen = marker.watermark
+        self._object = _owner_object(store, quick, runtime)
+        self._seen = owner.watermark
         self._tried, self._tried_at = self._seen, runtime.monotonic()
-        self.queue_id = marker.queue_id
+        self.queue_id = owner.queue_id
 
     @property
     def watermark(self) -> Watermark | None:
@@ -338,7 +196,7 @@ class Claim:
             check_reached(self._seen, manifest, self._config, self._store.url)
 
     def note(self, manifest: Manifest, *, now: bool = False, acked_location: str = "") -> None:
-        """Let the marker remember how far a manifest is, that was read or written just now.
+        """Let the marker remember how far a manifest is that was read or written just now.
 
         Writes when the manifest is seen for the first time, when its epoch has risen, after
         ``NOTE_INTERVAL_S``, or ``now``; and only what the marker does not know yet. Raises
@@ -353,39 +211,39 @@ class Claim:
         seen, tried = self._seen, self._tried
         waited_s = self._runtime.monotonic() - self._tried_at
         due = now or tried is None or reached.epoch > tried.epoch or waited_s >= NOTE_INTERVAL_S
-        if not due or (seen is not None and seen.knows(reached)):
+        if not due or (seen is not None and seen.includes(reached)):
             return
         # Also when it fails: a marker that cannot be written must not slow every append down.
         self._tried, self._tried_at = reached, self._runtime.monotonic()
 
-        def raised(before: Marker | None) -> Marker | None:
-            # Deleted, or of a queue that was started over: not ours to write any more.
+        def raised(before: PrefixOwner | None) -> PrefixOwner | None:
+            # A marker that was deleted, or names a queue that was started over, is not ours.
             if before is None or before.queue_id != self.queue_id:
                 return before
             known = before.watermark
-            if known is not None and known.knows(reached):
+            if known is not None and known.includes(reached):
                 return before
             return replace(before, watermark=known.joined(reached) if known else reached)
 
         try:
-            outcome = self._register.update(raised)
+            outcome = self._object.update(raised)
         except OpenDataBufferError as error:
-            log.warning("the queue's marker %s was not written: %s", self._register.key, error)
+            log.warning("the owner marker %s was not written: %s", self._object.key, error)
             return
-        if isinstance(outcome, Done):
+        if isinstance(outcome, outcomes.Applied):
             self._seen = reached if seen is None else seen.joined(reached)
         else:
-            log.info("the queue's marker %s was not written: %s", self._register.key, outcome)
+            log.info("the owner marker %s was not written: %s", self._object.key, outcome)
 
 
-def claim_for_use(
+def claim_for_writing(
     store: ClaimStore, config: QueueConfig, *, runtime: Runtime | None = None
-) -> Claim:
-    """What whoever writes to a queue does before its first write; free to repeat.
+) -> QueueClaim:
+    """Claim a queue before the first write to it; may be repeated.
 
     Makes sure that the store honours conditional writes (failure F12), that the data prefix
     belongs to this queue (failure F7), and that the manifest is not behind what the marker has
-    seen (failure F4); with ``config.recreate`` a queue whose manifest is gets a new identity
+    seen (failure F4). With ``config.recreate`` a queue whose manifest is behind gets a new id
     instead, and starts over.
 
     Raises:
@@ -398,32 +256,30 @@ def claim_for_use(
     """
     runtime = runtime if runtime is not None else SystemRuntime()
     with deadline(runtime, config.cas_deadline_ms / 1000):
-        return _claim_for_use(store, config, runtime)
-
-
-def _claim_for_use(store: ClaimStore, config: QueueConfig, runtime: Runtime) -> Claim:
-    store.check_conditional_writes(config.manifest_path)
-    claim = check_owner(store, config, runtime=runtime)
-    if claim is None:
-        refuse_nesting(store, config.data_path_prefix, MARKER_NAME)
-        claim = claim_queue(store, config, runtime=runtime)
-    if claim.watermark is None:
+        store.check_conditional_writes(config.manifest_path)
+        claim = check_owner(store, config, runtime=runtime)
+        if claim is None:
+            _check_prefix_is_free(store, config.data_path_prefix)
+            claim = claim_queue(store, config, runtime=runtime)
+        if claim.watermark is None:
+            return claim
+        manifest = _read_manifest(store, config, runtime)
+        try:
+            claim.check(manifest)
+        except QueueReset as error:
+            if not config.recreate:
+                raise
+            log.warning("the queue starts over, as asked: %s", error)
+            return _start_over(store, config, runtime, claim.queue_id, manifest)
         return claim
-    manifest = _read_manifest(store, config, runtime)
-    try:
-        claim.check(manifest)
-    except QueueReset as error:
-        if not config.recreate:
-            raise
-        log.warning("the queue starts over, as asked: %s", error)
-        return _start_over(store, config, runtime, claim.queue_id, manifest)
-    return claim
 
 
-def claim_queue(store: CasStore, config: QueueConfig, *, runtime: Runtime | None = None) -> Claim:
-    """Make the data prefix belong to the queue of this manifest; free to repeat.
+def claim_queue(
+    store: CasStore, config: QueueConfig, *, runtime: Runtime | None = None
+) -> QueueClaim:
+    """Make the data prefix belong to the queue of this manifest; may be repeated.
 
-    Costs one read when it does already, one more write when it belongs to nobody yet.
+    Costs one read when it does already, one more write when it has no owner yet.
 
     Raises:
         PrefixConflict: It belongs to the queue of another manifest; nothing was written.
@@ -431,23 +287,23 @@ def claim_queue(store: CasStore, config: QueueConfig, *, runtime: Runtime | None
         TransientStorageError, PermanentStorageError: The store did not answer.
     """
     runtime = runtime if runtime is not None else SystemRuntime()
-    fresh = _new_marker(config, runtime)
+    fresh = PrefixOwner(config.manifest_path, runtime.ulid())
 
-    def claimed(before: Marker | None) -> Marker:
-        # The first marker stays, with its id. So a lost answer needs no proof: whoever wrote
-        # it, what counts is what the next read finds.
+    def claimed(before: PrefixOwner | None) -> PrefixOwner:
+        # The first marker stays, with its id. So a lost answer needs no proof: whichever process
+        # wrote the marker, what counts is what the next read finds.
         if before is None:
             return fresh
         _check_manifest_path(before, config)
         return before
 
-    return Claim(store, config, runtime, _write(store, config, runtime, claimed))
+    return QueueClaim(store, config, runtime, _write(store, config, runtime, claimed))
 
 
 def check_owner(
     store: CasStore, config: QueueConfig, *, runtime: Runtime | None = None
-) -> Claim | None:
-    """The claim of whoever claimed the prefix for this queue; None when nobody did yet.
+) -> QueueClaim | None:
+    """The claim of a prefix that belongs to this queue; None when it has no owner yet.
 
     Writes nothing.
 
@@ -457,88 +313,203 @@ def check_owner(
         TransientStorageError, PermanentStorageError: The store did not answer.
     """
     runtime = runtime if runtime is not None else SystemRuntime()
-    found = _register(store, config, runtime).read()
-    if not isinstance(found, Done) or found.value is None:
+    owner = _owner_object(store, config, runtime).read()
+    if not isinstance(owner, PrefixOwner):
         return None
-    _check_manifest_path(found.value, config)
-    return Claim(store, config, runtime, found.value)
-
-
-def read_marker(store: CasStore, config: QueueConfig, runtime: Runtime) -> Marker | None:
-    """The marker of a data prefix, whatever manifest it names; None when there is none.
-
-    Raises:
-        CorruptData: It cannot be read.
-        TransientStorageError, PermanentStorageError: The store did not answer.
-    """
-    found = _register(store, config, runtime).read()
-    return found.value if isinstance(found, Done) else None
+    _check_manifest_path(owner, config)
+    return QueueClaim(store, config, runtime, owner)
 
 
 def _start_over(
     store: CasStore, config: QueueConfig, runtime: Runtime, old_id: str, manifest: Manifest | None
-) -> Claim:
+) -> QueueClaim:
     """A new id, so that positions of the queue before are not taken for positions of this one."""
-    fresh = _new_marker(config, runtime)
-    if manifest is not None:
-        fresh = replace(fresh, watermark=Watermark.of(manifest))
+    watermark = None if manifest is None else Watermark.of(manifest)
+    fresh = PrefixOwner(config.manifest_path, runtime.ulid(), watermark)
 
-    def renewed(before: Marker | None) -> Marker:
+    def renewed(before: PrefixOwner | None) -> PrefixOwner:
         if before is None:
             return fresh
         # Of two that start over at once the first one's id stays.
         return replace(fresh, others=before.others) if before.queue_id == old_id else before
 
-    return Claim(store, config, runtime, _write(store, config, runtime, renewed))
+    return QueueClaim(store, config, runtime, _write(store, config, runtime, renewed))
 
 
 def _write(
     store: CasStore,
     config: QueueConfig,
     runtime: Runtime,
-    decide: Callable[[Marker | None], Marker],
-) -> Marker:
-    outcome = _register(store, config, runtime).update(decide)
-    if isinstance(outcome, Done) and outcome.value is not None:
+    decide: Callable[[PrefixOwner | None], PrefixOwner],
+) -> PrefixOwner:
+    outcome = _owner_object(store, config, runtime).update(decide)
+    if isinstance(outcome, outcomes.Applied) and outcome.value is not None:
         return outcome.value
     raise TransientStorageError(
-        f"owner marker {marker_key(config.data_path_prefix)!r} in {store.url} could not be "
+        f"owner marker {owner_key(config.data_path_prefix)!r} in {store.url} could not be "
         f"written within {config.cas_deadline_ms / 1000:.0f} s: {outcome}. Try again."
     )
 
 
-def _register(store: CasStore, config: QueueConfig, runtime: Runtime) -> CasObject[Marker]:
+def _owner_object(store: CasStore, config: QueueConfig, runtime: Runtime) -> CasObject[PrefixOwner]:
     prefix = config.data_path_prefix
     return CasObject(
         store,
-        marker_key(prefix),
-        decode=lambda data: Marker.from_json(data, prefix),
-        encode=lambda marker: marker.to_json(prefix),
+        owner_key(prefix),
+        decode=lambda data: PrefixOwner.from_json(data, prefix),
+        encode=lambda owner: owner.to_json(prefix),
         runtime=runtime,
         settings=config,
-        max_bytes=MARKER.max_bytes,
-        unreadable=MARKER.unreadable,
+        max_bytes=_OWNER.max_bytes,
+        unreadable=_OWNER.unreadable,
     )
 
 
 def _read_manifest(store: CasStore, config: QueueConfig, runtime: Runtime) -> Manifest | None:
-    register = CasObject(
+    manifest = CasObject(
         store,
         config.manifest_path,
-        decode=lambda data: named_manifest(data, store.url, config),
+        decode=lambda data: parse_manifest(data, store.url, config),
         encode=lambda manifest: manifest.raw,
         runtime=runtime,
         settings=config,
         max_bytes=MAX_MANIFEST_BYTES,
     )
-    found = register.read()
-    return found.value if isinstance(found, Done) else None
+    found = manifest.read()
+    return found if isinstance(found, Manifest) else None
 
 
-def _check_manifest_path(marker: Marker, config: QueueConfig) -> None:
-    if marker.manifest_path != config.manifest_path:
-        raise PrefixConflict(config.data_path_prefix, config.manifest_path, marker.manifest_path)
+def _check_manifest_path(owner: PrefixOwner, config: QueueConfig) -> None:
+    if owner.manifest_path != config.manifest_path:
+        raise PrefixConflict(config.data_path_prefix, config.manifest_path, owner.manifest_path)
 
 
-def _new_marker(config: QueueConfig, runtime: Runtime) -> Marker:
-    return Marker(config.manifest_path, runtime.ulid())
+def _check_prefix_is_free(store: SmallObjects, data_path_prefix: str) -> None:
+    """Check a data prefix that is about to get its first queue (failure F7).
+
+    Raises:
+        InvalidInput: It lies inside another queue's data prefix, or one lies inside it; or it
+            lies at, in or around a topic, or beside the partitions of one whose description is
+            gone, and is no partition's.
+        StorageError: The store did not answer.
+    """
+    parts = data_path_prefix.split("/")
+    for length in range(len(parts) + 1):
+        root, inner = "/".join(parts[:length]), "/".join(parts[length:])
+        if _is_beside_partitions(store, root, inner):
+            raise _in_topic(data_path_prefix, root)
+    if PARTITION_NAME.fullmatch(parts[-1]) is None:
+        for length in range(len(parts)):
+            if hint := missing_topic_hint(store, "/".join(parts[:length])):
+                raise InvalidInput(hint)
+    for length in range(1, len(parts)):
+        outer = "/".join(parts[:length])
+        if exists(store, owner_key(outer)):
+            raise _nested(data_path_prefix, outer, f"inside the data prefix {outer!r} of another")
+    below = store.list(f"{data_path_prefix}/", limit=LISTED_BELOW)
+    for found in below.objects:
+        folder, _, name = found.key.rpartition("/")
+        if name == OWNER_NAME and folder != data_path_prefix:
+            raise _nested(data_path_prefix, folder, f"around the data prefix {folder!r} of another")
+        if name == TOPIC_KEY:
+            raise InvalidInput(
+                f"data prefix {data_path_prefix!r} lies around the topic at {folder!r}: a garbage "
+                f"collector may delete the topic's batches. Use a prefix beside {folder!r}."
+            )
+
+
+def missing_topic_hint(store: SmallObjects, root: str = "") -> str | None:
+    """What an error says where partitions of a topic lie without the topic's description.
+
+    A queue created beside them would not be read once the description is back.
+
+    Args:
+        store: Where to look.
+        root: A folder without a slash at its end; empty for the store's.
+
+    Returns:
+        None where there are no such partitions.
+    """
+    try:
+        below = store.list(f"{root}/p-0".lstrip("/"), limit=1)
+    except PermanentStorageError:
+        return None  # A process that may not read outside of the prefix may still have a queue.
+    for found in below.objects:
+        name = found.key.removeprefix(f"{root}/").split("/")[0]
+        if not _has_letters(name) or exists(store, _topic_key(root)):
+            break
+        return (
+            f"there is partition {name!r} of a topic at {_root_text(root)}, and the topic's "
+            f"description {TOPIC_KEY!r} is gone: readers of the topic would not see a queue beside "
+            "it. Put its latest version back (bucket versioning). If the topic was given up, "
+            "delete what is left of it, or use another store."
+        )
+    return None
+
+
+def exists(store: Get, key: str) -> bool:
+    """Whether a small object, such as a marker, is there; one read.
+
+    Raises:
+        StorageError: The store did not answer.
+    """
+    try:
+        store.get(key, max_bytes=_MAX_SMALL_BYTES)
+    except ObjectNotFound:
+        return False
+    except CorruptData:
+        return True  # It is too large to be one; the code that reads it raises that error.
+    return True
+
+
+def _is_beside_partitions(store: Get, root: str, inner: str) -> bool:
+    """Whether there is a topic at this root, and it has no partition of this name."""
+    try:
+        found = store.get(_topic_key(root), max_bytes=_MAX_SMALL_BYTES)
+    except (ObjectNotFound, PermanentStorageError):
+        # A process that may not read outside of the prefix may still have a queue there.
+        return False
+    name = PARTITION_NAME.fullmatch(inner)
+    if name is None or name["letters"]:
+        # A name with letters cannot be guessed, so it was listed once. If it is listed no more,
+        # its manifest is sealed and refuses every write.
+        return name is None
+    names = _listed(found.data) if isinstance(found, Blob) else []
+    return inner not in names and any(_has_letters(name) for name in names)
+
+
+def _has_letters(name: str) -> bool:
+    found = PARTITION_NAME.fullmatch(name)
+    return found is not None and found["letters"] is not None
+
+
+def _listed(description: bytes) -> list[str]:
+    """The names in a topic's description; none if they cannot be read: reading the topic raises."""
+    try:
+        return [str(each["name"]) for each in json.loads(description)["partitions"]]
+    except (ValueError, RecursionError, TypeError, KeyError):
+        return []
+
+
+def _topic_key(root: str) -> str:
+    return f"{root}/{TOPIC_KEY}".lstrip("/")
+
+
+def _root_text(root: str) -> str:
+    return f"{root!r} in this store" if root else "the root of this store"
+
+
+def _in_topic(data_path_prefix: str, root: str) -> InvalidInput:
+    return InvalidInput(
+        f"there is a topic at {_root_text(root)}, and {data_path_prefix!r} is none of its "
+        "partitions: readers of the topic would not see this queue. Use a TopicProducer or "
+        "TopicConsumer, one partition (--partition 0, in Python Topic.config_of), or another "
+        "store for a queue."
+    )
+
+
+def _nested(data_path_prefix: str, other: str, where: str) -> InvalidInput:
+    return InvalidInput(
+        f"data prefix {data_path_prefix!r} lies {where} queue: a garbage collector of the outer "
+        f"one may delete the inner one's batches. Use a prefix beside {other!r}."
+    )

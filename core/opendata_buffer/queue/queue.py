@@ -1,9 +1,9 @@
 """The queue: one manifest, and the changes that producers and consumers make to it.
 
 Every change is a pure function from the manifest as it is to the manifest as it shall be;
-:mod:`opendata_buffer.queue.cas` reads, writes and looks lost answers up. Here is what only a
-manifest has: appends that must not land twice, epochs, positions, and limits (OpenData RFC 0001,
-Queue).
+:mod:`opendata_buffer.queue.cas` reads, writes, and looks for a write whose answer was lost. Here
+is what only a manifest has: appends that must not be applied twice, epochs, positions, and limits
+(OpenData RFC 0001, Queue).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import opendata_buffer
-from opendata_buffer import metrics
+from opendata_buffer import metrics, outcomes
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import (
     CommitStateUnknown,
@@ -31,39 +31,30 @@ from opendata_buffer.formats.manifest import (
     NewEntry,
     check_transition,
 )
-from opendata_buffer.queue.cas import (
-    CasObject,
-    CasStore,
-    Done,
-    Doubtful,
-    Gone,
-    Outcome,
-    OutcomeUnknown,
-    Raced,
-)
-from opendata_buffer.queue.ownership import Claim
+from opendata_buffer.queue.cas import CasObject, CasStore, OutcomeUnknown
+from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.rollback_checks import (
     check_follows,
     check_resume,
-    named_manifest,
+    parse_manifest,
     vanished,
 )
 from opendata_buffer.runtime import Runtime
 
-__all__ = ["Append", "OpenPause", "Queue", "WritePause", "broker_pause"]
-
-
-# ---- A group of batches on its way into the manifest, all of it or nothing. Pure. ----
-#
-# An append whose answer was lost is repeated until it is known to have landed, and must not land
-# twice: the group is recognised by its locations, each of which is used once (failures F1, F2).
-
+__all__ = ["OpenPause", "Queue", "WritePause", "broker_pause"]
 
 T = TypeVar("T")
 
+MAX_PAUSE_S = 0.1
+"""Longest wait after a lost race, where a write takes longer than the first step of the backoff."""
 
-class Append(Generic[T]):
-    """The change of one append, and its :class:`~.cas.Proof`.
+
+class _Append(Generic[T]):
+    """The change of one append, all of its group or nothing, and its :class:`~.cas.Proof`. Pure.
+
+    An append whose answer was lost is repeated until it is known to be applied, and must not be
+    applied twice. The group is recognised by its locations, each of which is used once (failures
+    F1, F2).
 
     Args:
         entries: At least one.
@@ -73,7 +64,7 @@ class Append(Generic[T]):
 
     Attributes:
         sequence: Of the first entry, where it is now or was to go last; -1 before that.
-        stopped: What the guard answered in the last attempt; None to go on.
+        stopped: What the guard returned in the last attempt; None to go on.
     """
 
     def __init__(
@@ -106,7 +97,7 @@ class Append(Generic[T]):
         """Whether the group is in the manifest.
 
         Raises:
-            Untraceable: It is not, and a consumer took entries that may have been it.
+            OutcomeUnknown: It is not, and a consumer took entries that may have been it.
         """
         if now is None:
             return False
@@ -120,10 +111,6 @@ class Append(Generic[T]):
         self.sequence = last - len(self._entries) + 1
         self.stopped = None
         return True
-
-
-SOON_S = 0.1
-"""Longest wait after a lost race, where a write takes longer than the first step of the backoff."""
 
 
 class WritePause(Protocol):
@@ -178,8 +165,8 @@ class Queue:
         config: Manifest path, deadline, backoff and size limit.
         runtime: Clock and jitter.
         role: Label of the write and conflict counters: ``producer``, ``consumer``, ...
-        claim: The claim of whoever writes: its marker refuses a manifest that was lost or
-            restored, and is told how far this one gets. None for those who only read.
+        claim: Of a writer: its marker refuses a manifest that was lost or restored, and
+            remembers how far this one gets. None for a reader.
         after_conflict: Seconds to wait after a lost race, asked each time; without it the
             backoff of any other retry.
         open_pause: Has a broker beside this queue pause for each change, from the first lost race
@@ -187,7 +174,7 @@ class Queue:
     """
 
     # Producers write all the time, so a consumer's remembered manifest is out of date: one read is
-    # cheaper than a lost race that makes a producer retry, too.
+    # cheaper than a lost race, which also makes a producer retry.
     _changes_from_memory = False
 
     def __init__(
@@ -197,7 +184,7 @@ class Queue:
         *,
         runtime: Runtime,
         role: str,
-        claim: Claim | None = None,
+        claim: QueueClaim | None = None,
         after_conflict: Callable[[], float | None] | None = None,
         open_pause: OpenPause | None = None,
     ) -> None:
@@ -207,18 +194,19 @@ class Queue:
         self._config = config
         self._runtime = runtime
         self._claim = claim
-        self._dropped: tuple[int, str] | None = None  # The last entry that a change took out.
+        # Sequence and location of the last entry that a change took out.
+        self._dropped: tuple[int, str] | None = None
         self._labels = {"role": role}
         self._where = {
             "queue": metrics.queue_label(store.url, config.manifest_path),
             **self._labels,
         }
-        self._lost: deque[bool] = deque(maxlen=100)
+        self._races_lost: deque[bool] = deque(maxlen=100)
         self._key = config.manifest_path
-        self._register = CasObject(
+        self._object = CasObject(
             store,
             self._key,
-            decode=lambda data: named_manifest(data, store.url, config),
+            decode=lambda data: parse_manifest(data, store.url, config),
             encode=lambda manifest: manifest.raw,
             runtime=runtime,
             settings=config,
@@ -247,21 +235,21 @@ class Queue:
     @property
     def attempts(self) -> int:
         """Attempts to write the manifest so far."""
-        return self._register.attempts
+        return self._object.attempts
 
     @property
     def conflicts(self) -> int:
         """Those of them that lost a race."""
-        return self._register.conflicts
+        return self._object.conflicts
 
     @property
     def last_seen(self) -> Manifest | None:
         """The manifest as last read or written; None when none was seen yet."""
-        return self._register.last_seen
+        return self._object.last_seen
 
     def close(self) -> None:
         """Let the marker remember how far the queue got. Free to repeat; raises nothing."""
-        manifest = self._register.last_seen
+        manifest = self._object.last_seen
         if self._claim is not None and manifest is not None:
             self._claim.note(manifest, now=True, acked_location=self._acked_location(manifest))
         self.disconnect()
@@ -281,12 +269,12 @@ class Queue:
             CorruptManifest: It is no v1 manifest.
             TransientStorageError: The store did not answer within ``cas_deadline_ms``.
         """
-        found = self._register.read()
-        if isinstance(found, Gone):
+        found = self._object.read()
+        if isinstance(found, outcomes.Vanished):
             raise vanished(self._config, self._store.url)
         if self._claim is not None:
-            self._claim.check(found.value)
-        return found.value
+            self._claim.check(found)
+        return found
 
     def append(
         self,
@@ -316,25 +304,25 @@ class Queue:
             QueueFull: The manifest would outgrow ``max_manifest_bytes``; nothing was appended.
             Conflict: Every attempt lost its race until the deadline; nothing was appended.
             CommitStateUnknown: The group may have landed and was dequeued since, or storage
-                stopped answering before that could be told.
+                stopped answering before that could be known.
             Drained: The queue was sealed; nothing was appended.
             QueueReset, CorruptManifest, PermanentStorageError: Nothing was appended.
         """
         if not entries:
             raise InvalidInput("append of no entries: give at least one")
         check = self._check_append if not makes_room else lambda before, _: self._check_open(before)
-        append = Append(entries, check, guard)
+        append = _Append(entries, check, guard)
         outcome = self._update(append.decide, append, from_memory=not read_first)
-        if isinstance(outcome, Doubtful):
-            seen = self._register.last_seen
+        if isinstance(outcome, outcomes.Unknown):
+            seen = self._object.last_seen
             raise CommitStateUnknown(
                 self._key,
-                outcome.mark,
+                outcome.first_mark,
                 tuple(entry.location for entry in entries),
                 None if seen is None else seen.next_sequence,
                 outcome.reason.rstrip("."),
             ) from outcome.cause
-        self._settled(outcome)
+        self._manifest_of(outcome)
         return append.sequence if append.stopped is None else append.stopped
 
     def claim_epoch(
@@ -347,7 +335,7 @@ class Queue:
         Raises:
             QueueReset: ``last_acked_sequence`` was given and the queue is not there or ends
                 before it (failures F4, F27).
-            DataLoss: Entries after ``last_acked_sequence`` were dequeued by somebody else, and
+            DataLoss: Entries after ``last_acked_sequence`` were dequeued by another consumer, and
                 ``allow_data_loss`` is false.
             Drained: The queue was sealed.
         """
@@ -356,7 +344,7 @@ class Queue:
             self._check_open(before)
             if last_acked_sequence is not None:
                 check_resume(
-                    self._register.last_seen,
+                    self._object.last_seen,
                     last_acked_sequence,
                     self._config,
                     self._store.url,
@@ -395,9 +383,9 @@ class Queue:
         fenced, and cannot acknowledge past a batch that it knows nothing of.
 
         Args:
-            sequence: Which one; the new entry has the same.
+            sequence: Of the entry to replace; the new entry has the same.
             location: Of the entry to replace, so that no other is hit.
-            entry: What to put there; its location tells a repeated call from a first one.
+            entry: The new entry; a repeated call is recognised by its location.
 
         Raises:
             InvalidInput: ``sequence`` is not queued, or names another batch by now.
@@ -421,9 +409,9 @@ class Queue:
     def seal(self) -> bool:
         """Close an empty queue for good; repeatable. While it has entries: False, no write.
 
-        What is decided here is decided in the manifest itself: an append that was on its way
-        lands before the seal, and then there is none, or it is refused (``Drained``). So nothing
-        is ever queued where nobody looks any more. A queue without a manifest gets a sealed one.
+        The manifest itself decides: an append that was on its way is applied before the seal, and
+        the queue is not empty, or is refused (``Drained``). So nothing is ever queued where it is
+        not read any more. A queue without a manifest gets a sealed one.
 
         Raises:
             Conflict, QueueReset, CorruptManifest, StorageError: The manifest was not written.
@@ -435,7 +423,7 @@ class Queue:
     def check_epoch(self, manifest: Manifest, epoch: int) -> None:
         """Raise :class:`Fenced` unless ``epoch`` is the manifest's, ``Drained`` if that is sealed.
 
-        A consumer that was overtaken finds out here, and changes nothing (failure F8).
+        A consumer that was fenced learns it here, and changes nothing (failure F8).
         """
         self._check_open(manifest)
         if manifest.epoch != epoch:
@@ -446,24 +434,23 @@ class Queue:
             raise Drained(self._key)
 
     def _change(self, change: Callable[[Manifest], Manifest]) -> Manifest:
-        """A change that may be applied twice: nothing needs to be recognised."""
+        """Make a change that may be applied twice, and so needs no proof."""
         outcome = self._update(change, from_memory=self._changes_from_memory)
-        if isinstance(outcome, Doubtful):
+        if isinstance(outcome, outcomes.Unknown):
             raise TransientStorageError(
                 f"manifest {self._key!r} in {self._store.url} could not be written: "
                 f"{outcome.reason}. It may have been written; try again."
             )
-        return self._settled(outcome)
+        return self._manifest_of(outcome)
 
     def _update(
         self,
         change: Callable[[Manifest], Manifest],
-        append: Append[T] | None = None,
+        append: _Append[T] | None = None,
         *,
         from_memory: bool = False,
-    ) -> Outcome[Manifest | None]:
-        register = self._register
-        attempts, conflicts = register.attempts, register.conflicts
+    ) -> outcomes.Outcome[Manifest | None]:
+        attempts, conflicts = self.attempts, self.conflicts
 
         def decide(before: Manifest | None) -> Manifest | None:
             self._decided_at = self._runtime.monotonic()
@@ -481,11 +468,11 @@ class Queue:
                 # The broker has written since: what is remembered is out of date.
                 from_memory = False
                 self._pause.begin()
-            return register.update(decide, proof=append, from_memory=from_memory)
+            return self._object.update(decide, proof=append, from_memory=from_memory)
         finally:
             if self._pause is not None:
                 self._pause.end()
-            self._count(register.attempts - attempts, register.conflicts - conflicts)
+            self._count(self.attempts - attempts, self.conflicts - conflicts)
 
     def _after_conflict(self) -> float | None:
         """Have a broker pause, where one is; seconds to wait until the next attempt."""
@@ -495,19 +482,19 @@ class Queue:
             # In a pause of the broker, another writer was faster: asking again changes nothing.
             if self._pause.is_granted or self._pause.begin():
                 return 0.0
-        return self._soon()
+        return self._conflict_pause_s()
 
-    def _soon(self) -> float | None:
+    def _conflict_pause_s(self) -> float | None:
         """Seconds to wait after a lost race; None for the backoff, which grows each time.
 
-        Who waits longer each time hardly ever meets the gap that a busy writer leaves
-        (``producer/group_commit.py``). What a write takes is wait enough, unless the store is
-        quick.
+        A writer that waits longer each time hardly ever meets the gap that a busy writer leaves
+        (``producer/group_commit.py``). The time that a write takes is wait enough, unless the
+        store is quick.
         """
         took = self._runtime.monotonic() - self._decided_at
         if took <= self._config.backoff_base_ms / 1000:
             return None
-        return self._runtime.random() * min(took, SOON_S)
+        return self._runtime.random() * min(took, MAX_PAUSE_S)
 
     def _count(self, tried: int, lost: int) -> None:
         if not tried:
@@ -515,13 +502,20 @@ class Queue:
         metrics.manifest_writes.add(tried, self._labels)
         if lost:
             metrics.manifest_conflicts.add(lost, self._labels)
-        self._lost.extend([True] * lost + [False] * (tried - lost))
-        metrics.conflict_rate.set(sum(self._lost) / len(self._lost), self._where)
+        self._races_lost.extend([True] * lost + [False] * (tried - lost))
+        metrics.conflict_rate.set(sum(self._races_lost) / len(self._races_lost), self._where)
 
-    def _settled(self, outcome: Done[Manifest | None] | Raced | Gone) -> Manifest:
-        if isinstance(outcome, Raced):
+    def _manifest_of(
+        self, outcome: outcomes.Applied[Manifest | None] | outcomes.Conflict | outcomes.Vanished
+    ) -> Manifest:
+        """The manifest that holds now.
+
+        Raises:
+            Conflict, QueueReset: The change was not made.
+        """
+        if isinstance(outcome, outcomes.Conflict):
             raise Conflict(self._key, outcome.attempts, outcome.waited_s)
-        if isinstance(outcome, Gone):
+        if isinstance(outcome, outcomes.Vanished):
             raise vanished(self._config, self._store.url)
         manifest = outcome.value
         if self._claim is not None and manifest is not None:
@@ -531,8 +525,8 @@ class Queue:
     def _acked_location(self, manifest: Manifest) -> str:
         """Where the batch was that left this manifest last; empty where that is not known.
 
-        The change that was to take one out may have been refused, and another consumer may have
-        taken more: what is told of a batch that waits is told of none.
+        The change that was to take a batch out may have been refused, and another consumer may
+        have taken more: then the remembered location is of another batch, and is not used.
         """
         if self._dropped is None or self._dropped[0] != manifest.first_sequence - 1:
             return ""

@@ -1,19 +1,19 @@
-"""Whether a manifest continues what is known of its queue (failure F4). Pure.
+"""Checks that a manifest continues what is known of its queue (failure F4). Pure.
 
-A manifest only goes forward. One that is gone or behind was deleted, made again or restored from
-an old copy: its sequences stand for other batches by now, and batches that wait to be read may be
-named by nothing. So nobody goes on with it; each error says what is to be done.
+A manifest only goes forward. One that is gone or behind was deleted, created again or restored
+from an old copy: its sequences stand for other batches by now, and batches that wait to be read
+may be named by nothing. So no process goes on with it; each error names the queue as the command
+line takes it, in the command that repairs it.
 """
 
 from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
-from typing import Protocol
 
 from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, QueueConfig
 from opendata_buffer.errors import CorruptManifest, DataLoss, InvalidInput, QueueReset
-from opendata_buffer.formats.manifest import Manifest, told
+from opendata_buffer.formats.manifest import Manifest, with_queue_in_hint
 
 __all__ = [
     "Watermark",
@@ -21,51 +21,37 @@ __all__ = [
     "check_reached",
     "check_resume",
     "ends_before",
-    "named_manifest",
-    "shell_words",
+    "parse_manifest",
+    "queue_hint",
     "vanished",
-    "words_of",
 ]
 
 
-# ---- How a queue is named, for errors that tell which one it is and what to type. ----
+def queue_hint(url: str, config: QueueConfig) -> str:
+    """A queue as the command line takes it: store, and the options that are not at their default.
 
-
-def words_of(url: str, data_path_prefix: str, manifest_path: str | None) -> list[str]:
-    """Store and options; those that are the default are left out.
-
-    Args:
-        url: The store's.
-        data_path_prefix: The queue's.
-        manifest_path: The queue's; None if it is where it is by default.
+    Quoted where a shell needs it.
     """
+    prefix, manifest = config.data_path_prefix, config.manifest_path
     found = [url]
-    if data_path_prefix != DEFAULT_DATA_PATH_PREFIX:
-        found += ["--data-path-prefix", data_path_prefix]
-    if manifest_path not in (None, f"{data_path_prefix}/manifest"):
-        found += ["--manifest-path", str(manifest_path)]
-    return found
+    if prefix != DEFAULT_DATA_PATH_PREFIX:
+        found += ["--data-path-prefix", prefix]
+    if manifest != f"{prefix}/manifest":
+        found += ["--manifest-path", manifest]
+    return shlex.join(found)
 
 
-def shell_words(url: str, config: QueueConfig) -> str:
-    """The same as text, quoted where a shell needs it."""
-    return shlex.join(words_of(url, config.data_path_prefix, config.manifest_path))
-
-
-def named_manifest(data: bytes, url: str, config: QueueConfig) -> Manifest:
+def parse_manifest(data: bytes, url: str, config: QueueConfig) -> Manifest:
     """A queue's manifest, which names itself where its entries turn out to be damaged.
 
     Raises:
-        CorruptManifest: Names the command; whoever has read the bytes adds whose they are.
+        CorruptManifest: Names the command; the caller, which has read the bytes, adds their key.
     """
-    words = shell_words(url, config)
+    hint = queue_hint(url, config)
     try:
-        return Manifest.parse(data).named(f"{config.manifest_path!r} in {url}", words)
+        return Manifest.parse(data).named(f"{config.manifest_path!r} in {url}", hint)
     except CorruptManifest as error:
-        raise CorruptManifest(told(str(error), words)) from error
-
-
-# ---- How far a manifest was, as one value that only rises. Pure. ----
+        raise CorruptManifest(with_queue_in_hint(str(error), hint)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,18 +88,18 @@ class Watermark:
         """Whether it is not below the other in anything."""
         return all(mine >= its for mine, its in zip(self._levels, other._levels, strict=True))
 
-    def knows(self, other: Watermark) -> bool:
-        """Whether it covers the other, and where the last batch was if the other knows that.
+    def includes(self, other: Watermark) -> bool:
+        """Whether it covers the other, and has the location of the last batch if the other has.
 
-        Whoever only reads the manifest, a collector or a producer, knows how far it is and not
-        where that batch was: its note must not keep the consumer from adding that.
+        A collector or a producer only reads the manifest and does not know where the last batch
+        was: its note must not keep the consumer from adding that.
         """
         if self.acked == other.acked and other.acked_location and not self.acked_location:
             return False
         return self.covers(other)
 
     def joined(self, other: Watermark) -> Watermark:
-        """The lowest one that covers both."""
+        """The lowest one that includes both."""
         further = max(self, other, key=lambda each: (each._levels[2], each.acked_location))
         return Watermark(
             max(self.next_sequence, other.next_sequence),
@@ -127,39 +113,19 @@ class Watermark:
         return self.next_sequence, self.epoch, -1 if self.acked is None else self.acked
 
 
-class Reached(Protocol):
-    """A manifest, or what is remembered of one."""
-
-    @property
-    def next_sequence(self) -> int: ...
-    @property
-    def epoch(self) -> int: ...
-
-
 def check_follows(known: Manifest, now: Manifest, config: QueueConfig, url: str) -> None:
-    """Refuse a manifest that is behind the one that this process read before.
-
-    Args:
-        known: As it was read or written before.
-        now: As it was read just now.
-        config: The queue.
-        url: Of the store.
+    """Refuse a manifest that is behind the one that this process read or wrote before.
 
     Raises:
         QueueReset: It went backwards.
     """
-    if not Watermark.of(known).allows(now):
-        raise QueueReset(f"{_went_backwards(known, now, config, url)}. {_restore(config, url)}")
+    seen = Watermark.of(known)
+    if not seen.allows(now):
+        raise QueueReset(f"{_went_backwards(seen, now, config, url)}. {_restore(config, url)}")
 
 
 def check_reached(seen: Watermark, now: Manifest | None, config: QueueConfig, url: str) -> None:
-    """Refuse a manifest that is gone, or behind what the queue's marker remembers.
-
-    Args:
-        seen: What the marker remembers.
-        now: As it was read just now; None when there is none.
-        config: The queue.
-        url: Of the store.
+    """Refuse a manifest that is gone, or behind what the owner marker remembers.
 
     Raises:
         QueueReset: It is gone or went backwards.
@@ -175,13 +141,13 @@ def check_reached(seen: Watermark, now: Manifest | None, config: QueueConfig, ur
     raise QueueReset(
         f"{what}. Batches that wait to be read may be named by nothing now. Stop producers, "
         "consumers and collectors. Then 'opendata-buffer manifest rebuild "
-        f"{shell_words(url, config)}' enqueues them again. To start over "
+        f"{queue_hint(url, config)}' enqueues them again. To start over "
         "without them, use --recreate (in Python recreate=True)."
     )
 
 
 def vanished(config: QueueConfig, url: str) -> QueueReset:
-    """What to raise when the manifest was deleted while this process used it."""
+    """The error about a manifest that was deleted while this process used it."""
     return QueueReset(
         f"manifest {config.manifest_path!r} in {url} vanished while in use. It is not "
         "recreated: sequences would start again at 0 and acknowledged positions would hide "
@@ -197,19 +163,19 @@ def check_resume(
     *,
     allow_data_loss: bool,
 ) -> None:
-    """Refuse to read on behind a batch that this queue does not have, or is far beyond.
+    """Refuse to resume after a batch that this queue does not have, or is far beyond.
 
     Args:
         now: The manifest; None when there is none.
-        last_acked: The sequence to go on behind.
+        last_acked: The sequence to resume after.
         config: The queue.
         url: Of the store.
-        allow_data_loss: Go on although batches behind it were dequeued.
+        allow_data_loss: Resume although batches after it were dequeued.
 
     Raises:
         InvalidInput: ``last_acked`` is negative.
         QueueReset: The queue is not there, or ends before it (failure F27).
-        DataLoss: Batches behind it were dequeued by somebody else, and that is not allowed.
+        DataLoss: Batches after it were dequeued by another consumer, and that is not allowed.
     """
     if last_acked < 0:
         raise InvalidInput(
@@ -235,14 +201,14 @@ def check_resume(
 
 
 def ends_before(last_acked: int, next_sequence: int, key: str, url: str) -> str:
-    """What to say of a queue that ends before the batch that somebody goes on behind."""
+    """The text of an error about a queue that ends before the batch to resume after."""
     return (
         f"cannot resume after sequence {last_acked}: manifest {key!r} in {url} ends at "
         f"{next_sequence - 1}. The queue was recreated or the position belongs to another queue."
     )
 
 
-def _went_backwards(known: Reached, now: Manifest, config: QueueConfig, url: str) -> str:
+def _went_backwards(known: Watermark, now: Manifest, config: QueueConfig, url: str) -> str:
     return (
         f"manifest {config.manifest_path!r} in {url} went backwards: next sequence "
         f"{known.next_sequence} -> {now.next_sequence}, epoch {known.epoch} -> {now.epoch}. "
@@ -254,5 +220,5 @@ def _restore(config: QueueConfig, url: str) -> str:
     return (
         "Stop producers, consumers and collectors. Restore the latest version (bucket "
         "versioning), or let 'opendata-buffer manifest rebuild "
-        f"{shell_words(url, config)}' enqueue the batches again that are still there."
+        f"{queue_hint(url, config)}' enqueue the batches again that are still there."
     )

@@ -8,9 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from weakref import WeakSet
 
-from ulid import ULID
-
-from opendata_buffer.runtime import Condition, SystemRuntime, Task
+from opendata_buffer.runtime import Condition, SystemRuntime, Task, ulid_of
 
 __all__ = ["ManualRuntime"]
 
@@ -83,7 +81,7 @@ class ManualRuntime:
         """A new ULID of any time."""
         with self._lock:
             noise = self._random.randbytes(10)
-        return str(ULID.from_bytes(timestamp_ms.to_bytes(6, "big") + noise))
+        return ulid_of(timestamp_ms, noise)
 
     def advance(self, seconds: float) -> None:
         """Move both clocks on, and wake whoever waited for that."""

@@ -48,7 +48,7 @@ from opendata_buffer.producer.append_buffer import ProduceRequest
 from opendata_buffer.producer.group_commit import OpenCommitter, open_committer
 from opendata_buffer.producer.handle import WriteHandle
 from opendata_buffer.producer.producer import Producer
-from opendata_buffer.queue.ownership import claim_for_use
+from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores.base import Store
@@ -639,7 +639,7 @@ class Publisher(Closeable):
     def _queue_of(self, name: str) -> Queue:
         if name not in self._queues:
             config = Topic.config_of(name, self._config)
-            claim = claim_for_use(self._store, config, runtime=self._runtime)
+            claim = claim_for_writing(self._store, config, runtime=self._runtime)
             self._queues[name] = Queue(
                 self._store, config, runtime=self._runtime, role="publisher", claim=claim
             )

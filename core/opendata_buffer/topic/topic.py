@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TypeVar
 
+from opendata_buffer import outcomes
 from opendata_buffer.concurrency import locked
 from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, QueueConfig
 from opendata_buffer.errors import (
@@ -16,8 +17,8 @@ from opendata_buffer.errors import (
     QueueReset,
     TransientStorageError,
 )
-from opendata_buffer.queue.cas import CasObject, Done, Gone, Outcome
-from opendata_buffer.queue.ownership import LOOKED_AT, MARKER_NAME, TOPIC_KEY, check_owner
+from opendata_buffer.queue.cas import CasObject
+from opendata_buffer.queue.ownership import LISTED_BELOW, OWNER_NAME, TOPIC_KEY, check_owner
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores.base import Store
@@ -92,8 +93,8 @@ class Topic:
         with deadline(topic._runtime, topic._settings.cas_deadline_ms / 1000):
             topic.store.check_conditional_writes(TOPIC_KEY)
             found = topic._object.read()
-            if isinstance(found, Done) and found.value is not None:
-                raise _exists(topic.url, found.value)
+            if isinstance(found, TopicDescription):
+                raise _exists(topic.url, found)
             _refuse_queues(topic.store)
             description = topic._taken(topic._object.update(lambda before: before or fresh))
         if description.topic_id != fresh.topic_id:
@@ -126,7 +127,7 @@ class Topic:
         """As :meth:`open`; None where there is no topic."""
         topic = cls._at(config, store, runtime)
         found = topic._object.read()
-        if isinstance(found, Done) and found.value is None:
+        if found is None:
             return None
         topic._taken(found)
         return topic
@@ -158,7 +159,7 @@ class Topic:
             StorageError: The store did not answer within ``cas_deadline_ms``.
         """
         found = self._object.read()
-        if isinstance(found, Done) and found.value is None:
+        if found is None:
             raise InvalidInput(
                 f"there is no topic at {self.url}: make one with 'opendata-buffer topic create "
                 f"{self.url} --partitions N'"
@@ -260,13 +261,13 @@ class Topic:
         return self._taken(self._object.update(decide))
 
     def _taken(
-        self,
-        outcome: Outcome[TopicDescription | None] | Done[TopicDescription | None] | Gone,
+        self, outcome: TopicDescription | outcomes.Outcome[TopicDescription | None]
     ) -> TopicDescription:
-        if isinstance(outcome, Done) and outcome.value is not None:
-            self._description = outcome.value
-            return outcome.value
-        if isinstance(outcome, Gone | Done):
+        now = outcome.value if isinstance(outcome, outcomes.Applied) else outcome
+        if isinstance(now, TopicDescription):
+            self._description = now
+            return now
+        if isinstance(outcome, outcomes.Vanished | outcomes.Applied):
             raise QueueReset(
                 f"{TOPIC_KEY!r} vanished from {self.url} while in use. It is not made again: "
                 "partitions would get the names of others. Put its latest version back (bucket "
@@ -311,9 +312,9 @@ def _exists(url: str, found: TopicDescription) -> InvalidInput:
 
 def _refuse_queues(store: Store) -> None:
     """Refuse a root with a queue below it: a partition of a lost topic, or an ordinary queue."""
-    for found in store.list("", limit=LOOKED_AT).objects:
+    for found in store.list("", limit=LISTED_BELOW).objects:
         folder, _, name = found.key.rpartition("/")
-        if name == MARKER_NAME:
+        if name == OWNER_NAME:
             raise InvalidInput(
                 f"there is a queue at {folder!r} in {store.url}: a topic wants a root of its own, "
                 "and its first partitions must be new. Take another root."

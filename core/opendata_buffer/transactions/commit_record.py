@@ -20,10 +20,11 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from opendata_buffer import outcomes
 from opendata_buffer.errors import InvalidInput, TransientStorageError
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.formats.sidecar import LARGEST, Sidecar, is_number
-from opendata_buffer.queue.cas import CasObject, Done, Outcome
+from opendata_buffer.queue.cas import CasObject
 from opendata_buffer.transactions.markers import ROLL_BACK, TransactionMarker, undecided_of_app
 
 __all__ = [
@@ -207,7 +208,7 @@ class OwnedRecord:
             return replace(found, run=self._run)
 
         outcome = self._object.update(change)
-        if not isinstance(outcome, Done) or outcome.value is None:
+        if not isinstance(outcome, outcomes.Applied) or outcome.value is None:
             raise TransientStorageError(
                 f"commit record {self.key!r} could not be written: {outcome}. Nothing "
                 "was appended; start the query again."
@@ -225,7 +226,7 @@ class OwnedRecord:
     def is_owned(self) -> bool:
         """Whether no other run has claimed the record since. Reads it."""
         now = self._object.read()
-        return isinstance(now, Done) and now.value is not None and now.value.run == self._run
+        return isinstance(now, CommitRecord) and now.run == self._run
 
     def was_overtaken_before(self, batch: int) -> bool:
         """Whether other runs wrote the batches between the last one of this run and this one.
@@ -238,7 +239,7 @@ class OwnedRecord:
 
     def decide(
         self, batch: int, producer: str, intents: Mapping[str, int]
-    ) -> Outcome[CommitRecord | None]:
+    ) -> outcomes.Outcome[CommitRecord | None]:
         """Write a batch into the record, which commits it; see :meth:`verdict`.
 
         Raises:

@@ -26,11 +26,12 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from opendata_buffer import outcomes
 from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import OpenDataBufferError, Superseded, TransientStorageError
 from opendata_buffer.formats.keys import Transaction
-from opendata_buffer.queue.cas import CasObject, Done, Doubtful
+from opendata_buffer.queue.cas import CasObject
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
@@ -203,7 +204,7 @@ class TransactionCoordinator:
             outcome = owned.decide(batch, producer, attempt.intents)
         except TransientStorageError as error:
             raise _unknown(attempt.txn, owned.key, str(error)) from error
-        if isinstance(outcome, Doubtful):
+        if isinstance(outcome, outcomes.Unknown):
             raise _unknown(attempt.txn, owned.key, outcome.reason)
         found = owned.verdict(batch, producer)
         if found is Verdict.COMMITTED:
@@ -212,7 +213,7 @@ class TransactionCoordinator:
         self.abandon(attempt)
         if found is Verdict.REPEATED:
             return False
-        if isinstance(outcome, Done):
+        if isinstance(outcome, outcomes.Applied):
             raise Superseded(app, batch)
         raise TransientStorageError(
             f"{attempt.txn} was not committed: its commit record {owned.key!r} could not "

@@ -15,8 +15,7 @@ from opendata_buffer.admin.fsck import (
     repair,
 )
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.codec import Compression
+from opendata_buffer.formats.batch import Compression, encode_batch
 from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import Manifest

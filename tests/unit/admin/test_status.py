@@ -26,7 +26,7 @@ from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.messages.message_ids import CONTINUE_TXN, build_uuid
-from opendata_buffer.queue.consumer_info import note_holder
+from opendata_buffer.queue.consumer_info import write_consumer_info
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Listing, ObjectInfo
@@ -198,7 +198,7 @@ def test_a_consumer_without_a_record_is_not_taken_for_the_one_before() -> None:
     reader = ReadOnlyReader(OWNED, store=store, runtime=runtime)
     queue = Queue(store, OWNED, runtime=runtime, role="consumer")
     queue.claim_epoch(None)
-    note_holder(store, OWNED, runtime, 1, program="a")
+    write_consumer_info(store, OWNED, runtime, 1, program="a")
     queue.claim_epoch(None)
     found = read_status(reader)
     assert found.consumer is not None

@@ -18,7 +18,7 @@ from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.messages.message_ids import CONTINUE_TXN, build_uuid
-from opendata_buffer.queue.ownership import claim_for_use
+from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
@@ -44,7 +44,7 @@ class World:
 
     def queue(self, name: str) -> Queue:
         config = Topic.config_of(name, CONFIG)
-        claim = claim_for_use(self.store, config, runtime=self.runtime)
+        claim = claim_for_writing(self.store, config, runtime=self.runtime)
         return Queue(self.store, config, runtime=self.runtime, role="test", claim=claim)
 
     def coordinator(self) -> TransactionCoordinator:

@@ -7,7 +7,7 @@ import pytest
 from buffer_sink.options import SinkOptions
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.formats.codec import Compression
+from opendata_buffer.formats.batch import Compression
 from opendata_buffer.formats.keys import Transaction
 
 STORE = {"path": "/data/queue"}

@@ -31,8 +31,7 @@ from buffer_sink.rows import (
     coalesced,
 )
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.formats.batch import decode_batch, seal_block
-from opendata_buffer.formats.codec import Compression
+from opendata_buffer.formats.batch import Compression, decode_batch, seal_block
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic import partitioner as mapping

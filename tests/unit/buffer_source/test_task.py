@@ -12,15 +12,14 @@ from buffer_source import task
 from buffer_source.options import PROGRAM, SourceOptions
 from buffer_source.planner import PartitionBatch
 from buffer_source.schema import default_schema
-from buffer_source.task import NOTE_INTERVAL_S, QueryNotes, add_query_id, read_batches
+from buffer_source.task import NOTE_INTERVAL_S, QueryNotes, note_query, read_batches
 from opendata_buffer import metrics
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import BatchMissing, BatchUnreadable, ForeignLocation
-from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.codec import Compression
+from opendata_buffer.formats.batch import Compression, encode_batch
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.quarantine import list_quarantine, read_copy
-from opendata_buffer.queue.consumer_info import note_holder, read_holder
+from opendata_buffer.queue.consumer_info import read_consumer_info, write_consumer_info
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.stores.open import open_store
@@ -181,7 +180,7 @@ _names = itertools.count()
 
 
 def query_of(store: MemoryStore, config: QueueConfig, runtime: ManualRuntime) -> str | None:
-    found = read_holder(store, config, runtime)
+    found = read_consumer_info(store, config, runtime)
     return None if found is None else found.query
 
 
@@ -192,18 +191,18 @@ def queue() -> tuple[MemoryStore, QueueConfig]:
 
 def test_a_task_adds_its_query_to_a_note_that_has_none() -> None:
     (store, config), runtime = queue(), ManualRuntime()
-    add_query_id(store, config, runtime, "q")
+    note_query(store, config, runtime, "q")
     assert query_of(store, config, runtime) is None
-    note_holder(store, config, runtime, 1, program=PROGRAM)
-    add_query_id(store, config, runtime, "q")
-    add_query_id(store, config, runtime, "another")
+    write_consumer_info(store, config, runtime, 1, program=PROGRAM)
+    note_query(store, config, runtime, "q")
+    note_query(store, config, runtime, "another")
     assert query_of(store, config, runtime) == "q"
 
 
 def test_the_note_of_another_program_is_left_alone() -> None:
     (store, config), runtime = queue(), ManualRuntime()
-    note_holder(store, config, runtime, 1, program="opendata-buffer consume")
-    add_query_id(store, config, runtime, "q")
+    write_consumer_info(store, config, runtime, 1, program="opendata-buffer consume")
+    note_query(store, config, runtime, "q")
     assert query_of(store, config, runtime) == ""
 
 
@@ -220,11 +219,11 @@ class Inline(ManualRuntime):
 def test_it_is_done_once_a_minute_so_that_a_restarted_query_is_noted_too() -> None:
     (store, config), runtime = queue(), Inline()
     notes = QueryNotes(runtime)
-    note_holder(store, config, runtime, 1, program=PROGRAM)
+    write_consumer_info(store, config, runtime, 1, program=PROGRAM)
     notes.add(config, "q")
     notes.add(config, "q")
     assert (runtime.spawned, query_of(store, config, runtime)) == (1, "q")
-    note_holder(store, config, runtime, 2, program=PROGRAM)
+    write_consumer_info(store, config, runtime, 2, program=PROGRAM)
     assert query_of(store, config, runtime) == ""
     runtime.advance(NOTE_INTERVAL_S)
     notes.add(config, "q")

@@ -17,8 +17,7 @@ from opendata_buffer.errors import (
     ObjectNotFound,
     StorageError,
 )
-from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.codec import Compression
+from opendata_buffer.formats.batch import Compression, encode_batch
 from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.stores.memory import MemoryStore

@@ -15,7 +15,7 @@ from opendata_buffer.errors import Fenced
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.queue.ownership import marker_key
+from opendata_buffer.queue.ownership import owner_key
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
@@ -146,7 +146,7 @@ def test_who_sits_at_a_terminal_is_asked(
     assert result.exit_code == code
     assert "1 problem of 'ingest' will be repaired. Go on?" in result.stderr
     assert run("fsck", url).exit_code == left
-    assert store.get(marker_key("ingest"))
+    assert store.get(owner_key("ingest"))
 
 
 # ---- skip, quarantine and rebuild

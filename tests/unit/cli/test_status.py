@@ -15,7 +15,7 @@ from opendata_buffer.broker.worker import Worker
 from opendata_buffer.cli.main import cli
 from opendata_buffer.config import ConsumerConfig, QueueConfig, WorkerConfig
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.queue.consumer_info import note_query
+from opendata_buffer.queue.consumer_info import add_query_id
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.broker.local import RUNTIME, eventually, host
@@ -184,7 +184,7 @@ def test_status_names_host_process_program_query_and_time(url: str, store: Memor
     fill(url, [b"a"])
     assert "consumer none yet" in flat(url)
     with Consumer(ConsumerConfig(store=url), program="Spark") as consumer:
-        note_query(store, ConsumerConfig(store=url), SystemRuntime(), consumer.epoch, "q-1")
+        add_query_id(store, ConsumerConfig(store=url), SystemRuntime(), consumer.epoch, "q-1")
     host_name = os.uname().nodename
     assert f"Spark, query q-1, process {os.getpid()} on {host_name}, since 20" in flat(url)
     found = json.loads(ok("status", url, "--json").stdout)["consumer"]

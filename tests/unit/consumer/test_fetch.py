@@ -27,8 +27,7 @@ from opendata_buffer.errors import (
     PoisonBatch,
 )
 from opendata_buffer.formats.arrow import ReadBuffer
-from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.codec import Compression
+from opendata_buffer.formats.batch import Compression, encode_batch
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.stores.base import Blob, Store
 from opendata_buffer.stores.local import LocalStore

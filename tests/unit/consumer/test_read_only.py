@@ -11,7 +11,7 @@ from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import DataLoss, InvalidInput, QueueReset
 from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.queue.ownership import claim_for_use
+from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -154,7 +154,7 @@ def test_no_manifest_is_an_error_that_says_where_it_looked_and_how_to_fix_it(
 
 def test_f4_a_manifest_that_was_lost_is_no_queue_that_never_was(world: World) -> None:
     world.produce(1)
-    claim_for_use(world.store, CONFIG, runtime=RUNTIME).note(world.manifest(), now=True)
+    claim_for_writing(world.store, CONFIG, runtime=RUNTIME).note(world.manifest(), now=True)
     reader = ReadOnlyReader(CONFIG, store=world.store, runtime=RUNTIME)
     world.store.delete_many(["ingest/manifest"])
     with pytest.raises(QueueReset):

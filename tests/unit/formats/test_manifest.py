@@ -1,3 +1,5 @@
+"""The queue manifest: its footer, its entries, and its changes."""
+
 from __future__ import annotations
 
 import copy
@@ -11,7 +13,16 @@ import pytest
 from opendata_buffer.errors import CorruptManifest, InvalidInput
 from opendata_buffer.formats import entries as entries_module
 from opendata_buffer.formats import manifest as module
-from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry, QueueEntry
+from opendata_buffer.formats.entries import LEAST_SIZE
+from opendata_buffer.formats.manifest import (
+    FOOTER_SIZE,
+    Footer,
+    Manifest,
+    Metadata,
+    NewEntry,
+    QueueEntry,
+    check_transition,
+)
 
 # Entry 7 "p/a" without metadata, entry 8 "é" with two items: every byte of the format.
 ENTRY_7 = (
@@ -71,7 +82,7 @@ def queue(count: int, first: int = 0) -> Manifest:
 
 
 def check(raw: bytes) -> None:
-    Manifest.parse(raw).check()
+    Manifest.parse(raw).entries()
 
 
 # Reading
@@ -84,7 +95,7 @@ def test_literal_bytes() -> None:
     assert (manifest.entry_count, manifest.next_sequence, manifest.epoch) == (2, 9, 3)
     assert manifest.first_sequence == 7
     assert manifest.entries() == ENTRIES
-    manifest.check()
+    manifest.entries()
 
 
 def test_the_empty_manifest_is_its_footer() -> None:
@@ -93,7 +104,7 @@ def test_the_empty_manifest_is_its_footer() -> None:
     assert (empty.entry_count, empty.next_sequence, empty.epoch, empty.first_sequence) == (0,) * 4
     assert empty.entries() == ()
     assert empty.find("p/a") is None
-    empty.check()
+    empty.entries()
     late = Manifest.parse(footer(0, 41, 2))
     assert late.first_sequence == late.next_sequence == 41
 
@@ -202,7 +213,7 @@ def test_f15_append_never_decodes_existing_entries() -> None:
     after = manifest.append([NewEntry("p/new")])
     assert after.raw == manifest.raw[:-22] + entry(2, b"p/new") + footer(3, 3)
     with pytest.raises(CorruptManifest):
-        after.check()
+        after.entries()
 
 
 @pytest.mark.parametrize(
@@ -218,7 +229,7 @@ def test_f15_append_never_decodes_existing_entries() -> None:
 def test_extreme_legal_values_round_trip(new: NewEntry) -> None:
     manifest = Manifest.parse(footer(0, 5)).append([new])
     again = Manifest.parse(manifest.raw)
-    again.check()
+    again.entries()
     assert again.entries() == (QueueEntry(5, new.location, new.metadata),)
     assert again.find(new.location) == 5
 
@@ -286,7 +297,7 @@ def test_f27_dropping_what_is_not_queued_is_refused() -> None:
 
 def test_drop_and_append_share_nothing() -> None:
     manifest = queue(50)
-    manifest.check()
+    manifest.entries()
     for sequence in range(0, 49, 7):
         manifest = manifest.append([NewEntry("p/new")]).drop_through(sequence)
         again = Manifest.parse(manifest.raw)
@@ -368,7 +379,7 @@ def test_f16_a_count_too_small_is_never_written_back(through: int) -> None:
     with pytest.raises(CorruptManifest, match="bytes after its 4 entries"):
         manifest.drop_through(through)
     with pytest.raises(CorruptManifest, match="bytes after its 4 entries"):
-        manifest.check()
+        manifest.entries()
 
 
 @pytest.mark.parametrize("count", [1, 2, 2**31, 2**32 - 1])
@@ -409,7 +420,7 @@ def test_entry_lengths_are_checked(length: int) -> None:
 @pytest.mark.parametrize("second", [0, 2, 5, 2**64 - 1])
 def test_f28_a_gap_or_repeat_in_the_sequences_is_refused(second: int) -> None:
     manifest = Manifest.parse(entry(0) + entry(second) + entry(2) + footer(3, 3))
-    for read in (manifest.check, lambda: manifest.entries(2), lambda: manifest.drop_through(0)):
+    for read in (manifest.entries, lambda: manifest.entries(2), lambda: manifest.drop_through(0)):
         with pytest.raises(CorruptManifest, match=f"has sequence {second}, expected 1"):
             read()
     assert [entry.sequence for entry in manifest.entries(limit=1)] == [0]
@@ -431,11 +442,9 @@ def test_every_message_names_the_tool() -> None:
 
 def test_a_manifest_is_an_immutable_value() -> None:
     manifest = Manifest.parse(RAW)
-    with pytest.raises(AttributeError, match="never changes"):
+    with pytest.raises(AttributeError, match="cannot assign"):
         manifest.epoch = 9
-    with pytest.raises(TypeError, match="empty"):
-        Manifest()
-    manifest.check()
+    manifest.entries()
     assert manifest == Manifest.parse(RAW)
     assert manifest != manifest.with_epoch(4)
     assert manifest != RAW
@@ -515,3 +524,101 @@ def test_an_entry_is_as_old_as_it_says_and_never_younger_than_now() -> None:
     assert manifest.age_s(8_000, 2) is None
     assert Manifest.empty().append([NewEntry("p/no time")]).age_s(8_000) is None
     assert Manifest.empty().age_s(8_000) is None
+
+
+TWO_ENTRIES = bytes(2 * LEAST_SIZE)
+
+
+def test_the_footers_literal_bytes() -> None:
+    assert Footer(2, 9, 3).pack() == FOOTER
+    assert len(FOOTER) == FOOTER_SIZE
+    assert Footer.parse(TWO_ENTRIES + FOOTER) == Footer(entry_count=2, next_sequence=9, epoch=3)
+
+
+def test_the_largest_values_round_trip() -> None:
+    largest = Footer(0, 2**64 - 1, 2**64 - 1)
+    assert Footer.parse(largest.pack()) == largest
+
+
+@pytest.mark.parametrize("version", [0, 2, 256, 65535])
+def test_other_versions_are_refused(version: int) -> None:
+    with pytest.raises(CorruptManifest, match=f"has version {version}"):
+        Footer.parse(Footer(0, 0, 0).pack()[:-2] + version.to_bytes(2, "little"))
+
+
+@pytest.mark.parametrize(
+    ("body", "count"), [(b"", 1), (b"", 2**32 - 1), (b"x", 0), (bytes(2 * LEAST_SIZE - 1), 2)]
+)
+def test_f16_a_count_without_bytes_and_bytes_without_a_count_are_refused(
+    body: bytes, count: int
+) -> None:
+    with pytest.raises(CorruptManifest, match=f"counts {count} entries but they have"):
+        Footer.parse(body + Footer(count, 2**64 - 1, 0).pack())
+
+
+def test_f16_more_entries_than_sequences_is_said_as_it_is() -> None:
+    with pytest.raises(CorruptManifest, match="counts 2 entries but its next sequence is 1"):
+        Footer.parse(TWO_ENTRIES + Footer(2, 1, 0).pack())
+
+
+QUEUED = Manifest.empty().append([NewEntry(f"ingest/{n:026d}.batch") for n in range(3)]).raw
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        (b"", "manifest is empty: 0 bytes"),
+        (
+            QUEUED[:-1],
+            f"manifest is truncated: its {len(QUEUED) - 1} bytes begin with an entry",
+        ),
+        (QUEUED[:100], "manifest is truncated: its 100 bytes"),
+        (QUEUED[:20], "manifest is truncated: its 20 bytes"),
+        (
+            b"<html><body>404</body></html>",
+            "manifest was overwritten: its 29 bytes begin",
+        ),
+        (b"PAR1" * 100, "manifest was overwritten: its 400 bytes begin with b'PAR1"),
+        (b"\n", "manifest was overwritten: its 1 bytes begin"),
+        (QUEUED[:-2] + b"\x02\x00", "manifest has version 2, .* a later release wrote it"),
+    ],
+)
+def test_empty_truncated_overwritten_and_newer_manifests_are_told_apart(
+    raw: bytes, says: str
+) -> None:
+    with pytest.raises(CorruptManifest, match=says):
+        Footer.parse(raw)
+
+
+def manifest_at(first: int, count: int, epoch: int = 0) -> Manifest:
+    manifest = Manifest.empty().append([NewEntry(f"p/{n}") for n in range(first + count)])
+    return manifest.drop_through(first - 1).with_epoch(epoch)
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        manifest_at(2, 3, 1),
+        manifest_at(2, 4, 1),
+        manifest_at(3, 2, 1),
+        manifest_at(5, 0, 1),
+        manifest_at(2, 3, 9),
+        manifest_at(7, 1, 1),
+    ],
+)
+def test_steps_forward_are_allowed(after: Manifest) -> None:
+    check_transition(manifest_at(2, 3, 1), after)
+
+
+@pytest.mark.parametrize(
+    ("after", "message"),
+    [
+        (manifest_at(2, 3, 0), "epoch falls from 1 to 0"),
+        (manifest_at(2, 2, 1), "next_sequence falls from 5 to 4"),
+        (manifest_at(1, 4, 1), "first_sequence falls from 2 to 1"),
+        (Manifest.empty(), "epoch falls from 1 to 0"),
+    ],
+)
+def test_f4_f10_f15_steps_back_are_refused(after: Manifest, message: str) -> None:
+    with pytest.raises(CorruptManifest, match=message):
+        check_transition(manifest_at(2, 3, 1), after)

@@ -13,8 +13,7 @@ import zstandard
 from opendata_buffer.errors import CorruptBatch
 from opendata_buffer.formats import zstd
 from opendata_buffer.formats.arrow import decode_arrow
-from opendata_buffer.formats.batch import decode_batch
-from opendata_buffer.formats.codec import join_records
+from opendata_buffer.formats.batch import decode_batch, join_records
 from opendata_buffer.formats.zstd import (
     MOST_FRAMES,
     compress,

@@ -20,7 +20,7 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.gc import PLACE_NAME, GarbageCollector, Place
+from opendata_buffer.gc import GarbageCollector, GcCursor
 from opendata_buffer.queue.ownership import check_owner, claim_queue
 from opendata_buffer.stores.base import DeleteFailure, Listing
 from opendata_buffer.stores.memory import MemoryStore
@@ -336,7 +336,7 @@ def test_a_cycle_looks_at_all_pages_and_leaves_no_place_behind() -> None:
     report = queue.collector().run_once()
     assert (report.deleted, report.plan.referenced, len(report.plan.delete)) == (450, 1, 450)
     assert store.lists == 5
-    assert queue.collector()._place.load() == ""
+    assert queue.collector()._cursor.load() == ""
 
 
 @pytest.mark.usefixtures("small_pages")
@@ -359,7 +359,7 @@ def test_a_run_that_is_cut_short_goes_on_where_the_one_before_stopped() -> None:
     before = store.lists
     assert queue.collector().run_once().deleted == 50
     assert store.lists - before == 1 + 4
-    assert queue.collector()._place.load() == ""
+    assert queue.collector()._cursor.load() == ""
 
 
 @pytest.mark.usefixtures("small_pages")
@@ -415,7 +415,7 @@ def test_f7_a_queue_inside_the_prefix_is_spared_up_to_a_place_in_the_middle_of_i
     claim_queue(queue.store, QueueConfig(store="m", data_path_prefix="ingest/app=a/batch=1"))
     queue.runtime.set_wall_clock(NOW)
     # The round ends at this place, before the marker: '_' comes behind all ULIDs.
-    queue.store.put(f"ingest/{PLACE_NAME}", Place(sorted(inner)[149]).to_json())
+    GcCursor(queue.store, queue.config, queue.runtime).save(sorted(inner)[149])
     report = queue.collector().run_once()
     assert report.deleted == 2
     assert queue.names() >= set(inner)

@@ -17,8 +17,8 @@ from opendata_buffer.gc import (
     clock_fault,
     name_time_ms,
     plan,
-    spare,
-    unknown_markers,
+    unlisted_markers,
+    without_nested,
 )
 from opendata_buffer.messages.message_ids import CONTINUE_TXN, build_uuid
 from opendata_buffer.stores.base import Listing, ObjectInfo
@@ -241,19 +241,19 @@ def test_f7_a_marker_that_the_page_cannot_show_is_asked_for(
     orphan = _object(_key(60 * MINUTE, txn=Transaction("a", 1)))
     page = _page([_object("ingest/app=A/x"), orphan], truncated)
     made = GcPlan((orphan,))
-    assert unknown_markers(made, page, start_after, "ingest") == asked
+    assert unlisted_markers(made, page, start_after, "ingest") == asked
 
 
 def test_f7_batches_of_a_plain_queue_need_no_marker() -> None:
     orphan = _object(_key(60 * MINUTE))
-    assert unknown_markers(GcPlan((orphan,)), _page([orphan], True), "ingest/0", "ingest") == []
+    assert unlisted_markers(GcPlan((orphan,)), _page([orphan], True), "ingest/0", "ingest") == []
 
 
 def test_f7_what_lies_below_a_queue_inside_the_prefix_is_spared() -> None:
     mine, theirs = _object("ingest/app=a/batch=1/x"), _object("ingest/app=b/batch=1/x")
-    made = spare(GcPlan((mine, theirs), ignored=2), ["ingest/app=b/"])
+    made = without_nested(GcPlan((mine, theirs), ignored=2), ["ingest/app=b/"])
     assert made == GcPlan((mine,), ignored=3)
-    assert spare(made, []) is made
+    assert without_nested(made, []) is made
 
 
 @given(

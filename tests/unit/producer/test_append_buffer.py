@@ -10,8 +10,7 @@ import pytest
 
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, InvalidInput
-from opendata_buffer.formats.batch import decode_batch, encode_block
-from opendata_buffer.formats.codec import split_records
+from opendata_buffer.formats.batch import decode_batch, encode_block, split_records
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.producer.append_buffer import (
     BUFFER_HELD,

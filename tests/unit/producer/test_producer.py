@@ -25,8 +25,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
     UnsafeStore,
 )
-from opendata_buffer.formats.batch import decode_batch
-from opendata_buffer.formats.codec import Compression
+from opendata_buffer.formats.batch import Compression, decode_batch
 from opendata_buffer.formats.keys import Transaction, parse_location
 from opendata_buffer.formats.manifest import Manifest, QueueEntry
 from opendata_buffer.messages.message_ids import CONTINUE_TXN, OUTSIDE_TXN, build_uuid

@@ -15,8 +15,14 @@ from opendata_buffer.errors import (
     PermanentStorageError,
     TransientStorageError,
 )
-from opendata_buffer.queue.cas import CasObject, Done, Doubtful, Gone, OutcomeUnknown, Raced
-from opendata_buffer.stores.base import ABSENT, Absent, Blob, IfVersion, PutOutcome
+from opendata_buffer.queue.cas import CasObject, OutcomeUnknown
+from opendata_buffer.stores.base import (
+    ABSENT,
+    Absent,
+    Blob,
+    IfVersion,
+    PutOutcome,
+)
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.scripted import (
     ScriptedStore,
@@ -67,6 +73,7 @@ class Add:
     def __init__(self, number: int) -> None:
         self.number = number
         self._place = -1
+        self.asked: list[list[int]] = []
 
     def decide(self, now: Numbers | None) -> Numbers:
         self._place = len(now or ())
@@ -76,6 +83,7 @@ class Add:
         return self._place
 
     def find(self, now: Numbers | None, marks: Sequence[int]) -> bool:
+        self.asked.append(list(marks))
         if now is not None and 0 in now and any(marks):
             raise OutcomeUnknown("somebody wiped it")
         return now is not None and self.number in now
@@ -104,10 +112,10 @@ def stored(store: ScriptedStore) -> Numbers:
 def test_a_change_creates_then_replaces_and_the_same_value_is_not_written() -> None:
     store = ScriptedStore()
     numbers = register(store)
-    assert numbers.read() == Done(None)
-    assert numbers.update(lambda now: (1,)) == Done((1,))
-    assert numbers.update(lambda now: (*(now or ()), 2)) == Done((1, 2))
-    assert numbers.update(lambda now: now) == Done((1, 2))
+    assert numbers.read() is None
+    assert numbers.update(lambda now: (1,)) == outcomes.Applied((1,))
+    assert numbers.update(lambda now: (*(now or ()), 2)) == outcomes.Applied((1, 2))
+    assert numbers.update(lambda now: now) == outcomes.Applied((1, 2))
     assert (stored(store), store.puts, numbers.attempts) == ((1, 2), 2, 2)
 
 
@@ -125,9 +133,9 @@ def test_a_remembered_value_saves_the_read_but_refuses_nothing() -> None:
             raise InvalidInput("two")
         return (*(now or ()), 8)
 
-    assert numbers.update(refuse_two, from_memory=True) == Done((7, 8))
+    assert numbers.update(refuse_two, from_memory=True) == outcomes.Applied((7, 8))
     by_another(9)(store)
-    assert numbers.update(lambda now: now, from_memory=True) == Done((9,))
+    assert numbers.update(lambda now: now, from_memory=True) == outcomes.Applied((9,))
 
 
 def test_a_lost_race_is_decided_again_on_what_the_winner_wrote() -> None:
@@ -135,7 +143,7 @@ def test_a_lost_race_is_decided_again_on_what_the_winner_wrote() -> None:
     numbers = register(store)
     numbers.update(lambda now: (1,))
     add = Add(2)
-    assert numbers.update(add.decide, proof=add) == Done((5, 2))
+    assert numbers.update(add.decide, proof=add) == outcomes.Applied((5, 2))
     assert (numbers.attempts, numbers.conflicts) == (3, 1)
 
 
@@ -158,7 +166,7 @@ def test_after_a_conflict_its_owner_says_how_long_to_wait_and_after_a_lost_answe
     numbers.update(lambda now: (1,))
     add = Add(2)
     # A race, an answer lost, and a write of ours that a proxy repeats.
-    assert numbers.update(add.decide, proof=add) == Done((5, 2))
+    assert numbers.update(add.decide, proof=add) == outcomes.Applied((5, 2))
     assert numbers.conflicts == 2
     assert [slept for slept in runtime.slept if slept > 0.1] == [0.7, 0.4]
     assert len(runtime.slept) == 3
@@ -170,7 +178,7 @@ def test_races_lost_until_the_deadline_wrote_nothing() -> None:
     numbers.update(lambda now: (1,))
     add = Add(2)
     outcome = numbers.update(add.decide, proof=add)
-    assert isinstance(outcome, Raced)
+    assert isinstance(outcome, outcomes.Conflict)
     assert outcome.attempts > 1
     assert outcome.waited_s == pytest.approx(1.0)
     assert str(outcome) == f"other writers were faster each of {outcome.attempts} times in 1 s"
@@ -190,7 +198,7 @@ def test_f1_a_conflict_at_the_deadline_may_be_our_own_write_and_is_looked_up() -
     runtime = numbers._runtime
     assert isinstance(runtime, ManualRuntime)
     add = Add(1)
-    assert numbers.update(add.decide, proof=add) == Done((1,))
+    assert numbers.update(add.decide, proof=add) == outcomes.Applied((1,))
     assert store.puts == 1
 
 
@@ -213,7 +221,7 @@ def test_f1_a_conflict_that_cannot_be_looked_up_is_in_doubt() -> None:
     store = Silent(applied_then_412)
     add = Add(1)
     outcome = register(store).update(add.decide, proof=add)
-    assert isinstance(outcome, Doubtful)
+    assert isinstance(outcome, outcomes.Unknown)
     assert outcome.reason == str(outcome) == "no answer"
     store.silent = False
     assert stored(store) == (1,)
@@ -225,7 +233,7 @@ def test_f1_f2_a_write_whose_answer_was_lost_is_found_and_not_repeated(
 ) -> None:
     store = ScriptedStore(step)
     add = Add(1)
-    assert register(store).update(add.decide, proof=add) == Done((1,))
+    assert register(store).update(add.decide, proof=add) == outcomes.Applied((1,))
     assert store.puts == 1
 
 
@@ -242,14 +250,29 @@ def test_f2_a_write_that_was_wiped_before_it_was_found_is_in_doubt() -> None:
     numbers.update(lambda now: (1,))
     add = Add(2)
     outcome = numbers.update(add.decide, proof=add)
-    assert isinstance(outcome, Doubtful)
-    assert (outcome.reason, outcome.mark) == ("somebody wiped it", 1)
+    assert isinstance(outcome, outcomes.Unknown)
+    assert (outcome.reason, outcome.first_mark) == ("somebody wiped it", 1)
+
+
+def test_f2_a_lost_answer_is_in_doubt_while_its_version_is_the_current_one() -> None:
+    store = ScriptedStore(
+        applied,
+        not_applied_answer_lost,
+        before(applied, by_another(5, 6)),  # the first attempt can be applied no more
+        not_applied_answer_lost,
+        not_applied_answer_lost,
+    )
+    numbers = register(store)
+    numbers.update(lambda now: (1,))
+    add = Add(2)
+    assert numbers.update(add.decide, proof=add) == outcomes.Applied((5, 6, 2))
+    assert add.asked == [[1], [1], [2], [2, 2]]
 
 
 def test_f2_answers_lost_until_the_deadline_are_in_doubt() -> None:
     store = ScriptedStore(*[not_applied_answer_lost] * 10_000)
     outcome = register(store).update(lambda now: (1,))
-    assert isinstance(outcome, Doubtful)
+    assert isinstance(outcome, outcomes.Unknown)
     assert outcome.reason == "answers were lost: connection reset"
 
 
@@ -278,10 +301,10 @@ def test_f4_a_vanished_object_is_never_recreated() -> None:
     numbers = register(store)
     numbers.update(lambda now: (1,))
     store.delete_many([KEY])
-    assert numbers.read() == Gone()
+    assert numbers.read() == outcomes.Vanished()
     assert str(numbers.read()) == "it was deleted meanwhile"
-    assert numbers.update(lambda now: (2,)) == Gone()
-    assert numbers.update(lambda now: (2,), from_memory=True) == Gone()
+    assert numbers.update(lambda now: (2,)) == outcomes.Vanished()
+    assert numbers.update(lambda now: (2,), from_memory=True) == outcomes.Vanished()
     assert store.list("").objects == ()
 
 
@@ -305,7 +328,7 @@ def test_an_error_while_an_attempt_is_in_doubt_is_a_doubt() -> None:
         return add.decide(now)
 
     outcome = register(store).update(once, proof=add)
-    assert isinstance(outcome, Doubtful)
+    assert isinstance(outcome, outcomes.Unknown)
     assert isinstance(outcome.cause, PermanentStorageError)
 
 
@@ -316,11 +339,11 @@ def test_f2_a_change_withdrawn_while_an_attempt_may_still_land_is_in_doubt() -> 
     def once(now: Numbers | None) -> Numbers | None:
         return now if store.puts else add.decide(now)
 
-    assert isinstance(register(store).update(once, proof=add), Doubtful)
+    assert isinstance(register(store).update(once, proof=add), outcomes.Unknown)
     # A write that was applied in place of the one in doubt ends the doubt.
     store = ScriptedStore(not_applied_answer_lost)
     add = Add(1)
-    assert register(store).update(add.decide, proof=add) == Done((1,))
+    assert register(store).update(add.decide, proof=add) == outcomes.Applied((1,))
 
 
 def test_checks_stand_before_what_is_believed_and_what_is_written() -> None:

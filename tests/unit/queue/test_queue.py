@@ -15,14 +15,18 @@ from opendata_buffer.errors import (
     Drained,
     Fenced,
     InvalidInput,
-    PermanentStorageError,
     QueueFull,
     QueueReset,
     TransientStorageError,
 )
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.stores.base import ABSENT, Absent, IfVersion, PutOutcome
+from opendata_buffer.stores.base import (
+    ABSENT,
+    Absent,
+    IfVersion,
+    PutOutcome,
+)
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.scripted import (
     DeafStore,
@@ -111,12 +115,6 @@ def test_f1_f2_an_append_whose_answer_was_lost_is_found_not_repeated(
     queue.append([entry(0)])
     assert queue.append([entry(1), entry(2)]) == 1
     assert locations(store) == [entry(n).location for n in range(3)]
-
-
-def test_f1_f2_the_same_when_it_created_the_manifest() -> None:
-    store = ScriptedStore(applied_answer_lost)
-    assert make(store).append([entry(0)]) == 0
-    assert locations(store) == [entry(0).location]
 
 
 def test_f1_found_also_behind_others_who_wrote_since() -> None:
@@ -232,22 +230,6 @@ def test_what_is_too_large_for_a_manifest_is_not_read(monkeypatch: pytest.Monkey
         make(store).read()
 
 
-def test_f1_a_conflict_at_the_deadline_is_looked_up_before_it_is_believed() -> None:
-    """A proxy repeats the request: the answer to our own write is a conflict, and too late."""
-
-    class Slow(ScriptedStore):
-        def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
-            runtime.advance(2)
-            return super().put_if(key, data, condition)
-
-    runtime = ManualRuntime()
-    config = QueueConfig(store="memory://unused", cas_deadline_ms=1_000)
-    store = Slow(applied_then_412)
-    queue = Queue(store, config, runtime=runtime, role="producer")
-    assert queue.append([entry(0)]) == 0
-    assert (store.puts, locations(store)) == (1, [entry(0).location])
-
-
 def test_f1_a_conflict_at_the_deadline_that_cannot_be_looked_up_is_unknown() -> None:
     class Silent(ScriptedStore):
         silent = False
@@ -337,52 +319,6 @@ def test_a_doubt_ends_when_somebody_else_moved_the_manifest() -> None:
         queue.append([entry(1)])
 
 
-def test_storage_that_refuses_while_in_doubt_leaves_the_state_unknown() -> None:
-    class Revoked(ScriptedStore):
-        revoked = False
-
-        def get(self, key: str, **options: object) -> object:
-            if self.revoked:
-                raise PermanentStorageError("access denied")
-            return super().get(key, **options)
-
-    def lose_and_revoke(
-        store: ScriptedStore, key: str, data: bytes, when: Absent | IfVersion
-    ) -> PutOutcome:
-        assert isinstance(store, Revoked)
-        store.revoked = True
-        return outcomes.Unknown("reset")
-
-    store = Revoked(applied, lose_and_revoke)
-    queue = make(store)
-    queue.append([entry(0)])
-    with pytest.raises(CommitStateUnknown, match="access denied"):
-        queue.append([entry(1)])
-
-
-def test_reads_that_fail_for_a_moment_are_tried_again() -> None:
-    class Slow(ScriptedStore):
-        failures = 0
-
-        def get(self, key: str, **options: object) -> object:
-            if self.failures:
-                self.failures -= 1
-                raise TransientStorageError("503 SlowDown")
-            return super().get(key, **options)
-
-    store = Slow()
-    queue = make(store)
-    store.failures = 2
-    assert queue.append([entry(0)]) == 0
-    store.failures = 2
-    manifest = queue.read()
-    assert manifest is not None
-    assert manifest.next_sequence == 1
-    store.failures = 10_000
-    with pytest.raises(TransientStorageError):
-        queue.read()
-
-
 def test_f14_attempts_back_off_with_jitter_and_end_at_the_deadline() -> None:
     def conflict(*_: object) -> PutOutcome:
         return outcomes.Conflict()
@@ -410,15 +346,6 @@ def test_f4_a_vanished_manifest_is_never_recreated() -> None:
     with pytest.raises(QueueReset, match="not recreated"):
         queue.read()
     assert store.list("").objects == ()
-
-
-def test_f4_a_manifest_that_went_backwards_is_refused() -> None:
-    store = ScriptedStore()
-    queue = make(store)
-    queue.append([entry(0), entry(1)])
-    store.put(KEY, Manifest.empty().append([entry(5)]).raw)
-    with pytest.raises(QueueReset, match="next sequence 2 -> 1"):
-        queue.read()
 
 
 def test_f4_f10_an_epoch_that_went_backwards_is_refused() -> None:
@@ -526,15 +453,6 @@ def test_dequeue_is_one_write_whatever_the_distance_and_repeatable() -> None:
     assert store.puts == puts + 1
 
 
-def test_dequeue_with_a_lost_answer() -> None:
-    store = ScriptedStore(applied, applied, applied_answer_lost)
-    queue = make(store)
-    queue.append([entry(n) for n in range(3)])
-    epoch = queue.claim_epoch(None).epoch
-    assert queue.dequeue(1, epoch).first_sequence == 2
-    assert locations(store) == [entry(2).location]
-
-
 def test_a_change_that_breaks_the_format_is_never_written(monkeypatch: pytest.MonkeyPatch) -> None:
     store = ScriptedStore()
     queue = make(store)
@@ -585,9 +503,6 @@ def test_the_manifest_is_created_only_if_absent() -> None:
     )
     assert make(store).append([entry(0)]) == 1
     assert locations(store) == [entry(9).location, entry(0).location]
-
-
-# ---- sealing
 
 
 def test_an_empty_queue_is_sealed_and_takes_nothing_more() -> None:

@@ -30,7 +30,7 @@ from opendata_buffer.messages.message_ids import (
     OUTSIDE_TXN,
     build_uuid,
 )
-from opendata_buffer.queue.consumer_info import read_holder
+from opendata_buffer.queue.consumer_info import read_consumer_info
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.base import Blob, NotModified
 from opendata_buffer.stores.memory import MemoryStore
@@ -143,7 +143,9 @@ def test_arrow_batches_are_the_same_batches_without_an_object_for_each_record() 
     assert found == {"p-00000-04pn": [b"0", b""], "p-00001-05mv": [b"1", b""]}
     # Of each what is undecided stays, and the acknowledgement that releases nothing more goes.
     assert [world.queued(number) for number in range(2)] == [1, 0]
-    holder = read_holder(world.store, Topic.config_of("p-00000-04pn", consuming()), world.runtime)
+    holder = read_consumer_info(
+        world.store, Topic.config_of("p-00000-04pn", consuming()), world.runtime
+    )
     assert holder is not None
     assert holder.program == "a test"
 

@@ -16,7 +16,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.queue.ownership import TOPIC_KEY, claim_for_use
+from opendata_buffer.queue.ownership import TOPIC_KEY, claim_for_writing
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Task
 from opendata_buffer.stores.base import Blob, NotModified
@@ -98,7 +98,7 @@ def test_f1_f2_a_lost_answer_makes_no_second_topic(step: object) -> None:
 
 def test_a_root_with_a_queue_below_it_becomes_no_topic() -> None:
     store = MemoryStore()
-    claim_for_use(store, QueueConfig(store="memory://unused"))
+    claim_for_writing(store, QueueConfig(store="memory://unused"))
     with pytest.raises(InvalidInput, match="a queue at 'ingest'"):
         create(store)
     assert not is_topic(store)
@@ -197,7 +197,7 @@ def test_f4_a_draining_partition_whose_manifest_was_lost_or_restored_does_not_le
 ) -> None:
     store = MemoryStore()
     topic, name = create(store), "p-00001-05mv"
-    claim = claim_for_use(store, Topic.config_of(name, CONFIG), runtime=ManualRuntime())
+    claim = claim_for_writing(store, Topic.config_of(name, CONFIG), runtime=ManualRuntime())
     append(store, name)
     claim.note(queue_of(store, name).read() or Manifest.empty(), now=True)
     store.delete_many([f"{name}/manifest"])

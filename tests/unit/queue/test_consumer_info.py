@@ -1,0 +1,116 @@
+"""The note of who reads a queue."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import pytest
+
+from opendata_buffer import outcomes
+from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
+from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.errors import CorruptData, PermanentStorageError
+from opendata_buffer.queue.consumer_info import (
+    add_query_id,
+    read_consumer_info,
+    write_consumer_info,
+)
+from opendata_buffer.stores.base import (
+    Absent,
+    Blob,
+    IfVersion,
+    PutOutcome,
+)
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
+
+KEY = "ingest/_consumer.json"
+CONFIG = ConsumerConfig(store="memory://q", gc=GarbageCollectorConfig(enabled=False))
+
+
+def fields_of(store: MemoryStore) -> dict[str, Any]:
+    got = store.get(KEY)
+    assert isinstance(got, Blob)
+    found: dict[str, Any] = json.loads(got.data)
+    return found
+
+
+def test_whoever_claims_a_queue_says_who_it_is() -> None:
+    store, runtime = MemoryStore(), ManualRuntime()
+    with Consumer(CONFIG, store=store, runtime=runtime, program="a test"):
+        pass
+    assert fields_of(store) == {
+        "version": 1,
+        "epoch": 1,
+        "host": os.uname().nodename,
+        "process": os.getpid(),
+        "program": "a test",
+        "query": "",
+        "since_ms": runtime.now_ms(),
+    }
+    with Consumer(CONFIG, store=store, runtime=runtime):
+        pass
+    found = read_consumer_info(store, CONFIG, runtime)
+    assert found is not None
+    assert (found.epoch, found.program) == (2, "Python")
+
+
+def test_a_fenced_consumer_that_is_late_does_not_overwrite_its_successor() -> None:
+    store, runtime = MemoryStore(), ManualRuntime()
+    write_consumer_info(store, CONFIG, runtime, 2, program="second")
+    write_consumer_info(store, CONFIG, runtime, 1, program="first")
+    add_query_id(store, CONFIG, runtime, 1, "a query of the first")
+    assert (fields_of(store)["program"], fields_of(store)["query"]) == ("second", "")
+    add_query_id(store, CONFIG, runtime, 2, "q")
+    assert fields_of(store)["query"] == "q"
+
+
+def test_fields_of_a_later_version_are_kept() -> None:
+    store, runtime = MemoryStore(), ManualRuntime()
+    write_consumer_info(store, CONFIG, runtime, 1, program="a")
+    store.put(KEY, json.dumps({**fields_of(store), "later": [1]}).encode())
+    write_consumer_info(store, CONFIG, runtime, 2, program="b")
+    assert fields_of(store)["later"] == [1]
+
+
+def test_a_note_that_cannot_be_read_is_an_error_and_keeps_no_consumer_from_reading() -> None:
+    data = b'{"version": 1, "epoch": "1"}'
+    store, runtime = MemoryStore(), ManualRuntime()
+    store.put(KEY, data)
+    with pytest.raises(CorruptData, match="delete it, and the next consumer writes it anew"):
+        read_consumer_info(store, CONFIG, runtime)
+    with Consumer(CONFIG, store=store, runtime=runtime) as consumer:
+        assert consumer.epoch == 1
+    assert store.get(KEY).data == data  # type: ignore[union-attr]
+
+
+class Refusing(MemoryStore):
+    """Does not take the note."""
+
+    def __init__(self, answer: Exception | PutOutcome) -> None:
+        super().__init__()
+        self.answer = answer
+        self.refused = 0
+
+    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        if key != KEY:
+            return super().put_if(key, data, condition)
+        self.refused += 1
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize("answer", [PermanentStorageError("no"), outcomes.Unknown("lost")])
+def test_a_note_that_cannot_be_written_keeps_nobody_from_reading(
+    answer: Exception | PutOutcome,
+) -> None:
+    store, runtime = Refusing(answer), ManualRuntime()
+    began = runtime.monotonic()
+    with Consumer(CONFIG, store=store, runtime=runtime) as consumer:
+        assert consumer.epoch == 1
+    assert store.refused
+    assert runtime.monotonic() - began < 3
+    assert read_consumer_info(store, CONFIG, runtime) is None

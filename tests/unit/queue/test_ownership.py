@@ -1,0 +1,615 @@
+"""Which queue a data prefix belongs to, and what its marker remembers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from opendata_buffer import outcomes
+from opendata_buffer.config import (
+    ConsumerConfig,
+    GarbageCollectorConfig,
+    ProducerConfig,
+    QueueConfig,
+)
+from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.errors import (
+    CorruptData,
+    CorruptManifest,
+    Fenced,
+    InvalidInput,
+    OpenDataBufferError,
+    PermanentStorageError,
+    PrefixConflict,
+    QueueReset,
+    TransientStorageError,
+    UnsafeStore,
+)
+from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.gc import GarbageCollector
+from opendata_buffer.producer.producer import Producer
+from opendata_buffer.queue.ownership import (
+    NOTE_INTERVAL_S,
+    TOPIC_KEY,
+    PrefixOwner,
+    check_owner,
+    claim_for_writing,
+    claim_queue,
+    owner_key,
+)
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.queue.rollback_checks import Watermark
+from opendata_buffer.stores.base import (
+    ABSENT,
+    Absent,
+    Blob,
+    IfVersion,
+    PutOutcome,
+)
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
+
+
+def read_key(store: MemoryStore, key: str) -> bytes:
+    got = store.get(key)
+    assert isinstance(got, Blob)
+    return got.data
+
+
+INGEST = QueueConfig(store="memory://unused")
+
+
+def _config(prefix: str, manifest: str) -> QueueConfig:
+    return QueueConfig(store="memory://unused", data_path_prefix=prefix, manifest_path=manifest)
+
+
+def _claim(store: MemoryStore, prefix: str, manifest: str) -> str:
+    return claim_queue(store, _config(prefix, manifest)).queue_id
+
+
+def _owned(store: MemoryStore, prefix: str, manifest: str) -> bool:
+    return check_owner(store, _config(prefix, manifest)) is not None
+
+
+def test_each_queue_gets_a_marker_with_an_id_of_its_own() -> None:
+    store = MemoryStore()
+    first = _claim(store, "ingest", "ingest/manifest")
+    assert read_key(store, "ingest/_owner.json") == (
+        b'{"version": 1, "manifest": "manifest", "id": "%s"}\n' % first.encode()
+    )
+    second = _claim(store, "other", "queues/b")
+    assert len({first, second, ""}) == 3
+
+
+def test_f4_a_queue_made_anew_has_another_id_and_the_first_stays_until_then() -> None:
+    store = MemoryStore()
+    first = _claim(store, "ingest", "ingest/manifest")
+    assert _claim(store, "ingest", "ingest/manifest") == first
+    store.delete_many(["ingest/_owner.json"])
+    assert _claim(store, "ingest", "ingest/manifest") not in ("", first)
+
+
+def test_a_marker_without_an_id_is_accepted() -> None:
+    store = MemoryStore()
+    store.put("ingest/_owner.json", b'{"version": 1, "manifest": "manifest"}\n')
+    assert _claim(store, "ingest", "ingest/manifest") == ""
+
+
+def test_claiming_again_writes_nothing() -> None:
+    store = MemoryStore()
+    _claim(store, "ingest", "ingest/manifest")
+    before = store.get(owner_key("ingest"))
+    _claim(store, "ingest", "ingest/manifest")
+    assert store.get(owner_key("ingest")) == before
+
+
+def test_f7_a_prefix_of_another_queue_is_refused_naming_both_manifests() -> None:
+    store = MemoryStore()
+    _claim(store, "ingest", "a/manifest")
+    for refuse in (_claim, _owned):
+        with pytest.raises(PrefixConflict, match=r"'a/manifest'.*'b/manifest'") as caught:
+            refuse(store, "ingest", "b/manifest")
+        assert (caught.value.owner, caught.value.manifest_path) == ("a/manifest", "b/manifest")
+
+
+def test_an_unclaimed_prefix_belongs_to_nobody() -> None:
+    store = MemoryStore()
+    assert _owned(store, "ingest", "ingest/manifest") is False
+    assert store.list("").objects == ()
+
+
+class _LosesAnswers(MemoryStore):
+    def __init__(self, applied: bool) -> None:
+        super().__init__()
+        self.applied = applied
+
+    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        if self.applied:
+            super().put_if(key, data, condition)
+        return outcomes.Unknown("connection reset")
+
+
+def test_f2_a_lost_answer_is_settled_by_reading() -> None:
+    store = _LosesAnswers(applied=True)
+    _claim(store, "ingest", "ingest/manifest")
+    assert _owned(store, "ingest", "ingest/manifest")
+
+
+def test_f2_a_claim_that_never_lands_is_a_transient_error() -> None:
+    with pytest.raises(
+        TransientStorageError,
+        match=r"written within 60 s: answers were lost: connection reset\. Try",
+    ):
+        claim_queue(_LosesAnswers(applied=False), INGEST, runtime=ManualRuntime())
+
+
+def test_of_two_claims_at_once_the_first_stays() -> None:
+    class Late(MemoryStore):
+        def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+            rival = b'{"version": 1, "manifest": "../rival"}'
+            super().put_if(key, rival, ABSENT)
+            return super().put_if(key, data, condition)
+
+    with pytest.raises(PrefixConflict, match="'rival'"):
+        _claim(Late(), "ingest", "ingest/manifest")
+
+
+def test_a_marker_that_is_too_large_is_told_with_its_place_and_what_to_do() -> None:
+    store = MemoryStore()
+    store.put("ingest/_owner.json", bytes(64 * 1024 + 1))
+    with pytest.raises(
+        CorruptData,
+        match=r"^'ingest/_owner\.json' in memory://\S*: the owner marker is not readable: .* 65537 "
+        r"bytes .* limit of 65536: .*\. If one queue alone uses this data prefix, delete",
+    ):
+        claim_queue(store, INGEST)
+
+
+def test_f7_f12_a_claim_for_use_probes_the_store_then_claims_the_prefix() -> None:
+    class Unsafe(MemoryStore):
+        def check_conditional_writes(self, near: str) -> None:
+            raise UnsafeStore(f"no compare-and-swap near {near}")
+
+    config = QueueConfig(store="memory://unused")
+    store = MemoryStore()
+    first = claim_for_writing(store, config, runtime=ManualRuntime())
+    assert first.queue_id
+    assert claim_for_writing(store, config, runtime=ManualRuntime()).queue_id == first.queue_id
+
+    unsafe = Unsafe()
+    with pytest.raises(UnsafeStore, match="near ingest/manifest"):
+        claim_for_writing(unsafe, config, runtime=ManualRuntime())
+    assert unsafe.list("").objects == ()
+
+
+def test_the_marker_names_the_manifest_relative_to_itself() -> None:
+    assert owner_key("ingest") == "ingest/_owner.json"
+    assert PrefixOwner("ingest/manifest", "01J5").to_json("ingest") == (
+        b'{"version": 1, "manifest": "manifest", "id": "01J5"}\n'
+    )
+    assert PrefixOwner("queues/b", "01J5").to_json("other") == (
+        b'{"version": 1, "manifest": "../queues/b", "id": "01J5"}\n'
+    )
+
+
+@pytest.mark.parametrize("key", ["ingest", "tenant#1/100%/ä", "a/b/c"])
+@pytest.mark.parametrize(
+    "watermark",
+    [None, Watermark(3, 1), Watermark(3, 1, 0, ""), Watermark(42, 3, 39, "ingest/ä.batch")],
+)
+def test_f24_raw_keys_round_trip(key: str, watermark: Watermark | None) -> None:
+    for manifest in (f"{key}/manifest", "elsewhere/m #1"):
+        marker = PrefixOwner(manifest, "01J5", watermark)
+        assert PrefixOwner.from_json(marker.to_json(key), key) == marker
+
+
+def test_the_owner_is_the_same_from_another_root() -> None:
+    # s3://bucket with prefix root/ingest, and s3://bucket/root with prefix ingest.
+    data = PrefixOwner("root/ingest/manifest", "01J5").to_json("root/ingest")
+    assert PrefixOwner.from_json(data, "ingest") == PrefixOwner("ingest/manifest", "01J5")
+
+
+def test_a_manifest_beyond_the_stores_root_is_nobodys() -> None:
+    found = PrefixOwner.from_json(b'{"version": 1, "manifest": "../../m"}', "ingest")
+    assert found.manifest_path == "../m"
+
+
+def test_fields_of_later_versions_are_kept() -> None:
+    later = b'{"version": 1, "manifest": "manifest", "id": "01J5", "colour": "red"}'
+    found = PrefixOwner.from_json(later, "ingest")
+    assert found.others == {"colour": "red"}
+    assert PrefixOwner.from_json(found.to_json("ingest"), "ingest") == found
+
+
+def test_half_a_watermark_is_none_and_the_owner_counts() -> None:
+    for half in (b'"next_sequence": 7', b'"epoch": 1', b'"acked": 3, "acked_location": "a"'):
+        data = b'{"version": 1, "manifest": "manifest", %s}' % half
+        found = PrefixOwner.from_json(data, "ingest")
+        assert (found.manifest_path, found.watermark) == ("ingest/manifest", None)
+
+
+def test_a_watermark_that_makes_no_sense_is_not_passed_over() -> None:
+    """Without it a manifest that was lost would be taken for a new one."""
+    data = b'{"version": 1, "manifest": "manifest", "next_sequence": "7", "epoch": 1}'
+    with pytest.raises(CorruptData, match="'next_sequence' is '7', and not a whole number"):
+        PrefixOwner.from_json(data, "ingest")
+
+
+def claim(store: MemoryStore, prefix: str) -> None:
+    claim_for_writing(store, QueueConfig(store="memory://unused", data_path_prefix=prefix))
+
+
+def test_f7_a_queue_inside_another_ones_prefix_is_not_made() -> None:
+    store = MemoryStore()
+    claim(store, "lake/orders")
+    before = {each.key for each in store.list("").objects}
+    for inner in ("lake/orders/eu", "lake/orders/eu/west"):
+        with pytest.raises(InvalidInput, match=rf"'{inner}' lies inside .* 'lake/orders'"):
+            claim(store, inner)
+    assert {each.key for each in store.list("").objects} == before
+
+
+def test_f7_a_queue_around_another_ones_prefix_is_not_made() -> None:
+    store = MemoryStore()
+    claim(store, "lake/orders/eu")
+    with pytest.raises(InvalidInput, match=r"'lake' lies around .* 'lake/orders/eu'"):
+        claim(store, "lake")
+
+
+def test_queues_beside_each_other_are_made_and_used_again() -> None:
+    store = MemoryStore()
+    for _ in range(2):
+        for prefix in ("a", "ab", "b/a", "b/ab"):
+            claim(store, prefix)
+
+
+def test_partitions_of_a_topic_are_queues_also_as_seen_from_further_up() -> None:
+    for root in ("", "lake/"):
+        store = MemoryStore()
+        store.put(f"{root}{TOPIC_KEY}", b"{}")
+        for prefix in ("p-00000", "p-00001"):
+            claim(store, f"{root}{prefix}")
+        assert store.get(f"{root}p-00001/_owner.json")
+
+
+@pytest.mark.parametrize("prefix", ["ingest", "p-0", "p-00000/a", "a/p-00000"])
+def test_a_queue_beside_the_partitions_of_a_topic_is_not_made(prefix: str) -> None:
+    store = MemoryStore()
+    store.put(TOPIC_KEY, b"{}")
+    with pytest.raises(InvalidInput, match=rf"topic at the root .* '{prefix}' is none of its"):
+        claim(store, prefix)
+
+
+def test_an_abbreviation_of_a_partition_s_name_makes_no_queue_beside_it() -> None:
+    store = MemoryStore()
+    store.put(TOPIC_KEY, b'{"partitions": [{"name": "p-00000-04pn"}, {"name": "p-00001"}]}')
+    claim(store, "p-00000-04pn")
+    claim(store, "p-00001")
+    for prefix in ("p-00000", "p-00002", "p-00000-04pn/a"):
+        with pytest.raises(InvalidInput, match=rf"'{prefix}' is none of its partitions"):
+            claim(store, prefix)
+
+
+@pytest.mark.parametrize("root", ["", "lake/"])
+def test_f4_beside_the_partitions_of_a_topic_whose_description_is_gone_no_queue_is_made(
+    root: str,
+) -> None:
+    store = MemoryStore()
+    store.put(f"{root}{TOPIC_KEY}", b'{"partitions": [{"name": "p-00000-04pn"}]}')
+    claim(store, f"{root}p-00000-04pn")
+    store.delete_many([f"{root}{TOPIC_KEY}"])
+    before = {each.key for each in store.list("").objects}
+    with pytest.raises(InvalidInput, match=r"'p-00000-04pn' of a topic at .*'_topic.json' is gone"):
+        claim(store, f"{root}ingest")
+    assert {each.key for each in store.list("").objects} == before
+    claim(store, f"{root}p-00001-05mv")  # that one belongs there
+
+
+def test_a_folder_that_only_begins_like_a_partition_keeps_no_queue_away() -> None:
+    store = MemoryStore()
+    store.put("p-0/x", b"")
+    store.put("p-00000/x", b"")
+    claim(store, "ingest")
+
+
+def test_a_queue_at_or_around_a_topic_is_not_made() -> None:
+    store = MemoryStore()
+    store.put(f"lake/orders/{TOPIC_KEY}", b"{}")
+    with pytest.raises(InvalidInput, match="a topic at 'lake/orders'"):
+        claim(store, "lake/orders")
+    with pytest.raises(InvalidInput, match="'lake' lies around the topic at 'lake/orders'"):
+        claim(store, "lake")
+
+
+def test_who_may_not_read_outside_of_the_prefix_still_gets_a_queue() -> None:
+    class Walled(MemoryStore):
+        def get(self, key: str, **options: object) -> object:  # type: ignore[override]
+            if not key.startswith("ingest/"):
+                raise PermanentStorageError("403")
+            return super().get(key, **options)  # type: ignore[arg-type]
+
+    store = Walled()
+    claim(store, "ingest")
+    assert store.get("ingest/_owner.json")
+
+
+def test_who_uses_a_queue_that_is_there_looks_for_no_others() -> None:
+    class NoListing(MemoryStore):
+        def list(self, prefix: str, **options: object) -> object:  # type: ignore[override]
+            raise AssertionError("listed")
+
+    store = MemoryStore()
+    claim(store, "a/b")
+    again = NoListing.__new__(NoListing)
+    again.__dict__ = store.__dict__
+    claim(again, "a/b")
+
+
+OWNER_KEY, MANIFEST = "ingest/_owner.json", "ingest/manifest"
+PRODUCER = ProducerConfig(store="memory://q", flush_interval_ms=1)
+CONSUMER = ConsumerConfig(store="memory://q", gc=GarbageCollectorConfig(enabled=False))
+EAGER = replace(CONSUMER, gc=GarbageCollectorConfig(grace_period_ms=0))
+REBUILD = r"opendata-buffer manifest rebuild memory://.* recreate=True"
+
+
+class CountingStore(MemoryStore):
+    """Counts the writes of the marker."""
+
+    notes = 0
+
+    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        self.notes += key == OWNER_KEY
+        return super().put_if(key, data, condition)
+
+
+def produce(store: MemoryStore, *records: bytes, **settings: Any) -> None:
+    with Producer(replace(PRODUCER, **settings), store=store) as producer:
+        for record in records:
+            producer.produce([record]).watcher.await_durable(20)
+
+
+def consume(store: MemoryStore, config: ConsumerConfig = CONSUMER) -> list[bytes]:
+    found = []
+    with Consumer(config, store=store) as consumer:
+        while (batch := consumer.next_batch()) is not None:
+            found += batch.entries
+            consumer.ack(batch.sequence)
+    return found
+
+
+def marker(store: MemoryStore) -> dict[str, Any]:
+    fields: dict[str, Any] = json.loads(read_key(store, OWNER_KEY))
+    return fields
+
+
+def batches(store: MemoryStore) -> int:
+    return sum(each.key.endswith(".batch") for each in store.list("ingest/").objects)
+
+
+def entry(n: int) -> NewEntry:
+    return NewEntry(f"ingest/01J5T4R3KXBMZ7QV9N2WG8Y{n:03d}.batch")
+
+
+def lose(store: MemoryStore) -> None:
+    store.delete_many([MANIFEST])
+
+
+def restore_old(store: MemoryStore) -> None:
+    store.put(MANIFEST, Manifest.empty().append([entry(0)]).raw)
+
+
+@pytest.mark.parametrize("harm", [lose, restore_old])
+def test_f4_a_lost_or_restored_manifest_stops_everybody_and_destroys_nothing(harm: Any) -> None:
+    store = MemoryStore()
+    produce(store, b"a", b"b", b"c", b"d", b"e")
+    harm(store)
+    before = store.list("")
+    with pytest.raises(QueueReset, match=REBUILD):
+        produce(store, b"f")
+    with pytest.raises(QueueReset, match=REBUILD):
+        consume(store)
+    for dry_run in (True, False):
+        with pytest.raises(QueueReset, match=REBUILD):
+            GarbageCollector(store, EAGER).run_once(dry_run=dry_run)
+    assert store.list("").objects == before.objects
+    assert batches(store) == 5
+
+
+def test_f4_an_epoch_that_went_backwards_is_refused_too() -> None:
+    store = MemoryStore()
+    produce(store, b"a")
+    old = read_key(store, MANIFEST)
+    assert consume(store) == [b"a"]
+    store.put(MANIFEST, old)
+    with pytest.raises(QueueReset, match=r"next sequence 1 -> 1, epoch 1 -> 0"):
+        consume(store)
+
+
+def test_f4_a_manifest_that_is_lost_after_the_claim_is_not_created_anew() -> None:
+    store = MemoryStore()
+    produce(store, b"a")
+    queue = Queue(
+        store,
+        PRODUCER,
+        runtime=ManualRuntime(),
+        role="producer",
+        claim=claim_for_writing(store, PRODUCER),
+    )
+    lose(store)
+    with pytest.raises(QueueReset, match="is gone from"):
+        queue.append([entry(1)])
+    with pytest.raises(QueueReset, match="is gone from"):
+        queue.read()
+
+
+def test_starting_over_takes_a_word_and_gives_the_queue_a_new_id() -> None:
+    store = MemoryStore()
+    produce(store, b"a", b"b")
+    old = marker(store)["id"]
+    lose(store)
+    produce(store, b"c", recreate=True)
+    assert marker(store)["id"] not in ("", old)
+    assert marker(store)["next_sequence"] == 1
+    # What is sound is not started over, whatever was asked for.
+    new = marker(store)["id"]
+    produce(store, b"d", recreate=True)
+    assert marker(store)["id"] == new
+    assert consume(store) == [b"c", b"d"]
+
+
+def test_starting_over_keeps_the_fields_of_later_versions() -> None:
+    store = MemoryStore()
+    store.put(OWNER_KEY, b'{"version": 1, "manifest": "manifest", "id": "01J5", "colour": "red"}\n')
+    produce(store, b"a")
+    lose(store)
+    produce(store, b"b", recreate=True)
+    assert marker(store)["id"] != "01J5"
+    assert marker(store)["colour"] == "red"
+
+
+def test_of_two_that_start_over_the_first_ones_id_stays() -> None:
+    store = MemoryStore()
+    produce(store, b"a")
+    lose(store)
+    again = replace(PRODUCER, recreate=True)
+    assert claim_for_writing(store, again).queue_id == claim_for_writing(store, again).queue_id
+
+
+def test_a_marker_of_the_version_before_is_read_and_gains_the_watermark() -> None:
+    store = MemoryStore()
+    store.put(OWNER_KEY, b'{"version": 1, "manifest": "manifest", "id": "01J5", "colour": "red"}\n')
+    produce(store, b"a")
+    assert marker(store) == {
+        "colour": "red",  # of a later version: kept
+        "version": 1,
+        "manifest": "manifest",
+        "id": "01J5",
+        "next_sequence": 1,
+        "epoch": 0,
+    }
+    assert consume(store) == [b"a"]
+    assert marker(store)["epoch"] == 1
+    assert marker(store)["acked"] == 0
+    assert marker(store)["acked_location"].endswith(".batch")
+
+
+def test_the_watermark_is_written_seldom() -> None:
+    store, runtime = CountingStore(), ManualRuntime()
+    claim = claim_for_writing(store, PRODUCER, runtime=runtime)
+    queue = Queue(store, PRODUCER, runtime=runtime, role="producer", claim=claim)
+    queue.append([entry(0)])
+    assert store.notes == 2  # the claim, and that there is a manifest now
+    for n in range(1, 100):
+        queue.append([entry(n)])
+    assert store.notes == 2
+    runtime.advance(NOTE_INTERVAL_S)
+    queue.append([entry(100)])
+    queue.append([entry(101)])
+    assert (store.notes, marker(store)["next_sequence"]) == (3, 101)
+    queue.close()
+    queue.close()
+    assert (store.notes, marker(store)["next_sequence"]) == (4, 102)
+
+
+def test_a_watermark_never_falls() -> None:
+    store, runtime = MemoryStore(), ManualRuntime()
+    slow = claim_queue(store, PRODUCER, runtime=runtime)
+    quick = claim_queue(store, PRODUCER, runtime=runtime)
+    first = Manifest.empty().append([entry(0)])
+    quick.note(first.append([entry(1)]).with_epoch(4), now=True)
+    slow.note(first.with_epoch(2), now=True)
+    found = check_owner(store, PRODUCER)
+    assert found is not None
+    assert found.watermark == Watermark(2, 4)
+
+
+def test_a_consumer_adds_where_its_last_batch_was_to_what_a_collector_noted_before() -> None:
+    store = MemoryStore()
+    produce(store, b"a", b"b")
+    (_, last) = Manifest.parse(read_key(store, MANIFEST)).entries()
+    with Consumer(CONSUMER, store=store) as consumer:
+        for _ in range(2):
+            assert consumer.next_batch() is not None
+        consumer.ack_through(1)
+        consumer.flush()
+        # Seen by a collector after the acknowledgement, before the consumer's own note.
+        collector = claim_queue(store, CONSUMER, runtime=ManualRuntime())
+        collector.note(Manifest.parse(read_key(store, MANIFEST)), now=True)
+        assert marker(store)["acked"] == 1
+    assert marker(store)["acked_location"] == last.location
+    # Who knows less does not take it away.
+    assert consume(store) == []
+    collector.note(Manifest.parse(read_key(store, MANIFEST)), now=True)
+    assert marker(store)["acked_location"] == last.location
+
+
+def test_a_fenced_consumer_does_not_tell_where_a_batch_was_that_still_waits() -> None:
+    store = MemoryStore()
+    produce(store, b"a", b"b", b"c")
+    zombie = Consumer(CONSUMER, store=store)
+    for _ in range(3):
+        assert zombie.next_batch() is not None
+    zombie.ack_through(0)
+    put_if, successor = store.put_if, list[Consumer]()
+
+    def taken_over(key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        store.put_if = put_if  # type: ignore[method-assign]
+        successor.append(Consumer(CONSUMER, store=store))
+        return put_if(key, data, condition)
+
+    store.put_if = taken_over  # type: ignore[method-assign]
+    with pytest.raises(Fenced):
+        zombie.ack_through(2)
+    zombie.close()
+    # The last one that left is the first; the others wait for the successor.
+    assert marker(store)["acked"] == 0
+    assert marker(store)["acked_location"] == ""
+    assert len(successor) == 1
+    successor[0].close()
+
+
+def test_a_note_into_the_marker_of_a_queue_that_started_over_writes_nothing() -> None:
+    store, runtime = MemoryStore(), ManualRuntime()
+    old = claim_queue(store, PRODUCER, runtime=runtime)
+    store.put(OWNER_KEY, b'{"version": 1, "manifest": "manifest", "id": "another"}\n')
+    old.note(Manifest.empty().append([entry(0)]), now=True)
+    assert marker(store) == {"version": 1, "manifest": "manifest", "id": "another"}
+
+
+def test_a_marker_that_cannot_be_written_is_no_error_of_the_append() -> None:
+    class ReadOnlyMarker(MemoryStore):
+        broken = False
+        tried = 0
+
+        def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+            self.tried += key == OWNER_KEY
+            if self.broken and key == OWNER_KEY:
+                raise OpenDataBufferError("denied")
+            return super().put_if(key, data, condition)
+
+    store, runtime = ReadOnlyMarker(), ManualRuntime()
+    claim = claim_for_writing(store, PRODUCER, runtime=runtime)
+    store.broken = True
+    queue = Queue(store, PRODUCER, runtime=runtime, role="producer", claim=claim)
+    assert queue.append([entry(0)]) == 0
+    assert "next_sequence" not in marker(store)
+    # Nor does each append try again.
+    tried = store.tried
+    assert queue.append([entry(1)]) == 1
+    assert store.tried == tried
+    store.broken = False
+    runtime.advance(NOTE_INTERVAL_S)
+    assert queue.append([entry(2)]) == 2
+    assert marker(store)["next_sequence"] == 3
+
+
+def test_a_damaged_manifest_is_named_before_anything_is_uploaded() -> None:
+    store = MemoryStore()
+    produce(store, b"a")
+    store.put(MANIFEST, b"<html>")
+    with pytest.raises(CorruptManifest, match=r"'ingest/manifest' in memory://"):
+        produce(store, b"b")
+    assert batches(store) == 1
