@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from datetime import date, timedelta
 
 import pytest
@@ -65,17 +64,6 @@ def test_plain_lines_explain_lag_and_separate_thousands(
     assert "starting Spark" in said
     assert "Spark ready: the replay starts" in said
     assert [mark.name for mark in counters.marks] == [plot.READY]
-
-
-def test_a_terminal_shows_two_bars_with_separated_thousands() -> None:
-    counters = Counters(336_776, {"EWR": 120_000}, {0: 20_000})
-    terminal = io.StringIO()
-    console = Console(force_terminal=True, width=120, color_system=None, file=terminal)
-    with Screen(counters, console) as screen:
-        screen.show("replaying")
-    said = terminal.getvalue()
-    assert "120,000 of 336,776" in said
-    assert " 20,000 of 336,776" in said
 
 
 def test_no_query_ran_before_it_was_ready_and_while_it_was_stopped() -> None:

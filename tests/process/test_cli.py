@@ -203,34 +203,6 @@ def test_slow_input_is_durable_before_it_ends(store: str) -> None:
 
 
 @pytest.mark.slow
-def test_kill_9_of_a_producer_leaves_whole_batches_and_an_order(store: str) -> None:
-    # Killed at once, when all is read, and with a first, a fourth, a sixteenth batch in the queue.
-    for batches in (None, 0, 1, 4, 16):
-        producer = start(
-            "produce", store, "--flush-interval-ms", "1", "--flush-size-bytes", "1",
-            stdin=subprocess.PIPE,
-        )  # fmt: skip
-        assert producer.stdin is not None
-        producer.stdin.write(b"".join(b"%d\n" % n for n in range(500)))
-        producer.stdin.flush()
-        if batches is not None:
-            wait_until_read(producer)
-            wait_for(lambda batches=batches: queued(store) >= batches, f"batch {batches}")
-        producer.kill()
-        code, _, _ = end(producer)
-        assert code == -signal.SIGKILL
-        done = shell.run("consume", store)
-        if "there is no queue" in done.stderr:
-            assert not batches
-            continue  # killed before its first batch
-        assert done.exit_code == 0, done.stderr
-        lines = done.stdout.splitlines()
-        assert lines == [str(n) for n in range(len(lines))]
-        assert len(lines) >= (batches or 0)
-        assert ok("fsck", store)
-
-
-@pytest.mark.slow
 def test_kill_9_of_a_consumer_delivers_again_what_it_did_not_acknowledge(store: str) -> None:
     ok("produce", store, "--flush-size-bytes", "500", stdin=INPUT)
     assert queued(store) > 300
@@ -284,15 +256,6 @@ def test_a_full_disk_of_the_reader_is_one_line_and_acknowledges_nothing(store: s
     assert code == 1
     assert err == b"error: standard input or output: No space left on device\n"
     assert ok("consume", store) == b"one\n"
-
-
-def test_help_that_cannot_be_written_is_one_line() -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("no /dev/full here")
-    with open("/dev/full", "wb") as full:
-        done = subprocess.run([*COMMAND, "--help"], stdout=full, stderr=subprocess.PIPE)
-    assert done.returncode == 1
-    assert done.stderr == b"error: standard input or output: No space left on device\n"
 
 
 @pytest.mark.parametrize("command", ["consume", "produce", "status"])

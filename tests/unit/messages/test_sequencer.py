@@ -171,21 +171,6 @@ def test_what_was_continued_and_never_acknowledged_is_undecided() -> None:
     assert list(found) == [A, B]
 
 
-@pytest.mark.parametrize("clock", [1, 4, 9])
-@pytest.mark.parametrize("flags", [ACK_TXN, ACK_TXN | FINAL])
-def test_any_acknowledgement_decides_what_its_producer_wrote(clock: int, flags: int) -> None:
-    assert of((A, 2, CONTINUE_TXN), (A, 5, CONTINUE_TXN), (A, clock, flags)) == {}
-
-
-def test_an_acknowledgement_decides_for_its_own_producer_alone() -> None:
-    assert list(of((A, 2, CONTINUE_TXN), (B, 2, CONTINUE_TXN), (A, 3, ACK_TXN))) == [B]
-
-
-def test_what_comes_after_an_acknowledgement_is_another_transaction() -> None:
-    found = of((A, 2, CONTINUE_TXN), (A, 3, ACK_TXN), (A, 4, CONTINUE_TXN))
-    assert found == {A: Undecided(102, 4, 4, 1)}
-
-
 def test_a_duplicate_is_neither_counted_nor_a_new_transaction() -> None:
     twice = of((A, 2, CONTINUE_TXN), (A, 3, CONTINUE_TXN), (A, 2, CONTINUE_TXN))
     assert twice == {A: Undecided(100, 2, 3, 2)}

@@ -116,7 +116,8 @@ def test_all_partitions_are_read_each_in_its_order() -> None:
     assert [world.queued(number) for number in range(3)] == [0, 0, 0]
 
 
-def test_closing_writes_out_what_was_acknowledged_and_no_more() -> None:
+@pytest.mark.parametrize("end", ["flush", "close"])
+def test_flush_and_close_write_out_what_was_acknowledged_and_no_more(end: str) -> None:
     world = World(2)
     for number in range(6):
         world.append(number % 2, b"%d" % number)
@@ -126,7 +127,8 @@ def test_closing_writes_out_what_was_acknowledged_and_no_more() -> None:
             assert batch is not None
             consumer.ack(batch)
         assert [world.queued(number) for number in range(2)] == [3, 3]
-    assert sorted(world.queued(number) for number in range(2)) == [0, 1]
+        getattr(consumer, end)()
+        assert sorted(world.queued(number) for number in range(2)) == [0, 1]
 
 
 def test_arrow_batches_are_the_same_batches_without_an_object_for_each_record() -> None:
@@ -382,26 +384,6 @@ def test_each_partition_is_fenced_for_itself() -> None:
     with pytest.raises(Fenced):
         first.next_batch()
     assert drained(other) == [b"1"]
-
-
-def test_batches_are_acknowledged_in_order_and_once() -> None:
-    world = World(1)
-    world.append(0, b"a")
-    world.append(0, b"b")
-    consumer = world.consumer()
-    one, two = consumer.next_batch(), consumer.next_batch()
-    assert one is not None
-    assert two is not None
-    with pytest.raises(InvalidInput, match="0 comes first"):
-        consumer.ack(two)
-    consumer.ack(one)
-    with pytest.raises(InvalidInput):
-        consumer.ack(one)
-    consumer.ack(two)
-    with pytest.raises(InvalidInput):
-        consumer.position_of(one)
-    consumer.flush()
-    assert world.queued(0) == 0
 
 
 def test_it_stops_when_it_is_closed() -> None:

@@ -20,9 +20,7 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.keys import Transaction, parse_location
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.messages.message_ids import CONTINUE_TXN, MessageId, parse_uuid
 from opendata_buffer.producer.append_buffer import ProduceRequest
-from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Blob, Unknown
 from opendata_buffer.stores.memory import MemoryStore
@@ -426,23 +424,6 @@ def test_a_publisher_is_not_used_in_a_forked_process(
     assert seen(store) == ENTRIES
 
 
-def test_a_short_outage_of_the_store_ends_no_publisher(store: Faulty) -> None:
-    with opened(store, "billing") as publisher:
-        all_published(publisher)
-        publisher.build_ack_intents(WAIT_S)
-        failures = ["p-00001-05mv/"] * 3
-
-        def fail(operation: str, key: str) -> None:
-            if operation == "put" and failures and key.startswith(failures[-1]):
-                failures.pop()
-                raise TransientStorageError("503 SlowDown")
-
-        store.before = fail
-        publisher.commit(WAIT_S)
-        assert failures == []
-    assert seen(store) == ENTRIES
-
-
 class Calls:
     """Three that want the lock at once, each for a second."""
 
@@ -504,29 +485,6 @@ def test_a_caller_that_is_interrupted_while_it_waits_does_not_keep_the_lock(seed
 
 
 A = b"\1AAAAA"
-TXN = Transaction("publisher.x", 3)
-
-
-def test_batches_get_rising_clocks_over_all_partitions_and_intents_lie_beyond() -> None:
-    store, runtime = MemoryStore(), SystemRuntime()
-    current = PublisherTransaction(A, TXN, runtime)
-    handles = []
-    for name in ("p-00000", "p-00001"):
-        with Producer(Topic.config_of(name, producing()), store=store) as producer:
-            handles += [current.accept(name, producer, producer.prepare([b"x"])) for _ in range(2)]
-    assert current.wait(WAIT_S) is None
-    found = []
-    for handle in handles:
-        location = handle.watcher.await_durable(WAIT_S).location
-        parsed = parse_location(location, location.split("/")[0])
-        assert parsed is not None
-        assert parsed.message is not None
-        assert parsed.txn == TXN
-        found.append(parse_uuid(parsed.message))
-    assert found == [MessageId(A, clock, CONTINUE_TXN) for clock in (2, 3, 4, 5)]
-    assert current.since == {"p-00000": 0, "p-00001": 0}
-    wanted = AckIntents("T", A, {"p-00000": 4, "p-00001": 6}, TXN)
-    assert current.build("T") == wanted == current.intents
 
 
 class Refuses:

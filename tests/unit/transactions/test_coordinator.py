@@ -274,19 +274,6 @@ def test_a_roll_back_never_appends_the_acknowledgement_that_was_prepared() -> No
     world.check(1)
 
 
-def test_nothing_is_visible_before_the_record_is_written() -> None:
-    world = World()
-    driver = Driver(world)
-    attempt = driver.attempt(0)
-    assert driver.coordinator.begin(attempt.txn, "q", PARTITIONS)
-    since = driver.append(attempt)
-    world.consume()
-    assert world.read == {}
-    assert driver.coordinator.decide(attempt)
-    driver.coordinator.complete(attempt, since)
-    world.check(1)
-
-
 def test_the_record_names_the_attempt_and_its_partitions() -> None:
     world = World()
     driver = Driver(world)
@@ -468,17 +455,6 @@ def test_recover_completes_what_was_committed() -> None:
     assert recovered.recover("q", None, PARTITIONS) == 3
     assert recovered.recover("q", None, PARTITIONS) == 0
     world.check(1)
-
-
-def test_a_decided_batch_without_markers_is_completed_before_the_next_one() -> None:
-    world = World()
-    driver = Driver(world)
-    attempt = driver.attempt(0)
-    assert driver.coordinator.begin(attempt.txn, "q", PARTITIONS)
-    driver.append(attempt)
-    assert driver.coordinator.decide(attempt)
-    assert driver.write(1), "it looks afresh, and completes batch 0 first"
-    world.check(2)
 
 
 class LosesAnswers(Wire):
