@@ -431,18 +431,17 @@ def watch(
     handle: WriteHandle,
     records: list[Record],
     settled: Callable[[], None] = lambda: None,
-    expected: tuple[type[OpenDataBufferError], ...] = (),
 ) -> None:
     """Tell the model as soon as the handle says that the records are durable.
 
-    A failure must be one of those that storage may cause, or ``expected``.
+    A failure must be one of those that storage may cause.
     """
 
     def done() -> None:
         try:
             durable = handle.watcher.result()
         except OpenDataBufferError as error:
-            if not isinstance(error, (*FAILURES, *expected)):
+            if not isinstance(error, FAILURES):
                 world.fail(f"{records[0]} failed with {error!r}")
             return
         assert durable is not None

@@ -36,22 +36,6 @@ from ulid import ULID
 
 from opendata_buffer.runtime import SystemRuntime
 
-__all__ = [
-    "Scheduler",
-    "SimCondition",
-    "SimRuntime",
-    "SimTask",
-    "Simulation",
-    "SimulationFailed",
-    "TICK_S",
-    "baton",
-    "later",
-    "no_collections",
-    "on_one_processor",
-    "up_to_tick",
-]
-
-
 # ---- When garbage is collected. ----
 
 
@@ -636,3 +620,18 @@ class Simulation:
             self.current = task
             task.baton.release()
             self._main_baton.acquire()
+
+
+class Dice:
+    """What a scenario leaves to chance, all of it from the seed of its simulation."""
+
+    simulation: Simulation
+
+    def chance(self, probability: float) -> bool:
+        return self.simulation.random.random() < probability
+
+    def draw(self, below: int) -> int:
+        return self.simulation.random.randrange(below)
+
+    def uniform(self, low: float, high: float) -> float:
+        return self.simulation.random.uniform(low, high)

@@ -58,6 +58,7 @@ class Callers:
     """Threads that append, and what comes of it."""
 
     def __init__(self, store: MemoryStore, config: QueueConfig = CONFIG) -> None:
+        self.store = store
         self.runtime = SystemRuntime()
         self.committer = shared_committer(store, config, self.runtime)
         self.outcomes: dict[int, int | BaseException] = {}
@@ -77,6 +78,15 @@ class Callers:
         thread.start()
         self._threads.append(thread)
 
+    def hold(self, *numbers: int) -> None:
+        """One append is on its way until :attr:`Held.go_on`, and the others wait behind it."""
+        assert isinstance(self.store, Held)
+        self.append(0)
+        assert self.store.begun.wait(WAIT_S)
+        for n in numbers:
+            self.append(n)
+        self.await_waiting(len(numbers))
+
     def await_waiting(self, count: int) -> None:
         while len(self.committer._waiting) < count:
             threading.Event().wait(0.001)
@@ -91,8 +101,7 @@ class Callers:
 def test_appends_that_come_while_one_is_on_its_way_share_the_next_write() -> None:
     store = Held()
     callers = Callers(store)
-    callers.append(0)
-    assert store.begun.wait(WAIT_S)
+    callers.hold()
     for n in range(1, 9):
         callers.append(10 * n, count=2)
     callers.await_waiting(8)
@@ -123,10 +132,7 @@ def test_f2_nobody_joins_a_write_whose_answer_was_lost() -> None:
 
     store = Lossy()
     callers = Callers(store)
-    callers.append(0)
-    assert store.begun.wait(WAIT_S)
-    callers.append(1)
-    callers.await_waiting(1)
+    callers.hold(1)
     store.go_on.set()
     callers.join()
     # It may have landed alone: with the other one in it, nobody could tell any more.
@@ -137,8 +143,7 @@ def test_f2_nobody_joins_a_write_whose_answer_was_lost() -> None:
 def test_what_waits_for_its_turn_for_too_long_is_refused_and_never_written() -> None:
     store = Held()
     callers = Callers(store)
-    callers.append(0)
-    assert store.begun.wait(WAIT_S)
+    callers.hold()
     callers.append(1, within=0.05)
     while 1 not in callers.outcomes:
         threading.Event().wait(0.001)
@@ -162,8 +167,7 @@ def test_f35_of_what_does_not_fit_together_each_append_gets_in_that_fits() -> No
     store = Held()
     # 22 bytes and 59 for each: six fit.
     callers = Callers(store, QueueConfig(store="memory://unused", max_manifest_bytes=400))
-    callers.append(0)
-    assert store.begun.wait(WAIT_S)
+    callers.hold()
     for n in range(1, 9):
         callers.append(n)
         callers.await_waiting(n)
@@ -177,8 +181,7 @@ def test_f35_of_what_does_not_fit_together_each_append_gets_in_that_fits() -> No
 def test_an_entry_that_no_manifest_can_hold_fails_its_own_caller_and_no_other() -> None:
     store = Held()
     callers = Callers(store)
-    callers.append(0)
-    assert store.begun.wait(WAIT_S)
+    callers.hold()
     # Half a surrogate pair: what a broker is sent as JSON may have one.
     callers.append(7, prefix="ingest/\ud800")
     callers.await_waiting(1)
@@ -202,11 +205,7 @@ def test_an_error_of_the_store_reaches_every_caller_and_the_next_append_goes_on(
 
     store = Buggy()
     callers = Callers(store)
-    callers.append(0)
-    assert store.begun.wait(WAIT_S)
-    callers.append(1)
-    callers.append(2)
-    callers.await_waiting(2)
+    callers.hold(1, 2)
     store.go_on.set()
     while len(callers.outcomes) < 3:
         threading.Event().wait(0.001)
@@ -227,11 +226,7 @@ def test_a_thread_that_is_interrupted_while_it_writes_leaves_nobody_waiting() ->
 
     store = Interrupted()
     callers = Callers(store)
-    callers.append(0)
-    assert store.begun.wait(WAIT_S)
-    callers.append(1)
-    callers.append(2)
-    callers.await_waiting(2)
+    callers.hold(1, 2)
     store.go_on.set()
     while len(callers.outcomes) < 3:
         threading.Event().wait(0.001)
