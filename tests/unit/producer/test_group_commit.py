@@ -16,15 +16,15 @@ from opendata_buffer.errors import (
     QueueFull,
     TransientStorageError,
 )
-from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.producer.group_commit import GroupCommitter, shared_committer
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import Absent, IfVersion, NotModified, PutOutcome, Unknown
+from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome, Unknown
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
+from tests.unit.producer.world import WAIT_S, entries
 
 CONFIG = QueueConfig(store="memory://unused")
-WAIT_S = 60.0
 
 
 def entry(n: int, prefix: str = "ingest") -> NewEntry:
@@ -32,9 +32,7 @@ def entry(n: int, prefix: str = "ingest") -> NewEntry:
 
 
 def queued(store: MemoryStore) -> list[str]:
-    blob = store.get("ingest/manifest")
-    assert not isinstance(blob, NotModified)
-    return [each.location for each in Manifest.parse(blob.data).entries()]
+    return [each.location for each in entries(store)]
 
 
 class Held(MemoryStore):
@@ -66,10 +64,10 @@ class Callers:
 
     def append(self, n: int, count: int = 1, within: float = 1e6, prefix: str = "ingest") -> None:
         def call() -> None:
-            entries = [entry(n + i, prefix) for i in range(count)]
+            new = [entry(n + i, prefix) for i in range(count)]
             try:
                 self.outcomes[n] = self.committer.append(
-                    entries, begin_by=self.runtime.monotonic() + within
+                    new, begin_by=self.runtime.monotonic() + within
                 )
             except BaseException as error:
                 self.outcomes[n] = error

@@ -10,7 +10,6 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import (
     Closed,
     CommitStateUnknown,
@@ -26,7 +25,6 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.codec import Compression
 from opendata_buffer.formats.keys import Transaction, parse_location
-from opendata_buffer.formats.manifest import Manifest, QueueEntry
 from opendata_buffer.messages.message_ids import CONTINUE_TXN, build_uuid
 from opendata_buffer.producer import producer as producer_module
 from opendata_buffer.producer.producer import Producer
@@ -34,30 +32,7 @@ from opendata_buffer.runtime import SystemRuntime, Task
 from opendata_buffer.stores.base import Absent, Blob, IfVersion, NotModified, PutOutcome, Unknown
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-
-WAIT_S = 60.0
-"""Far beyond what any of these takes; reached only by a failure."""
-
-
-def config(**settings: Any) -> ProducerConfig:
-    settings.setdefault("flush_interval_ms", 5)
-    settings.setdefault("backoff_max_ms", 20)
-    return ProducerConfig(store="memory://unused", **settings)
-
-
-def entries(store: MemoryStore, key: str = "ingest/manifest") -> tuple[QueueEntry, ...]:
-    blob = store.get(key)
-    assert not isinstance(blob, NotModified)
-    return Manifest.parse(blob.data).entries()
-
-
-def records(store: MemoryStore) -> list[bytes]:
-    found: list[bytes] = []
-    for entry in entries(store):
-        blob = store.get(entry.location)
-        assert not isinstance(blob, NotModified)
-        found += decode_batch(blob.data)
-    return found
+from tests.unit.producer.world import WAIT_S, bytes_of, config, entries, held_config, records
 
 
 class Gate(MemoryStore):
@@ -383,12 +358,6 @@ def test_f5_an_object_that_was_collected_before_its_entry_landed_is_written_agai
     assert records(store) == [b"a"]
 
 
-def _data(store: MemoryStore, key: str) -> bytes:
-    blob = store.get(key)
-    assert not isinstance(blob, NotModified)
-    return blob.data
-
-
 def test_transactions_have_their_identity_in_the_location() -> None:
     store = MemoryStore()
     with Producer(config(), store=store) as producer:
@@ -396,7 +365,7 @@ def test_transactions_have_their_identity_in_the_location() -> None:
         producer.produce([b"b"])
     separator, first, second = entries(store)
     assert separator.metadata == ()
-    assert decode_batch(_data(store, separator.location)) == []
+    assert decode_batch(bytes_of(store, separator.location)) == []
     assert first.location.startswith("ingest/app=app-1/batch=7/")
     assert second.location.count("/") == 1
 
@@ -483,18 +452,7 @@ def test_f24_prefixes_that_stores_escape_keep_their_name(prefix: str) -> None:
         location = producer.produce([b"a"]).watcher.await_durable(WAIT_S).location
     assert location.startswith(prefix + "/")
     assert entries(store, prefix + "/manifest")[0].location == location
-    assert decode_batch(_data(store, location)) == [b"a"]
-
-
-def held_config(**settings: Any) -> ProducerConfig:
-    """Nothing is flushed by its age."""
-    return config(**{"flush_interval_ms": 60_000, **settings})
-
-
-def queued(store: MemoryStore) -> int:
-    blob = store.get("ingest/manifest")
-    assert not isinstance(blob, NotModified)
-    return Manifest.parse(blob.data).entry_count
+    assert decode_batch(bytes_of(store, location)) == [b"a"]
 
 
 def test_threads_may_close_one_producer_at_once() -> None:
@@ -538,7 +496,7 @@ def test_one_worker_is_enough_when_no_more_threads_start() -> None:
     with Producer(held_config(flush_size_bytes=1), store=store, runtime=runtime) as producer:
         for n in range(50):
             producer.produce([b"%d" % n])
-    assert queued(store) == 50
+    assert len(entries(store)) == 50
 
 
 @pytest.mark.parametrize("threads", [0, 1])
@@ -550,7 +508,7 @@ def test_a_producer_is_not_made_when_no_thread_would_flush_it(threads: int) -> N
     runtime.left = 10
     with Producer(held_config(), store=store, runtime=runtime) as producer:
         producer.produce([b"a"])
-    assert queued(store) == 1
+    assert len(entries(store)) == 1
 
 
 def test_f30_exit_closes_every_forgotten_producer(
@@ -565,7 +523,7 @@ def test_f30_exit_closes_every_forgotten_producer(
         patch.setattr(senders[0].accumulator, "begin_closing", lambda: 1 / 0)
         producer_module._close_forgotten()
     producers[0].close()
-    assert queued(store) == 1
+    assert len(entries(store)) == 1
     assert "closing the producer failed" in caplog.text
 
 

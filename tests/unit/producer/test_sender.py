@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import (
     Closed,
     CommitStateUnknown,
@@ -29,32 +28,13 @@ from opendata_buffer.producer.batching import Batch, Stage
 from opendata_buffer.producer.handle import DurabilityWatcher, WriteHandle
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.producer.sender import Uploader
-from opendata_buffer.stores.base import Absent, Blob, IfVersion, NotModified, PutOutcome
+from opendata_buffer.stores.base import Absent, Blob, IfVersion, NotModified, PutOutcome, Store
 from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import eventually
 from tests.unit.interrupts import interrupted
-
-WAIT_S = 60.0
-"""Far beyond what any of these takes; reached only by a failure."""
-
-
-def config(**settings: Any) -> ProducerConfig:
-    settings.setdefault("flush_interval_ms", 5)
-    settings.setdefault("backoff_max_ms", 20)
-    return ProducerConfig(store="memory://unused", **settings)
-
-
-def records(store: MemoryStore) -> list[bytes]:
-    blob = MemoryStore.get(store, "ingest/manifest")
-    assert not isinstance(blob, NotModified)
-    found: list[bytes] = []
-    for entry in Manifest.parse(blob.data).entries():
-        data = MemoryStore.get(store, entry.location)
-        assert not isinstance(data, NotModified)
-        found += decode_batch(data.data)
-    return found
+from tests.unit.producer.world import WAIT_S, bytes_of, config, held_config, records
 
 
 def within(seconds: float, call: Callable[[], object]) -> BaseException | None:
@@ -153,7 +133,7 @@ def test_an_interrupt_anywhere_in_flush_and_close_lets_a_second_close_end(method
     while more:
         step += 1
         store = MemoryStore()
-        producer = Producer(config(flush_interval_ms=60_000), store=store)
+        producer = Producer(held_config(), store=store)
         handle = producer.produce([b"a"])
         more = interrupted(getattr(producer, method), step)
         producer.close(WAIT_S)
@@ -166,7 +146,7 @@ def test_an_interrupt_anywhere_in_await_durable_stops_nobody_else() -> None:
     step, more = 0, True
     while more:
         step += 1
-        with Producer(config(flush_interval_ms=60_000), store=MemoryStore()) as producer:
+        with Producer(held_config(), store=MemoryStore()) as producer:
             handle = producer.produce([b"a"])
             more = interrupted(partial(waits, handle), step)
         assert handle.watcher.result() is not None
@@ -204,7 +184,7 @@ def test_a_signal_handler_that_calls_a_producer_inside_its_call_is_told() -> Non
 @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), GeneratorExit()])
 def test_a_callback_that_ends_its_thread_stops_no_other_handle(error: BaseException) -> None:
     store = MemoryStore()
-    with Producer(config(flush_interval_ms=60_000), store=store) as producer:
+    with Producer(held_config(), store=store) as producer:
 
         def callback() -> None:
             if isinstance(error, SystemExit):
@@ -292,9 +272,8 @@ def test_f35_a_line_that_does_not_fit_at_once_goes_in_by_parts(silent: Silent) -
     handles[4].watcher.await_durable(WAIT_S)
     assert records(silent) == [b"%d" % n for n in range(5)]
     assert handles[5].watcher.result() is None
-    blob = silent.get("ingest/manifest")
-    assert not isinstance(blob, NotModified)
-    silent.put("ingest/manifest", Manifest.parse(blob.data).drop_through(4).raw)
+    manifest = Manifest.parse(bytes_of(silent, "ingest/manifest"))
+    silent.put("ingest/manifest", manifest.drop_through(4).raw)
     for n, handle in enumerate(handles):
         assert handle.watcher.await_durable(WAIT_S).sequence == n
     producer.close(WAIT_S)
@@ -385,10 +364,8 @@ def prepared(runtime: ManualRuntime, transaction: Transaction | None = None) -> 
     return batch
 
 
-def stored(store: MemoryStore | LocalStore, key: str) -> list[bytes]:
-    blob = store.get(key)
-    assert not isinstance(blob, NotModified)
-    return decode_batch(blob.data)
+def stored(store: Store, key: str) -> list[bytes]:
+    return decode_batch(bytes_of(store, key))
 
 
 def test_an_upload_gets_its_object_its_name_and_what_was_counted() -> None:
