@@ -302,9 +302,6 @@ class DeliveryModel:
         return None if parsed is None else parsed.txn
 
 
-# ---- One process's way to a simulation's store, with scheduling points, watched by the model. ----
-
-
 class WatchedStore:
     """One process's way to the shared store: a scheduling point before and after each access,
     and every change told to the model.
