@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -190,37 +189,6 @@ def test_slow_input_is_durable_before_it_ends(store: str) -> None:
     assert ok("consume", store) == b"early\n"
     code, out, _ = end(producer)
     assert (code, json.loads(out)["records"]) == (0, 1)
-
-
-@pytest.mark.slow
-def test_kill_9_of_a_consumer_delivers_again_what_it_did_not_acknowledge(store: str) -> None:
-    ok("produce", store, "--flush-size-bytes", "500", stdin=INPUT)
-    assert queued(store) > 300
-    seen: list[bytes] = []
-    killed = 0
-    while (length := queued(store)) and killed < 20:
-        consumer = start("consume", store)
-        assert consumer.stdout is not None
-        pipe = consumer.stdout.fileno()
-        # Kill in the first, second or third group of 100 batches, in turn. What nobody reads fills
-        # the pipe, so that it gets no further however late the kill comes.
-        enough, read = (killed % 3) * 60_000 + 1, b""
-        while len(read) < enough and (got := os.read(pipe, enough - len(read))):
-            read += got
-        consumer.kill()
-        _, rest, _ = end(consumer)
-        killed += 1
-        assert queued(store) <= length
-        # Whole lines only count; those not acknowledged come again.
-        written = (read + rest).split(b"\n")[:-1]
-        first = LINES.index(written[0]) if written else len(seen)
-        assert first <= len(seen), "records were acknowledged and never written"
-        seen[first:] = written
-    assert killed >= 2
-    tail = ok("consume", store).splitlines()
-    if tail:
-        seen[LINES.index(tail[0]) :] = tail
-    assert seen == LINES
 
 
 def test_a_full_disk_of_the_reader_is_one_line_and_acknowledges_nothing(store: str) -> None:

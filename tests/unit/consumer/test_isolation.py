@@ -271,7 +271,8 @@ def test_what_is_an_acknowledgement() -> None:
 
 
 _ulids = ManualRuntime()
-TODAY = 20_454  # of ManualRuntime, since the Unix epoch
+
+
 Entry = tuple[str, int] | None
 
 
@@ -285,24 +286,10 @@ def _passed(entries: list[Entry], made: TransactionFilter | None = None) -> list
     return [i for i, entry in enumerate(entries) if made.offer(i, _location(entry))]
 
 
-def test_an_entry_without_a_transaction_leaves_nothing_to_continue() -> None:
-    made = TransactionFilter("ingest")
-    assert _passed([("a", 5), None], made) == [0, 1]
-    assert made.to_dict() == {"v": 1, "apps": {"a": 5}, "tail": None, "seen": {"a": TODAY}}
-
-
 def test_batches_of_other_prefixes_have_no_transaction() -> None:
     made = TransactionFilter("ingest")
     foreign = batch_key("other", _ulids.ulid(), Transaction("a", 1))
     assert [made.offer(sequence, foreign) for sequence in (0, 5)] == [True, True]
-
-
-def test_a_transaction_may_straddle_two_calls() -> None:
-    first = TransactionFilter("ingest")
-    assert first.offer(10, _location(("a", 5)))
-    second = TransactionFilter.from_json(first.to_json(), "ingest")
-    assert second.offer(11, _location(("a", 5)))
-    assert not second.offer(13, _location(("a", 5)))
 
 
 def test_an_adjacent_repeat_needs_an_entry_between() -> None:

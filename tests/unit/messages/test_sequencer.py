@@ -84,16 +84,6 @@ def test_unknown_flags_are_read_as_outside_of_a_transaction() -> None:
     assert drained(sequencer) == [0]
 
 
-def test_an_undecided_transaction_delays_no_other_producer() -> None:
-    sequencer = Sequencer(buffer=2)
-    sequencer.queue_uncommitted(message(5, CONTINUE_TXN, 0, "hangs"))
-    seen = []
-    for number in range(100):
-        sequencer.queue_uncommitted(message(9 + number, OUTSIDE_TXN, 10 + 10 * number, "runs"))
-        seen += drained(sequencer)
-    assert seen == [10 + 10 * number for number in range(100)]
-
-
 def test_nothing_is_queued_while_committed_messages_wait() -> None:
     sequencer = Sequencer()
     sequencer.queue_uncommitted(message(5, OUTSIDE_TXN, 0))

@@ -45,6 +45,15 @@ class Gate(MemoryStore):
         self.fail: Callable[[str, bytes], None] = lambda key, data: None
         self.uploads: list[str] = []
 
+    def deny(self, part: bytes = b"") -> None:
+        """Uploads that have this part are refused for good."""
+
+        def fail(key: str, data: bytes) -> None:
+            if part in data:
+                raise PermanentStorageError("access denied")
+
+        self.fail = fail
+
     def put(self, key: str, data: bytes | memoryview) -> None:
         self.uploads.append(key)
         assert self.open.wait(WAIT_S)
@@ -287,11 +296,7 @@ def test_f29_f30_a_batch_given_up_fails_its_handles_flush_and_close() -> None:
 
 def test_a_permanent_failure_is_not_waited_for() -> None:
     store = Gate()
-
-    def fail(key: str, data: bytes) -> None:
-        raise PermanentStorageError("access denied")
-
-    store.fail = fail
+    store.deny()
     producer = Producer(config(), store=store)
     with pytest.raises(PermanentStorageError):
         producer.produce([b"a"]).watcher.await_durable(WAIT_S)
@@ -383,12 +388,7 @@ def test_only_the_first_transaction_of_each_app_has_a_separator_in_front() -> No
 def test_a_failed_transaction_is_not_overtaken_by_later_ones() -> None:
     store = Gate()
     store.open.clear()
-
-    def fail(key: str, data: bytes) -> None:
-        if b"one" in data:
-            raise PermanentStorageError("access denied")
-
-    store.fail = fail
+    store.deny(b"one")
     producer = Producer(config(), store=store)
     one = producer.produce([b"one"], transaction=Transaction("a", 1))
     two = producer.produce([b"two"], transaction=Transaction("a", 2))
